@@ -1,0 +1,93 @@
+"""lightning-otel: every agent you already run is training data.
+
+OpenTelemetry spans in, reinforcement-learning transitions out. The names below are the public API;
+each is imported when it is first used, so that importing this package costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_otel.adapter import TripletAdapter
+    from lightning_otel.emitters import (
+        emit_action,
+        emit_exception,
+        emit_message,
+        emit_object,
+        emit_observation,
+        emit_reward,
+        emit_span,
+        emit_state,
+        operation,
+    )
+    from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
+    from lightning_otel.provider import instrument, uninstrument
+    from lightning_otel.store import Store
+    from lightning_otel.tracing import Recording, auto_trace, context
+    from lightning_otel.types import Report, Span, Trajectory, Transition
+
+_HOMES = {
+    "TripletAdapter": "adapter",
+    "emit_action": "emitters",
+    "emit_exception": "emitters",
+    "emit_message": "emitters",
+    "emit_object": "emitters",
+    "emit_observation": "emitters",
+    "emit_reward": "emitters",
+    "emit_span": "emitters",
+    "emit_state": "emitters",
+    "operation": "emitters",
+    "DuckDBSpanExporter": "exporters.duckdb",
+    "LightningSpanProcessor": "exporters.duckdb",
+    "instrument": "provider",
+    "uninstrument": "provider",
+    "Store": "store",
+    "Recording": "tracing",
+    "auto_trace": "tracing",
+    "context": "tracing",
+    "Report": "types",
+    "Span": "types",
+    "Trajectory": "types",
+    "Transition": "types",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "DuckDBSpanExporter",
+    "LightningSpanProcessor",
+    "Recording",
+    "Report",
+    "Span",
+    "Store",
+    "Trajectory",
+    "Transition",
+    "TripletAdapter",
+    "auto_trace",
+    "context",
+    "emit_action",
+    "emit_exception",
+    "emit_message",
+    "emit_object",
+    "emit_observation",
+    "emit_reward",
+    "emit_span",
+    "emit_state",
+    "instrument",
+    "operation",
+    "uninstrument",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home, once."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, imported or not."""
+    return [*__all__, "__version__"]

@@ -1,0 +1,50 @@
+"""Actions and observations marked by hand, read as if they were calls.
+
+For code without any known client: each action is a step, and what was observed since the previous
+action is what it answered. What was observed after the last action is its next observation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.messages import message, text_part
+from lightning_otel.adapter.tree import Tree
+from lightning_otel.types import Call, Message, Span
+
+
+def is_mark(span: Span) -> bool:
+    """Whether the span is an action or observation marked by hand."""
+    return span.name in (c.SPAN_ACTION, c.SPAN_OBSERVATION)
+
+
+def read(tree: Tree, marked: Sequence[int]) -> dict[int, Call]:
+    """Calls from hand-made marks, by the position of their action.
+
+    Args:
+        tree: The attempt's spans.
+        marked: Positions of the marks, in order.
+    """
+    found: dict[int, Call] = {}
+    seen: dict[str, list[Message]] = {}
+    latest: dict[str, int] = {}
+    for position in marked:
+        span, agent = tree.spans[position], tree.agents[position]
+        if span.name == c.SPAN_OBSERVATION:
+            seen.setdefault(agent, []).append(_message(span))
+            continue
+        found[position] = Call(span, agent, tuple(seen.pop(agent, ())), (_message(span),))
+        latest[agent] = position
+    for agent, observations in seen.items():
+        if agent in latest:
+            call = found[latest[agent]]
+            found[latest[agent]] = replace(call, ending=tuple(observations))
+    return found
+
+
+def _message(span: Span) -> Message:
+    """What a mark holds: the agent speaks in actions, the world in observations."""
+    value = span.attributes.get(c.OBJECT_JSON, span.attributes.get(c.OBJECT_LITERAL, ""))
+    role = "assistant" if span.name == c.SPAN_ACTION else "user"
+    text = value if isinstance(value, str) else str(value)
+    return message(role, [text_part(text)], name=span.attributes.get(c.MARK_NAME))

@@ -1,0 +1,70 @@
+"""GenAI message JSON: the small vocabulary of parts, and text back out of it.
+
+Source: the input, output and tool JSON schemas of the GenAI semantic conventions.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lightning_otel.types import Message
+
+
+def text_part(content: str) -> dict[str, Any]:
+    """A part of plain text."""
+    return {"type": "text", "content": content}
+
+
+def reasoning_part(content: str) -> dict[str, Any]:
+    """A part that holds a model's visible reasoning."""
+    return {"type": "reasoning", "content": content}
+
+
+def tool_call_part(call_id: str | None, name: str | None, arguments: object) -> dict[str, Any]:
+    """A part that asks for a tool; argument text that is JSON is stored as what it says."""
+    if isinstance(arguments, str):
+        # A cut or malformed text is kept as the model wrote it.
+        with contextlib.suppress(ValueError):
+            arguments = json.loads(arguments)
+    return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
+
+
+def tool_response_part(call_id: str | None, response: object) -> dict[str, Any]:
+    """A part that holds a tool's answer."""
+    return {"type": "tool_call_response", "id": call_id, "response": response}
+
+
+def message(role: str, parts: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+    """One message; keyword arguments become further fields, None ones are left out."""
+    return {
+        "role": role,
+        "parts": parts,
+        **{key: value for key, value in extra.items() if value is not None},
+    }
+
+
+def parse_messages(text: str | None) -> tuple[Message, ...] | None:
+    """Messages from their JSON text; None where the text is absent, cut or not a list of objects."""
+    if not text:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(found, list) or not all(isinstance(item, Mapping) for item in found):
+        return None
+    return tuple(found)
+
+
+def plain_text(messages: Iterable[Message]) -> str:
+    """What the messages say, for people: texts and tool calls, one line each."""
+    lines: list[str] = []
+    for item in messages:
+        for part in item.get("parts") or ():
+            if part.get("type") == "tool_call":
+                lines.append(f"{part.get('name')}({json.dumps(part.get('arguments'))})")
+            else:
+                content = part.get("content", part.get("response", part.get("uri", "")))
+                lines.append(content if isinstance(content, str) else json.dumps(content))
+    return "\n".join(lines)

@@ -1,0 +1,63 @@
+"""Token ids and logprobs as text: base64 of packed little-endian numbers, comma-joined per choice.
+
+An attribute of 640 ints costs 150 microseconds to set on a span, this text 29.
+"""
+
+import base64
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+
+_IS_BIG_ENDIAN = sys.byteorder == "big"
+
+
+def _pack(typecode: str, values: Iterable[float]) -> str:
+    packed = array(typecode, values)
+    if _IS_BIG_ENDIAN:
+        packed.byteswap()
+    return base64.b64encode(packed.tobytes()).decode("ascii")
+
+
+def _unpack(typecode: str, text: str) -> array:  # type: ignore[type-arg]  # int or float by typecode
+    packed = array(typecode)
+    packed.frombytes(base64.b64decode(text, validate=True))
+    if _IS_BIG_ENDIAN:
+        packed.byteswap()
+    return packed
+
+
+def encode_ids(choices: Iterable[Iterable[int]]) -> str:
+    """Token ids of each choice as one text.
+
+    Raises:
+        OverflowError: An id does not fit 32 bits.
+        TypeError: An id is not an integer.
+    """
+    return ",".join(_pack("i", ids) for ids in choices)
+
+
+def decode_ids(text: str) -> list[Sequence[int]]:
+    """Token ids of each choice, [choices][R].
+
+    Raises:
+        ValueError: The text is not base64, or not whole numbers of four bytes.
+    """
+    return [_unpack("i", part) for part in text.split(",")]
+
+
+def encode_logprobs(choices: Iterable[Iterable[float]]) -> str:
+    """Log-probabilities of each choice as one text, without loss.
+
+    Raises:
+        TypeError: A value is not a number.
+    """
+    return ",".join(_pack("d", values) for values in choices)
+
+
+def decode_logprobs(text: str) -> list[Sequence[float]]:
+    """Log-probabilities of each choice, [choices][R].
+
+    Raises:
+        ValueError: The text is not base64, or not whole numbers of eight bytes.
+    """
+    return [_unpack("d", part) for part in text.split(",")]

@@ -1,0 +1,283 @@
+"""The one lifecycle of everything captured, and the fence around it.
+
+An operation is started, then stopped or failed exactly once; whatever goes wrong in here is counted
+and logged once, and never reaches the traced program. Message content does not ride on the span:
+it is handed to our own processor beside it, so that no other exporter sees it unless the user
+allows that, and the SDK's attribute limits cannot cut it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import config
+from lightning_otel import conventions as c
+from lightning_otel.scrub import scrub
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_FRAME_KEY = otel_context.create_key("lightning-otel-frame")
+_SUPPRESS_KEYS = ("suppress_instrumentation", "suppress_language_model_instrumentation")
+_MESSAGE_LIMIT = 8192
+_NO_BODY: Mapping[str, str] = {}
+
+_body: ContextVar[Mapping[str, str]] = ContextVar("lightning-otel-body", default=_NO_BODY)
+
+
+class SpanSink(Protocol):
+    """Where recorded spans go; both methods return at once and never raise."""
+
+    def started(self, span: Any) -> None:
+        """Note a started SDK span, so that it is known if its process dies."""
+
+    def ended(self, span: Any, body: Mapping[str, str]) -> None:
+        """Keep an ended SDK span; ``body`` holds the content that is not on the span."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is being recorded here: travels in OpenTelemetry's context.
+
+    Attributes:
+        sink: Receives the spans; None records nothing.
+        stamps: Attributes put on every span, such as rollout and attempt id.
+        parent: Context that spans take as parent where the current one holds no span.
+        recording: Whose frame it is; None for the frame of a whole process.
+    """
+
+    sink: SpanSink | None
+    stamps: Mapping[str, AttributeValue] = field(default_factory=dict)
+    parent: Context | None = None
+    recording: object = None
+
+
+class _Process:
+    """State of this process: its default frame, whether everything is captured, faults seen."""
+
+    def __init__(self) -> None:
+        self.frame: Frame | None = None
+        self.is_global = False
+        self.faults = 0
+        self.tracer: trace.Tracer | None = None
+        self.content = config.content()
+
+
+_process = _Process()
+
+
+def set_process_frame(frame: Frame | None) -> None:
+    """Make a frame the default wherever the context names none."""
+    _process.frame = frame
+
+
+def capture_everywhere(*, enabled: bool) -> None:
+    """Whether calls outside any recording make spans too, as OpenTelemetry users expect."""
+    _process.is_global = enabled
+
+
+def refresh_settings() -> None:
+    """Read the content settings again; they are kept because a look-up costs 2 microseconds a call."""
+    _process.content = config.content()
+
+
+def content_policy() -> config.Content:
+    """Where message content may go, as last read."""
+    return _process.content
+
+
+def is_recording() -> bool:
+    """Whether this process keeps its spans itself, through the frame of the process."""
+    return _process.frame is not None and _process.frame.sink is not None
+
+
+def current_frame(context: Context | None = None) -> Frame | None:
+    """The frame of a context (default: the current one), else the process's own."""
+    frame = otel_context.get_value(_FRAME_KEY, context)
+    return frame if isinstance(frame, Frame) else _process.frame
+
+
+def in_frame(frame: Frame, context: Context | None = None) -> Context:
+    """A context that carries the frame."""
+    return otel_context.set_value(_FRAME_KEY, frame, context)
+
+
+def parent_context() -> Context:
+    """The current context, or the frame's parent where the current one holds no span."""
+    context = otel_context.get_current()
+    if trace.get_current_span(context).get_span_context().is_valid:
+        return context
+    frame = current_frame(context)
+    return frame.parent if frame is not None and frame.parent is not None else context
+
+
+@contextmanager
+def attached(context: Context) -> Iterator[None]:
+    """Make a context current, and leave quietly if the block ends in another one.
+
+    A block left in another context (a generator closed by another task) must not detach: that would
+    log "Failed to detach context" and put a stranger's context back.
+    """
+    token = otel_context.attach(context)
+    try:
+        yield
+    finally:
+        if otel_context.get_current() is context:
+            otel_context.detach(token)
+
+
+def tracer() -> trace.Tracer:
+    """The tracer all our spans come from, bound to whatever provider is or will be set."""
+    if _process.tracer is None:
+        _process.tracer = trace.get_tracer(c.SCOPE)
+    return _process.tracer
+
+
+def faults() -> int:
+    """How many of our own faults were kept from this program so far."""
+    return _process.faults
+
+
+def note_fault() -> None:
+    """Count a fault of ours that is being handled; the first one is a warning, the rest debug."""
+    _process.faults += 1
+    level = logging.WARNING if _process.faults == 1 else logging.DEBUG
+    log.log(level, "a span could not be captured; the program goes on", exc_info=True)
+
+
+def guarded(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """The function's result, or None with the fault counted: the fence of everything we hook in."""
+    try:
+        return function(*args, **kwargs)
+    except Exception:  # noqa: BLE001  # capture never raises into the traced program
+        note_fault()
+        return None
+
+
+def is_wanted() -> bool:
+    """Whether a call made here and now should become a span."""
+    if current_frame() is None and not _process.is_global:
+        return False
+    return not any(otel_context.get_value(key) for key in _SUPPRESS_KEYS)
+
+
+def take_body() -> Mapping[str, str]:
+    """The content of the span that is ending on this thread right now."""
+    return _body.get()
+
+
+class Operation:
+    """One captured operation: stopped or failed once, later attempts do nothing."""
+
+    __slots__ = ("_is_over", "_lock", "attributes", "body", "context", "span")
+
+    def __init__(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: Mapping[str, AttributeValue],
+        body: dict[str, str] | None = None,
+        start_ns: int | None = None,
+    ) -> None:
+        """Start the span.
+
+        Args:
+            name: Span name.
+            kind: Span kind.
+            attributes: Set at the start, where samplers see them.
+            body: Content known at the start, kept beside the span.
+            start_ns: Start time, if it lies in the past.
+        """
+        parent = parent_context()
+        self.span = tracer().start_span(
+            name, parent, kind=kind, attributes=attributes, start_time=start_ns
+        )
+        self.context = trace.set_span_in_context(self.span, parent)
+        self.attributes: dict[str, AttributeValue] = {}
+        self.body: dict[str, str] = body or {}
+        self._is_over = False
+        # Guards _is_over: a stream may be finished by its reader and by the garbage collector of
+        # another thread at once.
+        self._lock = threading.Lock()
+
+    def stop(self, end_ns: int | None = None) -> None:
+        """End the span with what was gathered in ``attributes`` and ``body``."""
+        if self._take():
+            self._end(end_ns)
+
+    def fail(self, exc: BaseException) -> None:
+        """End the span as failed by an exception, which is the caller's to raise again."""
+        if self._take():
+            self.attributes[c.ERROR_TYPE] = type_name(exc)
+            self.span.set_status(Status(StatusCode.ERROR, message_of(exc)))
+            self._end(None)
+
+    def fail_with(self, error_type: str, message: str) -> None:
+        """End the span as failed where there is no exception, such as an error inside a stream."""
+        if self._take():
+            self.attributes[c.ERROR_TYPE] = error_type
+            self.span.set_status(Status(StatusCode.ERROR, clean(message)))
+            self._end(None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the operation was stopped or failed."""
+        return self._is_over
+
+    def _take(self) -> bool:
+        with self._lock:
+            was_over, self._is_over = self._is_over, True
+        return not was_over
+
+    def _end(self, end_ns: int | None) -> None:
+        content = _process.content
+        body = (
+            {key: scrub(text) for key, text in self.body.items()} if content.is_kept else _NO_BODY
+        )
+        if content.is_exported:
+            self.attributes.update(body)
+        self.span.set_attributes(self.attributes)
+        token = _body.set(body)
+        try:
+            self.span.end(end_ns)
+        finally:
+            _body.reset(token)
+
+
+def clean(text: str) -> str:
+    """Text that every exporter can carry: valid UTF-8 and of bounded length.
+
+    One lone surrogate in a status message makes OTLP drop the whole batch.
+    """
+    return text[:_MESSAGE_LIMIT].encode("utf-8", "replace").decode("utf-8")
+
+
+def scrubbed(text: str) -> str:
+    """Text without secrets, safe to put on a span."""
+    return clean(scrub(text))
+
+
+def message_of(exc: BaseException) -> str:
+    """What an exception says; its own ``__str__`` may raise and must not replace it."""
+    text = guarded(str, exc)
+    return scrubbed(text) if isinstance(text, str) else ""
+
+
+def type_name(exc: BaseException) -> str:
+    """The exception's qualified class name, without ``builtins``."""
+    cls = type(exc)
+    return (
+        cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    )

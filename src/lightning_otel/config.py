@@ -1,0 +1,148 @@
+"""The one reader of the environment: every setting, its variable and its default.
+
+Nonsense in a variable never stops a program: the default is taken and one warning is logged.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+STORE_ENV: Final = "LIGHTNING_OTEL_STORE"
+ENABLED_ENV: Final = "LIGHTNING_OTEL"
+EXPORT_CONTENT_ENV: Final = "LIGHTNING_OTEL_EXPORT_CONTENT"
+ROLLOUT_ENV: Final = "LIGHTNING_OTEL_ROLLOUT_ID"
+ATTEMPT_ENV: Final = "LIGHTNING_OTEL_ATTEMPT_ID"
+RUN_ENV: Final = "LIGHTNING_OTEL_RUN"
+"""Set by ``lightning-otel run`` in its child: trace from the start; the parent forwards."""
+CONTENT_ENV: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+
+DEFAULT_STORE: Final = ".lightning/traces.duckdb"
+
+_YES: Final = frozenset({"1", "true", "yes", "on"})
+_NO: Final = frozenset({"0", "false", "no", "off"})
+_CONTENT_ON_SPANS: Final = frozenset({"span_only", "span_and_event"}) | _YES
+_CONTENT_OFF: Final = frozenset({"no_content", "event_only"}) | _NO
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Where message content may go.
+
+    Attributes:
+        is_kept: Into the local store. On unless the user's own setting says otherwise.
+        is_exported: Onto spans that other processors and exporters see. Off unless asked for.
+    """
+
+    is_kept: bool
+    is_exported: bool
+
+
+def _warn_once(name: str, value: str, wanted: str) -> None:
+    if name not in _warned:
+        _warned.add(name)
+        log.warning("%s=%r is not %s; taking the default", name, value, wanted)
+
+
+def _flag(name: str, *, default: bool) -> bool:
+    value = os.environ.get(name, "").strip().lower()
+    if not value:
+        return default
+    if value in _YES or value in _NO:
+        return value in _YES
+    _warn_once(name, value, "one of 1, 0, true, false, yes, no, on, off")
+    return default
+
+
+def is_enabled() -> bool:
+    """Whether capture may run at all: ``LIGHTNING_OTEL=0`` and ``OTEL_SDK_DISABLED=true`` stop it."""
+    return _flag(ENABLED_ENV, default=True) and not _flag("OTEL_SDK_DISABLED", default=False)
+
+
+def store_path() -> str:
+    """The store used where none is named: ``LIGHTNING_OTEL_STORE``, else ``.lightning/…``."""
+    return os.environ.get(STORE_ENV) or DEFAULT_STORE
+
+
+def content() -> Content:
+    """Where message content may go, from the GenAI conventions' variable and our own.
+
+    Source: ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` of the GenAI conventions. Unset,
+    content is kept locally and not exported; set, it is obeyed in both places.
+    """
+    value = os.environ.get(CONTENT_ENV, "").strip().lower()
+    exported = _flag(EXPORT_CONTENT_ENV, default=False)
+    if value in _CONTENT_OFF:
+        return Content(is_kept=False, is_exported=False)
+    if value in _CONTENT_ON_SPANS:
+        return Content(is_kept=True, is_exported=True)
+    if value:
+        _warn_once(CONTENT_ENV, value, "NO_CONTENT, SPAN_ONLY, EVENT_ONLY or SPAN_AND_EVENT")
+    return Content(is_kept=True, is_exported=exported)
+
+
+def traces_exporters() -> tuple[str, ...]:
+    """The exporters named in ``OTEL_TRACES_EXPORTER``, in order."""
+    names = os.environ.get("OTEL_TRACES_EXPORTER", "").split(",")
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def has_otlp_endpoint() -> bool:
+    """Whether the user named a place to send spans to by OTLP."""
+    return any(
+        os.environ.get(name)
+        for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    )
+
+
+def otlp_protocol() -> str:
+    """``grpc``, ``http/protobuf`` or whatever the user wrote; OTLP's own default is HTTP."""
+    return (
+        os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or "http/protobuf"
+    )
+
+
+def is_run_child() -> bool:
+    """Whether this process runs under ``lightning-otel run``."""
+    return _flag(RUN_ENV, default=False)
+
+
+def inherited_rollout() -> tuple[str, str] | None:
+    """Rollout and attempt id handed down by a parent process, if any."""
+    rollout_id = os.environ.get(ROLLOUT_ENV)
+    return (rollout_id, os.environ.get(ATTEMPT_ENV) or "1") if rollout_id else None
+
+
+def inherited_trace_parent() -> str | None:
+    """The W3C ``traceparent`` handed down by a parent process, if any."""
+    return os.environ.get("TRACEPARENT")
+
+
+def child_environment(
+    *, store: str, rollout_id: str, attempt_id: str, trace_parent: str, startup: Path
+) -> dict[str, str]:
+    """The environment in which ``lightning-otel run`` starts its child.
+
+    Args:
+        store: Absolute path of the catalogue.
+        rollout_id: The run's rollout.
+        attempt_id: The run's attempt.
+        trace_parent: W3C ``traceparent`` of the run's root span.
+        startup: Folder whose ``sitecustomize`` switches tracing on.
+    """
+    python_path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(startup), python_path])),
+        STORE_ENV: store,
+        RUN_ENV: "1",
+        ROLLOUT_ENV: rollout_id,
+        ATTEMPT_ENV: attempt_id,
+        "TRACEPARENT": trace_parent,
+    }

@@ -1,0 +1,168 @@
+"""Every attribute key, span name and well-known value that lightning-otel writes or reads.
+
+A key stands here once and nowhere else. Three families:
+
+- ``gen_ai.*``: the OpenTelemetry GenAI semantic conventions, copied as literals because the
+  constants of ``opentelemetry-semantic-conventions`` are all marked deprecated.
+  Source: the ``semantic-conventions-genai`` repository of open-telemetry, schema 1.42.
+- ``agentlightning.*``: Agent Lightning 0.3's keys, spelled as in its ``semconv.py``, so that spans
+  travel both ways.
+- ``lightning.*``: what neither names, above all token ids and logprobs.
+"""
+
+from typing import Final
+
+SCOPE: Final = "lightning_otel"
+"""Instrumentation scope of every span this package makes."""
+
+# --- gen_ai: the operation -----------------------------------------------------------------------
+OPERATION: Final = "gen_ai.operation.name"
+PROVIDER: Final = "gen_ai.provider.name"
+AGENT_NAME: Final = "gen_ai.agent.name"
+CONVERSATION_ID: Final = "gen_ai.conversation.id"
+OUTPUT_TYPE: Final = "gen_ai.output.type"
+
+CHAT: Final = "chat"
+TEXT_COMPLETION: Final = "text_completion"
+GENERATE_CONTENT: Final = "generate_content"
+EMBEDDINGS: Final = "embeddings"
+EXECUTE_TOOL: Final = "execute_tool"
+INVOKE_AGENT: Final = "invoke_agent"
+
+GENERATIVE_OPERATIONS: Final = frozenset({CHAT, TEXT_COMPLETION, GENERATE_CONTENT})
+"""Operations whose answer is an action: these calls become transitions."""
+CALL_OPERATIONS: Final = GENERATIVE_OPERATIONS | {EMBEDDINGS}
+"""Operations that are a request to a model."""
+
+# --- gen_ai: the request -------------------------------------------------------------------------
+REQUEST_MODEL: Final = "gen_ai.request.model"
+REQUEST_TEMPERATURE: Final = "gen_ai.request.temperature"
+REQUEST_TOP_P: Final = "gen_ai.request.top_p"
+REQUEST_TOP_K: Final = "gen_ai.request.top_k"
+REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+REQUEST_FREQUENCY_PENALTY: Final = "gen_ai.request.frequency_penalty"
+REQUEST_PRESENCE_PENALTY: Final = "gen_ai.request.presence_penalty"
+REQUEST_SEED: Final = "gen_ai.request.seed"
+REQUEST_STOP: Final = "gen_ai.request.stop_sequences"
+REQUEST_CHOICES: Final = "gen_ai.request.choice.count"
+REQUEST_STREAM: Final = "gen_ai.request.stream"
+REQUEST_ENCODING_FORMATS: Final = "gen_ai.request.encoding_formats"
+REQUEST_REASONING_LEVEL: Final = "gen_ai.request.reasoning.level"
+REQUEST_PREVIOUS_RESPONSE: Final = "gen_ai.request.previous_response.id"
+EMBEDDING_DIMENSIONS: Final = "gen_ai.embeddings.dimension.count"
+
+# --- gen_ai: the response ------------------------------------------------------------------------
+RESPONSE_ID: Final = "gen_ai.response.id"
+RESPONSE_MODEL: Final = "gen_ai.response.model"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+TIME_TO_FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"
+"""Seconds from the request to the first byte of a streamed body."""
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+REASONING_TOKENS: Final = "gen_ai.usage.reasoning.output_tokens"
+
+# --- gen_ai: content (opt-in on spans that leave the machine) ------------------------------------
+INPUT_MESSAGES: Final = "gen_ai.input.messages"
+OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"
+TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
+TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
+TOOL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
+TOOL_RESULT: Final = "gen_ai.tool.call.result"
+
+# --- openai, server, error -----------------------------------------------------------------------
+OPENAI_API: Final = "openai.api.type"
+OPENAI_REQUEST_TIER: Final = "openai.request.service_tier"
+OPENAI_RESPONSE_TIER: Final = "openai.response.service_tier"
+OPENAI_FINGERPRINT: Final = "openai.response.system_fingerprint"
+SERVER_ADDRESS: Final = "server.address"
+SERVER_PORT: Final = "server.port"
+ERROR_TYPE: Final = "error.type"
+EXCEPTION_EVENT: Final = "exception"
+EXCEPTION_TYPE: Final = "exception.type"
+EXCEPTION_MESSAGE: Final = "exception.message"
+EXCEPTION_STACKTRACE: Final = "exception.stacktrace"
+EXCEPTION_ESCAPED: Final = "exception.escaped"
+
+# --- lightning: what no convention names ---------------------------------------------------------
+PROMPT_TOKEN_IDS: Final = "lightning.prompt.token_ids"
+"""Token ids the server was given, base64 of little-endian int32, [P]."""
+RESPONSE_TOKEN_IDS: Final = "lightning.response.token_ids"
+"""Token ids the server sampled, base64 of little-endian int32, [R]; one per choice, comma-joined."""
+RESPONSE_LOGPROBS: Final = "lightning.response.logprobs"
+"""Log-probability of each sampled token, base64 of little-endian float64, [R]; one per choice."""
+ABANDONED: Final = "lightning.abandoned"
+"""True on a call whose stream the program left before the end."""
+CUT: Final = "lightning.cut"
+"""JSON object: for each value too large to keep whole, its length and the kept part's SHA-256."""
+TRACK_ONLY: Final = "lightning.track_only"
+"""Agent names (or globs) whose calls become training data; absent means all."""
+RESOURCE_VERSION: Final = "lightning.resource.version"
+"""Version of the resource (prompt, model, weights) that produced the call."""
+
+# --- agentlightning: rollouts, rewards and marks, as Agent Lightning 0.3 spells them --------------
+ROLLOUT_ID: Final = "agentlightning.rollout_id"
+ATTEMPT_ID: Final = "agentlightning.attempt_id"
+SEQUENCE_ID: Final = "agentlightning.span_sequence_id"
+
+REWARD_PREFIX: Final = "agentlightning.reward"
+"""``agentlightning.reward.N.name|value``; N = 0 is the primary reward."""
+REWARD_VALUE: Final = "agentlightning.reward.0.value"
+REWARD_NAME: Final = "agentlightning.reward.0.name"
+PRIMARY_REWARD: Final = "primary"
+LINK_PREFIX: Final = "agentlightning.link"
+"""``agentlightning.link.N.key_match|value_match``: the span whose attribute key equals the value."""
+LINK_SPAN_ID: Final = "span_id"
+"""A link's key for a span's own id, which is no attribute."""
+TAG_PREFIX: Final = "agentlightning.tag"
+
+MESSAGE_BODY: Final = "agentlightning.message.body"
+OBJECT_TYPE: Final = "agentlightning.object.type"
+OBJECT_LITERAL: Final = "agentlightning.object.literal"
+OBJECT_JSON: Final = "agentlightning.object.json"
+OPERATION_NAME: Final = "agentlightning.operation.name"
+OPERATION_INPUT: Final = "agentlightning.operation.input"
+OPERATION_OUTPUT: Final = "agentlightning.operation.output"
+MARK_NAME: Final = "lightning.mark.name"
+"""The name given to an action, observation or state that was marked by hand."""
+TASK_ID: Final = "lightning.task.id"
+TASK: Final = "lightning.task"
+"""The rollout's task as JSON text."""
+
+SPAN_ROLLOUT: Final = "agentlightning.rollout"
+SPAN_ANNOTATION: Final = "agentlightning.annotation"
+SPAN_OPERATION: Final = "agentlightning.operation"
+SPAN_MESSAGE: Final = "agentlightning.message"
+SPAN_OBJECT: Final = "agentlightning.object"
+SPAN_EXCEPTION: Final = "agentlightning.exception"
+SPAN_ACTION: Final = "lightning.action"
+SPAN_OBSERVATION: Final = "lightning.observation"
+SPAN_STATE: Final = "lightning.state"
+
+BODY_KEYS: Final = (
+    INPUT_MESSAGES,
+    OUTPUT_MESSAGES,
+    SYSTEM_INSTRUCTIONS,
+    TOOL_DEFINITIONS,
+    PROMPT_TOKEN_IDS,
+    RESPONSE_TOKEN_IDS,
+    RESPONSE_LOGPROBS,
+)
+"""Large values with a column of their own in the store, in column order."""
+
+CONTENT_KEYS: Final = frozenset(
+    {
+        *BODY_KEYS,
+        TOOL_ARGUMENTS,
+        TOOL_RESULT,
+        MESSAGE_BODY,
+        OBJECT_LITERAL,
+        OBJECT_JSON,
+        OPERATION_INPUT,
+        OPERATION_OUTPUT,
+        TASK,
+    }
+)
+"""What people wrote and models answered: kept in the local store, sent out only when allowed."""

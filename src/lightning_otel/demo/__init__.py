@@ -1,0 +1,1 @@
+"""The offline demo: a toy model behind a loopback server that speaks the OpenAI API."""

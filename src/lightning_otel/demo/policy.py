@@ -1,0 +1,279 @@
+"""The toy model of the demo: its tokenizer, its chat template and a policy that can be trained.
+
+Belongs here: what decides the words of an answer and their log-probabilities. Nothing here knows of
+HTTP or of the shapes an answer is sent in, and nothing reads a clock or a global random state.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+_PIECE = re.compile(r"\s*\S+|\s+")
+_EXPRESSION = re.compile(r"\d+(?:\.\d+)?(?:\s*[-+*/]\s*\d+(?:\.\d+)?)+")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+STYLES = ("copy", "guess", "round")
+
+
+def pieces(text: str) -> list[str]:
+    """Word-sized parts of a text, leading blanks included; joined they are the text again."""
+    return _PIECE.findall(text)
+
+
+class Tokenizer:
+    """A reversible tokenizer whose vocabulary grows with each new piece it sees."""
+
+    def __init__(self) -> None:
+        # Guards: a piece has one id, and that id is its position in _pieces.
+        self._lock = threading.Lock()
+        self._ids: dict[str, int] = {}
+        self._pieces: list[str] = []
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; `decode` gives exactly that text back."""
+        return self.encode_pieces(pieces(text))
+
+    def encode_pieces(self, parts: Iterable[str]) -> list[int]:
+        """Token ids of pieces already cut, one id for each."""
+        with self._lock:
+            return [self._id(part) for part in parts]
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Text of token ids that this tokenizer gave.
+
+        Raises:
+            IndexError: An id is beyond the vocabulary seen so far.
+        """
+        with self._lock:
+            return "".join(self._pieces[token_id] for token_id in token_ids)
+
+    def texts(self, given: str | Sequence[str | int | Sequence[int]]) -> list[str]:
+        """The texts of an API's `input` or `prompt`: one or many, each text or token ids."""
+        if isinstance(given, str):
+            return [given]
+        token_ids = [part for part in given if isinstance(part, int)]
+        if token_ids:
+            return [self.decode(token_ids)]
+        return [
+            part if isinstance(part, str) else self.decode(part)
+            for part in given
+            if not isinstance(part, int)
+        ]
+
+    def _id(self, piece: str) -> int:
+        token_id = self._ids.setdefault(piece, len(self._pieces))
+        if token_id == len(self._pieces):
+            self._pieces.append(piece)
+        return token_id
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One function the model wants called."""
+
+    id: str
+    name: str
+    arguments: str
+    """A JSON object as text."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The pieces the model writes for this call: its name, then its arguments."""
+        return (f"<tool_call>{self.name}", *pieces(self.arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a policy answered to one request."""
+
+    text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    finish_reason: str = "stop"
+    """`stop`, `tool_calls` or `length`."""
+    logprobs: tuple[float, ...] = ()
+    """Natural logarithms, at most 0, one per entry of `tokens`; missing ones count as 0."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The pieces the model wrote, [R]: reasoning, then text, then tool calls."""
+        calls = (token for call in self.tool_calls for token in call.tokens)
+        return (*pieces(self.reasoning), *pieces(self.text), *calls)
+
+
+class Policy(Protocol):
+    """Anything that can answer an OpenAI chat body."""
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """The answer to a chat body, every choice drawn from `rng`."""
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Text of a chat message whose content is a string, a list of parts or nothing."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") for part in content or () if isinstance(part, dict))
+
+
+def prompt_tokens(body: Mapping[str, Any]) -> list[str]:
+    """Pieces of the prompt a chat body stands for, up to where the model goes on writing.
+
+    Each message is cut by itself, so a later turn's prompt starts with the earlier turn's prompt
+    and the very tokens that were answered to it.
+    """
+    tokens: list[str] = []
+    if body.get("tools"):
+        tokens += ["<|tools|>", *pieces(json.dumps(body["tools"], sort_keys=True)), "<|end|>"]
+    for message in body.get("messages") or ():
+        said = Reply(
+            text=message_text(message),
+            tool_calls=tuple(
+                ToolCall(
+                    id=str(call.get("id")),
+                    name=str(call["function"]["name"]),
+                    arguments=str(call["function"].get("arguments") or ""),
+                )
+                for call in message.get("tool_calls") or ()
+                if call.get("function")
+            ),
+            reasoning=message.get("reasoning_content") or "",
+        )
+        tokens += [f"<|{message.get('role')}|>", *said.tokens, "<|end|>"]
+    return [*tokens, "<|assistant|>"]
+
+
+def shape(reply: Reply, body: Mapping[str, Any]) -> Reply:
+    """The reply held to the body's JSON schema and token limit, where it names them."""
+    wanted = body.get("response_format") or {}
+    if wanted.get("type") == "json_schema" and not reply.tool_calls:
+        example = _schema_example(wanted["json_schema"]["schema"])
+        reply = Reply(text=json.dumps(example), reasoning=reply.reasoning)
+    return _cut_to_length(reply, body.get("max_completion_tokens") or body.get("max_tokens"))
+
+
+class ToyPolicy:
+    """Answers arithmetic with a calculator, and reports its result in one of three styles.
+
+    Style `copy` tells the tool's number and is right; `guess` is off by one to three; `round` gives
+    a neighbouring multiple of ten. A style's probability is the softmax of the weights. Temperature
+    and top-p are ignored: the log-probabilities are those the answer was drawn with.
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = dict.fromkeys(STYLES, 0.0)
+        self.set_weights(weights or {})
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """A copy of the preference weight of each style."""
+        return dict(self._weights)
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Replace the weights named; the others stay.
+
+        Raises:
+            ValueError: A key is not in `STYLES`.
+        """
+        unknown = sorted(weights.keys() - set(STYLES))
+        if unknown:
+            raise ValueError(f"no such style: {', '.join(unknown)}; use {', '.join(STYLES)}")
+        self._weights = {**self._weights, **weights}
+
+    def logprobs(self) -> dict[str, float]:
+        """Log-probability of each style: the log-softmax of the weights."""
+        weights = self._weights
+        top = max(weights.values())
+        total = top + math.log(sum(math.exp(weight - top) for weight in weights.values()))
+        return {style: round(weight - total, 6) for style, weight in weights.items()}
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """A calculator call, an answer made of the calculator's result, or a polite echo."""
+        messages = body.get("messages") or [{}]
+        last = messages[-1]
+        said = message_text(last)
+        if last.get("role") == "tool":
+            return self._report(said, rng)
+        expression = _EXPRESSION.search(said)
+        if last.get("role") == "user" and expression and _offers(body, "calculator"):
+            arguments = json.dumps({"expression": expression.group()})
+            call = ToolCall(f"call_{rng.getrandbits(96):024x}", "calculator", arguments)
+            return _certain(Reply(text="", tool_calls=(call,), finish_reason="tool_calls"))
+        return _certain(Reply(text=f"You said: {said}"))
+
+    def _report(self, result: str, rng: random.Random) -> Reply:
+        numbers = _NUMBER.findall(result)
+        if not numbers:
+            return _certain(Reply(text=f"The tool said: {result}"))
+        logprobs = self.logprobs()
+        (style,) = rng.choices(STYLES, [math.exp(logprobs[style]) for style in STYLES])
+        text = f"The answer is {_told(numbers[-1], style)}"
+        rest = len(pieces(text)) - 1
+        return Reply(text=text, logprobs=(logprobs[style], *[0.0] * rest))
+
+
+def _offers(body: Mapping[str, Any], name: str) -> bool:
+    if body.get("tool_choice") == "none":
+        return False
+    return any((tool.get("function") or {}).get("name") == name for tool in body.get("tools") or ())
+
+
+def _certain(reply: Reply) -> Reply:
+    return Reply(
+        text=reply.text,
+        tool_calls=reply.tool_calls,
+        finish_reason=reply.finish_reason,
+        logprobs=(0.0,) * len(reply.tokens),
+    )
+
+
+def _told(number: str, style: str) -> str:
+    if style == "copy":
+        return number
+    value = math.floor(float(number))
+    nearest = round(value / 10) * 10
+    rounded = nearest if nearest != float(number) else nearest + 10
+    if style == "round":
+        return str(rounded)
+    # Away from the rounded number: if two styles could write one text, that text's probability
+    # would be the sum of both.
+    step = 1 + value % 3
+    return str(value - step if rounded > float(number) else value + step)
+
+
+def _cut_to_length(reply: Reply, limit: int | None) -> Reply:
+    """The reply stopped after that many tokens of text, if it is longer; calls stay whole."""
+    spare = len(pieces(reply.reasoning))
+    kept = max(limit or 0, spare)
+    if limit is None or reply.tool_calls or len(reply.tokens) <= kept:
+        return reply
+    text = "".join(reply.tokens[spare:kept])
+    return replace(reply, text=text, finish_reason="length", logprobs=reply.logprobs[:kept])
+
+
+def _schema_example(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> object:
+    """A value that satisfies a JSON schema of the plain kind a pydantic model makes."""
+    root = schema if root is None else root
+    if "$ref" in schema:
+        return _schema_example(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root)
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for key in ("anyOf", "oneOf", "allOf"):
+        if schema.get(key):
+            return _schema_example(schema[key][0], root)
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "object" or "properties" in schema:
+        properties = schema.get("properties") or {}
+        return {name: _schema_example(value, root) for name, value in properties.items()}
+    examples = {"string": "text", "integer": 1, "number": 1.5, "boolean": True, "array": []}
+    return examples.get(str(kind))

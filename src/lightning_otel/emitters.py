@@ -1,0 +1,367 @@
+"""Spans made by hand: rewards, marks, messages, objects, states, operations.
+
+All of them are ordinary spans with Agent Lightning's attribute keys. Outside a recording they do
+nothing but say so once; a reward with an explicit target is kept even then, in the default store.
+"""
+
+import functools
+import inspect
+import json
+import logging
+import math
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import capture, config
+from lightning_otel import conventions as c
+from lightning_otel.errors import ConfigError
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.segment import writer_for
+from lightning_otel.types import Span
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+State = Literal["started", "finished", "failed"]
+_STATES = ("started", "finished", "failed")
+
+_told: set[str] = set()
+
+
+def emit_reward(
+    reward: float | str | Mapping[str, float],
+    value: float | None = None,
+    /,
+    *,
+    primary: str | None = None,
+    span_id: str | None = None,
+    response_id: str | None = None,
+    rollout_id: str | None = None,
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> str | None:
+    """Give a reward to what the agent did, now or later, from this process or another.
+
+    Args:
+        reward: A number; a name, followed by its number; or named numbers.
+        value: The number, where ``reward`` is a name.
+        primary: Which of several named numbers counts where one number is wanted.
+        span_id: The span it judges, 16 hex digits; by default credit decides.
+        response_id: The model response it judges, such as ``chatcmpl-…``.
+        rollout_id: The rollout it judges, where that is not the current one.
+        attributes: Further attributes of the reward's span.
+
+    Returns:
+        The reward's span id; None if nothing records here and no target was named.
+
+    Raises:
+        ConfigError: The reward is not a finite number, or the primary one is not named.
+    """
+    values = _named(reward, value, primary)
+    found: dict[str, AttributeValue] = dict(attributes or {})
+    for index, (name, number) in enumerate(values.items()):
+        found[f"{c.REWARD_PREFIX}.{index}.name"] = name
+        found[f"{c.REWARD_PREFIX}.{index}.value"] = number
+    links = ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id))
+    for index, (key, target) in enumerate((k, v) for k, v in links if v):
+        found[f"{c.LINK_PREFIX}.{index}.key_match"] = key
+        found[f"{c.LINK_PREFIX}.{index}.value_match"] = str(target)
+    if rollout_id:
+        found[c.ROLLOUT_ID] = rollout_id
+    has_target = bool(span_id or response_id or rollout_id)
+    if has_target and not capture.is_wanted():
+        return capture.guarded(_store_apart, found)
+    return _emit("emit_reward", c.SPAN_ANNOTATION, found)
+
+
+def _named(
+    reward: float | str | Mapping[str, float], value: float | None, primary: str | None
+) -> dict[str, float]:
+    """The named numbers of a reward, the primary one first."""
+    if isinstance(reward, str):
+        values: dict[str, Any] = {reward: value}
+    elif isinstance(reward, Mapping):
+        values = {str(name): number for name, number in reward.items()}
+    else:
+        values = {c.PRIMARY_REWARD: reward}
+    if not isinstance(reward, str) and value is not None:
+        raise ConfigError("emit_reward takes a second number only after a name")
+    if not values:
+        raise ConfigError("emit_reward got no reward: the mapping is empty")
+    for name, number in values.items():
+        if not isinstance(number, (int, float)) and not hasattr(number, "__float__"):
+            raise ConfigError(f"reward {name!r} is {number!r}; it must be a number")
+        if not math.isfinite(float(number)):
+            raise ConfigError(f"reward {name!r} is {number!r}; it must be finite")
+    if primary is None and len(values) > 1:
+        raise ConfigError(
+            f"several rewards ({', '.join(values)}) need primary=… to say which one counts"
+        )
+    first = primary if primary is not None else next(iter(values))
+    if first not in values:
+        raise ConfigError(f"primary={first!r} is none of the rewards: {', '.join(values)}")
+    ordered = {first: values.pop(first), **values}
+    return {name: float(number) for name, number in ordered.items()}
+
+
+def _store_apart(attributes: dict[str, AttributeValue]) -> str | None:
+    """Keep a reward with an explicit target in the default store, though nothing records here."""
+    if not config.is_enabled():
+        return None
+    span_id = secrets.token_hex(8)
+    now_ns = time.time_ns()
+    writer = writer_for(Layout(config.store_path()))
+    writer.add(
+        Span(
+            trace_id=secrets.token_hex(16),
+            span_id=span_id,
+            parent_span_id=None,
+            name=c.SPAN_ANNOTATION,
+            start_ns=now_ns,
+            end_ns=now_ns,
+            attributes=attributes,
+            scope=c.SCOPE,
+            process=writer.process,
+        )
+    )
+    return span_id
+
+
+def emit_message(
+    text: str, *, attributes: Mapping[str, AttributeValue] | None = None
+) -> str | None:
+    """Keep a line of text, as a log line of the rollout; gives the span id."""
+    return _emit("emit_message", c.SPAN_MESSAGE, attributes, {c.MESSAGE_BODY: str(text)})
+
+
+def emit_object(
+    value: object, *, attributes: Mapping[str, AttributeValue] | None = None
+) -> str | None:
+    """Keep any value: text, numbers and bytes as they are, the rest as JSON; gives the span id."""
+    kind, body = _held(value)
+    return _emit("emit_object", c.SPAN_OBJECT, {**(attributes or {}), c.OBJECT_TYPE: kind}, body)
+
+
+def emit_action(name: str, value: object = None, /) -> str | None:
+    """Mark what the agent does, in code without any known client; gives the span id.
+
+    Args:
+        name: What kind of action it is; or, if it stands alone, the action itself.
+        value: The action.
+    """
+    return _mark("emit_action", c.SPAN_ACTION, name, value)
+
+
+def emit_observation(name: str, value: object = None, /) -> str | None:
+    """Mark what the agent sees, in code without any known client; gives the span id.
+
+    Args:
+        name: What kind of observation it is; or, if it stands alone, the observation itself.
+        value: The observation.
+    """
+    return _mark("emit_observation", c.SPAN_OBSERVATION, name, value)
+
+
+def _mark(verb: str, span_name: str, name: str, value: object) -> str | None:
+    named: dict[str, AttributeValue] = {}
+    if value is None:
+        value = name
+    else:
+        named[c.MARK_NAME] = str(name)
+    kind, body = _held(value)
+    return _emit(verb, span_name, {**named, c.OBJECT_TYPE: kind}, body)
+
+
+def emit_state(state: State, *, message: str = "") -> str | None:
+    """Mark that a piece of work started, finished or failed; gives the span id.
+
+    Raises:
+        ConfigError: The state is none of the three.
+    """
+    if state not in _STATES:
+        raise ConfigError(f"state is {state!r}; it must be one of {', '.join(_STATES)}")
+    return _emit("emit_state", c.SPAN_STATE, {c.MARK_NAME: state}, {c.MESSAGE_BODY: message})
+
+
+def emit_exception(exc: BaseException) -> str | None:
+    """Keep an exception with its stack trace; gives the span id."""
+    stack = capture.guarded(traceback.format_exception, exc) or [capture.type_name(exc)]
+    attributes: dict[str, AttributeValue] = {
+        c.EXCEPTION_TYPE: capture.type_name(exc),
+        c.EXCEPTION_MESSAGE: capture.message_of(exc),
+        c.EXCEPTION_STACKTRACE: capture.scrubbed("".join(stack)),
+        c.EXCEPTION_ESCAPED: False,
+    }
+    return _emit("emit_exception", c.SPAN_EXCEPTION, attributes, is_error=True)
+
+
+def emit_span(
+    name: str,
+    *,
+    metadata: Mapping[str, object] | None = None,
+    task_id: str | None = None,
+) -> str | None:
+    """Keep an instant of one's own.
+
+    Args:
+        name: The span's name.
+        metadata: Attributes; values OpenTelemetry does not know are kept as JSON text.
+        task_id: The task it belongs to.
+
+    Returns:
+        The span id, to link rewards to; None outside a recording.
+    """
+    attributes = {str(key): _attribute(value) for key, value in (metadata or {}).items()}
+    if task_id is not None:
+        attributes[c.TASK_ID] = str(task_id)
+    return _emit("emit_span", name, attributes)
+
+
+@contextmanager
+def _operation(name: str, inputs: Mapping[str, object]) -> Iterator[capture.Operation | None]:
+    found = _start(c.SPAN_OPERATION, {c.OPERATION_NAME: name}, _dumped(c.OPERATION_INPUT, inputs))
+    if found is None:
+        yield None
+        return
+    with capture.attached(found.context):
+        try:
+            yield found
+        except BaseException as exc:
+            capture.guarded(found.fail, exc)
+            raise
+    capture.guarded(found.stop)
+
+
+class operation:  # noqa: N801  # reads as a statement: with operation("retrieve"): …
+    """A piece of work with a beginning and an end: context manager and decorator.
+
+    ``with operation("retrieve", top_k=5) as span:`` or ``@operation`` or ``@operation("name")``.
+    The decorated function's arguments and result are kept as content; coroutine functions work too.
+    """
+
+    def __new__(cls, name: Any = None, /, **inputs: object) -> Any:
+        """Wrap a function given bare; otherwise make the context manager."""
+        if callable(name):
+            return cls(getattr(name, "__qualname__", "operation"))(name)
+        return super().__new__(cls)
+
+    def __init__(self, name: str | None = None, /, **inputs: object) -> None:
+        self._name = name
+        self._inputs = inputs
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> capture.Operation | None:
+        """Start the span and make it current; gives it, or None outside a recording."""
+        manager = _operation(self._name or "operation", self._inputs)
+        self._entered.append(manager)
+        return manager.__enter__()
+
+    def __exit__(self, *exc: Any) -> bool | None:
+        """End the span."""
+        return self._entered.pop().__exit__(*exc)  # type: ignore[no-any-return]  # a contextmanager's answer
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """The function, each call of it an operation."""
+        name = self._name or str(getattr(function, "__qualname__", "operation"))
+        signature = inspect.signature(function)
+
+        def inputs(args: Any, kwargs: Any) -> dict[str, object]:
+            return {**self._inputs, **signature.bind_partial(*args, **kwargs).arguments}
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                with _operation(name, capture.guarded(inputs, args, kwargs) or {}) as span:
+                    result = await function(*args, **kwargs)
+                    _note_output(span, result)
+                return result
+
+            return call_async  # type: ignore[return-value]  # a coroutine function stays one
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            with _operation(name, capture.guarded(inputs, args, kwargs) or {}) as span:
+                result = function(*args, **kwargs)
+                _note_output(span, result)
+            return result
+
+        return call
+
+
+def _note_output(span: capture.Operation | None, result: object) -> None:
+    if span is not None and result is not None:
+        span.body.update(_dumped(c.OPERATION_OUTPUT, result))
+
+
+def _dumped(key: str, value: object) -> dict[str, str]:
+    text = capture.guarded(_json, value) if value else None
+    return {key: text} if text is not None else {}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, default=repr, ensure_ascii=False)
+
+
+def _held(value: object) -> tuple[str, dict[str, str]]:
+    """A value's type and its text, under the key that says how to read it."""
+    kind = type(value).__name__
+    if isinstance(value, str):
+        return kind, {c.OBJECT_LITERAL: value}
+    if isinstance(value, (bool, int, float)):
+        return kind, {c.OBJECT_LITERAL: repr(value)}
+    if isinstance(value, (bytes, bytearray)):
+        import base64
+
+        return kind, {c.OBJECT_LITERAL: base64.b64encode(value).decode("ascii")}
+    text = capture.guarded(_json, value)
+    return kind, {c.OBJECT_JSON: text if text is not None else f'"<{kind}>"'}
+
+
+def _attribute(value: object) -> AttributeValue:
+    if isinstance(value, (str, bool, int, float)):
+        return value
+    return capture.guarded(_json, value) or f"<{type(value).__name__}>"
+
+
+def _start(
+    name: str, attributes: Mapping[str, AttributeValue], body: dict[str, str] | None = None
+) -> capture.Operation | None:
+    if not capture.is_wanted():
+        return None
+    return capture.guarded(capture.Operation, name, SpanKind.INTERNAL, attributes, body)
+
+
+def _emit(
+    verb: str,
+    name: str,
+    attributes: Mapping[str, AttributeValue] | None,
+    body: dict[str, str] | None = None,
+    *,
+    is_error: bool = False,
+) -> str | None:
+    found = _start(name, attributes or {}, body)
+    if found is None:
+        _tell_once(verb)
+        return None
+    if is_error:
+        found.span.set_status(Status(StatusCode.ERROR))
+    capture.guarded(found.stop)
+    return format(found.span.get_span_context().span_id, "016x")
+
+
+def _tell_once(verb: str) -> None:
+    if config.is_enabled() and verb not in _told:
+        _told.add(verb)
+        log.warning(
+            "%s() was called outside a recording, so nothing was kept; "
+            "record with lightning_otel.auto_trace() or lightning-otel run",
+            verb,
+        )

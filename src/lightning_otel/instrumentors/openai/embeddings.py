@@ -1,0 +1,59 @@
+"""The wire format of ``/embeddings``; the vectors themselves are not kept.
+
+Source: OpenAI's API reference for embeddings.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.messages import message, text_part
+from lightning_otel.instrumentors.openai import fields
+from lightning_otel.instrumentors.openai.fields import Attributes, Json
+
+OPERATION: Final = c.EMBEDDINGS
+
+
+def request_attributes(body: Json) -> Attributes:
+    """Attributes of the request."""
+    found = fields.request_scalars(body)
+    encoding = body.get("encoding_format")
+    if isinstance(encoding, str):
+        found[c.REQUEST_ENCODING_FORMATS] = [encoding]
+    return found
+
+
+def request_content(body: Json) -> dict[str, str]:
+    """The texts, one user message each; inputs of token ids have no text."""
+    given = body.get("input")
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        return {}
+    return {c.INPUT_MESSAGES: fields.dump([message("user", [text_part(text)]) for text in texts])}
+
+
+def response_attributes(body: Json) -> Attributes:
+    """Attributes of the answer, with the length of its vectors where they came as numbers."""
+    found = {**fields.response_scalars(body), **fields.usage(body)}
+    for item in (body.get("data") or ())[:1]:
+        vector = item.get("embedding") if isinstance(item, Mapping) else None
+        if isinstance(vector, str):  # base64 of float32, which the client asks for by itself
+            found[c.EMBEDDING_DIMENSIONS] = (len(vector) * 3 // 4 - vector.count("=")) // 4
+        elif isinstance(vector, list):
+            found[c.EMBEDDING_DIMENSIONS] = len(vector)
+    return found
+
+
+def response_content(body: Json) -> dict[str, str]:
+    """Nothing: vectors are no message."""
+    return {}
+
+
+def is_complete(events: list[Json]) -> bool:
+    """Embeddings are not streamed."""
+    return True
+
+
+def assemble(events: list[Json]) -> Json:
+    """Embeddings are not streamed."""
+    return {}

@@ -1,0 +1,227 @@
+"""One request to a model: its span from the first attempt to the last byte of the answer."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import orjson
+from opentelemetry import context as otel_context
+from opentelemetry.trace import SpanKind
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import capture
+from lightning_otel import conventions as c
+from lightning_otel.instrumentors.openai import chat, completions, embeddings, responses
+from lightning_otel.instrumentors.openai.body import BodyRecorder
+
+_KEY = otel_context.create_key("lightning-otel-openai-request")
+
+Attributes = dict[str, AttributeValue]
+Json = Mapping[str, Any]
+
+
+class Endpoint(Protocol):
+    """What a module must know of one endpoint's wire format."""
+
+    OPERATION: str
+
+    def request_attributes(self, body: Json) -> Attributes:
+        """Attributes of the request."""
+
+    def request_content(self, body: Json) -> dict[str, str]:
+        """Messages and tools of the request, as JSON texts by attribute key."""
+
+    def response_attributes(self, body: Json) -> Attributes:
+        """Attributes of the answer."""
+
+    def response_content(self, body: Json) -> dict[str, str]:
+        """Messages, token ids and logprobs of the answer, by attribute key."""
+
+    def assemble(self, events: list[Json]) -> Json:
+        """The whole answer that a stream's events add up to."""
+
+    def is_complete(self, events: list[Json]) -> bool:
+        """Whether a stream's events reach to its end."""
+
+
+_ENDPOINTS: dict[str, Endpoint] = {
+    "/chat/completions": chat,
+    "/responses": responses,
+    "/completions": completions,
+    "/embeddings": embeddings,
+}
+
+
+def endpoint_of(method: str, url: str) -> Endpoint | None:
+    """The model endpoint a request goes to; None for everything else."""
+    if method.lower() != "post":
+        return None
+    path = urlsplit(url).path.rstrip("/")
+    for suffix, endpoint in _ENDPOINTS.items():
+        # The longest suffix stands first: "/chat/completions" also ends in "/completions".
+        if path.endswith(suffix):
+            return endpoint
+    return None
+
+
+def current_request() -> "ModelRequest | None":
+    """The request being sent in this context."""
+    found = otel_context.get_value(_KEY)
+    return found if isinstance(found, ModelRequest) else None
+
+
+class ModelRequest:
+    """A call's span, fed by the request's JSON and the response's bytes."""
+
+    def __init__(self, endpoint: Endpoint, operation: capture.Operation) -> None:
+        self.endpoint = endpoint
+        self.operation = operation
+        self.context = otel_context.set_value(_KEY, self, operation.context)
+        self._is_observed = False
+        self._started_s = time.perf_counter()
+
+    @classmethod
+    def begin(cls, client: Any, options: Any, *, is_stream: bool) -> "ModelRequest | None":
+        """Start the span of a request to a model; None for any other request."""
+        endpoint = endpoint_of(options.method, str(options.url))
+        if endpoint is None:
+            return None
+        body = options.json_data if isinstance(options.json_data, Mapping) else {}
+        if options.extra_json:
+            body = {**body, **options.extra_json}
+        model = body.get("model")
+        attributes: Attributes = {
+            c.OPERATION: endpoint.OPERATION,
+            c.PROVIDER: _provider(client),
+            **_server(client),
+        }
+        if isinstance(model, str):
+            attributes[c.REQUEST_MODEL] = model
+        if is_stream:
+            attributes[c.REQUEST_STREAM] = True
+        attributes.update(capture.guarded(endpoint.request_attributes, body) or {})
+        # Read before sending: the program may change its own lists while it waits.
+        content = None
+        if capture.content_policy().is_kept:
+            content = capture.guarded(endpoint.request_content, body)
+        name = f"{endpoint.OPERATION} {model}" if isinstance(model, str) else endpoint.OPERATION
+        operation = capture.Operation(capture.clean(name), SpanKind.CLIENT, attributes, content)
+        return cls(endpoint, operation)
+
+    def observe(self, response: Any) -> None:
+        """Read the answer from the HTTP response: now if it has arrived, else as it passes by."""
+        if self._is_observed:
+            return
+        self._is_observed = True
+        if response.is_closed:
+            self._answered(response.content, is_whole=True)
+        else:
+            BodyRecorder(response, self._started_s, self._answered, self.fail)
+
+    def returned(self, result: Any) -> None:
+        """Close the span where no HTTP response was seen: a client that hides it."""
+        if not self._is_observed:
+            dump = getattr(result, "model_dump_json", None)
+            self._answered(dump().encode() if dump is not None else b"", is_whole=True)
+
+    def fail(self, exc: BaseException) -> None:
+        """End the span with the exception the caller is about to see."""
+        self.operation.fail(exc)
+
+    def _answered(self, body: bytes, *, is_whole: bool, first_chunk_s: float | None = None) -> None:
+        """End the span with the answer's body, as far as it was read.
+
+        Args:
+            body: A JSON document, or server-sent events.
+            is_whole: Whether the body was read to its end.
+            first_chunk_s: Seconds from the span's start to the first byte of a stream.
+        """
+        operation = self.operation
+        if operation.is_over:
+            return
+        answer: Json | None = None
+        if _is_event_stream(body):
+            if first_chunk_s is not None:
+                operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
+            events = read_events(body)
+            is_whole = is_whole or self.endpoint.is_complete(events)
+            answer = capture.guarded(self.endpoint.assemble, events)
+        else:
+            answer = _json_object(body)
+        if answer is not None:
+            capture.guarded(self._read, answer)
+            if (error := _error_of(answer)) is not None:
+                operation.fail_with(*error)
+                return
+        if not is_whole:
+            operation.attributes[c.ABANDONED] = True
+        operation.stop()
+
+    def _read(self, answer: Json) -> None:
+        self.operation.attributes.update(self.endpoint.response_attributes(answer))
+        if capture.content_policy().is_kept:
+            self.operation.body.update(self.endpoint.response_content(answer))
+
+
+def read_events(body: bytes) -> list[Json]:
+    """The JSON objects in a body of server-sent events, without the closing ``[DONE]``.
+
+    Source: the event stream format of the HTML standard, section 9.2.6; an event of several data
+    lines is joined by newlines.
+    """
+    events: list[Json] = []
+    for block in body.replace(b"\r\n", b"\n").split(b"\n\n"):
+        data = b"\n".join(
+            line[5:].lstrip(b" ") for line in block.split(b"\n") if line.startswith(b"data:")
+        )
+        if data.startswith(b"[DONE]"):
+            events.append({"done": True})
+        elif data and (event := _json_object(data)) is not None:
+            events.append(event)
+    return events
+
+
+def _is_event_stream(body: bytes) -> bool:
+    return body.lstrip()[:1] != b"{"
+
+
+def _json_object(data: bytes) -> Json | None:
+    try:
+        found = orjson.loads(data)
+    except ValueError:
+        return _lenient(data)
+    return found if isinstance(found, dict) else None
+
+
+def _lenient(data: bytes) -> Json | None:
+    """JSON that orjson refuses and the client accepts, such as an escaped lone surrogate or NaN."""
+    import json
+
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _error_of(answer: Json) -> tuple[str, str] | None:
+    error = answer.get("error")
+    if not isinstance(error, Mapping):
+        return None
+    return str(error.get("type") or error.get("code") or "error"), str(error.get("message") or "")
+
+
+def _provider(client: Any) -> str:
+    # By name, not isinstance: the Azure class is known only to a module we do not import.
+    is_azure = any(cls.__name__ == "BaseAzureClient" for cls in type(client).__mro__)
+    return "azure.ai.openai" if is_azure else "openai"
+
+
+def _server(client: Any) -> Attributes:
+    url = client.base_url
+    port = url.port
+    found: Attributes = {c.SERVER_ADDRESS: url.host}
+    if port is not None:
+        found[c.SERVER_PORT] = port
+    return found

@@ -1,0 +1,327 @@
+"""The store: spans of any number of processes, readable by DuckDB while they are written.
+
+Writing (``segment``) imports no DuckDB; reading (``source``, ``table``) and settling do. The names
+here are imported when they are used, so that the traced process pays for none of it.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from lightning_otel import config
+from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.errors import ConfigError, QueryError
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.schema import span_of
+from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from lightning_otel.store.segment import SpanWriter
+    from lightning_otel.store.settle import Settled
+    from lightning_otel.store.source import Selection, SpanSource
+    from lightning_otel.store.table import Table
+
+MEMORY = ":memory:"
+_BATCH_SPANS = 20_000
+TRANSITION_COLUMNS: Mapping[str, str] = {
+    "rollout_id": "VARCHAR",
+    "attempt_id": "VARCHAR",
+    "agent": "VARCHAR",
+    "branch": "INTEGER",
+    "step": "INTEGER",
+    "observation": "JSON",
+    "action": "JSON",
+    "reward": "DOUBLE",
+    "next_observation": "JSON",
+    "done": "BOOLEAN",
+    "rewards": "JSON",
+    "is_shared": "BOOLEAN",
+    "tools": "JSON",
+    "prompt_ids": "INTEGER[]",
+    "response_ids": "INTEGER[]",
+    "logprobs": "DOUBLE[]",
+    "capture": "VARCHAR",
+    "resource_version": "VARCHAR",
+    "model": "VARCHAR",
+    "response_id": "VARCHAR",
+    "finish_reason": "VARCHAR",
+    "trace_id": "VARCHAR",
+    "span_id": "VARCHAR",
+    "start_ns": "BIGINT",
+    "end_ns": "BIGINT",
+    "input_tokens": "BIGINT",
+    "output_tokens": "BIGINT",
+}
+
+
+class Store:
+    """A place that holds spans: written by any number of processes, read by any number of others."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Name a store; nothing is opened or made yet.
+
+        Args:
+            path: ``X.duckdb``, a folder, or ``:memory:``. By default ``LIGHTNING_OTEL_STORE``, else
+                ``.lightning/traces.duckdb``.
+
+        Raises:
+            ConfigError: The path is a URL of an engine this version does not know.
+        """
+        given = os.fspath(path) if path is not None else config.store_path()
+        if "://" in given:
+            raise ConfigError(f"no engine for {given!r}; name a local path or {MEMORY!r}")
+        from lightning_otel.store.source import LocalSource, MemorySource
+
+        self.layout: Layout | None = None if given == MEMORY else Layout(given)
+        self.source: SpanSource = (
+            MemorySource() if self.layout is None else LocalSource(self.layout)
+        )
+
+    def __repr__(self) -> str:
+        return f"Store({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The catalogue's absolute path, or ``:memory:``."""
+        return str(self.layout.catalogue) if self.layout is not None else MEMORY
+
+    def writer(self) -> "SpanWriter":
+        """This process's writer into the store, which is made if it is not there.
+
+        Raises:
+            StoreError: The store cannot be made.
+        """
+        return self.source.writer()
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Keep spans that are complete already; of two with one id the first one wins."""
+        writer = self.writer()
+        for span in spans:
+            writer.add(span)
+
+    def connect(self) -> "duckdb.DuckDBPyConnection":
+        """An own DuckDB connection in which ``spans``, ``calls``, ``rewards``, ``rollouts`` stand.
+
+        It is an in-memory database of its own; nothing done in it reaches the store.
+
+        Raises:
+            StoreMissingError: There is no store.
+            StoreVersionError: A newer version wrote it.
+        """
+        return self.source.connect()
+
+    def sql(self, query: str, parameters: Iterable[object] = ()) -> "Table[dict[str, Any]]":
+        """The result of one read-only statement over the views.
+
+        Raises:
+            QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.
+        """
+        import duckdb
+
+        from lightning_otel.store.table import Query, Table
+
+        con = self.connect()
+        found = Query(con, query, list(parameters))
+        try:
+            _check_read_only(con, query)
+            found.relation()
+        except duckdb.Error as exc:
+            raise QueryError(f"DuckDB refused the query: {exc}") from exc
+        return Table(lambda: found, found.dicts, "rows")
+
+    def spans(self, *, rollout_id: str | None = None, trace_id: str | None = None) -> "Table[Span]":
+        """Spans in order of their start.
+
+        Args:
+            rollout_id: Only this rollout's.
+            trace_id: Only this trace's.
+        """
+        from lightning_otel.store.source import Selection
+        from lightning_otel.store.table import Query, Table
+
+        selection = Selection(
+            rollout_ids=(rollout_id,) if rollout_id else (),
+            trace_ids=(trace_id,) if trace_id else (),
+            is_ordered=True,
+        )
+
+        def query() -> Query:
+            return self.source.fetch(selection)
+
+        return Table(query, lambda: map(span_of, query().dicts()), "spans")
+
+    def rollouts(self) -> "Table[dict[str, Any]]":
+        """One row a rollout and attempt: status, times, counts, tokens, final reward, task."""
+        return self.sql("SELECT * FROM rollouts ORDER BY start_ns")
+
+    def trajectories(
+        self, *, credit: Credit = "next", gamma: float = 0.99, rollout_id: str | None = None
+    ) -> Iterator[Trajectory]:
+        """Trajectories, read and adapted a group of rollouts at a time."""
+        for adaptation in self._adapt(TripletAdapter(credit, gamma), rollout_id):
+            yield from adaptation.trajectories
+
+    def transitions(
+        self,
+        *,
+        agents: str | None = None,
+        credit: Credit = "next",
+        gamma: float = 0.99,
+        rollout_id: str | None = None,
+    ) -> "Table[Transition]":
+        """Transitions, one row each; one that several branches share appears once.
+
+        Args:
+            agents: Only agents whose name matches this glob.
+            credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
+            gamma: Discount per step under ``discounted``.
+            rollout_id: Only this rollout's.
+        """
+        from lightning_otel.store.source import new_connection
+        from lightning_otel.store.table import Query, Table, query_of
+
+        adapter = TripletAdapter(credit, gamma)
+
+        def steps() -> Iterator[tuple[Transition, int]]:
+            found = self._adapt(adapter, rollout_id)
+            return distinct((path for each in found for path in each.trajectories), agents)
+
+        def query() -> Query:
+            rows = (transition_row(step, branch) for step, branch in steps())
+            return query_of(new_connection(), rows, TRANSITION_COLUMNS)
+
+        return Table(query, lambda: (step for step, _ in steps()), "transitions")
+
+    def report(
+        self, *, credit: Credit = "next", gamma: float = 0.99, rollout_id: str | None = None
+    ) -> Report:
+        """The funnel from spans to transitions, with every reason for a loss."""
+        report = Report()
+        for adaptation in self._adapt(TripletAdapter(credit, gamma), rollout_id):
+            report += adaptation.report
+        return report
+
+    def settle(self) -> "Settled":
+        """Pack every sealed segment into Parquet now; nothing if another process is at it.
+
+        Raises:
+            StoreMissingError: There is no store.
+        """
+        from lightning_otel.store.settle import Settled, settle
+        from lightning_otel.store.source import ensure_catalogue
+
+        if self.layout is None:
+            return Settled()
+        self.layout.require()
+        ensure_catalogue(self.layout)
+        return settle(self.layout)
+
+    def pack(self, path: str | os.PathLike[str]) -> int:
+        """Write everything into one self-contained DuckDB database with real tables.
+
+        Returns:
+            The number of spans written.
+
+        Raises:
+            StoreError: Something stands at the path already, or it cannot be written.
+        """
+        from lightning_otel.store.pack import pack
+
+        return pack(self.connect(), path)
+
+    def find(self, prefix: str) -> tuple[str, str]:
+        """The one rollout, trace, span or response whose id begins with a prefix; ``@last`` works.
+
+        Returns:
+            What it is (``rollout``, ``trace``, ``span`` or ``response``) and its whole id.
+
+        Raises:
+            NotFoundError: None does, or several do.
+        """
+        from lightning_otel.store.find import find
+
+        return find(self.connect(), prefix)
+
+    def _adapt(self, adapter: TripletAdapter, rollout_id: str | None) -> Iterator[Adaptation]:
+        self._settle_if_worthwhile()
+        for selection in self._groups(rollout_id):
+            yield adapter.explain(map(span_of, self.source.fetch(selection).dicts()))
+
+    def _groups(self, rollout_id: str | None) -> "Iterator[Selection]":
+        """Whole rollouts, gathered until they hold enough spans, with the time they lie in."""
+        from lightning_otel.store.source import Selection
+        from lightning_otel.store.views import ROLLOUT
+
+        where = "WHERE " + ROLLOUT + " = ?" if rollout_id else ""
+        rows = (
+            self.connect()
+            .execute(
+                f"SELECT {ROLLOUT}, count(*), min(start_ns), max(start_ns) FROM spans {where} "
+                "GROUP BY 1 ORDER BY 3, 1",
+                [rollout_id] if rollout_id else [],
+            )
+            .fetchall()
+        )
+        ids: list[str] = []
+        spans, low, high = 0, 0, 0
+        for name, count, first, last in rows:
+            if ids and spans + count > _BATCH_SPANS:
+                yield Selection(rollout_ids=ids, since_ns=low, until_ns=high)
+                ids, spans = [], 0
+            low = min(low, first) if ids else first
+            high = max(high, last) if ids else last
+            ids.append(name)
+            spans += count
+        if ids:
+            yield Selection(rollout_ids=ids, since_ns=low, until_ns=high)
+
+    def _settle_if_worthwhile(self) -> None:
+        from lightning_otel.store.settle import settle_if_worthwhile
+        from lightning_otel.store.source import ensure_catalogue
+
+        if self.layout is not None and self.layout.exists():
+            ensure_catalogue(self.layout)
+            settle_if_worthwhile(self.layout)
+
+
+def distinct(
+    trajectories: Iterable[Trajectory], agents: str | None = None
+) -> Iterator[tuple[Transition, int]]:
+    """Each transition once, with the first branch it lies on."""
+    shared: set[tuple[str, str]] = set()
+    for trajectory in trajectories:
+        if agents is not None and not fnmatchcase(trajectory.agent, agents):
+            continue
+        for step in trajectory.transitions:
+            if step.is_shared:
+                if (step.trace_id, step.span_id) in shared:
+                    continue
+                shared.add((step.trace_id, step.span_id))
+            yield step, trajectory.branch
+
+
+def transition_row(step: Transition, branch: int) -> dict[str, Any]:
+    """A transition as a flat row of JSON values, in the order of ``TRANSITION_COLUMNS``."""
+    row: dict[str, Any] = {
+        name: branch if name == "branch" else getattr(step, name) for name in TRANSITION_COLUMNS
+    }
+    for name in ("prompt_ids", "response_ids", "logprobs"):
+        row[name] = list(row[name])
+    return row
+
+
+def _check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> None:
+    import duckdb
+
+    statements = con.extract_statements(query)
+    allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+    if len(statements) != 1:
+        raise QueryError(f"one statement is expected, {len(statements)} were given")
+    if statements[0].type not in allowed:
+        raise QueryError(
+            f"only SELECT, DESCRIBE and EXPLAIN read; this is {statements[0].type.name}. "
+            "Use connect() for a database of your own over the same views"
+        )

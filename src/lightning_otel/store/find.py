@@ -1,0 +1,45 @@
+"""Ids as people write them: a prefix, or ``@last``, to one whole id."""
+
+from typing import TYPE_CHECKING
+
+from lightning_otel.errors import NotFoundError
+from lightning_otel.store.views import ROLLOUT
+
+if TYPE_CHECKING:
+    import duckdb
+
+_COLUMNS = {
+    "rollout": ROLLOUT,
+    "trace": "trace_id",
+    "span": "span_id",
+    "response": "response_id",
+}
+_SHOWN = 5
+
+
+def find(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
+    """What a prefix names, and its whole id.
+
+    Raises:
+        NotFoundError: Nothing has such an id, or several have.
+    """
+    if prefix == "@last":
+        row = con.execute(f"SELECT {ROLLOUT} FROM spans ORDER BY start_ns DESC LIMIT 1").fetchone()
+        if row is None:
+            raise NotFoundError("the store holds no span yet, so there is no @last")
+        return "rollout", row[0]
+    for noun, column in _COLUMNS.items():
+        found = [
+            row[0]
+            for row in con.execute(
+                f"SELECT DISTINCT {column} FROM spans WHERE starts_with({column}, ?) LIMIT {_SHOWN}",
+                [prefix],
+            ).fetchall()
+        ]
+        if len(found) == 1 or prefix in found:
+            return noun, prefix if prefix in found else found[0]
+        if found:
+            raise NotFoundError(
+                f"{prefix!r} begins several {noun} ids: {', '.join(sorted(found))}; give more of it"
+            )
+    raise NotFoundError(f"no rollout, trace, span or response id begins with {prefix!r}")

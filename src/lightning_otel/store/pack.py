@@ -1,0 +1,53 @@
+"""A store as one self-contained DuckDB database: real tables, nothing beside it."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_otel.errors import StoreError
+from lightning_otel.store.schema import COLUMNS, WIDE_COLUMNS
+from lightning_otel.store.views import derived_view_statements, quoted
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+def pack(con: "duckdb.DuckDBPyConnection", path: str | os.PathLike[str]) -> int:
+    """Write the spans visible on a connection into a new database, with the views over them.
+
+    Returns:
+        The number of spans written.
+
+    Raises:
+        StoreError: Something stands at the path already, or it cannot be written.
+    """
+    import duckdb
+
+    final = Path(path)
+    if final.exists():
+        raise StoreError(f"{final} exists already; name another file or remove it")
+    made = final.with_name(f".{final.name}.{os.getpid()}")
+    # zstd is both smaller and cheaper than DuckDB's own choice for long texts.
+    columns = ", ".join(
+        f"{name} VARCHAR USING COMPRESSION zstd" if name in WIDE_COLUMNS else f"{name} {kind}"
+        for name, kind in COLUMNS.items()
+    )
+    try:
+        con.execute(f"ATTACH {quoted(str(made))} AS packed (ROW_GROUP_SIZE 20480)")
+        con.execute(f"CREATE TABLE packed.spans ({columns})")
+        con.execute(
+            f"INSERT INTO packed.spans SELECT {', '.join(COLUMNS)} FROM spans ORDER BY trace_id, start_ns"
+        )
+        count = con.execute("SELECT count(*) FROM packed.spans").fetchone()
+        con.execute("USE packed")
+        for statement in derived_view_statements():
+            con.execute(statement)
+        con.execute("USE memory")
+        con.execute("DETACH packed")
+        made.chmod(0o600)
+        os.replace(made, final)
+    except (duckdb.Error, OSError) as exc:
+        made.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {final}: {exc}") from exc
+    assert count is not None
+    return int(count[0])

@@ -1,0 +1,243 @@
+"""The nouns of lightning-otel as frozen dataclasses, and nothing else.
+
+Ids are lower-case hex, times are Unix nanoseconds. See ``docs/glossary.md`` for the words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from lightning_otel import conventions as c
+
+Message: TypeAlias = Mapping[str, Any]
+"""One chat message as the GenAI conventions write it: ``{"role": …, "parts": [{"type": …}]}``."""
+
+CaptureLevel: TypeAlias = Literal["exact", "text"]
+"""``exact``: the server's own token ids for prompt and response; ``text``: messages only."""
+
+Credit: TypeAlias = Literal["next", "last", "sibling", "discounted"]
+"""The rule by which a reward without a link reaches a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened inside a span at one instant."""
+
+    name: str
+    time_ns: int
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A reference from one span to another, possibly in another trace."""
+
+    trace_id: str
+    span_id: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One timed operation, as OpenTelemetry defines it.
+
+    Attributes:
+        kind: ``INTERNAL``, ``CLIENT``, ``SERVER``, ``PRODUCER`` or ``CONSUMER``.
+        end_ns: None on a span that started and never ended (it is *incomplete*).
+        status: ``UNSET``, ``OK`` or ``ERROR``.
+        otel_resource: Attributes of OpenTelemetry's resource (the process, not our resource).
+        scope: Name of the instrumentation scope.
+        process: Id of the process that recorded the span; empty if it is not known.
+        sequence: Position of the start among all starts and ends of its process; -1 if unknown.
+        end_sequence: Position of the end; -1 if unknown.
+    """
+
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None
+    name: str
+    start_ns: int
+    end_ns: int | None
+    kind: str = "INTERNAL"
+    status: str = "UNSET"
+    status_message: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    links: tuple[Link, ...] = ()
+    otel_resource: Mapping[str, Any] = field(default_factory=dict)
+    scope: str = ""
+    process: str = ""
+    sequence: int = -1
+    end_sequence: int = -1
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the span started and never ended."""
+        return self.end_ns is None
+
+    @property
+    def operation(self) -> str | None:
+        """The GenAI operation name, such as ``chat`` or ``execute_tool``."""
+        return self.attributes.get(c.OPERATION)
+
+    @property
+    def rollout_id(self) -> str:
+        """The rollout the span belongs to: its attribute, else its trace."""
+        return self.attributes.get(c.ROLLOUT_ID) or self.trace_id
+
+    @property
+    def attempt_id(self) -> str:
+        """The attempt the span belongs to; ``1`` where none is named."""
+        return self.attributes.get(c.ATTEMPT_ID) or "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A span that is a request to a model, read into messages, token ids and usage.
+
+    Attributes:
+        observation: Messages the model was given, system instructions first.
+        action: Messages the model answered, one per choice.
+        tools: Tool definitions the model was offered.
+        prompt_ids: Token ids the model was given, [P]; empty if the server did not say.
+        response_ids: Token ids the model sampled in its first choice, [R]; empty likewise.
+        logprobs: Log-probability of each sampled token, [R]; empty if the server did not say.
+        ending: What was observed after it, where that is known and no call follows.
+    """
+
+    span: Span
+    agent: str
+    observation: tuple[Message, ...]
+    action: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    prompt_ids: Sequence[int] = ()
+    response_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    ending: tuple[Message, ...] | None = None
+
+    @property
+    def capture(self) -> CaptureLevel:
+        """How exactly the call was captured."""
+        return "exact" if len(self.prompt_ids) and len(self.response_ids) else "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A number, or named numbers with one primary, given to what an agent did.
+
+    Attributes:
+        values: Every named number; the primary's name comes first.
+        value: The primary number.
+        span_id: The span it judges, if it was linked to one.
+        response_id: The model response it judges, if it was linked to one.
+    """
+
+    span: Span
+    values: Mapping[str, float]
+    value: float
+    span_id: str | None = None
+    response_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One step of an agent: what it saw, what it did, what that was worth, what it saw next.
+
+    Attributes:
+        observation: Messages before acting.
+        action: Messages of the act; the first is what was sampled first.
+        reward: The primary reward credited to this step; None if there is none (never 0).
+        rewards: Every named reward credited to this step.
+        next_observation: What the agent saw before its next act; None if this was the last one.
+        done: Whether this is the last step of its trajectory.
+        step: Position in its trajectory, from 0.
+        is_shared: Whether several trajectories run through this step; train on it once.
+        prompt_ids: Token ids the model was given, [P]; empty if the server did not say.
+        response_ids: Token ids the model sampled, [R]; empty likewise.
+        logprobs: Log-probability of each sampled token, [R]; empty likewise.
+        capture: ``exact`` with the server's token ids, else ``text``.
+        resource_version: Version of the prompt, model or weights that acted; None if not stamped.
+    """
+
+    rollout_id: str
+    attempt_id: str
+    agent: str
+    step: int
+    observation: tuple[Message, ...]
+    action: tuple[Message, ...]
+    reward: float | None
+    next_observation: tuple[Message, ...] | None
+    done: bool
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    is_shared: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
+    prompt_ids: Sequence[int] = ()
+    response_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    capture: CaptureLevel = "text"
+    resource_version: str | None = None
+    model: str | None = None
+    response_id: str | None = None
+    finish_reason: str | None = None
+    trace_id: str = ""
+    span_id: str = ""
+    start_ns: int = 0
+    end_ns: int = 0
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The ordered transitions of one agent on one branch of one attempt."""
+
+    rollout_id: str
+    attempt_id: str
+    agent: str
+    branch: int
+    transitions: tuple[Transition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A call or reward that did not make it into a trajectory, and why."""
+
+    span_id: str
+    trace_id: str
+    noun: Literal["call", "reward", "mark"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The funnel from spans to transitions, with a reason for everything left behind.
+
+    Attributes:
+        transitions: Number of distinct transitions (a shared one counts once).
+        exact: Transitions captured with the server's own token ids.
+        rewarded: Transitions that carry a reward.
+        dropped: One entry for each call, reward and mark that was not used.
+    """
+
+    spans: int = 0
+    rollouts: int = 0
+    calls: int = 0
+    transitions: int = 0
+    exact: int = 0
+    rewards: int = 0
+    rewards_placed: int = 0
+    rewarded: int = 0
+    dropped: tuple[Dropped, ...] = ()
+
+    def __add__(self, other: "Report") -> "Report":
+        return Report(
+            self.spans + other.spans,
+            self.rollouts + other.rollouts,
+            self.calls + other.calls,
+            self.transitions + other.transitions,
+            self.exact + other.exact,
+            self.rewards + other.rewards,
+            self.rewards_placed + other.rewards_placed,
+            self.rewarded + other.rewarded,
+            self.dropped + other.dropped,
+        )
