@@ -65,20 +65,62 @@ def emit_reward(
         ConfigError: The reward is not a finite number, or the primary one is not named.
     """
     values = _named(reward, value, primary)
-    found: dict[str, AttributeValue] = dict(attributes or {})
-    for index, (name, number) in enumerate(values.items()):
-        found[f"{c.REWARD_PREFIX}.{index}.name"] = name
-        found[f"{c.REWARD_PREFIX}.{index}.value"] = number
-    links = ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id))
-    for index, (key, target) in enumerate((k, v) for k, v in links if v):
-        found[f"{c.LINK_PREFIX}.{index}.key_match"] = key
-        found[f"{c.LINK_PREFIX}.{index}.value_match"] = str(target)
-    if rollout_id:
-        found[c.ROLLOUT_ID] = rollout_id
+    found = {**(attributes or {}), **_reward_attributes(values, span_id, response_id, rollout_id)}
     has_target = bool(span_id or response_id or rollout_id)
     if has_target and not capture.is_wanted():
         return capture.guarded(_store_apart, found)
     return _emit("emit_reward", c.SPAN_ANNOTATION, found)
+
+
+def reward_span(
+    values: Mapping[str, float],
+    *,
+    rollout_id: str | None = None,
+    span_id: str | None = None,
+    response_id: str | None = None,
+) -> Span:
+    """A reward as a finished span in a trace of its own, for what happened elsewhere or before.
+
+    Args:
+        values: Named numbers, the primary one first.
+        rollout_id: The rollout it judges.
+        span_id: The span it judges.
+        response_id: The model response it judges.
+    """
+    return _instant(_reward_attributes(values, span_id, response_id, rollout_id))
+
+
+def _reward_attributes(
+    values: Mapping[str, float],
+    span_id: str | None,
+    response_id: str | None,
+    rollout_id: str | None,
+) -> dict[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {}
+    for index, (name, number) in enumerate(values.items()):
+        found[f"{c.REWARD_PREFIX}.{index}.name"] = name
+        found[f"{c.REWARD_PREFIX}.{index}.value"] = number
+    links = [(k, v) for k, v in ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id)) if v]
+    for index, (key, target) in enumerate(links):
+        found[f"{c.LINK_PREFIX}.{index}.key_match"] = key
+        found[f"{c.LINK_PREFIX}.{index}.value_match"] = target
+    if rollout_id:
+        found[c.ROLLOUT_ID] = rollout_id
+    return found
+
+
+def _instant(attributes: Mapping[str, AttributeValue]) -> Span:
+    now_ns = time.time_ns()
+    return Span(
+        trace_id=secrets.token_hex(16),
+        span_id=secrets.token_hex(8),
+        parent_span_id=None,
+        name=c.SPAN_ANNOTATION,
+        start_ns=now_ns,
+        end_ns=now_ns,
+        attributes=attributes,
+        scope=c.SCOPE,
+    )
 
 
 def _named(
@@ -115,23 +157,9 @@ def _store_apart(attributes: dict[str, AttributeValue]) -> str | None:
     """Keep a reward with an explicit target in the default store, though nothing records here."""
     if not config.is_enabled():
         return None
-    span_id = secrets.token_hex(8)
-    now_ns = time.time_ns()
-    writer = writer_for(Layout(config.store_path()))
-    writer.add(
-        Span(
-            trace_id=secrets.token_hex(16),
-            span_id=span_id,
-            parent_span_id=None,
-            name=c.SPAN_ANNOTATION,
-            start_ns=now_ns,
-            end_ns=now_ns,
-            attributes=attributes,
-            scope=c.SCOPE,
-            process=writer.process,
-        )
-    )
-    return span_id
+    span = _instant(attributes)
+    writer_for(Layout(config.store_path())).add(span)
+    return span.span_id
 
 
 def emit_message(

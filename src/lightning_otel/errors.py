@@ -5,7 +5,25 @@ Capture never raises into the traced program; these come from the store and from
 
 
 class LightningOtelError(Exception):
-    """Base of all errors this package raises on purpose."""
+    """Base of all errors this package raises on purpose.
+
+    A message says what was tried and with which value; after its first ``"; "``, what to do.
+    """
+
+    @property
+    def what(self) -> str:
+        """What failed."""
+        return str(self).partition("; ")[0]
+
+    @property
+    def why(self) -> str:
+        """Which boundary failed, as the class says it."""
+        return (type(self).__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it; empty if the message says nothing of it."""
+        return str(self).partition("; ")[2]
 
 
 class ConfigError(LightningOtelError):

@@ -30,7 +30,7 @@ class _Setup:
 
     def __init__(self) -> None:
         self.provider: Any = None
-        self.is_own_provider = False
+        self.is_otlp_elsewhere = config.is_run_child()
 
 
 _setup = _Setup()
@@ -58,14 +58,19 @@ def ensure_provider() -> None:
         return
     add(LightningSpanProcessor())
     if is_own:
-        if not config.is_run_child() and _wants_otlp():
+        if not _setup.is_otlp_elsewhere and wants_otlp():
             capture.guarded(_add_otlp, provider)
         trace.set_tracer_provider(provider)
     _setup.provider = provider
-    _setup.is_own_provider = is_own
 
 
-def _wants_otlp() -> bool:
+def leave_otlp_to_the_store() -> None:
+    """Attach no OTLP exporter in this process: its spans are forwarded from their segments."""
+    _setup.is_otlp_elsewhere = True
+
+
+def wants_otlp() -> bool:
+    """Whether the user's environment asks for spans to be sent out by OTLP."""
     named = config.traces_exporters()
     return "none" not in named and ("otlp" in named or config.has_otlp_endpoint())
 

@@ -63,6 +63,10 @@ class Recording:
         self._is_part = False
         self._since: tuple[int, int] | None = None
 
+    def span_processes(self) -> None:
+        """Read the spans of every process from the store, not only those recorded here."""
+        self._since = None
+
     def __repr__(self) -> str:
         return f"<Recording of {self.rollout_id} in {self.store.name}>"
 
@@ -135,7 +139,7 @@ def _subtree(spans: list[Span], root_id: str) -> list[Span]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
+class Options:
     """What ``auto_trace`` and ``context`` were given."""
 
     name: str | None = None
@@ -175,10 +179,10 @@ class _Options:
         return Store(self.store)
 
 
-class _Scope:
+class Scope:
     """One entering: begins a rollout, or a part of the enclosing one, and ends it once."""
 
-    def __init__(self, options: _Options, name: str) -> None:
+    def __init__(self, options: Options, name: str) -> None:
         self._options = options
         self._root: capture.Operation | None = None
         self._context: Context | None = None
@@ -265,13 +269,13 @@ def apply_evaluator(evaluator: RewardEvaluator, recording: Recording) -> None:
 class _Traced:
     """A context manager, sync and async, and a decorator; entered any number of times at once."""
 
-    def __init__(self, options: _Options) -> None:
+    def __init__(self, options: Options) -> None:
         self._options = options
-        self._entered: list[tuple[_Scope, AbstractContextManager[None]]] = []
+        self._entered: list[tuple[Scope, AbstractContextManager[None]]] = []
 
     def __enter__(self) -> Recording:
         """Begin; gives the recording."""
-        scope = _Scope(self._options, self._options.name or "rollout")
+        scope = Scope(self._options, self._options.name or "rollout")
         manager = scope.attached()
         manager.__enter__()
         self._entered.append((scope, manager))
@@ -308,7 +312,7 @@ class _Traced:
         return wrapper  # type: ignore[no-any-return]  # the same kind of function
 
 
-def _wrapper(function: Callable[..., Any], options: _Options, name: str) -> Callable[..., Any]:
+def _wrapper(function: Callable[..., Any], options: Options, name: str) -> Callable[..., Any]:
     if inspect.isasyncgenfunction(function):
         return _async_generator(function, options, name)
     if inspect.isgeneratorfunction(function):
@@ -317,7 +321,7 @@ def _wrapper(function: Callable[..., Any], options: _Options, name: str) -> Call
         return _coroutine(function, options, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        scope = _Scope(options, name)
+        scope = Scope(options, name)
         try:
             with scope.attached():
                 result = function(*args, **kwargs)
@@ -330,9 +334,9 @@ def _wrapper(function: Callable[..., Any], options: _Options, name: str) -> Call
     return call
 
 
-def _coroutine(function: Callable[..., Any], options: _Options, name: str) -> Callable[..., Any]:
+def _coroutine(function: Callable[..., Any], options: Options, name: str) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
-        scope = _Scope(options, name)
+        scope = Scope(options, name)
         try:
             with scope.attached():
                 result = await function(*args, **kwargs)
@@ -345,11 +349,11 @@ def _coroutine(function: Callable[..., Any], options: _Options, name: str) -> Ca
     return call
 
 
-def _generator(function: Callable[..., Any], options: _Options, name: str) -> Callable[..., Any]:
+def _generator(function: Callable[..., Any], options: Options, name: str) -> Callable[..., Any]:
     """The context is current only while the generator's own code runs, never across a yield."""
 
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        scope = _Scope(options, name)
+        scope = Scope(options, name)
         inner = function(*args, **kwargs)
         step, sent = inner.send, None
         try:
@@ -377,12 +381,12 @@ def _generator(function: Callable[..., Any], options: _Options, name: str) -> Ca
 
 
 def _async_generator(
-    function: Callable[..., Any], options: _Options, name: str
+    function: Callable[..., Any], options: Options, name: str
 ) -> Callable[..., Any]:
     """As for generators: nothing stays attached across a yield, whichever task goes on."""
 
     async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        scope = _Scope(options, name)
+        scope = Scope(options, name)
         inner = function(*args, **kwargs)
         step, sent = inner.asend, None
         try:
@@ -449,7 +453,7 @@ def auto_trace(function: Any = None, /, **options: Any) -> Any:
     Returns:
         A context manager and decorator; or the decorated function.
     """
-    traced = _Traced(_Options(**options))
+    traced = _Traced(Options(**options))
     return traced if function is None else traced(function)
 
 
@@ -462,4 +466,4 @@ def context(**options: Any) -> _Traced:
     Returns:
         A context manager, sync and async, and decorator.
     """
-    return _Traced(_Options(**options, has_root=False))
+    return _Traced(Options(**options, has_root=False))

@@ -229,6 +229,13 @@ class Report:
     rewarded: int = 0
     dropped: tuple[Dropped, ...] = ()
 
+    def reasons(self) -> dict[str, int]:
+        """How often each reason for leaving something out occurs, the most frequent first."""
+        counts: dict[str, int] = {}
+        for dropped in self.dropped:
+            counts[dropped.reason] = counts.get(dropped.reason, 0) + 1
+        return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
     def __add__(self, other: "Report") -> "Report":
         return Report(
             self.spans + other.spans,

@@ -245,6 +245,12 @@ class Store:
 
         return find(self.connect(), prefix)
 
+    def rollout_of(self, noun: str, whole_id: str) -> str:
+        """The rollout that a found trace, span or response belongs to."""
+        from lightning_otel.store.find import rollout_of
+
+        return rollout_of(self.connect(), noun, whole_id)
+
     def _adapt(self, adapter: TripletAdapter, rollout_id: str | None) -> Iterator[Adaptation]:
         self._settle_if_worthwhile()
         for selection in self._groups(rollout_id):

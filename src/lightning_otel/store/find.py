@@ -17,6 +17,17 @@ _COLUMNS = {
 _SHOWN = 5
 
 
+def rollout_of(con: "duckdb.DuckDBPyConnection", noun: str, whole_id: str) -> str:
+    """The rollout in which something was found."""
+    row = con.execute(
+        f"SELECT {ROLLOUT} FROM spans WHERE {_COLUMNS[noun]} = ? ORDER BY start_ns LIMIT 1",
+        [whole_id],
+    ).fetchone()
+    if row is None:
+        raise NotFoundError(f"no {noun} {whole_id!r}")
+    return str(row[0])
+
+
 def find(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
     """What a prefix names, and its whole id.
 

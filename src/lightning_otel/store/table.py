@@ -147,7 +147,7 @@ def query_of(
         file.flush()
         described = "{" + ", ".join(f"{quoted(k)}: {quoted(v)}" for k, v in columns.items()) + "}"
         con.execute(
-            f"CREATE OR REPLACE TEMP TABLE held AS SELECT * FROM read_json({quoted(file.name)}, "
+            f"CREATE OR REPLACE TABLE held AS SELECT * FROM read_json({quoted(file.name)}, "
             f"format='newline_delimited', columns={described}, maximum_object_size=268435456)"
         )
     return Query(con, "SELECT * FROM held")

@@ -1,0 +1,25 @@
+"""``reward``: a person's or a script's judgement, given after the fact."""
+
+import click
+
+from lightning_otel.cli.output import store_option, talk
+
+
+@click.command()
+@click.argument("target", metavar="ID")
+@click.argument("value", type=float)
+@click.option("--name", default="primary", help="Name of the reward.", show_default=True)
+@store_option
+def reward(target: str, value: float, name: str, store: str | None) -> None:
+    """Give a reward to a rollout, trace, span or response, by a prefix of its id or @last."""
+    from lightning_otel.emitters import reward_span
+    from lightning_otel.store import Store
+
+    opened = Store(store)
+    noun, whole = opened.find(target)
+    rollout_id = opened.rollout_of(noun, whole)
+    links = {"span": "span_id", "response": "response_id"}
+    link = {links[noun]: whole} if noun in links else {}
+    opened.add([reward_span({name: value}, rollout_id=rollout_id, **link)])
+    talk(f"{name} = {value:g} on {noun} {whole}")
+    talk("→ lightning-otel export triplets -o -")

@@ -1,0 +1,50 @@
+"""A span in the JSON shape of the SDK's ``ReadableSpan.to_json()``.
+
+Source: ``opentelemetry.sdk.trace.ReadableSpan.to_json``; values it would raise on (bytes) are kept
+in the store's text form.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from lightning_otel.types import Span
+
+
+def sdk_json(span: Span) -> dict[str, Any]:
+    """The span as the SDK would print it."""
+    status: dict[str, Any] = {"status_code": span.status}
+    if span.status_message:
+        status["description"] = span.status_message
+    return {
+        "name": span.name,
+        "context": _context(span.trace_id, span.span_id),
+        "kind": f"SpanKind.{span.kind}",
+        "parent_id": f"0x{span.parent_span_id}" if span.parent_span_id else None,
+        "start_time": _iso(span.start_ns),
+        "end_time": _iso(span.end_ns) if span.end_ns is not None else None,
+        "status": status,
+        "attributes": dict(span.attributes),
+        "events": [
+            {
+                "name": event.name,
+                "timestamp": _iso(event.time_ns),
+                "attributes": dict(event.attributes),
+            }
+            for event in span.events
+        ],
+        "links": [
+            {"context": _context(link.trace_id, link.span_id), "attributes": dict(link.attributes)}
+            for link in span.links
+        ],
+        "resource": {"attributes": dict(span.otel_resource), "schema_url": ""},
+    }
+
+
+def _context(trace_id: str, span_id: str) -> dict[str, str]:
+    return {"trace_id": f"0x{trace_id}", "span_id": f"0x{span_id}", "trace_state": "[]"}
+
+
+def _iso(time_ns: int) -> str:
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,208 @@
+"""What could keep spans from being captured or read here, each with the command that mends it."""
+
+import os
+import resource
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from lightning_otel import config
+from lightning_otel.errors import LightningOtelError
+from lightning_otel.store import Store
+from lightning_otel.store.layout import Layout
+
+_OPENAI_RIVALS = {
+    "opentelemetry-instrumentation-genai-openai",
+    "opentelemetry-instrumentation-openai-v2",
+    "opentelemetry-instrumentation-openai",
+    "openinference-instrumentation-openai",
+}
+_VERSIONS = ("duckdb", "opentelemetry-sdk", "opentelemetry-instrumentation", "openai")
+_NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "fuse.sshfs", "afs")
+_FEW_FILES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at.
+
+    Attributes:
+        level: ``ok``; ``note`` for what may be meant so; ``problem`` for what is not.
+        text: What was found.
+        remedy: What to do about it; empty where nothing is to be done.
+    """
+
+    level: Literal["ok", "note", "problem"]
+    text: str
+    remedy: str = ""
+
+
+def examine(store: Store) -> list[Finding]:
+    """Every finding, in the order a person would check."""
+    return [
+        *_versions(),
+        *_instrumentors(),
+        *_settings(),
+        *(_store(store.layout, store) if store.layout is not None else ()),
+    ]
+
+
+def _versions() -> Iterator[Finding]:
+    found = [f"python {'.'.join(map(str, sys.version_info[:3]))}"]
+    found += [f"{name} {version}" for name in _VERSIONS if (version := _version(name))]
+    yield Finding("ok", ", ".join(found))
+    if _version("openai") is None:
+        yield Finding("note", "openai is not installed here", "pip install openai")
+    httpx = _version("httpx")
+    if httpx is not None and httpx.startswith("1.0") and "dev" in httpx:
+        yield Finding(
+            "problem",
+            f"httpx {httpx} is a pre-release: every openai call fails once it is imported",
+            "pip install 'httpx<1'",
+        )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _instrumentors() -> Iterator[Finding]:
+    ours, rivals = [], []
+    for entry in metadata.entry_points(group="opentelemetry_instrumentor"):
+        package = entry.dist.name if entry.dist is not None else "?"
+        if package == "lightning-otel":
+            ours.append(entry.name)
+        elif package in _OPENAI_RIVALS:
+            rivals.append(package)
+            try:
+                entry.load()
+            except ImportError as exc:
+                yield Finding(
+                    "problem",
+                    f"{package} {_version(package)} cannot be imported ({exc}); "
+                    "opentelemetry-instrument says nothing of that",
+                    f"pip uninstall {package}",
+                )
+    yield Finding("ok", f"instrumentors: {', '.join(sorted(ours)) or 'none'}")
+    if rivals:
+        yield Finding(
+            "problem",
+            f"{', '.join(rivals)} also record openai calls: under opentelemetry-instrument each "
+            "call becomes several spans",
+            f"pip uninstall {' '.join(rivals)}",
+        )
+
+
+def _settings() -> Iterator[Finding]:
+    if not config.is_enabled():
+        yield Finding(
+            "problem",
+            "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED",
+            f"unset {config.ENABLED_ENV} OTEL_SDK_DISABLED",
+        )
+    content = config.content()
+    if not content.is_kept:
+        yield Finding(
+            "problem",
+            f"{config.CONTENT_ENV} keeps messages out of the store: transitions will be empty",
+            f"unset {config.CONTENT_ENV}",
+        )
+    elif content.is_exported:
+        yield Finding("note", "messages are sent out with spans, as the environment asks")
+    if config.has_otlp_endpoint():
+        yield Finding("ok", f"spans are also sent out by OTLP ({config.otlp_protocol()})")
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _FEW_FILES:
+        yield Finding(
+            "note",
+            f"only {soft} files may be open at once; large stores need more",
+            "ulimit -n 4096",
+        )
+
+
+def _store(layout: Layout, store: Store) -> Iterator[Finding]:
+    if not layout.exists():
+        yield Finding(
+            "note",
+            f"no store at {layout.catalogue} yet",
+            "lightning-otel run -- python your_agent.py",
+        )
+        folder = _existing_folder(layout.catalogue.parent)
+        if not os.access(folder, os.W_OK):
+            yield Finding("problem", f"{folder} is not writable", "name another place with --store")
+        return
+    filesystem = _filesystem(layout.root)
+    if filesystem in _NETWORK_FILESYSTEMS:
+        yield Finding(
+            "problem",
+            f"{layout.root} lies on {filesystem}, where file locks cannot be relied on",
+            "move the store to a local disk",
+        )
+    yield from _permissions(layout)
+    yield from _contents(layout, store)
+
+
+def _existing_folder(folder: Path) -> Path:
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _filesystem(path: Path) -> str:
+    """The type of the file system a path lies on; empty where the kernel does not list it."""
+    try:
+        mounts = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in mounts:
+        _, place, found, *_ = line.split(" ")
+        if path.is_relative_to(place) and len(place) > len(best):
+            best, kind = place, found
+    return kind
+
+
+def _permissions(layout: Layout) -> Iterator[Finding]:
+    mode = stat.S_IMODE(layout.root.stat().st_mode)
+    if mode & 0o077:
+        yield Finding(
+            "problem", f"others may read {layout.root} (mode {mode:o})", f"chmod 700 {layout.root}"
+        )
+    for folder in (layout.new, layout.live, layout.data):
+        if not os.access(folder, os.W_OK):
+            yield Finding(
+                "problem", f"{folder} is not writable: spans are lost", f"chmod u+rwx {folder}"
+            )
+
+
+def _contents(layout: Layout, store: Store) -> Iterator[Finding]:
+    try:
+        manifest = layout.read_manifest()
+        row = next(iter(store.sql("SELECT count(*) AS n, count(end_ns) AS ended FROM spans")))
+    except LightningOtelError as exc:
+        yield Finding("problem", exc.what, exc.remedy)
+        return
+    missing = [file.name for file in manifest.live_files if not (layout.data / file.name).exists()]
+    if missing:
+        yield Finding("problem", f"data files are missing: {', '.join(missing)}", "restore them")
+    segments = len(layout.segments())
+    yield Finding(
+        "ok",
+        f"{layout.catalogue}: {row['n']} spans ({row['n'] - row['ended']} incomplete), "
+        f"{len(manifest.live_files)} files, {segments} segments",
+    )
+    for name, noun in (
+        ("lost", "spans were lost: the disk refused them"),
+        ("damaged", "lines were damaged and stepped over"),
+        ("conflicts", "spans had an id that was taken already"),
+    ):
+        count = sum(getattr(segment, name) for segment in manifest.segments)
+        if count:
+            yield Finding("note", f"{count} {noun}")
