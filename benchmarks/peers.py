@@ -50,6 +50,36 @@ def environment(folder: Path, name: str, requirements: Sequence[str]) -> Path:
     return python
 
 
+def start(
+    python: Path | str,
+    script: str,
+    worker: str,
+    *options: object,
+    settings: Mapping[str, str] | None = None,
+) -> "subprocess.Popen[str]":
+    """A worker, which is a benchmark's script in a process of its own."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()  # noqa: TID251  # the rule is the package's own
+        if not name.startswith(("OTEL_", "LIGHTNING_"))
+    }
+    return subprocess.Popen(
+        [str(python), script, "--worker", worker, *map(str, options)],
+        env={**inherited, **(settings or {})},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result(process: "subprocess.Popen[str]") -> Any:
+    """What a worker reports, once it has ended."""
+    output, _ = process.communicate()
+    lines = [line for line in output.splitlines() if line.startswith(_RESULT)]
+    if process.returncode or not lines:
+        raise SystemExit(f"{process.args} failed with {process.returncode}: {output[-2000:]}")
+    return json.loads(lines[-1].removeprefix(_RESULT))
+
+
 def run(
     python: Path | str,
     script: str,
@@ -57,22 +87,8 @@ def run(
     *options: object,
     settings: Mapping[str, str] | None = None,
 ) -> Any:
-    """What a worker, which is a benchmark's script in a process of its own, reports."""
-    command = [str(python), script, "--worker", worker, *map(str, options)]
-    inherited = {
-        name: value
-        for name, value in os.environ.items()  # noqa: TID251  # the rule is the package's own
-        if not name.startswith(("OTEL_", "LIGHTNING_"))
-    }
-    done = subprocess.run(
-        command, env={**inherited, **(settings or {})}, stdout=subprocess.PIPE, text=True
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith(_RESULT)]
-    if done.returncode or not lines:
-        raise SystemExit(
-            f"{' '.join(command)} failed with {done.returncode}: {done.stdout[-2000:]}"
-        )
-    return json.loads(lines[-1].removeprefix(_RESULT))
+    """What a worker reports; nothing else runs meanwhile."""
+    return result(start(python, script, worker, *options, settings=settings))
 
 
 def report(result: object) -> None:

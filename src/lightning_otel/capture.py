@@ -8,8 +8,7 @@ allows that, and the SDK's attribute limits cannot cut it.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -33,6 +32,8 @@ _FRAME_KEY = otel_context.create_key("lightning-otel-frame")
 _SUPPRESS_KEYS = ("suppress_instrumentation", "suppress_language_model_instrumentation")
 _MESSAGE_LIMIT = 8192
 _NO_BODY: Mapping[str, str] = {}
+_NUMBERS = frozenset({c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS})
+"""Content that holds no words: base64 can look like a secret by chance, and must not be changed."""
 
 _body: ContextVar[Mapping[str, str]] = ContextVar("lightning-otel-body", default=_NO_BODY)
 
@@ -123,19 +124,24 @@ def parent_context() -> Context:
     return frame.parent if frame is not None and frame.parent is not None else context
 
 
-@contextmanager
-def attached(context: Context) -> Iterator[None]:
-    """Make a context current, and leave quietly if the block ends in another one.
+class attached:  # noqa: N801  # used as a function; a generator would cost a call a microsecond more
+    """Make a context current for a block, and leave quietly if the block ends in another one.
 
     A block left in another context (a generator closed by another task) must not detach: that would
     log "Failed to detach context" and put a stranger's context back.
     """
-    token = otel_context.attach(context)
-    try:
-        yield
-    finally:
-        if otel_context.get_current() is context:
-            otel_context.detach(token)
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._token = otel_context.attach(self._context)
+
+    def __exit__(self, *exc: object) -> None:
+        if otel_context.get_current() is self._context:
+            otel_context.detach(self._token)
 
 
 def tracer() -> trace.Tracer:
@@ -202,7 +208,7 @@ class Operation:
         """
         parent = parent_context()
         self.span = tracer().start_span(
-            name, parent, kind=kind, attributes=attributes, start_time=start_ns
+            name, parent, kind=kind, attributes=valid(attributes), start_time=start_ns
         )
         self.context = trace.set_span_in_context(self.span, parent)
         self.attributes: dict[str, AttributeValue] = {}
@@ -244,11 +250,13 @@ class Operation:
     def _end(self, end_ns: int | None) -> None:
         content = _process.content
         body = (
-            {key: scrub(text) for key, text in self.body.items()} if content.is_kept else _NO_BODY
+            {key: scrub(text) if key not in _NUMBERS else text for key, text in self.body.items()}
+            if content.is_kept
+            else _NO_BODY
         )
         if content.is_exported:
             self.attributes.update(body)
-        self.span.set_attributes(self.attributes)
+        self.span.set_attributes(valid(self.attributes))
         token = _body.set(body)
         try:
             self.span.end(end_ns)
@@ -262,6 +270,16 @@ def clean(text: str) -> str:
     One lone surrogate in a status message makes OTLP drop the whole batch.
     """
     return text[:_MESSAGE_LIMIT].encode("utf-8", "replace").decode("utf-8")
+
+
+def valid(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """Attributes without the lone surrogates that text may hold."""
+    return {
+        key: value
+        if type(value) is not str or value.isascii()
+        else value.encode("utf-8", "replace").decode("utf-8")
+        for key, value in attributes.items()
+    }
 
 
 def scrubbed(text: str) -> str:

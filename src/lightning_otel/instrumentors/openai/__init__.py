@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import wrapt
-from opentelemetry import context as otel_context
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in its __all__
 
 from lightning_otel import capture
@@ -106,14 +105,12 @@ def _sync_request(original: Any) -> Any:
         model_request = capture.guarded(_begin, self, options, stream)
         if model_request is None:
             return original(self, cast_to, options, stream=stream, **kwargs)
-        token = otel_context.attach(model_request.context)
         try:
-            result = original(self, cast_to, options, stream=stream, **kwargs)
+            with capture.attached(model_request.context):
+                result = original(self, cast_to, options, stream=stream, **kwargs)
         except BaseException as exc:
             capture.guarded(model_request.fail, exc)
             raise
-        finally:
-            otel_context.detach(token)
         capture.guarded(model_request.returned, result)
         return result
 
@@ -127,14 +124,12 @@ def _async_request(original: Any) -> Any:
         model_request = capture.guarded(_begin, self, options, stream)
         if model_request is None:
             return await original(self, cast_to, options, stream=stream, **kwargs)
-        token = otel_context.attach(model_request.context)
         try:
-            result = await original(self, cast_to, options, stream=stream, **kwargs)
+            with capture.attached(model_request.context):
+                result = await original(self, cast_to, options, stream=stream, **kwargs)
         except BaseException as exc:
             capture.guarded(model_request.fail, exc)
             raise
-        finally:
-            otel_context.detach(token)
         capture.guarded(model_request.returned, result)
         return result
 
@@ -143,7 +138,7 @@ def _async_request(original: Any) -> Any:
 
 def _sync_response(original: Any) -> Any:
     def _process_response(self: Any, **kwargs: Any) -> Any:
-        _note_response(kwargs.get("response"))
+        capture.guarded(_note_response, self, kwargs.get("response"))
         return original(self, **kwargs)
 
     return _process_response
@@ -151,13 +146,14 @@ def _sync_response(original: Any) -> Any:
 
 def _async_response(original: Any) -> Any:
     async def _process_response(self: Any, **kwargs: Any) -> Any:
-        _note_response(kwargs.get("response"))
+        capture.guarded(_note_response, self, kwargs.get("response"))
         return await original(self, **kwargs)
 
     return _process_response
 
 
-def _note_response(response: Any) -> None:
+def _note_response(client: Any, response: Any) -> None:
     model_request = current_request()
-    if model_request is not None and response is not None:
-        capture.guarded(model_request.observe, response)
+    # Another client may ask for something while this one's request is under way, such as a token.
+    if model_request is not None and model_request.client is client and response is not None:
+        model_request.observe(response)

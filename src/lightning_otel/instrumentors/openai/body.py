@@ -6,47 +6,48 @@ response object; so the program keeps the client's own stream object, of its own
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Protocol
+from contextlib import aclosing
+from typing import Any, Final, Protocol
 
 from lightning_otel import capture
 
-MAX_KEPT_BYTES = 32 << 20
-_REPLACED = ("iter_bytes", "aiter_bytes", "close", "aclose")
+MAX_KEPT_BYTES: Final = 32 << 20
+_REPLACED: Final = ("iter_bytes", "aiter_bytes", "close", "aclose")
 
 
-class Answered(Protocol):
-    """Receives the body once, when it was read to its end or given up."""
+class Ended(Protocol):
+    """Told once that the reading is over: at the body's end, given up, or broken."""
 
-    def __call__(self, body: bytes, *, is_whole: bool, first_chunk_s: float | None) -> None:
-        """Take the body."""
-
-
-class Failed(Protocol):
-    """Receives the exception that broke the reading."""
-
-    def __call__(self, exc: BaseException) -> None:
-        """Take the exception."""
+    def __call__(
+        self,
+        body: bytes,
+        *,
+        is_whole: bool,
+        first_chunk_s: float | None,
+        exc: BaseException | None,
+    ) -> None:
+        """Take what was read."""
 
 
 class BodyRecorder:
     """Keeps what passes through one response, and tells when that ends."""
 
-    def __init__(self, response: Any, started_s: float, answered: Answered, failed: Failed) -> None:
+    def __init__(self, response: Any, started_s: float, ended: Ended) -> None:
         """Begin to observe a response whose body is still unread.
 
         Args:
             response: The HTTP response.
             started_s: When the request began, on the clock of ``time.perf_counter``.
-            answered: Told the body.
-            failed: Told the exception.
+            ended: Told the body, and the exception that broke the reading, if one did.
         """
-        self._answered = answered
-        self._failed = failed
+        self._ended = ended
         self._chunks: list[bytes] = []
         self._size = 0
         self._started_s = started_s
         self._first_chunk_s: float | None = None
         self._is_over = False
+        # While the client's own code reads, it also closes: at the end, and when the reading breaks.
+        self._is_reading = False
         self._response = response
         self._class = type(response)
         for name in _REPLACED:
@@ -54,41 +55,50 @@ class BodyRecorder:
 
     def __del__(self) -> None:
         """A response dropped unread and unclosed was abandoned."""
-        self._finish(is_whole=False)
+        # At the interpreter's end the module may be gone before the last responses are.
+        if not self._is_over and capture is not None:
+            capture.guarded(self._finish)
 
     def _close(self) -> None:
         try:
             self._class.close(self._response)
         finally:
-            self._finish(is_whole=False)
+            capture.guarded(self._closed)
 
     async def _aclose(self) -> None:
         try:
             await self._class.aclose(self._response)
         finally:
-            self._finish(is_whole=False)
+            capture.guarded(self._closed)
 
     def _iter_bytes(self, *args: Any, **kwargs: Any) -> Iterator[bytes]:
-        response = self._response
+        self._is_reading = True
         try:
-            for chunk in self._class.iter_bytes(response, *args, **kwargs):
-                self._keep(chunk)
+            for chunk in self._class.iter_bytes(self._response, *args, **kwargs):
+                capture.guarded(self._keep, chunk)
+                self._is_reading = False
                 yield chunk
+                self._is_reading = True
         except BaseException as exc:
-            self._broken(exc)
+            capture.guarded(self._broken, exc)
             raise
-        self._finish(is_whole=True)
+        capture.guarded(self._finish, is_whole=True)
 
     async def _aiter_bytes(self, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
-        response = self._response
+        self._is_reading = True
         try:
-            async for chunk in self._class.aiter_bytes(response, *args, **kwargs):
-                self._keep(chunk)
-                yield chunk
+            async with aclosing(
+                self._class.aiter_bytes(self._response, *args, **kwargs)
+            ) as chunks:
+                async for chunk in chunks:
+                    capture.guarded(self._keep, chunk)
+                    self._is_reading = False
+                    yield chunk
+                    self._is_reading = True
         except BaseException as exc:
-            self._broken(exc)
+            capture.guarded(self._broken, exc)
             raise
-        self._finish(is_whole=True)
+        capture.guarded(self._finish, is_whole=True)
 
     def _keep(self, chunk: bytes) -> None:
         if self._first_chunk_s is None:
@@ -97,27 +107,21 @@ class BodyRecorder:
             self._chunks.append(chunk)
             self._size += len(chunk)
 
+    def _closed(self) -> None:
+        if not self._is_reading:
+            self._finish()
+
     def _broken(self, exc: BaseException) -> None:
         # A generator that is closed was left by its reader; anything else broke the stream.
-        if isinstance(exc, GeneratorExit):
-            self._finish(is_whole=False)
-        elif not self._is_over:
-            self._leave()
-            capture.guarded(self._failed, exc)
+        self._finish(exc=None if isinstance(exc, GeneratorExit) else exc)
 
-    def _finish(self, *, is_whole: bool) -> None:
-        if not self._is_over:
-            self._leave()
-            capture.guarded(
-                self._answered,
-                b"".join(self._chunks),
-                is_whole=is_whole,
-                first_chunk_s=self._first_chunk_s,
-            )
-            self._chunks.clear()
-
-    def _leave(self) -> None:
-        """Give the response its own methods back, so that the two no longer hold each other."""
+    def _finish(self, *, is_whole: bool = False, exc: BaseException | None = None) -> None:
+        if self._is_over:
+            return
         self._is_over = True
+        # The response gets its own methods back, so that the two no longer hold each other.
         for name in _REPLACED:
             self._response.__dict__.pop(name, None)
+        body = b"".join(self._chunks)
+        self._chunks.clear()
+        self._ended(body, is_whole=is_whole, first_chunk_s=self._first_chunk_s, exc=exc)

@@ -1,8 +1,9 @@
 """One request to a model: its span from the first attempt to the last byte of the answer."""
 
+import re
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import orjson
@@ -16,6 +17,7 @@ from lightning_otel.instrumentors.openai import chat, completions, embeddings, r
 from lightning_otel.instrumentors.openai.body import BodyRecorder
 
 _KEY = otel_context.create_key("lightning-otel-openai-request")
+_JSON_START = re.compile(rb"\s*\{")
 
 Attributes = dict[str, AttributeValue]
 Json = Mapping[str, Any]
@@ -74,11 +76,13 @@ def current_request() -> "ModelRequest | None":
 class ModelRequest:
     """A call's span, fed by the request's JSON and the response's bytes."""
 
-    def __init__(self, endpoint: Endpoint, operation: capture.Operation) -> None:
+    def __init__(self, client: Any, endpoint: Endpoint, operation: capture.Operation) -> None:
+        self.client = client
         self.endpoint = endpoint
         self.operation = operation
         self.context = otel_context.set_value(_KEY, self, operation.context)
-        self._is_observed = False
+        self._response: Any = None
+        self._is_streaming = False
         self._started_s = time.perf_counter()
 
     @classmethod
@@ -107,61 +111,95 @@ class ModelRequest:
             content = capture.guarded(endpoint.request_content, body)
         name = f"{endpoint.OPERATION} {model}" if isinstance(model, str) else endpoint.OPERATION
         operation = capture.Operation(capture.clean(name), SpanKind.CLIENT, attributes, content)
-        return cls(endpoint, operation)
+        return cls(client, endpoint, operation)
 
     def observe(self, response: Any) -> None:
-        """Read the answer from the HTTP response: now if it has arrived, else as it passes by."""
-        if self._is_observed:
-            return
-        self._is_observed = True
-        if response.is_closed:
-            self._answered(response.content, is_whole=True)
-        else:
-            BodyRecorder(response, self._started_s, self._answered, self.fail)
+        """Note the HTTP response: read once the client has made its object of it, or as it passes."""
+        if self._response is None and not self._is_streaming:
+            if response.is_closed:
+                self._response = response
+            else:
+                BodyRecorder(response, self._started_s, self._ended)
+                self._is_streaming = True
 
     def returned(self, result: Any) -> None:
-        """Close the span where no HTTP response was seen: a client that hides it."""
-        if not self._is_observed:
-            dump = getattr(result, "model_dump_json", None)
-            self._answered(dump().encode() if dump is not None else b"", is_whole=True)
+        """End the span of a call whose answer is there; a stream's span goes on."""
+        if self._is_streaming:
+            return
+        body = self._body()
+        if body is None and hasattr(result, "model_dump_json"):  # a client that hides its response
+            body = capture.guarded(lambda: result.model_dump_json().encode())
+        self._ended(body or b"", is_whole=True)
 
     def fail(self, exc: BaseException) -> None:
-        """End the span with the exception the caller is about to see."""
-        self.operation.fail(exc)
+        """End the span with the exception the caller is about to see, and the answer if it came."""
+        self._ended(self._body() or b"", is_whole=True, exc=exc)
 
-    def _answered(self, body: bytes, *, is_whole: bool, first_chunk_s: float | None = None) -> None:
+    def _body(self) -> bytes | None:
+        """The answer that has arrived, if it was seen."""
+        return None if self._response is None else capture.guarded(lambda: self._response.content)
+
+    def _ended(
+        self,
+        body: bytes,
+        *,
+        is_whole: bool,
+        first_chunk_s: float | None = None,
+        exc: BaseException | None = None,
+    ) -> None:
         """End the span with the answer's body, as far as it was read.
 
         Args:
             body: A JSON document, or server-sent events.
             is_whole: Whether the body was read to its end.
             first_chunk_s: Seconds from the span's start to the first byte of a stream.
+            exc: What ended the call instead.
         """
         operation = self.operation
         if operation.is_over:
             return
-        answer: Json | None = None
-        if _is_event_stream(body):
-            if first_chunk_s is not None:
-                operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
-            events = read_events(body)
-            is_whole = is_whole or self.endpoint.is_complete(events)
-            answer = capture.guarded(self.endpoint.assemble, events)
+        read = capture.guarded(self._read, body, first_chunk_s)
+        if exc is not None:
+            operation.fail(exc)
+        elif read is not None and read.error is not None:
+            operation.fail_with(*read.error)
         else:
-            answer = _json_object(body)
-        if answer is not None:
-            capture.guarded(self._read, answer)
-            if (error := _error_of(answer)) is not None:
-                operation.fail_with(*error)
-                return
-        if not is_whole:
-            operation.attributes[c.ABANDONED] = True
-        operation.stop()
+            if not is_whole and not (read is not None and read.is_complete):
+                operation.attributes[c.ABANDONED] = True
+            operation.stop()
 
-    def _read(self, answer: Json) -> None:
+    def _read(self, body: bytes, first_chunk_s: float | None) -> "_Read":
+        """Put what the body says on the span."""
+        answer: Json | None = None
+        is_complete = False
+        if _JSON_START.match(body):
+            answer = _json_object(body)
+        elif events := read_events(body):
+            if first_chunk_s is not None:
+                self.operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
+            is_complete = self.endpoint.is_complete(events)
+            answer = self.endpoint.assemble(events)
+        if answer is None:
+            return _Read()
+        capture.guarded(self._take, answer)
+        return _Read(is_complete=is_complete, error=_error_of(answer))
+
+    def _take(self, answer: Json) -> None:
         self.operation.attributes.update(self.endpoint.response_attributes(answer))
         if capture.content_policy().is_kept:
             self.operation.body.update(self.endpoint.response_content(answer))
+
+
+class _Read(NamedTuple):
+    """What a body says of how the call ended.
+
+    Attributes:
+        is_complete: Whether a stream said itself that it is over.
+        error: Type and message of an error told in the body.
+    """
+
+    is_complete: bool = False
+    error: tuple[str, str] | None = None
 
 
 def read_events(body: bytes) -> list[Json]:
@@ -180,10 +218,6 @@ def read_events(body: bytes) -> list[Json]:
         elif data and (event := _json_object(data)) is not None:
             events.append(event)
     return events
-
-
-def _is_event_stream(body: bytes) -> bool:
-    return body.lstrip()[:1] != b"{"
 
 
 def _json_object(data: bytes) -> Json | None:

@@ -1,0 +1,86 @@
+"""What the README says is run as it stands there, in an empty folder."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_otel.demo.server import DemoServer
+
+README = Path(__file__).parent.parent / "README.md"
+AGENT = """\
+import os
+
+import openai
+
+from lightning_otel.demo.agent import solve
+
+client = openai.OpenAI(base_url=os.environ["AGENT_MODEL_URL"], api_key="none")
+print(solve(client, "What is 17*23?"))
+"""
+
+
+def blocks(language: str) -> list[str]:
+    """The README's code blocks of one language, in order."""
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, server: DemoServer) -> dict[str, str]:
+    """An environment in which `your_agent.py` works and the README's commands are found."""
+    (tmp_path / "your_agent.py").write_text(AGENT)
+    found = {name: value for name, value in os.environ.items() if name != "LIGHTNING_OTEL_STORE"}
+    scripts = Path(sys.executable).parent
+    return {
+        **found,
+        "PATH": f"{scripts}{os.pathsep}{found['PATH']}",
+        "AGENT_MODEL_URL": server.base_url,
+    }
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """A command's stdout; it must succeed."""
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=50
+    )
+
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_readme_python_runs(tmp_path: Path, shell: dict[str, str]) -> None:
+    """Every Python block of the README runs, one after the other, in a fresh folder."""
+    program = "\n".join(blocks("python"))
+
+    out = run([sys.executable, "-W", "error", "-c", program], tmp_path, shell)
+
+    assert (tmp_path / "transitions.parquet").exists()
+    assert "None" not in out
+
+
+def test_readme_ways_in_record_the_agent(tmp_path: Path, shell: dict[str, str]) -> None:
+    """Both commands of "Your own agent" record the same two calls of an unchanged program."""
+    commands = [block.strip() for block in blocks("bash") if "your_agent.py" in block][:2]
+
+    for command in commands:
+        assert "The answer is" in run(["bash", "-c", command], tmp_path, shell)
+
+    count = run(
+        ["lightning-otel", "sql", "--json", "SELECT count(*) AS calls FROM calls"], tmp_path, shell
+    )
+    assert '"calls": 4' in count
+
+
+def test_readme_data_commands_run(tmp_path: Path, shell: dict[str, str]) -> None:
+    """Every command of "Get training data" works on a recorded run."""
+    run(["lightning-otel", "run", "--", "python", "your_agent.py"], tmp_path, shell)
+    block = next(block for block in blocks("bash") if "export triplets" in block)
+
+    out = run(["bash", "-euc", block], tmp_path, shell)
+
+    assert "toy-policy" in out
+    assert (tmp_path / "triplets.jsonl").read_text().count("\n") == 2
+    assert (tmp_path / "everything.duckdb").exists()
