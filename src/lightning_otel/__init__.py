@@ -18,12 +18,11 @@ if TYPE_CHECKING:
         emit_reward,
         emit_span,
         emit_state,
-        operation,
     )
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.store import Store
-    from lightning_otel.tracing import Recording, auto_trace, context
+    from lightning_otel.tracing import Recording, auto_trace, context, operation
     from lightning_otel.types import Report, Span, Trajectory, Transition
 
 _HOMES = {
@@ -36,7 +35,6 @@ _HOMES = {
     "emit_reward": "emitters",
     "emit_span": "emitters",
     "emit_state": "emitters",
-    "operation": "emitters",
     "DuckDBSpanExporter": "exporters.duckdb",
     "LightningSpanProcessor": "exporters.duckdb",
     "instrument": "provider",
@@ -45,6 +43,7 @@ _HOMES = {
     "Recording": "tracing",
     "auto_trace": "tracing",
     "context": "tracing",
+    "operation": "tracing",
     "Report": "types",
     "Span": "types",
     "Trajectory": "types",

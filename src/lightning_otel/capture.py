@@ -6,6 +6,7 @@ it is handed to our own processor beside it, so that no other exporter sees it u
 allows that, and the SDK's attribute limits cannot cut it.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ _NUMBERS = frozenset({c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPR
 """Content that holds no words: base64 can look like a secret by chance, and must not be changed."""
 
 _body: ContextVar[Mapping[str, str]] = ContextVar("lightning-otel-body", default=_NO_BODY)
+_attached_here: ContextVar[Context | None] = ContextVar("lightning-otel-attached", default=None)
 
 
 class SpanSink(Protocol):
@@ -90,7 +92,7 @@ def capture_everywhere(*, enabled: bool) -> None:
 
 
 def refresh_settings() -> None:
-    """Read the content settings again; they are kept because a look-up costs 2 microseconds a call."""
+    """Read the content settings again; they are kept because a look-up costs 2 us a call."""
     _process.content = config.content()
 
 
@@ -116,12 +118,15 @@ def in_frame(frame: Frame, context: Context | None = None) -> Context:
 
 
 def parent_context() -> Context:
-    """The current context, or the frame's parent where the current one holds no span."""
+    """The current context, with the frame's parent span where it holds no span of its own."""
     context = otel_context.get_current()
     if trace.get_current_span(context).get_span_context().is_valid:
         return context
     frame = current_frame(context)
-    return frame.parent if frame is not None and frame.parent is not None else context
+    if frame is None or frame.parent is None:
+        return context
+    # Only the span: whatever else the program put into its context is still there.
+    return trace.set_span_in_context(trace.get_current_span(frame.parent), context)
 
 
 class attached:  # noqa: N801  # used as a function; a generator would cost a call a microsecond more
@@ -131,17 +136,26 @@ class attached:  # noqa: N801  # used as a function; a generator would cost a ca
     log "Failed to detach context" and put a stranger's context back.
     """
 
-    __slots__ = ("_context", "_token")
+    __slots__ = ("_context", "_mark", "_token")
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     def __enter__(self) -> None:
+        self._mark = _attached_here.set(self._context)
         self._token = otel_context.attach(self._context)
 
     def __exit__(self, *exc: object) -> None:
-        if otel_context.get_current() is self._context:
+        if otel_context.get_current() is self._context and self._is_here():
             otel_context.detach(self._token)
+
+    def _is_here(self) -> bool:
+        # A task that copied this context looks the same, but cannot take back what was set here.
+        try:
+            _attached_here.reset(self._mark)
+        except ValueError:
+            return False
+        return True
 
 
 def tracer() -> trace.Tracer:
@@ -160,7 +174,8 @@ def note_fault() -> None:
     """Count a fault of ours that is being handled; the first one is a warning, the rest debug."""
     _process.faults += 1
     level = logging.WARNING if _process.faults == 1 else logging.DEBUG
-    log.log(level, "a span could not be captured; the program goes on", exc_info=True)
+    with contextlib.suppress(Exception):  # the program's own log handlers may raise
+        log.log(level, "a span could not be captured; the program goes on", exc_info=True)
 
 
 def guarded(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -269,17 +284,23 @@ def clean(text: str) -> str:
 
     One lone surrogate in a status message makes OTLP drop the whole batch.
     """
-    return text[:_MESSAGE_LIMIT].encode("utf-8", "replace").decode("utf-8")
+    return str(_valid_text(text[:_MESSAGE_LIMIT]))
 
 
 def valid(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
     """Attributes without the lone surrogates that text may hold."""
-    return {
-        key: value
-        if type(value) is not str or value.isascii()
-        else value.encode("utf-8", "replace").decode("utf-8")
-        for key, value in attributes.items()
-    }
+    found = dict(attributes)
+    for key, value in attributes.items():
+        if type(value) is str:
+            if not value.isascii():
+                found[key] = _valid_text(value)
+        elif type(value) is list:
+            found[key] = [_valid_text(item) for item in value]
+    return found
+
+
+def _valid_text(value: Any) -> Any:
+    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
 
 
 def scrubbed(text: str) -> str:
@@ -288,9 +309,13 @@ def scrubbed(text: str) -> str:
 
 
 def message_of(exc: BaseException) -> str:
-    """What an exception says; its own ``__str__`` may raise and must not replace it."""
-    text = guarded(str, exc)
-    return scrubbed(text) if isinstance(text, str) else ""
+    """What an exception says; its own ``__str__`` may raise, which is no fault of ours."""
+    try:
+        text = str(exc)
+    except Exception:  # noqa: BLE001  # whatever it raises must not replace the exception itself
+        return ""
+    # Cut before and after: scrubbing a long text costs, and must not lose the end of a secret.
+    return scrubbed(text[: 2 * _MESSAGE_LIMIT])
 
 
 def type_name(exc: BaseException) -> str:

@@ -59,7 +59,7 @@ def _flag(name: str, *, default: bool) -> bool:
 
 
 def is_enabled() -> bool:
-    """Whether capture may run at all: ``LIGHTNING_OTEL=0`` and ``OTEL_SDK_DISABLED=true`` stop it."""
+    """Whether capture may run: ``LIGHTNING_OTEL=0`` and ``OTEL_SDK_DISABLED=true`` stop it."""
     return _flag(ENABLED_ENV, default=True) and not _flag("OTEL_SDK_DISABLED", default=False)
 
 

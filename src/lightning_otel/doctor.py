@@ -8,13 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
+
+import orjson
 
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.store import Store
 from lightning_otel.store.layout import Layout
 
+LOSSES: Final = ("lost", "damaged", "conflicts")
+"""What a store counts of what it could not keep: spans, lines, spans whose id was taken."""
 _OPENAI_RIVALS = {
     "opentelemetry-instrumentation-genai-openai",
     "opentelemetry-instrumentation-openai-v2",
@@ -24,6 +28,8 @@ _OPENAI_RIVALS = {
 _VERSIONS = ("duckdb", "opentelemetry-sdk", "opentelemetry-instrumentation", "openai")
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "fuse.sshfs", "afs")
 _FEW_FILES = 1024
+_PARQUET_MARK = b"PAR1"
+_LOST_MARK = b'{"record":"count"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +82,29 @@ def _version(name: str) -> str | None:
 def _instrumentors() -> Iterator[Finding]:
     ours, rivals = [], []
     for entry in metadata.entry_points(group="opentelemetry_instrumentor"):
-        package = entry.dist.name if entry.dist is not None else "?"
+        package = entry.dist.name.lower().replace("_", "-") if entry.dist is not None else "?"
         if package == "lightning-otel":
             ours.append(entry.name)
         elif package in _OPENAI_RIVALS:
             rivals.append(package)
             try:
                 entry.load()
-            except ImportError as exc:
+            except (ImportError, AttributeError, TypeError) as exc:
                 yield Finding(
                     "problem",
                     f"{package} {_version(package)} cannot be imported ({exc}); "
                     "opentelemetry-instrument says nothing of that",
                     f"pip uninstall {package}",
                 )
-    yield Finding("ok", f"instrumentors: {', '.join(sorted(ours)) or 'none'}")
+    if ours:
+        yield Finding("ok", f"instrumentors: {', '.join(sorted(ours))}")
+    else:
+        yield Finding(
+            "problem",
+            "lightning-otel's entry points are not installed, so opentelemetry-instrument cannot "
+            "find it",
+            "pip install --force-reinstall lightning-otel",
+        )
     if rivals:
         yield Finding(
             "problem",
@@ -127,6 +141,31 @@ def _settings() -> Iterator[Finding]:
         )
 
 
+def count_losses(layout: Layout) -> dict[str, int]:
+    """Spans lost, lines damaged and spans in conflict, as far as they were counted.
+
+    Damage and conflicts show when a segment is settled; lost spans already where they were noted.
+    """
+    manifest = layout.read_manifest()
+    found = {name: sum(getattr(s, name) for s in manifest.segments) for name in LOSSES}
+    settled = {segment.name for segment in manifest.segments}
+    for path in layout.segments():
+        if path.name not in settled:
+            found["lost"] += _lost_in(path)
+    return found
+
+
+def _lost_in(path: Path) -> int:
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return 0
+    if _LOST_MARK not in text:
+        return 0
+    lines = (line for line in text.splitlines() if line.startswith(_LOST_MARK))
+    return sum(int(orjson.loads(line)["lost"]) for line in lines)
+
+
 def _store(layout: Layout, store: Store) -> Iterator[Finding]:
     if not layout.exists():
         yield Finding(
@@ -134,9 +173,7 @@ def _store(layout: Layout, store: Store) -> Iterator[Finding]:
             f"no store at {layout.catalogue} yet",
             "lightning-otel run -- python your_agent.py",
         )
-        folder = _existing_folder(layout.catalogue.parent)
-        if not os.access(folder, os.W_OK):
-            yield Finding("problem", f"{folder} is not writable", "name another place with --store")
+        yield from _place(layout)
         return
     filesystem = _filesystem(layout.root)
     if filesystem in _NETWORK_FILESYSTEMS:
@@ -149,10 +186,15 @@ def _store(layout: Layout, store: Store) -> Iterator[Finding]:
     yield from _contents(layout, store)
 
 
-def _existing_folder(folder: Path) -> Path:
+def _place(layout: Layout) -> Iterator[Finding]:
+    """Whether a store could be made where it is to be."""
+    folder = layout.catalogue.parent
     while not folder.exists():
         folder = folder.parent
-    return folder
+    if not folder.is_dir():
+        yield Finding("problem", f"{folder} is no folder", "name another place with --store")
+    elif not os.access(folder, os.W_OK):
+        yield Finding("problem", f"{folder} is not writable", "name another place with --store")
 
 
 def _filesystem(path: Path) -> str:
@@ -185,24 +227,53 @@ def _permissions(layout: Layout) -> Iterator[Finding]:
 def _contents(layout: Layout, store: Store) -> Iterator[Finding]:
     try:
         manifest = layout.read_manifest()
-        row = next(iter(store.sql("SELECT count(*) AS n, count(end_ns) AS ended FROM spans")))
     except LightningOtelError as exc:
         yield Finding("problem", exc.what, exc.remedy)
         return
-    missing = [file.name for file in manifest.live_files if not (layout.data / file.name).exists()]
-    if missing:
-        yield Finding("problem", f"data files are missing: {', '.join(missing)}", "restore them")
-    segments = len(layout.segments())
+    damaged = [
+        (file.name, fault)
+        for file in manifest.live_files
+        if (fault := _fault_of(layout.data / file.name))
+    ]
+    for name, fault in damaged:
+        yield Finding("problem", f"data file {name} {fault}", f"restore it in {layout.data}")
+    if not any(fault == "is damaged" for _, fault in damaged):
+        yield from _counts(layout, store)
+
+
+def _fault_of(path: Path) -> str:
+    """What is wrong with a Parquet file, as far as its two ends show."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_PARQUET_MARK))
+            file.seek(-len(_PARQUET_MARK), os.SEEK_END)
+            tail = file.read()
+    except FileNotFoundError:
+        return "is missing"
+    except OSError:
+        return "is damaged"
+    return "" if head == tail == _PARQUET_MARK else "is damaged"
+
+
+def _counts(layout: Layout, store: Store) -> Iterator[Finding]:
+    try:
+        (row,) = store.sql("SELECT count(*) AS n, count(end_ns) AS ended FROM spans")
+    except LightningOtelError as exc:
+        yield Finding("problem", exc.what, exc.remedy)
+        return
+    manifest = layout.read_manifest()
+    files = len(manifest.live_files)
+    segments = len({path.name for path in layout.segments()} - {s.name for s in manifest.segments})
     yield Finding(
         "ok",
-        f"{layout.catalogue}: {row['n']} spans ({row['n'] - row['ended']} incomplete), "
-        f"{len(manifest.live_files)} files, {segments} segments",
+        f"{layout.catalogue}: {row['n']} spans, of which incomplete: {row['n'] - row['ended']}; "
+        f"data files: {files}, segments: {segments}",
     )
-    for name, noun in (
-        ("lost", "spans were lost: the disk refused them"),
-        ("damaged", "lines were damaged and stepped over"),
-        ("conflicts", "spans had an id that was taken already"),
+    losses = count_losses(layout)
+    for name, text in (
+        ("lost", "spans were lost, because the disk refused them"),
+        ("damaged", "damaged lines were stepped over"),
+        ("conflicts", "spans were left out, because their id was taken"),
     ):
-        count = sum(getattr(segment, name) for segment in manifest.segments)
-        if count:
-            yield Finding("note", f"{count} {noun}")
+        if losses[name]:
+            yield Finding("note", f"{losses[name]} {text}")

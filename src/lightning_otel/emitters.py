@@ -1,38 +1,39 @@
-"""Spans made by hand: rewards, marks, messages, objects, states, operations.
+"""Spans made by hand: rewards, marks, messages, objects, states, exceptions.
 
 All of them are ordinary spans with Agent Lightning's attribute keys. Outside a recording they do
 nothing but say so once; a reward with an explicit target is kept even then, in the default store.
 """
 
-import functools
-import inspect
+import contextlib
 import json
 import logging
 import math
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal, ParamSpec, TypeVar
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal
 
+from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError
-from lightning_otel.store.layout import Layout
-from lightning_otel.store.segment import writer_for
+from lightning_otel.scrub import scrub
+from lightning_otel.store import Store
 from lightning_otel.types import Span
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-T = TypeVar("T")
 State = Literal["started", "finished", "failed"]
 _STATES = ("started", "finished", "failed")
+_STACK_LIMIT = 8192
+"""Characters kept of a stack trace, from its end: what failed stands there."""
 
+_ALL = "all"
 _told: set[str] = set()
 
 
@@ -41,6 +42,7 @@ def emit_reward(
     value: float | None = None,
     /,
     *,
+    score: float | None = None,
     primary: str | None = None,
     span_id: str | None = None,
     response_id: str | None = None,
@@ -52,6 +54,7 @@ def emit_reward(
     Args:
         reward: A number; a name, followed by its number; or named numbers.
         value: The number, where ``reward`` is a name.
+        score: Another way to write ``value``.
         primary: Which of several named numbers counts where one number is wanted.
         span_id: The span it judges, 16 hex digits; by default credit decides.
         response_id: The model response it judges, such as ``chatcmpl-…``.
@@ -64,12 +67,13 @@ def emit_reward(
     Raises:
         ConfigError: The reward is not a finite number, or the primary one is not named.
     """
-    values = _named(reward, value, primary)
+    values = _named(reward, score if value is None else value, primary)
     found = {**(attributes or {}), **_reward_attributes(values, span_id, response_id, rollout_id)}
     has_target = bool(span_id or response_id or rollout_id)
     if has_target and not capture.is_wanted():
         return capture.guarded(_store_apart, found)
-    return _emit("emit_reward", c.SPAN_ANNOTATION, found)
+    with _in_rollout(rollout_id):
+        return _emit("emit_reward", c.SPAN_ANNOTATION, found)
 
 
 def reward_span(
@@ -137,11 +141,6 @@ def _named(
         raise ConfigError("emit_reward takes a second number only after a name")
     if not values:
         raise ConfigError("emit_reward got no reward: the mapping is empty")
-    for name, number in values.items():
-        if not isinstance(number, (int, float)) and not hasattr(number, "__float__"):
-            raise ConfigError(f"reward {name!r} is {number!r}; it must be a number")
-        if not math.isfinite(float(number)):
-            raise ConfigError(f"reward {name!r} is {number!r}; it must be finite")
     if primary is None and len(values) > 1:
         raise ConfigError(
             f"several rewards ({', '.join(values)}) need primary=… to say which one counts"
@@ -150,7 +149,29 @@ def _named(
     if first not in values:
         raise ConfigError(f"primary={first!r} is none of the rewards: {', '.join(values)}")
     ordered = {first: values.pop(first), **values}
-    return {name: float(number) for name, number in ordered.items()}
+    return {name: _finite(name, number) for name, number in ordered.items()}
+
+
+def _finite(name: str, value: Any) -> float:
+    """The number, whichever type it is of: the arrays of one element of many a library, too."""
+    try:
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError("text")
+        number = float(value)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
+        raise ConfigError(f"reward {name!r} is {value!r}; it must be a number") from exc
+    if not math.isfinite(number):
+        raise ConfigError(f"reward {name!r} is {value!r}; it must be finite")
+    return number
+
+
+def _in_rollout(rollout_id: str | None) -> AbstractContextManager[None]:
+    """A context in which spans belong to another rollout than the current one, in a trace apart."""
+    frame = capture.current_frame()
+    if rollout_id is None or frame is None or frame.stamps.get(c.ROLLOUT_ID) == rollout_id:
+        return contextlib.nullcontext()
+    elsewhere = capture.Frame(frame.sink, {c.ROLLOUT_ID: rollout_id})
+    return capture.attached(capture.in_frame(elsewhere, Context()))
 
 
 def _store_apart(attributes: dict[str, AttributeValue]) -> str | None:
@@ -158,7 +179,7 @@ def _store_apart(attributes: dict[str, AttributeValue]) -> str | None:
     if not config.is_enabled():
         return None
     span = _instant(attributes)
-    writer_for(Layout(config.store_path())).add(span)
+    Store().add([span])
     return span.span_id
 
 
@@ -177,7 +198,7 @@ def emit_object(
     return _emit("emit_object", c.SPAN_OBJECT, {**(attributes or {}), c.OBJECT_TYPE: kind}, body)
 
 
-def emit_action(name: str, value: object = None, /) -> str | None:
+def emit_action(name: object, value: object = None, /) -> str | None:
     """Mark what the agent does, in code without any known client; gives the span id.
 
     Args:
@@ -187,7 +208,7 @@ def emit_action(name: str, value: object = None, /) -> str | None:
     return _mark("emit_action", c.SPAN_ACTION, name, value)
 
 
-def emit_observation(name: str, value: object = None, /) -> str | None:
+def emit_observation(name: object, value: object = None, /) -> str | None:
     """Mark what the agent sees, in code without any known client; gives the span id.
 
     Args:
@@ -197,7 +218,7 @@ def emit_observation(name: str, value: object = None, /) -> str | None:
     return _mark("emit_observation", c.SPAN_OBSERVATION, name, value)
 
 
-def _mark(verb: str, span_name: str, name: str, value: object) -> str | None:
+def _mark(verb: str, span_name: str, name: object, value: object) -> str | None:
     named: dict[str, AttributeValue] = {}
     if value is None:
         value = name
@@ -215,7 +236,8 @@ def emit_state(state: State, *, message: str = "") -> str | None:
     """
     if state not in _STATES:
         raise ConfigError(f"state is {state!r}; it must be one of {', '.join(_STATES)}")
-    return _emit("emit_state", c.SPAN_STATE, {c.MARK_NAME: state}, {c.MESSAGE_BODY: message})
+    body = {c.MESSAGE_BODY: message} if message else {}
+    return _emit("emit_state", c.SPAN_STATE, {c.MARK_NAME: state}, body)
 
 
 def emit_exception(exc: BaseException) -> str | None:
@@ -224,7 +246,7 @@ def emit_exception(exc: BaseException) -> str | None:
     attributes: dict[str, AttributeValue] = {
         c.EXCEPTION_TYPE: capture.type_name(exc),
         c.EXCEPTION_MESSAGE: capture.message_of(exc),
-        c.EXCEPTION_STACKTRACE: capture.scrubbed("".join(stack)),
+        c.EXCEPTION_STACKTRACE: capture.clean(scrub("".join(stack))[-_STACK_LIMIT:]),
         c.EXCEPTION_ESCAPED: False,
     }
     return _emit("emit_exception", c.SPAN_EXCEPTION, attributes, is_error=True)
@@ -252,119 +274,47 @@ def emit_span(
     return _emit("emit_span", name, attributes)
 
 
-@contextmanager
-def _operation(name: str, inputs: Mapping[str, object]) -> Iterator[capture.Operation | None]:
-    found = _start(c.SPAN_OPERATION, {c.OPERATION_NAME: name}, _dumped(c.OPERATION_INPUT, inputs))
-    if found is None:
-        yield None
-        return
-    with capture.attached(found.context):
-        try:
-            yield found
-        except BaseException as exc:
-            capture.guarded(found.fail, exc)
-            raise
-    capture.guarded(found.stop)
-
-
-class operation:  # noqa: N801  # reads as a statement: with operation("retrieve"): …
-    """A piece of work with a beginning and an end: context manager and decorator.
-
-    ``with operation("retrieve", top_k=5) as span:`` or ``@operation`` or ``@operation("name")``.
-    The decorated function's arguments and result are kept as content; coroutine functions work too.
-    """
-
-    def __new__(cls, name: Any = None, /, **inputs: object) -> Any:
-        """Wrap a function given bare; otherwise make the context manager."""
-        if callable(name):
-            return cls(getattr(name, "__qualname__", "operation"))(name)
-        return super().__new__(cls)
-
-    def __init__(self, name: str | None = None, /, **inputs: object) -> None:
-        self._name = name
-        self._inputs = inputs
-        self._entered: list[Any] = []
-
-    def __enter__(self) -> capture.Operation | None:
-        """Start the span and make it current; gives it, or None outside a recording."""
-        manager = _operation(self._name or "operation", self._inputs)
-        self._entered.append(manager)
-        return manager.__enter__()
-
-    def __exit__(self, *exc: Any) -> bool | None:
-        """End the span."""
-        return self._entered.pop().__exit__(*exc)  # type: ignore[no-any-return]  # a contextmanager's answer
-
-    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """The function, each call of it an operation."""
-        name = self._name or str(getattr(function, "__qualname__", "operation"))
-        signature = inspect.signature(function)
-
-        def inputs(args: Any, kwargs: Any) -> dict[str, object]:
-            return {**self._inputs, **signature.bind_partial(*args, **kwargs).arguments}
-
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                with _operation(name, capture.guarded(inputs, args, kwargs) or {}) as span:
-                    result = await function(*args, **kwargs)
-                    _note_output(span, result)
-                return result
-
-            return call_async  # type: ignore[return-value]  # a coroutine function stays one
-
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            with _operation(name, capture.guarded(inputs, args, kwargs) or {}) as span:
-                result = function(*args, **kwargs)
-                _note_output(span, result)
-            return result
-
-        return call
-
-
-def _note_output(span: capture.Operation | None, result: object) -> None:
-    if span is not None and result is not None:
-        span.body.update(_dumped(c.OPERATION_OUTPUT, result))
-
-
-def _dumped(key: str, value: object) -> dict[str, str]:
-    text = capture.guarded(_json, value) if value else None
-    return {key: text} if text is not None else {}
+def json_of(value: object) -> str:
+    """A value as JSON text; what JSON does not know becomes its ``repr``."""
+    text = capture.guarded(_json, value)
+    return text if text is not None else f'"<{type(value).__name__}>"'
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, default=repr, ensure_ascii=False)
+    try:
+        return json.dumps(value, default=repr, ensure_ascii=False)
+    except (TypeError, ValueError):  # keys that are no text, or a value that holds itself
+        return json.dumps(repr(value), ensure_ascii=False)
 
 
 def _held(value: object) -> tuple[str, dict[str, str]]:
     """A value's type and its text, under the key that says how to read it."""
-    kind = type(value).__name__
+    # The base class says it: what a subclass shows as its text may be anything.
     if isinstance(value, str):
-        return kind, {c.OBJECT_LITERAL: value}
-    if isinstance(value, (bool, int, float)):
-        return kind, {c.OBJECT_LITERAL: repr(value)}
+        return "str", {c.OBJECT_LITERAL: str.__str__(value)}
+    for kind in (bool, int, float):
+        if isinstance(value, kind):
+            return kind.__name__, {c.OBJECT_LITERAL: kind.__repr__(value)}
     if isinstance(value, (bytes, bytearray)):
         import base64
 
-        return kind, {c.OBJECT_LITERAL: base64.b64encode(value).decode("ascii")}
-    text = capture.guarded(_json, value)
-    return kind, {c.OBJECT_JSON: text if text is not None else f'"<{kind}>"'}
+        return "bytes", {c.OBJECT_LITERAL: base64.b64encode(value).decode("ascii")}
+    kind_name = f"{type(value).__module__}.{type(value).__qualname__}"
+    return kind_name.removeprefix("builtins."), {c.OBJECT_JSON: json_of(value)}
 
 
 def _attribute(value: object) -> AttributeValue:
     if isinstance(value, (str, bool, int, float)):
         return value
-    return capture.guarded(_json, value) or f"<{type(value).__name__}>"
+    return json_of(value)
 
 
-def _start(
-    name: str, attributes: Mapping[str, AttributeValue], body: dict[str, str] | None = None
-) -> capture.Operation | None:
-    if not capture.is_wanted():
+def span_id_of(operation: capture.Operation | None) -> str | None:
+    """The id of an operation's span; None if there is none, or its provider records nothing."""
+    if operation is None:
         return None
-    return capture.guarded(capture.Operation, name, SpanKind.INTERNAL, attributes, body)
+    context = operation.span.get_span_context()
+    return format(context.span_id, "016x") if context.is_valid else None
 
 
 def _emit(
@@ -375,18 +325,24 @@ def _emit(
     *,
     is_error: bool = False,
 ) -> str | None:
-    found = _start(name, attributes or {}, body)
-    if found is None:
+    if not capture.is_wanted():
         _tell_once(verb)
         return None
-    if is_error:
-        found.span.set_status(Status(StatusCode.ERROR))
-    capture.guarded(found.stop)
-    return format(found.span.get_span_context().span_id, "016x")
+    found = capture.guarded(capture.Operation, name, SpanKind.INTERNAL, attributes or {}, body)
+    if found is not None:
+        if is_error:
+            found.span.set_status(Status(StatusCode.ERROR))
+        capture.guarded(found.stop)
+    return span_id_of(found)
+
+
+def hush() -> None:
+    """Say no more that nothing is recorded: there is a reason, and it was told."""
+    _told.add(_ALL)
 
 
 def _tell_once(verb: str) -> None:
-    if config.is_enabled() and verb not in _told:
+    if config.is_enabled() and not _told & {verb, _ALL}:
         _told.add(verb)
         log.warning(
             "%s() was called outside a recording, so nothing was kept; "

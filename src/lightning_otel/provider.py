@@ -5,17 +5,19 @@ on untraced, with one warning.
 """
 
 import logging
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config
 from lightning_otel import conventions as c
+from lightning_otel.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,9 @@ class _Setup:
 
     def __init__(self) -> None:
         self.provider: Any = None
+        self.is_broken = False
+        # Guards provider and the instrumentors: of several threads that begin at once one sets up.
+        self.lock = threading.Lock()
         self.is_otlp_elsewhere = config.is_run_child()
 
 
@@ -42,26 +47,50 @@ def ensure_provider() -> None:
     In a provider of ours the user's OTLP endpoint is served too; in a joined one that is the
     business of whoever built it.
     """
+    try:
+        if trace.get_tracer_provider() is not _setup.provider:
+            with _setup.lock:
+                _setup.provider = _joined_or_set(trace.get_tracer_provider())
+    except Exception:
+        _setup.is_broken = True
+        raise
+
+
+def is_broken() -> bool:
+    """Whether OpenTelemetry could not be set up once: what it refuses it will refuse again.
+
+    Its SDK cannot even be imported where a number in its environment is none.
+    """
+    return _setup.is_broken
+
+
+def _joined_or_set(found: Any) -> Any:
+    if isinstance(found, trace.ProxyTracerProvider):
+        return _set_provider()
+    if found is not _setup.provider:
+        _join(found)
+    return found
+
+
+def _set_provider() -> Any:
     from opentelemetry.sdk.trace import TracerProvider
 
+    provider = TracerProvider()
+    _join(provider)
+    if not _setup.is_otlp_elsewhere and wants_otlp():
+        capture.guarded(_add_otlp, provider)
+    trace.set_tracer_provider(provider)
+    return provider
+
+
+def _join(provider: Any) -> None:
     from lightning_otel.exporters.duckdb import LightningSpanProcessor
 
-    provider = trace.get_tracer_provider()
-    if provider is _setup.provider:
-        return
-    is_own = isinstance(provider, trace.ProxyTracerProvider)
-    if is_own:
-        provider = TracerProvider()
     add = getattr(provider, "add_span_processor", None)
     if add is None:
         log.warning("cannot record: the tracer provider %r takes no processors", provider)
-        return
-    add(LightningSpanProcessor())
-    if is_own:
-        if not _setup.is_otlp_elsewhere and wants_otlp():
-            capture.guarded(_add_otlp, provider)
-        trace.set_tracer_provider(provider)
-    _setup.provider = provider
+    else:
+        add(LightningSpanProcessor())
 
 
 def leave_otlp_to_the_store() -> None:
@@ -83,59 +112,75 @@ def _add_otlp(provider: Any) -> None:
     provider.add_span_processor(BatchSpanProcessor(otlp_exporter()))
 
 
-def instrument(libraries: Iterable[str] | None = None) -> None:
+def instrument(libraries: str | Iterable[str] | None = None) -> None:
     """Switch on the instrumentors of installed libraries, within recordings only.
 
     Args:
         libraries: Names out of ``INSTRUMENTORS``; all of them by default.
+
+    Raises:
+        ConfigError: There is no instrumentor of that name.
     """
-    from importlib import import_module
     from importlib.util import find_spec
 
     from lightning_otel.instrumentors import threads
 
+    named = [libraries] if isinstance(libraries, str) else libraries
+    wanted = list(INSTRUMENTORS if named is None else named)
+    for library in wanted:
+        if library not in INSTRUMENTORS:
+            raise ConfigError(
+                f"no instrumentor for {library!r}; there is one for {', '.join(INSTRUMENTORS)}"
+            )
     capture.refresh_settings()
-    threads.carry_context()
-    for library in libraries if libraries is not None else INSTRUMENTORS:
-        if find_spec(library) is None:
-            continue
-        module, _, name = INSTRUMENTORS[library].partition(":")
-        instrumentor = getattr(import_module(module), name)()
-        if not instrumentor.is_instrumented_by_opentelemetry:
-            instrumentor.instrument(skip_dep_check=True, only_in_recordings=True)
+    with _setup.lock:
+        threads.carry_context()
+        for library in wanted:
+            if find_spec(library) is not None:
+                instrumentor = _instrumentor_of(library)
+                if not instrumentor.is_instrumented_by_opentelemetry:
+                    instrumentor.instrument(skip_dep_check=True, only_in_recordings=True)
 
 
 def uninstrument() -> None:
     """Switch every instrumentor off again and put the libraries' own methods back."""
-    from importlib import import_module
-
     from lightning_otel.instrumentors import threads
 
-    threads.leave_context()
-    for where in INSTRUMENTORS.values():
-        module, _, name = where.partition(":")
-        instrumentor = getattr(import_module(module), name)()
-        if instrumentor.is_instrumented_by_opentelemetry:
-            instrumentor.uninstrument()
+    with _setup.lock:
+        threads.leave_context()
+        for library in INSTRUMENTORS:
+            instrumentor = _instrumentor_of(library)
+            if instrumentor.is_instrumented_by_opentelemetry:
+                instrumentor.uninstrument()
+
+
+def _instrumentor_of(library: str) -> Any:
+    from importlib import import_module
+
+    module, _, name = INSTRUMENTORS[library].partition(":")
+    return getattr(import_module(module), name)()
 
 
 def pre_instrument() -> None:
     """The hook of ``opentelemetry-instrument``, for ``OTEL_TRACES_EXPORTER`` with ``duckdb`` in it.
 
+    Under ``lightning-otel run`` it records in any case: what ``run`` put into the process's start
+    has made way for ``opentelemetry-instrument``'s own.
+
     The stock configurator puts any exporter behind a ``BatchSpanProcessor``, which loses spans; a
     processor of our own loses none, and our exporter then stands back.
     """
-    if "duckdb" in config.traces_exporters() and config.is_enabled():
+    is_asked = "duckdb" in config.traces_exporters() or config.is_run_child()
+    if is_asked and config.is_enabled():
         capture.guarded(start_process)
 
 
 def start_process() -> None:
     """Record everything this process does from here on, into the default store."""
-    from lightning_otel.store.layout import Layout
-    from lightning_otel.store.segment import writer_for
+    from lightning_otel.store import Store
 
     capture.refresh_settings()
-    writer = writer_for(Layout(config.store_path()))
+    writer = Store().writer()
     ensure_provider()
     stamps: dict[str, AttributeValue] = {}
     inherited = config.inherited_rollout()
@@ -153,13 +198,13 @@ def start_run_child() -> None:
 
 def _inherited_parent() -> Context | None:
     """The parent process's span as a context, from the W3C ``traceparent`` in the environment."""
-    parts = (config.inherited_trace_parent() or "").split("-")
-    if len(parts) < 4:
+    carrier = {"traceparent": config.inherited_trace_parent() or ""}
+    read = TraceContextTextMapPropagator().extract(carrier, Context())
+    parent = trace.get_current_span(read).get_span_context()
+    if not parent.is_valid:
         return None
-    try:
-        context = SpanContext(
-            int(parts[1], 16), int(parts[2], 16), is_remote=True, trace_flags=TraceFlags(1)
-        )
-    except ValueError:
-        return None
-    return trace.set_span_in_context(NonRecordingSpan(context), otel_context.Context())
+    # Taken for sampled whatever it says: this process was told to record.
+    sampled = SpanContext(
+        parent.trace_id, parent.span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
+    )
+    return trace.set_span_in_context(NonRecordingSpan(sampled), Context())

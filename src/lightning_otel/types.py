@@ -3,8 +3,8 @@
 Ids are lower-case hex, times are Unix nanoseconds. See ``docs/glossary.md`` for the words.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 from lightning_otel import conventions as c
@@ -189,13 +189,18 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The ordered transitions of one agent on one branch of one attempt."""
+    """The ordered transitions of one agent on one branch of one attempt.
+
+    Attributes:
+        is_guess: Whether the order rests on wall clocks: its calls come from several processes.
+    """
 
     rollout_id: str
     attempt_id: str
     agent: str
     branch: int
     transitions: tuple[Transition, ...]
+    is_guess: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +217,15 @@ class Dropped:
 class Report:
     """The funnel from spans to transitions, with a reason for everything left behind.
 
+    ``calls`` is ``transitions`` plus the dropped calls; ``rewards`` is ``rewards_placed`` plus the
+    dropped rewards.
+
     Attributes:
+        calls: Requests to a model, and actions marked by hand that stand for them.
         transitions: Number of distinct transitions (a shared one counts once).
         exact: Transitions captured with the server's own token ids.
+        rewards: Reward spans, damaged ones too.
+        rewards_placed: Rewards credited to a transition.
         rewarded: Transitions that carry a reward.
         dropped: One entry for each call, reward and mark that was not used.
     """
@@ -236,15 +247,16 @@ class Report:
             counts[dropped.reason] = counts.get(dropped.reason, 0) + 1
         return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
+    @classmethod
+    def total(cls, reports: Iterable["Report"]) -> "Report":
+        """One report of disjoint parts; every rollout must lie in one of them."""
+        counts = dict.fromkeys((each.name for each in fields(cls) if each.name != "dropped"), 0)
+        dropped: list[Dropped] = []
+        for report in reports:
+            for name in counts:
+                counts[name] += getattr(report, name)
+            dropped += report.dropped
+        return cls(**counts, dropped=tuple(dropped))
+
     def __add__(self, other: "Report") -> "Report":
-        return Report(
-            self.spans + other.spans,
-            self.rollouts + other.rollouts,
-            self.calls + other.calls,
-            self.transitions + other.transitions,
-            self.exact + other.exact,
-            self.rewards + other.rewards,
-            self.rewards_placed + other.rewards_placed,
-            self.rewarded + other.rewarded,
-            self.dropped + other.dropped,
-        )
+        return Report.total((self, other))

@@ -1,14 +1,16 @@
-"""Spans read into calls and rewards; what cannot be read gets a reason."""
+"""Spans read into calls; what cannot be read gets a reason."""
 
-import math
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import lru_cache
+from typing import Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import message, parse_messages
 from lightning_otel.adapter.tokens import decode_ids, decode_logprobs
-from lightning_otel.types import Call, Message, Reward, Span
+from lightning_otel.types import Call, Message, Span
 
 ABANDONED = "abandoned: the program left the stream before its end"
 INCOMPLETE = "incomplete: the call never ended"
@@ -17,11 +19,16 @@ EMBEDDING = "an embedding: no action follows from it"
 NOT_TRACKED = "not tracked: the agent is not in track_only"
 CUT = "cut: the messages were too large to keep whole"
 NO_OUTPUT = "no output: the model answered nothing"
+UNREADABLE = "unreadable: the messages are not the JSON they should be"
+
+
+_HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def is_call(span: Span) -> bool:
     """Whether the span is a request to a model."""
-    return span.attributes.get(c.OPERATION) in c.CALL_OPERATIONS
+    operation = span.attributes.get(c.OPERATION)
+    return isinstance(operation, str) and operation in c.CALL_OPERATIONS
 
 
 def read_call(span: Span, agent: str) -> Call | str:
@@ -31,22 +38,25 @@ def read_call(span: Span, agent: str) -> Call | str:
         return reason
     get = span.attributes.get
     prompt_ids, response_ids, logprobs = _tokens(span)
-    given = parse_messages(get(c.INPUT_MESSAGES))
-    answered = parse_messages(get(c.OUTPUT_MESSAGES))
-    if answered is None and not len(response_ids):
-        if get(c.CUT) and get(c.OUTPUT_MESSAGES):
-            return CUT
-        return NO_CONTENT if get(c.OUTPUT_MESSAGES) is None else NO_OUTPUT
-    if given is None and get(c.CUT) and get(c.INPUT_MESSAGES) and not len(prompt_ids):
-        return CUT
-    if not answered and not len(response_ids):
+    given = _messages(get(c.INPUT_MESSAGES))
+    answered = _messages(get(c.OUTPUT_MESSAGES))
+    if answered is None and not len(response_ids) and get(c.OUTPUT_MESSAGES) is not None:
+        return CUT if get(c.CUT) else UNREADABLE
+    if given is None and not len(prompt_ids):
+        if get(c.INPUT_MESSAGES) is not None:
+            return CUT if get(c.CUT) else UNREADABLE
+        if answered is None and not len(response_ids):
+            return NO_CONTENT
+    if not len(response_ids) and not any(item.get("parts") for item in answered or ()):
         return NO_OUTPUT
+    instructions = get(c.SYSTEM_INSTRUCTIONS)
+    tools = get(c.TOOL_DEFINITIONS)
     return Call(
         span=span,
         agent=agent,
-        observation=(*_instructions(get(c.SYSTEM_INSTRUCTIONS)), *(given or ())),
+        observation=(_instructions(instructions) if instructions else ()) + (given or ()),
         action=answered or (),
-        tools=parse_messages(get(c.TOOL_DEFINITIONS)) or (),
+        tools=_repeated(tools) if isinstance(tools, str) else (),
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         logprobs=logprobs,
@@ -70,21 +80,39 @@ def _unusable(span: Span, agent: str) -> str | None:
 
 def is_tracked(agent: str, names: object) -> bool:
     """Whether an agent's calls are training data: no list, or one of its names or globs matches."""
+    if isinstance(names, str):
+        names = (names,)
     if not isinstance(names, (list, tuple)):
         return True
     return any(fnmatchcase(agent, str(name)) for name in names)
 
 
+def _messages(found: object) -> tuple[Message, ...] | None:
+    if not isinstance(found, str):
+        return None
+    messages = parse_messages(found)
+    # JSON may escape half of a surrogate pair, which no file or frame would take further.
+    if messages and "\\u" in found and _HALF_PAIR.search(found):
+        whole = json.dumps(messages, ensure_ascii=False).encode("utf-8", "replace")
+        return parse_messages(whole.decode("utf-8"))
+    return messages
+
+
 def _tokens(span: Span) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
     """Token ids and logprobs of the first choice; empty where absent or damaged."""
     get = span.attributes.get
+    prompt, response, values = (
+        get(c.PROMPT_TOKEN_IDS),
+        get(c.RESPONSE_TOKEN_IDS),
+        get(c.RESPONSE_LOGPROBS),
+    )
     try:
-        prompt_ids = decode_ids(get(c.PROMPT_TOKEN_IDS) or "")[0]
-        response_ids = decode_ids(get(c.RESPONSE_TOKEN_IDS) or "")[0]
+        prompt_ids: Sequence[int] = decode_ids(prompt)[0] if prompt else ()
+        response_ids: Sequence[int] = decode_ids(response)[0] if response else ()
     except (ValueError, TypeError, AttributeError):
         prompt_ids, response_ids = (), ()
     try:
-        logprobs = decode_logprobs(get(c.RESPONSE_LOGPROBS) or "")[0]
+        logprobs: Sequence[float] = decode_logprobs(values)[0] if values else ()
     except (ValueError, TypeError, AttributeError):
         logprobs = ()
     # A logprob belongs to one token: a list of another length belongs to none.
@@ -93,43 +121,12 @@ def _tokens(span: Span) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
     return prompt_ids, response_ids, logprobs
 
 
-def _instructions(text: str | None) -> tuple[Message, ...]:
-    parts = parse_messages(text)
+def _instructions(found: object) -> tuple[Message, ...]:
+    parts = _repeated(found) if isinstance(found, str) else ()
     return (message("system", [dict(part) for part in parts]),) if parts else ()
 
 
-def read_reward(span: Span) -> Reward | str | None:
-    """The reward a span carries; None if it is no reward, a reason if it is a damaged one."""
-    attributes = span.attributes
-    if c.REWARD_VALUE not in attributes:
-        return None
-    values: dict[str, float] = {}
-    index = 0
-    while (key := f"{c.REWARD_PREFIX}.{index}.value") in attributes:
-        number = attributes[key]
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            return f"the reward's value is not a number: {number!r}"
-        if not math.isfinite(number):
-            return f"the reward's value is not finite: {number!r}"
-        name = attributes.get(f"{c.REWARD_PREFIX}.{index}.name") or (
-            c.PRIMARY_REWARD if index == 0 else f"reward_{index}"
-        )
-        values[str(name)] = float(number)
-        index += 1
-    links = _links(attributes)
-    return Reward(
-        span=span,
-        values=values,
-        value=float(attributes[c.REWARD_VALUE]),
-        span_id=links.get(c.LINK_SPAN_ID),
-        response_id=links.get(c.RESPONSE_ID),
-    )
-
-
-def _links(attributes: Mapping[str, Any]) -> dict[str, str]:
-    links = {}
-    index = 0
-    while (key := attributes.get(f"{c.LINK_PREFIX}.{index}.key_match")) is not None:
-        links[str(key)] = str(attributes.get(f"{c.LINK_PREFIX}.{index}.value_match", ""))
-        index += 1
-    return links
+@lru_cache(maxsize=16)
+def _repeated(found: str) -> tuple[Message, ...]:
+    """What an agent sends with every call, parsed once; empty where it cannot be read."""
+    return _messages(found) or ()

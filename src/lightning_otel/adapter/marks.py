@@ -6,6 +6,7 @@ action is what it answered. What was observed after the last action is its next 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import message, text_part
@@ -13,33 +14,53 @@ from lightning_otel.adapter.tree import Tree
 from lightning_otel.types import Call, Message, Span
 
 
+class Marks(NamedTuple):
+    """Marks of one attempt.
+
+    Attributes:
+        actions: Calls made of marks, by the position of their action.
+        idle: Positions of observations of agents that never acted.
+    """
+
+    actions: dict[int, Call]
+    idle: list[int]
+
+
 def is_mark(span: Span) -> bool:
     """Whether the span is an action or observation marked by hand."""
     return span.name in (c.SPAN_ACTION, c.SPAN_OBSERVATION)
 
 
-def read(tree: Tree, marked: Sequence[int]) -> dict[int, Call]:
-    """Calls from hand-made marks, by the position of their action.
+def read(tree: Tree, marked: Sequence[int]) -> Marks:
+    """Calls from hand-made marks.
 
     Args:
         tree: The attempt's spans.
         marked: Positions of the marks, in order.
     """
-    found: dict[int, Call] = {}
-    seen: dict[str, list[Message]] = {}
+    actions: dict[int, Call] = {}
+    seen: dict[str, list[int]] = {}
     latest: dict[str, int] = {}
     for position in marked:
         span, agent = tree.spans[position], tree.agents[position]
         if span.name == c.SPAN_OBSERVATION:
-            seen.setdefault(agent, []).append(_message(span))
+            seen.setdefault(agent, []).append(position)
             continue
-        found[position] = Call(span, agent, tuple(seen.pop(agent, ())), (_message(span),))
+        observation = _messages(tree, seen.pop(agent, []))
+        actions[position] = Call(span, agent, observation, (_message(span),))
         latest[agent] = position
-    for agent, observations in seen.items():
+    idle = []
+    for agent, positions in seen.items():
         if agent in latest:
-            call = found[latest[agent]]
-            found[latest[agent]] = replace(call, ending=tuple(observations))
-    return found
+            call = actions[latest[agent]]
+            actions[latest[agent]] = replace(call, ending=_messages(tree, positions))
+        else:
+            idle += positions
+    return Marks(actions, idle)
+
+
+def _messages(tree: Tree, positions: Sequence[int]) -> tuple[Message, ...]:
+    return tuple(_message(tree.spans[position]) for position in positions)
 
 
 def _message(span: Span) -> Message:

@@ -5,10 +5,17 @@ Source: the input, output and tool JSON schemas of the GenAI semantic convention
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NoReturn
 
 from lightning_otel.types import Message
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_STRICT: Final = json.JSONDecoder(parse_constant=_refuse)
 
 
 def text_part(content: str) -> dict[str, Any]:
@@ -24,9 +31,9 @@ def reasoning_part(content: str) -> dict[str, Any]:
 def tool_call_part(call_id: str | None, name: str | None, arguments: object) -> dict[str, Any]:
     """A part that asks for a tool; argument text that is JSON is stored as what it says."""
     if isinstance(arguments, str):
-        # A cut or malformed text is kept as the model wrote it.
-        with contextlib.suppress(ValueError):
-            arguments = json.loads(arguments)
+        # A cut, malformed or bottomless text is kept as the model wrote it.
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = _STRICT.decode(arguments)
     return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
 
 
@@ -45,26 +52,32 @@ def message(role: str, parts: list[dict[str, Any]], **extra: Any) -> dict[str, A
 
 
 def parse_messages(text: str | None) -> tuple[Message, ...] | None:
-    """Messages from their JSON text; None where the text is absent, cut or not a list of objects."""
+    """Messages from their JSON text; None where it is absent, cut or no list of objects."""
     if not text:
         return None
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(found, list) or not all(isinstance(item, Mapping) for item in found):
+    if type(found) is not list or not all(type(item) is dict for item in found):
         return None
     return tuple(found)
 
 
 def plain_text(messages: Iterable[Message]) -> str:
     """What the messages say, for people: texts and tool calls, one line each."""
-    lines: list[str] = []
-    for item in messages:
-        for part in item.get("parts") or ():
-            if part.get("type") == "tool_call":
-                lines.append(f"{part.get('name')}({json.dumps(part.get('arguments'))})")
-            else:
-                content = part.get("content", part.get("response", part.get("uri", "")))
-                lines.append(content if isinstance(content, str) else json.dumps(content))
-    return "\n".join(lines)
+    return "\n".join(_line(part) for item in messages for part in _parts(item))
+
+
+def _parts(item: Message) -> Sequence[object]:
+    found = item.get("parts")
+    return found if isinstance(found, (list, tuple)) else ()
+
+
+def _line(part: object) -> str:
+    if not isinstance(part, Mapping):
+        return str(part)
+    if part.get("type") == "tool_call":
+        return f"{part.get('name')}({json.dumps(part.get('arguments'))})"
+    content = part.get("content", part.get("response", part.get("uri", "")))
+    return content if isinstance(content, str) else json.dumps(content)

@@ -4,9 +4,11 @@ Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage
 nothing matched, 4 the store cannot be used; ``run`` gives back its program's own.
 """
 
+import os
+import shlex
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple, TextIO
 
 import click
 
@@ -14,6 +16,7 @@ from lightning_otel.errors import (
     ConfigError,
     LightningOtelError,
     NotFoundError,
+    QueryError,
     StoreError,
 )
 
@@ -21,7 +24,7 @@ _COMMANDS = {
     "demo": ("demo:demo", "Run the offline demo: agent, spans, DuckDB, transitions, rewards."),
     "run": ("run:run", "Run a program with recording on: run -- python app.py"),
     "ls": ("look:ls", "List traces or rollouts."),
-    "show": ("look:show", "Show one trace or rollout as a tree."),
+    "show": ("look:show", "Show one rollout, trace or span as a tree."),
     "stats": ("look:stats", "Count what was kept, from spans to transitions."),
     "export": ("export:export", "Write spans or triplets as JSON lines or Parquet."),
     "reward": ("reward:reward", "Give a reward to a rollout, trace, span or response."),
@@ -29,14 +32,44 @@ _COMMANDS = {
     "pack": ("export:pack", "Write everything into one self-contained DuckDB file."),
     "doctor": ("doctor:doctor", "Check versions, instrumentors, settings and the store."),
 }
-_EXIT_CODES: tuple[tuple[type[LightningOtelError], int], ...] = (
-    (ConfigError, 2),
-    (NotFoundError, 3),
-    (StoreError, 4),
+
+
+class _Failure(NamedTuple):
+    """How a kind of error ends: its exit code, and what to try where the error does not say."""
+
+    kind: type[LightningOtelError]
+    code: int
+    remedy: str
+
+
+_FAILURES = (
+    _Failure(ConfigError, 2, "lightning-otel --help"),
+    _Failure(NotFoundError, 3, "lightning-otel ls"),
+    _Failure(StoreError, 4, "lightning-otel doctor"),
+    # The text of a query is ours but in ``sql``, which answers for its own: the store is at fault.
+    _Failure(QueryError, 4, "lightning-otel doctor"),
+    _Failure(LightningOtelError, 1, "lightning-otel doctor"),
 )
 
 
-class _Lazy(click.Group):
+class Guessing(click.Group):
+    """A group that names the command a misspelt one may have meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command named first, or what is near."""
+        from difflib import get_close_matches
+
+        names = self.list_commands(ctx)
+        near = get_close_matches(args[0], names, n=1)
+        if args[0] not in names and not args[0].startswith("-"):
+            guess = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            raise click.UsageError(f"no such command {args[0]!r}; {guess}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class _Lazy(Guessing):
     """A group that knows its commands' names and help without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -53,54 +86,96 @@ class _Lazy(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        from difflib import get_close_matches
-
-        near = get_close_matches(args[0], _COMMANDS, n=1)
-        if args[0] not in _COMMANDS and near and not args[0].startswith("-"):
-            raise click.UsageError(f"no such command {args[0]!r}; did you mean {near[0]!r}?", ctx)
-        return super().resolve_command(ctx, args)
-
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="lightning-otel")
+@click.version_option(package_name="lightning-otel", message="lightning-otel %(version)s")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.pass_context
-def cli(ctx: click.Context, debug: bool) -> None:
+def cli(debug: bool) -> None:
     """Every agent you already run is training data: spans in, RL transitions out."""
-    ctx.obj = debug
 
 
 def main() -> None:
     """Run the command line; every error becomes three lines and an exit code."""
+    _speak_utf8(sys.stdout)
+    _speak_utf8(sys.stderr)
     try:
-        code: Any = cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except click.ClickException as exc:
-        exc.show()
-        sys.exit(exc.exit_code)
+        code = _run()
+        sys.stdout.flush()
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read stdout has gone; Python would say so once more
-        sys.exit(0)
-    except LightningOtelError as exc:
-        _fail(exc.what, exc.why, exc.remedy)
-        sys.exit(next((code for kind, code in _EXIT_CODES if isinstance(exc, kind)), 1))
+        code = 0
+        hush(sys.stdout)
+    sys.exit(code)
+
+
+def _run() -> int:
+    try:
+        code: Any = cli.main(prog_name="lightning-otel", standalone_mode=False)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return 130
+    except click.exceptions.NoArgsIsHelpError as exc:
+        exc.show()
+        return exc.exit_code
+    except click.ClickException as exc:
+        _explain_usage(exc)
+        return exc.exit_code
+    except SystemExit:
+        # So Click ends when whoever read stdout has gone: they have what they wanted.
+        return 0
     except Exception as exc:  # noqa: BLE001  # the last boundary: a person reads this
-        if "--debug" in sys.argv:
-            raise
-        _fail(f"{type(exc).__name__}: {exc}", "a fault of lightning-otel", "again with --debug")
-        sys.exit(1)
-    sys.exit(code if isinstance(code, int) else 0)
+        if sys.argv[1:2] == ["--debug"]:
+            import traceback
+
+            traceback.print_exc()
+        return explain(exc)
+    return code if isinstance(code, int) else 0
 
 
-def _fail(what: str, why: str, remedy: str) -> None:
-    click.echo(f"error: {what}", err=True)
-    if why:
-        click.echo(f"why:   {why}", err=True)
-    if remedy:
-        click.echo(f"try:   {remedy}", err=True)
+def _speak_utf8(stream: TextIO | None) -> None:
+    """Data is UTF-8 in any locale; a terminal of another encoding gets a question mark."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if stream is not None and reconfigure is not None:
+        if stream.isatty():
+            reconfigure(errors="replace")
+        else:
+            reconfigure(encoding="utf-8", errors="replace")
+
+
+def hush(stream: TextIO) -> None:
+    """Let a stream whose reader has gone end in nothing, so that Python's own exit is silent."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, stream.fileno())
+    os.close(silence)
+
+
+def explain(exc: Exception) -> int:
+    """Say what failed, why, and what to do; gives the exit code."""
+    if isinstance(exc, LightningOtelError):
+        failure = next(failure for failure in _FAILURES if isinstance(exc, failure.kind))
+        # A query's own text may hold the mark that divides what failed from what to do.
+        is_query = isinstance(exc, QueryError)
+        what, remedy = (str(exc), "") if is_query else (exc.what, exc.remedy)
+        say_error(what, exc.why, remedy or failure.remedy)
+        return failure.code
+    if isinstance(exc, OSError):
+        say_error(f"{exc.filename or 'a file'}: {exc.strerror or exc}", "the system refused it")
+        return 1
+    again = shlex.join(["lightning-otel", "--debug", *sys.argv[1:]])
+    say_error(f"{type(exc).__name__}: {exc}", "a fault of lightning-otel", again)
+    return 1
+
+
+def say_error(what: str, why: str, remedy: str = "lightning-otel --help") -> None:
+    """Three lines on stderr."""
+    from lightning_otel.cli.output import talk
+
+    # DuckDB draws the place in the query on further lines.
+    talk(f"error: {' '.join(what.partition(chr(10) + 'LINE ')[0].split())}")
+    talk(f"why:   {' '.join(why.split())}")
+    talk(f"try:   {remedy}")
+
+
+def _explain_usage(exc: click.ClickException) -> None:
+    context = getattr(exc, "ctx", None)
+    path = context.command_path if context is not None else "lightning-otel"
+    usage = " ".join(context.get_usage().split()) if context is not None else ""
+    say_error(exc.format_message(), usage or "wrong usage", f"{path} --help")

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import click
 
-from lightning_otel.cli.output import print_json, shown, store_option
+from lightning_otel.cli.output import counted, print_json, shown, store_option
 
 _SIGNS = {"ok": "✓", "note": "!", "problem": "✗"}
 
@@ -26,6 +26,5 @@ def doctor(as_json: bool, store: str | None) -> int:
         click.echo(f"{_SIGNS[finding.level]} {shown(finding.text)}")
         if finding.remedy:
             click.echo(f"    {shown(finding.remedy)}")
-    if problems:
-        click.echo(f"{problems} problem{'s' if problems > 1 else ''}")
+    click.echo(counted(problems, "problem") if problems else "nothing wrong")
     return 1 if problems else 0

@@ -3,21 +3,26 @@
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.cli.output import plain, store_option, talk
+from lightning_otel.cli import Guessing
+from lightning_otel.cli.output import counted, json_text, size, store_option, talk
 from lightning_otel.errors import ConfigError
 
+if TYPE_CHECKING:
+    from lightning_otel.store import Store
+
 _CREDITS = ("next", "last", "sibling", "discounted")
+_JSON_COLUMNS = frozenset({"observation", "action", "next_observation", "rewards", "tools"})
+_STDOUT = "-"
 
 _output_option = click.option(
     "-o",
     "--output",
-    default="-",
+    default=_STDOUT,
     metavar="FILE",
     help="File to write; - is stdout.",
     show_default=True,
@@ -28,15 +33,15 @@ _format_option = click.option(
     type=click.Choice(["jsonl", "parquet"]),
     help="By default what the file's ending says, else jsonl.",
 )
-_rollout_option = click.option("--rollout", metavar="ID", help="Only this rollout.")
+_rollout_option = click.option("--rollout", metavar="ID", help="Only this one; a prefix or @last.")
 
 
-@click.group()
+@click.group(cls=Guessing)
 def export() -> None:
     """Write spans or triplets as JSON lines or Parquet."""
 
 
-@export.command()
+@export.command(short_help="Spans, one a line, as the SDK prints them.")
 @_output_option
 @_format_option
 @_rollout_option
@@ -46,21 +51,26 @@ def spans(output: str, kind: str | None, rollout: str | None, store: str | None)
     from lightning_otel.cli.spans import sdk_json
     from lightning_otel.store import Store
 
-    table = Store(store).spans(rollout_id=rollout)
-    if _kind(kind, output) == "parquet":
-        table.to_parquet(_file(output))
-        talk(f"spans → {output}")
+    is_parquet = _is_parquet(kind, output)
+    opened = Store(store)
+    table = opened.spans(rollout_id=_rollout_id(opened, rollout))
+    if is_parquet:
+        _write_parquet(table, output)
+        talk(f"spans → {output} ({size(Path(output).stat().st_size)})")
         return
     count = _write_lines(output, map(sdk_json, table))
-    talk(f"{count} spans → {output}")
+    talk(f"{counted(count, 'span')} → {_place(output)}")
 
 
-@export.command()
+@export.command(short_help="Transitions, one a line, ready for a trainer.")
 @_output_option
 @_format_option
 @_rollout_option
 @click.option("--agents", metavar="GLOB", help="Only agents whose name matches.")
-@click.option("--credit", type=click.Choice(_CREDITS), default="next", show_default=True)
+@click.option(
+    "--credit", type=click.Choice(_CREDITS), default="next", show_default=True,
+    help="How rewards without a link reach a call.",
+)  # fmt: skip
 @click.option("--gamma", type=float, default=0.99, show_default=True, help="For discounted.")
 @store_option
 def triplets(
@@ -75,47 +85,86 @@ def triplets(
     """Transitions (observation, action, reward, next observation, done), one a line."""
     from lightning_otel.store import Store
 
+    is_parquet = _is_parquet(kind, output)
     opened = Store(store)
-    table = opened.transitions(agents=agents, credit=credit, gamma=gamma, rollout_id=rollout)
-    if _kind(kind, output) == "parquet":
-        table.to_parquet(_file(output))
+    rollout_id = _rollout_id(opened, rollout)
+    table = opened.transitions(agents=agents, credit=credit, gamma=gamma, rollout_id=rollout_id)
+    if is_parquet:
+        _write_parquet(table, output)
+        talk(f"transitions → {output} ({size(Path(output).stat().st_size)})")
     else:
-        _write_lines(output, map(_parsed, table.dicts()))
-    report = opened.report(credit=credit, gamma=gamma, rollout_id=rollout)
+        count = _write_lines(output, map(parsed, table.dicts()))
+        talk(f"{counted(count, 'transition')} → {_place(output)}")
+    report = opened.report(credit=credit, gamma=gamma, rollout_id=rollout_id)
+    which = " (all agents)" if agents else ""
     talk(
-        f"{report.transitions} transitions ({report.rewarded} rewarded, {report.exact} exact) "
-        f"from {report.calls} calls in {report.rollouts} rollouts → {output}"
+        f"from {counted(report.calls, 'call')} in {counted(report.rollouts, 'rollout')}{which}: "
+        f"{report.rewarded} rewarded, {report.exact} with exact token ids"
     )
-    for reason, count in report.reasons().items():
-        talk(f"  left out: {count} × {reason}")
+    for reason, number in report.reasons().items():
+        talk(f"  left out: {number} × {reason}")
 
 
-def _parsed(row: Mapping[str, Any]) -> dict[str, Any]:
+def parsed(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row whose JSON columns are values, not texts."""
-    texts = ("observation", "action", "next_observation", "rewards", "tools")
     return {
-        name: json.loads(value) if name in texts and isinstance(value, str) else value
+        name: json.loads(value) if name in _JSON_COLUMNS and isinstance(value, str) else value
         for name, value in row.items()
     }
 
 
-def _kind(kind: str | None, output: str) -> str:
-    return kind or ("parquet" if output.endswith(".parquet") else "jsonl")
+def _rollout_id(opened: "Store", target: str | None) -> str | None:
+    """The rollout that an id or the beginning of one stands for; None where none is named."""
+    opened.connect()  # a store that cannot be read is refused before any file is opened for writing
+    if target is None:
+        return None
+    noun, whole = opened.find(target)
+    return whole if noun == "rollout" else opened.rollout_of(noun, whole)
 
 
-def _file(output: str) -> Path:
-    if output == "-":
+def _is_parquet(kind: str | None, output: str) -> bool:
+    if (kind or ("parquet" if output.endswith(".parquet") else "jsonl")) == "jsonl":
+        return False
+    if output == _STDOUT:
         raise ConfigError("Parquet cannot be written to stdout; name a file with -o")
-    return Path(output)
+    return True
+
+
+def _place(output: str) -> str:
+    return "stdout" if output == _STDOUT else output
+
+
+def _write_parquet(table: Any, output: str) -> None:
+    _check_writable(output)
+    table.to_parquet(output)
+
+
+def _check_writable(output: str) -> None:
+    """Refuse a place where no file can be made.
+
+    Raises:
+        ConfigError: It cannot be opened.
+    """
+    try:
+        Path(output).open("ab").close()
+    except OSError as exc:
+        raise ConfigError(f"cannot write {output}: {exc.strerror}; name a place with -o") from exc
 
 
 def _write_lines(output: str, rows: Iterable[Mapping[str, Any]]) -> int:
+    if output == _STDOUT:
+        return _write_each(sys.stdout, rows)
+    _check_writable(output)
+    with Path(output).open("w", encoding="utf-8") as file:
+        return _write_each(file, rows)
+
+
+def _write_each(file: Any, rows: Iterable[Mapping[str, Any]]) -> int:
     count = 0
-    opened = nullcontext(sys.stdout) if output == "-" else Path(output).open("w", encoding="utf-8")
-    with opened as file:
-        for row in rows:
-            file.write(json.dumps(plain(row), ensure_ascii=False) + "\n")
-            count += 1
+    for row in rows:
+        file.write(json_text(row) + "\n")
+        count += 1
+    file.flush()
     return count
 
 
@@ -127,5 +176,5 @@ def pack(out: Path, store: str | None) -> None:
     from lightning_otel.store import Store
 
     count = Store(store).pack(out)
-    talk(f"{count} spans → {out} ({out.stat().st_size / 1e6:.1f} MB)")
+    talk(f"{counted(count, 'span')} → {out} ({size(out.stat().st_size)})")
     talk(f"→ duckdb {out} 'SELECT * FROM rollouts'")

@@ -3,26 +3,54 @@
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import parse_messages, plain_text
+from lightning_otel.doctor import LOSSES, count_losses
 from lightning_otel.store import Store
 from lightning_otel.store.layout import total_bytes
+from lightning_otel.store.views import ROLLOUT, quoted
 
-_TRACES = """
+_GENERATIVE = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
+# A reward given later stands in a trace of its own, which to a person is none.
+_TRACES = f"""
 WITH t AS (
-  SELECT trace_id, min(start_ns) AS start_ns, max(coalesce(end_ns, start_ns)) AS end_ns,
+  SELECT trace_id, any_value({ROLLOUT}) AS rollout_id,
+    min(start_ns) AS start_ns, max(coalesce(end_ns, start_ns)) AS end_ns,
     string_agg(DISTINCT agent, ', ') AS agents, count(*) AS spans,
-    count(*) FILTER (operation IN ('chat', 'text_completion', 'generate_content')) AS calls,
-    count(*) FILTER (operation = 'execute_tool') AS tools,
+    count(*) FILTER (operation IN ({_GENERATIVE})) AS calls,
+    count(*) FILTER (operation = '{c.EXECUTE_TOOL}') AS tools,
     sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens,
-    arg_max(reward, start_ns) FILTER (reward IS NOT NULL) AS reward
-  FROM spans GROUP BY trace_id ORDER BY start_ns DESC {limit}
+    arg_max(reward, start_ns) FILTER (reward IS NOT NULL) AS own_reward
+  FROM spans GROUP BY trace_id
+  HAVING count(*) FILTER (name <> '{c.SPAN_ANNOTATION}') > 0
 )
-SELECT t.*, c.first_input, c.last_output FROM t LEFT JOIN (
+"""
+_NEWEST_TRACES = (
+    _TRACES
+    + """, newest AS (SELECT * FROM t ORDER BY start_ns DESC {limit})
+SELECT n.trace_id, n.rollout_id, n.start_ns, n.end_ns, n.agents, n.spans, n.calls, n.tools,
+  n.input_tokens, n.output_tokens, coalesce(n.own_reward, r.reward) AS reward,
+  c.first_input, c.last_output
+FROM newest n
+LEFT JOIN (
+  SELECT rollout_id, arg_max(value, start_ns) AS reward FROM rewards GROUP BY rollout_id
+) r USING (rollout_id)
+LEFT JOIN (
   SELECT trace_id, arg_min(input_messages, start_ns) AS first_input,
     arg_max(output_messages, start_ns) AS last_output
-  FROM calls WHERE trace_id IN (SELECT trace_id FROM t) GROUP BY trace_id
-) c USING (trace_id) ORDER BY start_ns DESC
+  FROM calls WHERE trace_id IN (SELECT trace_id FROM newest) GROUP BY trace_id
+) c USING (trace_id)
+ORDER BY n.start_ns DESC
 """
+)
+ROLLOUT_KEYS = (
+    "rollout_id", "attempt_id", "status", "start_ns", "end_ns", "agents", "spans", "calls",
+    "rewards", "reward", "input_tokens", "output_tokens", "task",
+)  # fmt: skip
+TRACE_KEYS = (
+    "trace_id", "rollout_id", "start_ns", "end_ns", "agents", "input", "output", "spans", "calls",
+    "tools", "reward", "input_tokens", "output_tokens",
+)  # fmt: skip
 
 
 class Listing(NamedTuple):
@@ -32,33 +60,18 @@ class Listing(NamedTuple):
     total: int
 
 
-def _limit(limit: int | None) -> str:
-    return "" if limit is None else f"LIMIT {int(limit)}"
-
-
-def _tokens(row: dict[str, Any]) -> str:
-    return f"{row['input_tokens'] or 0}→{row['output_tokens'] or 0}"
-
-
 def list_rollouts(store: Store, limit: int | None) -> Listing:
     """The newest rollouts."""
-    total = next(iter(store.sql("SELECT count(*) AS n FROM rollouts")))["n"]
-    rows = list(store.sql(f"SELECT * FROM rollouts ORDER BY start_ns DESC {_limit(limit)}"))
-    for row in rows:
-        row["rollout"] = row["rollout_id"]
-        row["tokens"] = _tokens(row)
-        row["seconds"] = round((row["end_ns"] - row["start_ns"]) / 1e9, 2)
-    return Listing(rows, total)
+    total = _number(store, "SELECT count(*) AS n FROM rollouts")
+    query = f"SELECT * FROM rollouts ORDER BY start_ns DESC {_limit(limit)}"
+    return Listing(list(store.sql(query)), total)
 
 
 def list_traces(store: Store, limit: int | None) -> Listing:
     """The newest traces, with what was asked first and answered last."""
-    total = next(iter(store.sql("SELECT count(DISTINCT trace_id) AS n FROM spans")))["n"]
-    rows = list(store.sql(_TRACES.format(limit=_limit(limit))))
+    total = _number(store, f"{_TRACES} SELECT count(*) AS n FROM t")
+    rows = list(store.sql(_NEWEST_TRACES.format(limit=_limit(limit))))
     for row in rows:
-        row["trace"] = row["trace_id"]
-        row["tokens"] = _tokens(row)
-        row["seconds"] = round((row["end_ns"] - row["start_ns"]) / 1e9, 2)
         asked = parse_messages(row.pop("first_input")) or ()
         users = [message for message in asked if message.get("role") == "user"]
         row["input"] = plain_text(users[:1])
@@ -77,7 +90,7 @@ def store_stats(store: Store) -> dict[str, Any]:
         "left_out": report.reasons(),
     }
     if store.layout is None:
-        return {**found, "files": 0, "segments": 0, "bytes": 0, **dict.fromkeys(_LOSSES, 0)}
+        return {**found, "files": 0, "segments": 0, "bytes": 0, **dict.fromkeys(LOSSES, 0)}
     manifest = store.layout.read_manifest()
     settled = {segment.name for segment in manifest.segments}
     segments = [path for path in store.layout.segments() if path.name not in settled]
@@ -87,8 +100,13 @@ def store_stats(store: Store) -> dict[str, Any]:
         "files": len(files),
         "segments": len(segments),
         "bytes": total_bytes([*files, *segments]),
-        **{name: sum(getattr(s, name) for s in manifest.segments) for name in _LOSSES},
+        **count_losses(store.layout),
     }
 
 
-_LOSSES = ("lost", "damaged", "conflicts")
+def _number(store: Store, query: str) -> int:
+    return int(next(iter(store.sql(query)))["n"])
+
+
+def _limit(limit: int | None) -> str:
+    return "" if limit is None else f"LIMIT {int(limit)}"

@@ -2,33 +2,48 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from lightning_otel.cli import say_error
 from lightning_otel.cli.output import (
-    ago,
+    age,
+    counted,
+    cut,
     json_options,
     print_json,
     print_rows,
+    print_table,
+    seconds,
     shown,
+    size,
     store_option,
+    suggest,
     talk,
+    terminal_width,
 )
+from lightning_otel.errors import QueryError
+
+if TYPE_CHECKING:
+    from lightning_otel.store import Store
+    from lightning_otel.types import Span, Transition
 
 _ROLLOUT_COLUMNS = (
-    "rollout", "status", "when", "agents", "calls", "rewards", "reward", "tokens", "seconds", "task",
+    "rollout", "status", "age", "agents", "calls", "tokens", "time", "reward", "task",
 )  # fmt: skip
-_TRACE_COLUMNS = (
-    "trace", "when", "agents", "input", "output", "calls", "tools", "tokens", "seconds", "reward",
-)  # fmt: skip
-_WIDTHS = {"rollout": 24, "trace": 12, "input": 32, "output": 32, "task": 32, "agents": 20}
-_TEXT = 100
+_TRACE_COLUMNS = ("trace", "age", "agents", "input", "output", "calls", "tokens", "time", "reward")
+_STEP_COLUMNS = ("agent", "step", "observation", "action", "reward", "done", "capture", "tokens")
+_TEXT_COLUMNS = ("task", "agents", "agent", "input", "output", "observation", "action")
+_SHORTEST_ID = {"rollout": 16, "trace": 8}
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["traces", "rollouts"]), default="rollouts")
-@click.option("--limit", default=20, show_default=True, help="How many, the newest first.")
+@click.argument("what", type=click.Choice(["rollouts", "traces"]), default="rollouts")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True,
+    help="How many, the newest first.",
+)  # fmt: skip
 @click.option("--all", "every", is_flag=True, help="All of them.")
 @json_options
 @store_option
@@ -36,70 +51,124 @@ def ls(
     what: str, limit: int, every: bool, as_json: bool, as_jsonl: bool, store: str | None
 ) -> None:
     """List traces or rollouts, the newest first."""
-    from lightning_otel.cli.listing import list_rollouts, list_traces
+    from lightning_otel.cli import listing
     from lightning_otel.store import Store
 
     opened = Store(store)
-    listed = (list_traces if what == "traces" else list_rollouts)(opened, None if every else limit)
-    columns = _TRACE_COLUMNS if what == "traces" else _ROLLOUT_COLUMNS
-    rows = listed.rows
-    if as_json or as_jsonl:
-        names = [name for name in (rows[0] if rows else {}) if name not in ("when",)]
-        print_rows(rows, names, as_json=as_json, as_jsonl=as_jsonl)
+    find = listing.list_traces if what == "traces" else listing.list_rollouts
+    rows, total = find(opened, None if every else limit)
+    if as_json or as_jsonl or not sys.stdout.isatty():
+        keys = listing.TRACE_KEYS if what == "traces" else listing.ROLLOUT_KEYS
+        print_rows(rows, keys, as_json=as_json, as_jsonl=as_jsonl)
+    elif rows:
+        noun = what[:-1]
+        columns = _TRACE_COLUMNS if what == "traces" else _ROLLOUT_COLUMNS
+        ids = _short_ids([row[f"{noun}_id"] for row in rows], _SHORTEST_ID[noun])
+        print_table([_listed(row, noun, ids) for row in rows], columns, _TEXT_COLUMNS)
+    if not rows:
+        talk(f"no {what} yet")
+        suggest("run -- python your_agent.py", store)
         return
-    for row in rows:
-        row["when"] = ago(row["start_ns"])
-    print_rows(rows, columns, widths=_WIDTHS)
-    if listed.total > len(rows):
-        talk(f"{len(rows)} of {listed.total} {what} · --all for the rest")
-    if rows:
-        talk(f"→ lightning-otel show {rows[0][what[:-1]][:12] if what == 'traces' else '@last'}")
+    if total > len(rows):
+        talk(f"{len(rows)} of {total} {what} · --all for the rest")
+    suggest("show @last" if what == "rollouts" else f"show {rows[0]['trace_id'][:8]}", store)
+
+
+def _listed(row: Mapping[str, Any], noun: str, ids: Mapping[str, str]) -> dict[str, Any]:
+    """A row for people."""
+    return {
+        **row,
+        noun: ids[row[f"{noun}_id"]],
+        "age": age(row["start_ns"]),
+        "tokens": f"{row['input_tokens'] or 0}→{row['output_tokens'] or 0}",
+        "time": seconds(row["end_ns"] - row["start_ns"]),
+        "reward": None if row["reward"] is None else float(f"{row['reward']:.4g}"),
+    }
+
+
+def _short_ids(ids: Sequence[str], shortest: int) -> dict[str, str]:
+    """Beginnings of ids that tell them apart, all of one length, to be typed again."""
+    longest = max(map(len, ids))
+    wanted = len(set(ids))
+    length = next(
+        size for size in range(shortest, longest + shortest + 1)
+        if len({whole[:size] for whole in ids}) == wanted
+    )  # fmt: skip
+    return {whole: whole[:length] for whole in ids}
 
 
 @click.command()
-@click.argument("target", metavar="ID", default="@last")
+@click.argument("target", metavar="[ID]", default="@last")
 @click.option("--transitions", "as_transitions", is_flag=True, help="The transitions instead.")
 @json_options
 @store_option
 def show(
     target: str, as_transitions: bool, as_json: bool, as_jsonl: bool, store: str | None
 ) -> None:
-    """Show one rollout, trace or span, by a prefix of its id or @last."""
+    """Show one rollout, trace or span, by a prefix of its id or @last (the default)."""
     from lightning_otel.store import Store
 
     opened = Store(store)
     noun, whole = opened.find(target)
-    if noun == "trace" and not as_transitions:
+    rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
+    if as_transitions:
+        _show_transitions(opened, rollout_id, as_json=as_json, as_jsonl=as_jsonl)
+        return
+    if noun == "trace":
         spans = opened.spans(trace_id=whole).rows()
     else:
-        rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
-        if as_transitions:
-            _show_transitions(opened, rollout_id, as_json=as_json, as_jsonl=as_jsonl)
-            return
         spans = opened.spans(rollout_id=rollout_id).rows()
+    if noun in ("span", "response"):
+        spans = _part(spans, noun, whole)
     if as_json or as_jsonl:
         from lightning_otel.cli.spans import sdk_json
 
         rows = [sdk_json(span) for span in spans]
         print_rows(rows, list(rows[0]), as_json=as_json, as_jsonl=as_jsonl)
         return
+    _show_tree(spans, with_attributes=noun in ("span", "response"))
+    suggest(f"show {shown(target)} --transitions", store)
+
+
+def _part(spans: Sequence["Span"], noun: str, whole: str) -> list["Span"]:
+    """A span, or the call that got a response, with everything beneath it."""
+    from lightning_otel import conventions as c
+
+    root = next(
+        span
+        for span in spans
+        if (span.span_id if noun == "span" else span.attributes.get(c.RESPONSE_ID)) == whole
+    )
+    inside = {root.span_id}
+    found = [root]
+    for span in spans:  # in order of their start, so parents come first
+        if span.parent_span_id in inside and span.span_id not in inside:
+            inside.add(span.span_id)
+            found.append(span)
+    return found
+
+
+def _show_tree(spans: Sequence["Span"], *, with_attributes: bool) -> None:
     from lightning_otel.cli.tree import tree_lines
 
-    width = None
-    if sys.stdout.isatty():
-        from shutil import get_terminal_size
+    width = terminal_width()
+    for line in tree_lines(spans, width):
+        click.echo(cut(shown(line), width))
+    if with_attributes:
+        attributes = spans[0].attributes
+        indent = max(map(len, attributes), default=0)
+        for key, value in attributes.items():
+            click.echo(f"  {shown(key):<{indent}}  {shown(value)}")
 
-        width = get_terminal_size().columns
-    for line in tree_lines(spans):
-        click.echo(shown(line, width))
-    talk(f"→ lightning-otel show {shown(target)} --transitions")
 
-
-def _show_transitions(opened: Any, rollout_id: str, *, as_json: bool, as_jsonl: bool) -> None:
+def _show_transitions(opened: "Store", rollout_id: str, *, as_json: bool, as_jsonl: bool) -> None:
     from lightning_otel.adapter.messages import plain_text
 
+    table = opened.transitions(rollout_id=rollout_id)
     if as_json or as_jsonl:
-        found = list(opened.transitions(rollout_id=rollout_id).dicts())
+        from lightning_otel.cli.export import parsed
+
+        found = [parsed(row) for row in table.dicts()]
         print_rows(found, list(found[0]) if found else [], as_json=as_json, as_jsonl=as_jsonl)
         return
     rows = [
@@ -109,23 +178,33 @@ def _show_transitions(opened: Any, rollout_id: str, *, as_json: bool, as_jsonl: 
             "observation": plain_text(step.observation[-1:]),
             "action": plain_text(step.action[:1]),
             "reward": step.reward,
-            "done": step.done,
+            "done": "yes" if step.done else "no",
             "capture": step.capture,
-            "tokens": f"{len(step.prompt_ids)}→{len(step.response_ids)}",
+            "tokens": _tokens(step),
         }
-        for step in opened.transitions(rollout_id=rollout_id)
+        for step in table
     ]
-    columns = ("agent", "step", "observation", "action", "reward", "done", "capture", "tokens")
-    print_rows(rows, columns, widths={"observation": 40, "action": 40, "agent": 20})
+    if sys.stdout.isatty() and rows:
+        print_table(rows, _STEP_COLUMNS, _TEXT_COLUMNS)
+    else:
+        print_rows(rows, _STEP_COLUMNS)
+    if not rows:
+        talk(f"no transitions in {rollout_id}")
     for reason, count in opened.report(rollout_id=rollout_id).reasons().items():
         talk(f"left out: {count} × {reason}")
+
+
+def _tokens(step: "Transition") -> str:
+    """Token ids as the server gave them, else the tokens it counted."""
+    asked = len(step.prompt_ids) or step.input_tokens or 0
+    return f"{asked}→{len(step.response_ids) or step.output_tokens or 0}"
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @store_option
 def stats(as_json: bool, store: str | None) -> None:
-    """Count what was kept: spans, calls, token ids, rewards, transitions, and what was lost."""
+    """Count what was kept, from spans to transitions, and what was lost or left out."""
     from lightning_otel.cli.listing import store_stats
     from lightning_otel.store import Store
 
@@ -133,40 +212,51 @@ def stats(as_json: bool, store: str | None) -> None:
     if as_json:
         print_json(found)
         return
-    _print_stats(found)
-
-
-def _print_stats(found: Mapping[str, Any]) -> None:
-    funnel = found["funnel"]
-    lines: Sequence[tuple[str, object]] = [
-        ("store", found["store"]),
-        ("spans", f"{funnel['spans']} in {funnel['rollouts']} rollouts"),
-        ("calls", funnel["calls"]),
-        ("transitions", f"{funnel['transitions']} ({funnel['exact']} with exact token ids)"),
-        ("rewards", f"{funnel['rewards']} ({funnel['rewards_placed']} placed)"),
-        ("rewarded", f"{funnel['rewarded']} of {funnel['transitions']} transitions"),
-        (
-            "on disk",
-            f"{found['files']} files and {found['segments']} segments, {found['bytes'] / 1e6:.1f} MB",
-        ),
-        (
-            "lost",
-            f"{found['lost']} spans, {found['damaged']} damaged lines, {found['conflicts']} conflicts",
-        ),
-    ]
-    for name, value in lines:
+    for name, value in _stats_lines(found):
         click.echo(f"{name:<12} {shown(value)}")
-    for reason, count in found["left_out"].items():
-        click.echo(f"left out     {count} × {shown(reason)}")
+    suggest("export triplets -o triplets.jsonl", store)
+
+
+def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
+    funnel = found["funnel"]
+    kept = [
+        counted(found["files"], "file"),
+        counted(found["segments"], "segment"),
+        size(found["bytes"]),
+    ]
+    losses = [
+        counted(found["lost"], "span"),
+        counted(found["damaged"], "damaged line"),
+        f"{found['conflicts']} with an id that was taken",
+    ]
+    return [
+        ("store", found["store"]),
+        ("spans", f"{funnel['spans']} in {counted(funnel['rollouts'], 'rollout')}"),
+        ("calls", funnel["calls"]),
+        ("transitions", f"{funnel['transitions']}, {funnel['exact']} with exact token ids"),
+        ("rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"),
+        ("rewarded", f"{funnel['rewarded']} of {counted(funnel['transitions'], 'transition')}"),
+        ("on disk", ", ".join(kept)),
+        ("lost", ", ".join(losses)),
+        *(("left out", f"{count} × {reason}") for reason, count in found["left_out"].items()),
+    ]  # fmt: skip
 
 
 @click.command()
 @click.argument("query")
 @json_options
 @store_option
-def sql(query: str, as_json: bool, as_jsonl: bool, store: str | None) -> None:
+def sql(query: str, as_json: bool, as_jsonl: bool, store: str | None) -> int:
     """Run one read-only statement over spans, calls, rewards and rollouts."""
     from lightning_otel.store import Store
 
-    table = Store(store).sql(query)
-    print_rows(list(table), table.columns, as_json=as_json, as_jsonl=as_jsonl)
+    try:
+        table = Store(store).sql(query)
+        rows, columns = list(table), table.columns
+    except QueryError as exc:
+        say_error(str(exc), exc.why, 'lightning-otel sql "DESCRIBE spans"')
+        return 1
+    print_rows(rows, columns, as_json=as_json, as_jsonl=as_jsonl)
+    if not rows:
+        talk("no rows")
+    return 0

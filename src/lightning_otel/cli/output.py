@@ -1,17 +1,29 @@
-"""How commands print: tables for people, lines for pipes, JSON for machines; nothing is cut there."""
+"""How commands print: tables for people, whole lines for pipes, JSON for machines."""
 
+import base64
 import json
+import math
+import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from shutil import get_terminal_size, which
 from typing import Any, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_SPACES = str.maketrans("\t\n\r", "   ")
+_UNSAFE = re.compile(
+    # Control characters, line and paragraph separators, everything that turns the writing's
+    # direction, and halves of surrogate pairs, which no stream can carry.
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_NARROWEST = 8
 
 store_option = click.option(
     "--store",
@@ -29,27 +41,54 @@ def json_options(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="One JSON document.")(function)
 
 
-def shown(value: object, width: int | None = None) -> str:
-    """A value as text that cannot move the cursor or colour the screen, cut to a width."""
+def shown(value: object) -> str:
+    """A value as one line of text that cannot move the cursor or colour the screen."""
+    if isinstance(value, (Mapping, list, tuple)):
+        value = json.dumps(plain(value), ensure_ascii=False)
     text = "" if value is None else value if isinstance(value, str) else str(value)
-    text = _CONTROL.sub(lambda found: "�" if found[0] not in "\t\n\r" else " ", text)
-    return text if width is None or len(text) <= width else text[: width - 1] + "…"
+    return _UNSAFE.sub("�", text.translate(_SPACES))
+
+
+def cut(text: str, width: int | None) -> str:
+    """The text, or what of it fits into that many cells of a terminal; None never cuts."""
+    if width is None or len(text) * 2 <= width:
+        return text
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def terminal_width() -> int | None:
+    """Cells in a line of the terminal stdout is; None where it is a pipe or a file."""
+    return get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def plain(value: Any) -> Any:
     """A value as JSON can hold it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (str, int)) or value is None:
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(value).decode("ascii")
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (str, int, float, bool)) or value is None:
-        return value
     if isinstance(value, Iterable):
         return [plain(item) for item in value]
     return str(value)
 
 
+def json_text(value: object, indent: int | None = None) -> str:
+    """A value as JSON in which nothing but the indentation is beyond the printable characters."""
+    text = json.dumps(plain(value), ensure_ascii=False, indent=indent)
+    return _UNSAFE.sub(
+        lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text
+    )
+
+
 def print_json(value: object) -> None:
     """One JSON document on stdout."""
-    click.echo(json.dumps(plain(value), ensure_ascii=False, indent=2))
+    click.echo(json_text(value, indent=2))
 
 
 def print_rows(
@@ -58,8 +97,6 @@ def print_rows(
     *,
     as_json: bool = False,
     as_jsonl: bool = False,
-    as_table: bool = False,
-    widths: Mapping[str, int] | None = None,
 ) -> None:
     """Rows on stdout: a table on a terminal, tab-separated lines in a pipe, or JSON if asked for.
 
@@ -68,43 +105,129 @@ def print_rows(
         columns: Which to print, in order.
         as_json: One array.
         as_jsonl: One object a line.
-        as_table: A table even in a pipe.
-        widths: Most characters of a column in a table.
     """
-    if as_json:
-        print_json(rows)
-    elif as_jsonl:
-        for row in rows:
-            click.echo(json.dumps(plain(row), ensure_ascii=False))
-    elif not sys.stdout.isatty() and not as_table:
+    if as_json or as_jsonl:
+        found = [{name: row.get(name) for name in columns} for row in rows]
+        if as_json:
+            print_json(found)
+            return
+        for item in found:
+            click.echo(json_text(item))
+    elif not sys.stdout.isatty():
         click.echo("\t".join(columns))
         for row in rows:
             click.echo("\t".join(shown(row.get(name)) for name in columns))
+    elif _fits(rows, columns):
+        print_table(rows, columns)
     else:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+        _print_records(rows, columns)
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+
+def print_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], texts: Sequence[str] = ()
+) -> None:
+    """A table, one line a row.
+
+    Args:
+        rows: Values by column.
+        columns: Which to print, in order; the header is their name in capitals.
+        texts: Columns that may be shortened to make the line fit, and are left out where empty.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    columns = [name for name in columns if name not in texts or any(row.get(name) for row in rows)]
+    for name in columns:
+        is_text = name in texts
+        table.add_column(
+            name.upper(),
+            justify="right" if _is_number(rows, name) else "left",
+            no_wrap=not is_text,
+            # A column that may shrink needs a bound, or it shrinks to nothing.
+            min_width=min(_NARROWEST, _widest(rows, name)) if is_text else None,
+        )
+    for row in rows:
+        cells = [shown(row.get(name)) for name in columns]
+        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
+    Console().print(table)
+
+
+def _is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    found = [row.get(name) for row in rows]
+    return any(value is not None for value in found) and all(
+        value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+        for value in found
+    )
+
+
+def _widest(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    return max([len(name), *(len(shown(row.get(name))) for row in rows)])
+
+
+def _fits(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bool:
+    width = terminal_width() or 0
+    return sum(_widest(rows, name) + 2 for name in columns) - 2 <= width
+
+
+def _print_records(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """A line a value, for rows too wide for the terminal; the values are whole."""
+    indent = max(len(name) for name in columns)
+    for number, row in enumerate(rows, 1):
+        click.echo(f"── {number} of {len(rows)}")
         for name in columns:
-            is_number = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
-            table.add_column(name.upper(), justify="right" if is_number and rows else "left")
-        for row in rows:
-            cells = [shown(row.get(name), (widths or {}).get(name)) for name in columns]
-            table.add_row(*map(Text, cells))
-        Console().print(table)
+            click.echo(f"{name:<{indent}}  {shown(row.get(name))}")
 
 
 def talk(text: str) -> None:
     """A line for the person, on stderr."""
-    click.echo(text, err=True)
+    click.echo(shown(text), err=True)
 
 
-def ago(start_ns: int) -> str:
+def suggest(command: str, store: str | None) -> None:
+    """Name the command a person may want next, in the same store."""
+    from lightning_otel import config
+
+    named = "" if store in (None, config.store_path()) else f" --store {shlex.quote(str(store))}"
+    talk(f"→ {program()} {command}{named}")
+
+
+def program() -> str:
+    """How the person at this terminal can call us again: an environment may not be activated."""
+    if which("lightning-otel"):
+        return "lightning-otel"
+    beside = Path(sys.executable).with_name("lightning-otel")
+    if not beside.exists():
+        return f"{shlex.quote(sys.executable)} -m lightning_otel"
+    near = os.path.relpath(beside)
+    return shlex.quote(near if len(near) < len(str(beside)) else str(beside))
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun, which takes an s where there is not exactly one."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def size(size_bytes: int) -> str:
+    """A size in the unit people would say it in."""
+    if size_bytes < 1_000_000:
+        return f"{size_bytes / 1e3:.0f} kB"
+    return f"{size_bytes / 1e6:.1f} MB"
+
+
+def seconds(duration_ns: int) -> str:
+    """A duration in the unit people would say it in."""
+    found = duration_ns / 1e9
+    if found < 1:
+        return f"{found * 1e3:.0f} ms"
+    return f"{found:.1f} s" if found < 120 else f"{found / 60:.0f} min"
+
+
+def age(start_ns: int) -> str:
     """How long ago a time was, in one unit."""
-    seconds = max(0.0, time.time() - start_ns / 1e9)
+    found = max(0.0, time.time() - start_ns / 1e9)
     for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds / 86_400:.0f} d ago"
+        if found < limit:
+            return f"{found / size:.0f} {unit}"
+    return f"{found / 86_400:.0f} d"

@@ -1,11 +1,15 @@
 """``reward``: a person's or a script's judgement, given after the fact."""
 
+import math
+
 import click
 
-from lightning_otel.cli.output import store_option, talk
+from lightning_otel.cli.output import store_option, suggest, talk
+from lightning_otel.errors import ConfigError, StoreError
 
 
-@click.command()
+# A negative number looks like an option.
+@click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="ID")
 @click.argument("value", type=float)
 @click.option("--name", default="primary", help="Name of the reward.", show_default=True)
@@ -15,11 +19,17 @@ def reward(target: str, value: float, name: str, store: str | None) -> None:
     from lightning_otel.emitters import reward_span
     from lightning_otel.store import Store
 
+    if not math.isfinite(value):
+        raise ConfigError(f"a reward of {value} cannot be trained on; give a finite number")
     opened = Store(store)
     noun, whole = opened.find(target)
     rollout_id = opened.rollout_of(noun, whole)
     links = {"span": "span_id", "response": "response_id"}
     link = {links[noun]: whole} if noun in links else {}
     opened.add([reward_span({name: value}, rollout_id=rollout_id, **link)])
+    if opened.writer().position()[1] == 0:
+        raise StoreError(
+            f"{opened.name} refuses the reward; is it writable, and the disk not full?"
+        )
     talk(f"{name} = {value:g} on {noun} {whole}")
-    talk("→ lightning-otel export triplets -o -")
+    suggest(f"show {rollout_id} --transitions", store)

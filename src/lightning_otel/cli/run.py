@@ -1,12 +1,9 @@
 """``run``: a program as it is, recorded as one rollout, with its own exit code."""
 
-import contextlib
 import os
-import shutil
-import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -14,23 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.cli.output import store_option, talk
-from lightning_otel.errors import ConfigError
+from lightning_otel.cli import hush, say_error
+from lightning_otel.cli.child import ProgramError, exit_code, find_program, name_of, run_child
+from lightning_otel.cli.output import counted, store_option, suggest, talk
+from lightning_otel.errors import ConfigError, LightningOtelError, StoreError
 
 if TYPE_CHECKING:
-    from lightning_otel.exporters.otlp import Forwarder
     from lightning_otel.store import Store
-    from lightning_otel.store.layout import Layout
-    from lightning_otel.tracing import Recording
+    from lightning_otel.tracing import Options, Recording
 
 _NOTHING_CAPTURED = 3
-_NOT_FOUND = 127
-_POLL_S = 1.0
-_LAST_CHANCE_S = 5.0
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+# What stands after the program's name is the program's.
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--require-spans", is_flag=True, help="Exit with 3 if nothing was captured.")
 @click.option("--rollout-id", metavar="ID", help="Id of the rollout; a fresh one by default.")
@@ -41,7 +35,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     metavar="MODULE:FUNCTION",
     help="Judges the finished rollout: gets its Recording, gives a number.",
 )
-@click.option("--quiet", is_flag=True, help="No closing line.")
+@click.option("--quiet", is_flag=True, help="No closing lines.")
 @store_option
 def run(
     command: Sequence[str],
@@ -55,34 +49,39 @@ def run(
 ) -> int:
     """Run a program with recording on: lightning-otel run -- python app.py.
 
-    ``python`` means the Python that lightning-otel is installed in. The exit code is the program's.
+    ``python`` and ``app.py`` alone mean the Python that lightning-otel is installed in. The exit
+    code is the program's.
     """
-    from lightning_otel import provider, tracing
+    from lightning_otel import tracing
     from lightning_otel.store import Store
 
     evaluator = _loaded(reward_evaluator) if reward_evaluator else None
-    program = _resolved(command)
     opened = Store(store)
     if opened.layout is None:
         raise ConfigError("run needs a store on disk; name one with --store")
-    opened.layout.create()
-    provider.leave_otlp_to_the_store()
     options = tracing.Options(
         store=opened, rollout_id=rollout_id, task=_json_or_text(task), agent=agent,
         reward_evaluator=evaluator,
     )  # fmt: skip
-    with _Forwarding(opened.layout) as forwarding:
-        scope = tracing.Scope(options, _name_of(command))
-        scope.recording.span_processes()
-        forwarding.begin(scope.recording.rollout_id)
-        code = _run_child(program, _environment(opened, scope.recording))
-        failure = subprocess.CalledProcessError(code, list(command)) if code else None
-        scope.end(failure)
-        opened.writer().seal()
-    captured = _summary(opened, scope.recording, forwarding, quiet=quiet)
+    try:
+        program = find_program(command)
+        recorded = _Run(opened, options, name_of(command))
+        code = recorded.run(program)
+    except ProgramError as exc:
+        say_error(exc.what, exc.why, exc.remedy)
+        return exc.code
+    try:
+        captured = recorded.tell(store, is_quiet=quiet)
+    except LightningOtelError as exc:
+        # The program's exit code counts, whatever became of its store meanwhile.
+        say_error(exc.what, exc.why, exc.remedy or "lightning-otel doctor")
+        captured = 0
+    except BrokenPipeError:
+        hush(sys.stderr)
+        captured = 1
     if require_spans and not captured and code == 0:
         return _NOTHING_CAPTURED
-    return 128 - code if code < 0 else code
+    return exit_code(code)
 
 
 def _loaded(where: str) -> Any:
@@ -107,132 +106,154 @@ def _json_or_text(task: str | None) -> object:
         return task
 
 
-def _resolved(command: Sequence[str]) -> list[str]:
-    """The command with its program found: our own Python, its scripts, or anything on the path."""
-    name, *rest = command
-    if name in ("python", "python3"):
-        return [sys.executable, *rest]
-    if name.endswith(".py") and Path(name).is_file() and not os.access(name, os.X_OK):
-        return [sys.executable, name, *rest]
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which(name) or shutil.which(name, path=beside)
-    if found is None:
-        talk(f"error: no program {name!r}")
-        talk("why:   it is neither a file nor on the PATH")
-        talk("try:   lightning-otel run -- python your_agent.py")
-        sys.exit(_NOT_FOUND)
-    return [found, *rest]
+class _Run:
+    """One program under a rollout; where nothing can be recorded it runs all the same."""
+
+    def __init__(self, opened: "Store", options: "Options", name: str) -> None:
+        self._opened = opened
+        self._options = options
+        self._name = name
+        self._started_ns = time.time_ns()
+        self._recording: Recording | None = None
+        self._problem: LightningOtelError | None = None
+
+    def run(self, program: Sequence[str]) -> int:
+        """Run it to its end; gives its return code."""
+        self._problem = _problem(self._opened)
+        if self._problem is None:
+            return self._record(program)
+        if not isinstance(self._problem, ConfigError):
+            say_error(self._problem.what, self._problem.why, self._problem.remedy)
+            talk("the program runs without recording")
+        return run_child(program, None)
+
+    def _record(self, program: Sequence[str]) -> int:
+        from lightning_otel import provider, tracing
+        from lightning_otel.cli.forwarding import start_forwarding
+
+        assert self._opened.layout is not None
+        provider.leave_otlp_to_the_store()
+        earlier = {path.name for path in self._opened.layout.segments()}
+        scope = tracing.Scope(self._options, self._name)
+        recording = self._recording = scope.recording
+        recording.span_processes()
+        forwarding = start_forwarding(
+            self._opened.layout, recording.rollout_id, recording.trace_id, earlier
+        )
+        try:
+            environment = _environment(self._opened, recording, self._options.get("agent"))
+            code = run_child(program, environment)
+            scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
+        except ProgramError as exc:
+            scope.end(exc)
+            raise
+        finally:
+            self._opened.writer().seal()
+            if forwarding is not None:
+                forwarding.finish()
+        return code
+
+    def tell(self, store: str | None, *, is_quiet: bool) -> int:
+        """Say what was kept and where; gives the number of spans the program itself made."""
+        if self._recording is None:
+            if self._problem is not None and not is_quiet:
+                talk(f"⚡ nothing was recorded: {self._problem.what}")
+            return 0
+        counts = self._counts(self._recording)
+        captured = int(counts["spans"])
+        if is_quiet:
+            return captured
+        exact = f" ({counts['exact']} with token ids)" if counts["exact"] else ""
+        talk(
+            f"⚡ {counted(captured, 'span')}, {counted(counts['calls'], 'call')}{exact}, "
+            f"{counted(counts['rewards'], 'reward')} → {self._opened.name}"
+        )
+        self._tell_losses(has_root=bool(counts["has_root"]))
+        if not captured:
+            talk(
+                "  warning: the program made no span; does it call a model through the openai "
+                "client, in a Python that has lightning-otel, without -I, -E or -S?"
+            )
+            suggest("doctor", store)
+            return 0
+        if not counts["rewards"]:
+            talk("  no reward yet: emit_reward(1.0) in the program, or")
+            suggest(f"reward {self._recording.rollout_id} 1.0", store)
+        suggest(f"show {self._recording.rollout_id}", store)
+        return captured
+
+    def _counts(self, recording: "Recording") -> dict[str, Any]:
+        from lightning_otel.conventions import CALL_OPERATIONS
+        from lightning_otel.store.settle import settle_if_worthwhile
+        from lightning_otel.store.views import ROLLOUT, quoted
+
+        assert self._opened.layout is not None
+        settle_if_worthwhile(self._opened.layout)
+        calls = ", ".join(map(quoted, sorted(CALL_OPERATIONS)))
+        # By trace too: the program may name rollouts of its own beneath the run's root span.
+        (found,) = self._opened.sql(
+            f"""
+            SELECT count(*) FILTER (span_id <> ?) AS spans, count(reward) AS rewards,
+              count(*) FILTER (operation IN ({calls})) AS calls,
+              count(*) FILTER (prompt_token_ids IS NOT NULL AND response_token_ids IS NOT NULL)
+                AS exact,
+              bool_or(span_id = ? AND end_ns IS NOT NULL) AS has_root
+            FROM spans WHERE start_ns >= ? AND (trace_id = ? OR {ROLLOUT} = ?)
+            """,
+            [
+                recording.span_id,
+                recording.span_id,
+                self._started_ns,
+                recording.trace_id,
+                recording.rollout_id,
+            ],
+        )
+        return found
+
+    def _tell_losses(self, *, has_root: bool) -> None:
+        from lightning_otel import config
+        from lightning_otel.doctor import count_losses
+
+        assert self._opened.layout is not None
+        lost = count_losses(self._opened.layout)["lost"]
+        if lost:
+            talk(f"  {counted(lost, 'span')} lost in this store: the disk refused them")
+        if not has_root:
+            talk("  the store refused the last spans; is its disk full?")
+        if not config.content().is_kept:
+            talk(f"  messages are not kept, as {config.CONTENT_ENV} asks")
 
 
-def _name_of(command: Sequence[str]) -> str:
-    """What a person would call the program: the script or module, not the interpreter."""
-    words = [word for word in command[1:] if not word.startswith("-")]
-    is_python = command[0] in ("python", "python3") and words
-    return Path(words[0] if is_python else command[0]).name
+def _problem(opened: "Store") -> LightningOtelError | None:
+    """Why nothing can be recorded; None if all is well."""
+    from lightning_otel import config
+
+    assert opened.layout is not None
+    if not config.is_enabled():
+        return ConfigError(
+            "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED; "
+            f"unset {config.ENABLED_ENV} OTEL_SDK_DISABLED"
+        )
+    try:
+        opened.layout.create()
+    except StoreError as exc:
+        return exc
+    for folder in (opened.layout.new, opened.layout.live):
+        if not os.access(folder, os.W_OK):
+            return StoreError(
+                f"{folder} is not writable; name another place with --store, or chmod u+rwx it"
+            )
+    return None
 
 
-def _environment(opened: "Store", recording: "Recording") -> dict[str, str]:
+def _environment(opened: "Store", recording: "Recording", agent: str | None) -> dict[str, str]:
     from lightning_otel import config, startup
 
-    return config.child_environment(
+    found = config.child_environment(
         store=opened.name,
         rollout_id=recording.rollout_id,
         attempt_id=recording.attempt_id,
         trace_parent=f"00-{recording.trace_id}-{recording.span_id}-01",
         startup=Path(startup.__path__[0]),
     )
-
-
-def _run_child(program: Sequence[str], environment: dict[str, str]) -> int:
-    """Run the program to its end, handing on the signals we get; gives its return code."""
-    child = subprocess.Popen(program, env=environment)
-    previous = {}
-
-    def hand_on(number: int, frame: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(number)
-
-    for number in _FORWARDED:
-        previous[number] = signal.signal(number, hand_on)
-    # From a terminal the child gets Ctrl-C itself; from anywhere else only we do.
-    on_interrupt: Any = signal.SIG_IGN if sys.stdin is not None and _is_terminal() else hand_on
-    previous[signal.SIGINT] = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        return child.wait()
-    finally:
-        for known, handler in previous.items():
-            signal.signal(known, handler)
-
-
-def _is_terminal() -> bool:
-    try:
-        return os.isatty(0)
-    except OSError:
-        return False
-
-
-class _Forwarding:
-    """Sends the rollout's spans to the user's OTLP endpoint while the program runs."""
-
-    def __init__(self, layout: "Layout") -> None:
-        self._layout = layout
-        self._earlier = {path.name for path in layout.segments()}
-        self._forwarder: "Forwarder | None" = None
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.waiting = 0
-        self.delivered = 0
-
-    def begin(self, rollout_id: str) -> None:
-        """Follow the rollout from here on, if the environment names an endpoint."""
-        from lightning_otel.exporters.otlp import Forwarder, otlp_exporter
-        from lightning_otel.provider import wants_otlp
-
-        if not wants_otlp():
-            return
-        self._forwarder = Forwarder(self._layout, rollout_id, otlp_exporter(), self._earlier)
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> "_Forwarding":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._thread is None or self._forwarder is None:
-            return
-        self._stop.set()
-        self._thread.join(_LAST_CHANCE_S)
-        if not self._thread.is_alive():
-            self.waiting = self._forwarder.poll()
-        self.delivered = self._forwarder.delivered
-
-    def _follow(self) -> None:
-        assert self._forwarder is not None
-        while not self._stop.wait(_POLL_S):
-            self.waiting = self._forwarder.poll()
-
-
-def _summary(
-    opened: "Store", recording: "Recording", forwarding: _Forwarding, *, quiet: bool
-) -> int:
-    """Say what was kept and where; gives the number of spans the program itself made."""
-    report = opened.report(rollout_id=recording.rollout_id)
-    captured = max(0, report.spans - 1)  # without the run's own root span
-    if quiet:
-        return captured
-    talk(
-        f"⚡ {captured} spans, {report.calls} calls, {report.rewards} rewards → {opened.name}"
-        f"  ({report.transitions} transitions, {report.exact} with exact token ids)"
-    )
-    if forwarding.delivered or forwarding.waiting:
-        waiting = f", {forwarding.waiting} NOT delivered" if forwarding.waiting else ""
-        talk(f"  OTLP: {forwarding.delivered} spans delivered{waiting}")
-    if not captured:
-        talk(
-            "  warning: the program made no span; does it call a model through the openai client, "
-            "in a Python that has lightning-otel, without -I, -E or -S? lightning-otel doctor tells"
-        )
-    elif not report.rewards:
-        talk("  no reward yet: emit_reward(1.0), or: lightning-otel reward @last 1.0")
-    talk("  → lightning-otel show @last")
-    return captured
+    return {**found, startup.AGENT_ENV: agent} if agent else found

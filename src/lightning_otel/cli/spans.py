@@ -45,6 +45,5 @@ def _context(trace_id: str, span_id: str) -> dict[str, str]:
 
 
 def _iso(time_ns: int) -> str:
-    seconds, rest = divmod(time_ns, 1_000_000_000)
-    moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # Through a float, as the SDK does it: so both print the same microsecond.
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

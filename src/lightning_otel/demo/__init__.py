@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_otel import config
 from lightning_otel.demo.agent import solve
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.emitters import emit_reward
@@ -23,6 +24,7 @@ class Outcome:
     question: str
     answer: str
     reward: float
+    rollout_id: str
 
 
 def tasks(count: int, seed: int) -> list[tuple[str, int]]:
@@ -48,18 +50,28 @@ def run_agent(
         progress: Told each outcome as it comes.
 
     Raises:
-        ConfigError: The ``openai`` package is not installed.
+        ConfigError: The ``openai`` package is not installed, or recording is switched off.
+        StoreError: The store cannot be made.
     """
     client_class = _openai()
+    if not config.is_enabled():
+        raise ConfigError(
+            "LIGHTNING_OTEL or OTEL_SDK_DISABLED switches off the recording that the demo shows; "
+            f"unset {config.ENABLED_ENV} OTEL_SDK_DISABLED"
+        )
+    store.writer()
     outcomes = []
-    with DemoServer(seed=seed) as server:
-        client = client_class(base_url=server.base_url, api_key="none-needed")
+    with (
+        DemoServer(seed=seed) as server,
+        client_class(base_url=server.base_url, api_key="none-needed") as client,
+    ):
         for question, want in tasks(rollouts, seed):
-            with auto_trace(store=store, name="demo", task={"question": question}, agent="calc"):
+            task = {"question": question}
+            with auto_trace(store=store, name="demo", task=task, agent="calc") as recording:
                 answer = solve(client, question)
                 reward = float(answer.rstrip(".").endswith(f" {want}"))
                 emit_reward(reward)
-            outcomes.append(Outcome(question, answer, reward))
+            outcomes.append(Outcome(question, answer, reward, recording.rollout_id))
             progress(outcomes[-1])
     return outcomes
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from lightning_otel import capture, config
 from lightning_otel.errors import StoreError
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.segment import SpanWriter, writer_for
+from lightning_otel.store.writer import SpanWriter, writer_for, writer_if_any
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,8 @@ class LightningSpanProcessor(SpanProcessor):
         if frame is None or frame.sink is None or not span.get_span_context().trace_flags.sampled:
             return
         if frame.stamps:
-            span.set_attributes(frame.stamps)
+            own = span.attributes or {}
+            span.set_attributes({k: v for k, v in frame.stamps.items() if k not in own})
         context = span.get_span_context()
         self._sinks[context.trace_id, context.span_id] = frame.sink
         frame.sink.started(span)
@@ -70,7 +71,7 @@ class DuckDBSpanExporter(SpanExporter):
         """Name the store; it is made with the first batch.
 
         Args:
-            path: ``X.duckdb`` or a folder; by default ``LIGHTNING_OTEL_STORE``, else ``.lightning/``.
+            path: ``X.duckdb`` or a folder; by default the store the settings name.
         """
         self._layout = Layout(path or config.store_path())
         self._is_failing = False
@@ -91,9 +92,10 @@ class DuckDBSpanExporter(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """Seal the segment."""
-        if not capture.is_recording() and self._layout.exists():
-            capture.guarded(lambda: writer_for(self._layout).seal())
+        """Seal the segment, so that it can be settled at once."""
+        writer = writer_if_any(self._layout)
+        if writer is not None:
+            capture.guarded(writer.seal)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is ever pending."""

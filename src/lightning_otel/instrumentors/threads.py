@@ -28,8 +28,9 @@ def leave_context() -> None:
     """Put the two methods back, unless someone has wrapped them after us."""
     for owner, name in ((threading.Thread, "start"), (ThreadPoolExecutor, "submit")):
         found = owner.__dict__[name]
-        original = found.__dict__.get(_MARK)
-        if original is not None:
+        original = getattr(found, _MARK, None)
+        # A wrapper around ours shows our mark too, but what it wraps is ours.
+        if original is not None and found.__wrapped__ is original:
             setattr(owner, name, original)
 
 
@@ -44,9 +45,14 @@ def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
 def _start(original: Any) -> Any:
     def start(self: threading.Thread) -> None:
         context = otel_context.get_current()
-        if context:
-            capture.guarded(_run_within, self, context)
-        return original(self)  # type: ignore[no-any-return]  # None
+        if not context:
+            return original(self)  # type: ignore[no-any-return]  # None
+        capture.guarded(_run_within, self, context)
+        try:
+            return original(self)  # type: ignore[no-any-return]  # None
+        except BaseException:
+            self.__dict__.pop("run", None)
+            raise
 
     return start
 

@@ -17,19 +17,20 @@ def _run_shadowed() -> None:
     elsewhere = [path for path in sys.path if path and str(Path(path).resolve()) != _here]
     spec = PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(module_from_spec(spec))
+        module = sys.modules["sitecustomize"] = module_from_spec(spec)
+        spec.loader.exec_module(module)
 
 
 def _start() -> None:
     try:
-        from lightning_otel.provider import start_run_child
+        from lightning_otel.startup import start
     except ImportError as exc:
         sys.stderr.write(
             f"lightning-otel: {sys.executable} cannot import lightning_otel ({exc}), "
             "so this process is not traced; install it there\n"
         )
         return
-    start_run_child()
+    start()
 
 
 try:

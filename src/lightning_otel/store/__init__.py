@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
 from lightning_otel.adapter import Adaptation, TripletAdapter
-from lightning_otel.errors import ConfigError, QueryError
+from lightning_otel.errors import ConfigError
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
@@ -19,13 +19,12 @@ from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 if TYPE_CHECKING:
     import duckdb
 
-    from lightning_otel.store.segment import SpanWriter
     from lightning_otel.store.settle import Settled
-    from lightning_otel.store.source import Selection, SpanSource
+    from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table
+    from lightning_otel.store.writer import SpanWriter
 
 MEMORY = ":memory:"
-_BATCH_SPANS = 20_000
 TRANSITION_COLUMNS: Mapping[str, str] = {
     "rollout_id": "VARCHAR",
     "attempt_id": "VARCHAR",
@@ -58,7 +57,7 @@ TRANSITION_COLUMNS: Mapping[str, str] = {
 
 
 class Store:
-    """A place that holds spans: written by any number of processes, read by any number of others."""
+    """A place that holds spans, written and read by any number of processes at once."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         """Name a store; nothing is opened or made yet.
@@ -119,17 +118,12 @@ class Store:
         Raises:
             QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.
         """
-        import duckdb
-
-        from lightning_otel.store.table import Query, Table
+        from lightning_otel.store.table import Query, Table, check_read_only
 
         con = self.connect()
+        check_read_only(con, query)
         found = Query(con, query, list(parameters))
-        try:
-            _check_read_only(con, query)
-            found.relation()
-        except duckdb.Error as exc:
-            raise QueryError(f"DuckDB refused the query: {exc}") from exc
+        found.take(lambda relation: relation.columns)
         return Table(lambda: found, found.dicts, "rows")
 
     def spans(self, *, rollout_id: str | None = None, trace_id: str | None = None) -> "Table[Span]":
@@ -199,10 +193,8 @@ class Store:
         self, *, credit: Credit = "next", gamma: float = 0.99, rollout_id: str | None = None
     ) -> Report:
         """The funnel from spans to transitions, with every reason for a loss."""
-        report = Report()
-        for adaptation in self._adapt(TripletAdapter(credit, gamma), rollout_id):
-            report += adaptation.report
-        return report
+        found = self._adapt(TripletAdapter(credit, gamma), rollout_id)
+        return Report.total(each.report for each in found)
 
     def settle(self) -> "Settled":
         """Pack every sealed segment into Parquet now; nothing if another process is at it.
@@ -230,7 +222,8 @@ class Store:
         """
         from lightning_otel.store.pack import pack
 
-        return pack(self.connect(), path)
+        with self.connect() as con:
+            return pack(con, path)
 
     def find(self, prefix: str) -> tuple[str, str]:
         """The one rollout, trace, span or response whose id begins with a prefix; ``@last`` works.
@@ -252,37 +245,10 @@ class Store:
         return rollout_of(self.connect(), noun, whole_id)
 
     def _adapt(self, adapter: TripletAdapter, rollout_id: str | None) -> Iterator[Adaptation]:
+        from lightning_otel.store.batches import batches
+
         self._settle_if_worthwhile()
-        for selection in self._groups(rollout_id):
-            yield adapter.explain(map(span_of, self.source.fetch(selection).dicts()))
-
-    def _groups(self, rollout_id: str | None) -> "Iterator[Selection]":
-        """Whole rollouts, gathered until they hold enough spans, with the time they lie in."""
-        from lightning_otel.store.source import Selection
-        from lightning_otel.store.views import ROLLOUT
-
-        where = "WHERE " + ROLLOUT + " = ?" if rollout_id else ""
-        rows = (
-            self.connect()
-            .execute(
-                f"SELECT {ROLLOUT}, count(*), min(start_ns), max(start_ns) FROM spans {where} "
-                "GROUP BY 1 ORDER BY 3, 1",
-                [rollout_id] if rollout_id else [],
-            )
-            .fetchall()
-        )
-        ids: list[str] = []
-        spans, low, high = 0, 0, 0
-        for name, count, first, last in rows:
-            if ids and spans + count > _BATCH_SPANS:
-                yield Selection(rollout_ids=ids, since_ns=low, until_ns=high)
-                ids, spans = [], 0
-            low = min(low, first) if ids else first
-            high = max(high, last) if ids else last
-            ids.append(name)
-            spans += count
-        if ids:
-            yield Selection(rollout_ids=ids, since_ns=low, until_ns=high)
+        return map(adapter.explain, batches(self.source, rollout_id))
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.settle import settle_if_worthwhile
@@ -296,7 +262,7 @@ class Store:
 def distinct(
     trajectories: Iterable[Trajectory], agents: str | None = None
 ) -> Iterator[tuple[Transition, int]]:
-    """Each transition once, with the first branch it lies on."""
+    """Each transition once, with the first branch it lies on; of agents that match a glob."""
     shared: set[tuple[str, str]] = set()
     for trajectory in trajectories:
         if agents is not None and not fnmatchcase(trajectory.agent, agents):
@@ -317,17 +283,3 @@ def transition_row(step: Transition, branch: int) -> dict[str, Any]:
     for name in ("prompt_ids", "response_ids", "logprobs"):
         row[name] = list(row[name])
     return row
-
-
-def _check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> None:
-    import duckdb
-
-    statements = con.extract_statements(query)
-    allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-    if len(statements) != 1:
-        raise QueryError(f"one statement is expected, {len(statements)} were given")
-    if statements[0].type not in allowed:
-        raise QueryError(
-            f"only SELECT, DESCRIBE and EXPLAIN read; this is {statements[0].type.name}. "
-            "Use connect() for a database of your own over the same views"
-        )

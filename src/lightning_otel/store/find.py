@@ -35,22 +35,25 @@ def find(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
         NotFoundError: Nothing has such an id, or several have.
     """
     if prefix == "@last":
-        row = con.execute(f"SELECT {ROLLOUT} FROM spans ORDER BY start_ns DESC LIMIT 1").fetchone()
+        # Not the newest span's: that may be a reward for an older rollout, in a trace of its own.
+        row = con.execute(
+            "SELECT rollout_id FROM rollouts ORDER BY start_ns DESC LIMIT 1"
+        ).fetchone()
         if row is None:
             raise NotFoundError("the store holds no span yet, so there is no @last")
         return "rollout", row[0]
     for noun, column in _COLUMNS.items():
-        found = [
-            row[0]
-            for row in con.execute(
-                f"SELECT DISTINCT {column} FROM spans WHERE starts_with({column}, ?) LIMIT {_SHOWN}",
-                [prefix],
-            ).fetchall()
-        ]
-        if len(found) == 1 or prefix in found:
-            return noun, prefix if prefix in found else found[0]
+        # In order, so that an id that is the prefix itself comes first.
+        rows = con.execute(
+            f"SELECT DISTINCT {column} AS id FROM spans WHERE starts_with({column}, ?) "
+            f"ORDER BY id LIMIT {_SHOWN}",
+            [prefix],
+        ).fetchall()
+        found = [str(row[0]) for row in rows]
+        if found and (len(found) == 1 or found[0] == prefix):
+            return noun, found[0]
         if found:
             raise NotFoundError(
-                f"{prefix!r} begins several {noun} ids: {', '.join(sorted(found))}; give more of it"
+                f"{prefix!r} begins several {noun} ids: {', '.join(found)}; give more of it"
             )
     raise NotFoundError(f"no rollout, trace, span or response id begins with {prefix!r}")

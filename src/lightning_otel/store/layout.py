@@ -5,10 +5,12 @@ files being made, ``live/`` for segments, ``data/`` for settled Parquet, ``manif
 Nothing in here imports DuckDB: the traced process uses it.
 """
 
+import contextlib
 import os
+import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +20,8 @@ from lightning_otel.errors import StoreError, StoreMissingError, StoreVersionErr
 
 SCHEMA_VERSION: Final = 1
 SEGMENT_SUFFIX: Final = ".ndjson"
+_SEGMENT_NAME: Final = re.compile(r"[^-]+-\d+-\d+-\d+\.ndjson")
+"""Boot, start of the process in nanoseconds, process id, number."""
 EMPTY_DATA: Final = "_empty.parquet"
 EMPTY_LIVE: Final = "_empty.ndjson"
 
@@ -55,13 +59,20 @@ class SettledSegment:
     conflicts: int = 0
     lost: int = 0
 
+    @property
+    def tells_of_damage(self) -> bool:
+        """Whether something was damaged, in conflict or lost."""
+        return bool(self.damaged or self.conflicts or self.lost)
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """Which files and segments count: the only commit mark of the store.
 
-    A reader takes a file for live, and a segment for settled, from the microsecond written here, and
-    compares it with the start of its own transaction; so it sees either the segment or the file.
+    A reader takes a file for live, and a segment for settled, if the time written here is not later
+    than the start of its own transaction, so it sees either the one or the other. The time lies a
+    little ahead of the replacement: whoever starts after it reads the new manifest, however often.
+    It becomes 0, valid for all, before the segments are unlinked.
     """
 
     files: tuple[DataFile, ...] = ()
@@ -111,28 +122,45 @@ class Layout:
             )
 
     def create(self) -> None:
-        """Make the folders, private to the user; harmless if they are there.
+        """Make the store, private to the user; harmless if it is there.
 
         Raises:
-            StoreError: The folders cannot be made.
-            StoreVersionError: A newer version made them.
+            StoreError: It cannot be made, or a database of somebody else's has its name.
+            StoreVersionError: A newer version made it.
         """
         try:
-            if not self.catalogue.parent.exists():
-                self.catalogue.parent.mkdir(mode=0o700, parents=True)
-                _ignore_in_git(self.catalogue.parent)
-            for folder in (self.root, self.new, self.live, self.data):
-                folder.mkdir(mode=0o700, exist_ok=True)
-            if not self.manifest_path.exists():
-                _ignore_in_git(self.root)
-                (self.live / EMPTY_LIVE).touch(mode=0o600)
-                self.write_manifest(Manifest())
+            if self.catalogue.exists() and not self.root.exists():
+                raise StoreError(
+                    f"{self.catalogue} is a database of its own, not a store's catalogue; "
+                    "name another path with --store or LIGHTNING_OTEL_STORE"
+                )
+            self.make_folders()
         except OSError as exc:
             raise StoreError(
                 f"cannot make the store {self.catalogue}: {exc.strerror or exc}; "
                 "name a writable place with --store or LIGHTNING_OTEL_STORE"
             ) from exc
         self.read_manifest()
+
+    def make_folders(self) -> None:
+        """Make what is not there yet; any number of processes may do so at once.
+
+        Raises:
+            OSError: Something cannot be made.
+        """
+        if not self.catalogue.parent.exists():
+            _make_private(self.catalogue.parent)
+            _add_private(self.catalogue.parent / ".gitignore", b"*\n")
+        for folder in (self.root, self.new, self.live, self.data):
+            _make_private(folder)
+        _add_private(self.root / ".gitignore", b"*\n")
+        _add_private(self.live / EMPTY_LIVE, b"")
+        if not self.manifest_path.exists():
+            made = self._made_manifest(Manifest())
+            # Linked, not renamed: a settler may have replaced another process's first manifest.
+            with contextlib.suppress(FileExistsError):
+                os.link(made, self.manifest_path)
+            made.unlink()
 
     def read_manifest(self) -> Manifest:
         """The manifest as it is now.
@@ -153,30 +181,45 @@ class Layout:
                     f"{SCHEMA_VERSION}; upgrade with: pip install --upgrade lightning-otel"
                 )
         return Manifest(
-            files=tuple(DataFile(**_fields(row)) for row in rows if row["kind"] == "file"),
+            files=tuple(
+                DataFile(**_fields(DataFile, row)) for row in rows if row["kind"] == "file"
+            ),
             segments=tuple(
-                SettledSegment(**_fields(row)) for row in rows if row["kind"] == "segment"
+                SettledSegment(**_fields(SettledSegment, row))
+                for row in rows
+                if row["kind"] == "segment"
             ),
         )
 
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Replace the manifest atomically, on disk before it counts."""
+    def write_manifest(self, manifest: Manifest, *, before_us: int | None = None) -> bool:
+        """Replace the manifest atomically, on disk before it counts.
+
+        Args:
+            manifest: The new one.
+            before_us: Leave the old one if this time has passed when all is ready.
+
+        Returns:
+            Whether the manifest was replaced.
+        """
+        made = self._made_manifest(manifest)
+        if before_us is not None and now_us() >= before_us:
+            made.unlink()
+            return False
+        os.replace(made, self.manifest_path)
+        return True
+
+    def _made_manifest(self, manifest: Manifest) -> Path:
         rows: list[dict[str, Any]] = [{"kind": "store", "schema": SCHEMA_VERSION}]
         rows += [{"kind": "file", **_as_dict(file)} for file in manifest.files]
         rows += [{"kind": "segment", **_as_dict(segment)} for segment in manifest.segments]
         text = b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
-        made = self.new / f"manifest-{os.getpid()}-{time.time_ns()}"
-        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, text)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(made, self.manifest_path)
+        made = self.new / f"manifest-{os.getpid()}-{time.time_ns()}-{os.urandom(4).hex()}"
+        write_private(made, text, is_synced=True)
+        return made
 
     def segments(self) -> list[Path]:
         """Segments in ``live/``, oldest first."""
-        found = [path for path in self.live.glob(f"*{SEGMENT_SUFFIX}") if path.name != EMPTY_LIVE]
+        found = [path for path in self.live.iterdir() if _SEGMENT_NAME.fullmatch(path.name)]
         return sorted(found, key=lambda path: path.name.split("-")[1:])
 
 
@@ -185,23 +228,45 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def dropped(file: DataFile, at_us: int) -> DataFile:
-    """The file, counting no more from the given time on."""
-    return replace(file, dropped_us=at_us)
+def write_private(path: Path, content: bytes, *, is_synced: bool = False) -> None:
+    """Make a file that only its owner can read.
+
+    Raises:
+        FileExistsError: It is there already.
+        OSError: It cannot be written whole; nothing is left of it.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        if is_synced:
+            os.fsync(descriptor)
+    except OSError:
+        path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
 
 
-def _ignore_in_git(folder: Path) -> None:
-    path = folder / ".gitignore"
-    if not path.exists():
-        path.write_text("*\n")
+def _add_private(path: Path, content: bytes) -> None:
+    with contextlib.suppress(FileExistsError):
+        write_private(path, content)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder and those above it, all private: ``parents=True`` would leave these open."""
+    for each in (*reversed(folder.parents), folder):
+        if not each.exists():
+            each.mkdir(mode=0o700, exist_ok=True)
 
 
 def _as_dict(entry: DataFile | SettledSegment) -> dict[str, Any]:
     return {name: getattr(entry, name) for name in entry.__slots__}
 
 
-def _fields(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "kind"}
+def _fields(kind: type[DataFile | SettledSegment], row: dict[str, Any]) -> dict[str, Any]:
+    return {each.name: row[each.name] for each in fields(kind) if each.name in row}
 
 
 def total_bytes(paths: Iterable[Path]) -> int:

@@ -1,6 +1,7 @@
 """A store as one self-contained DuckDB database: real tables, nothing beside it."""
 
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,28 +27,34 @@ def pack(con: "duckdb.DuckDBPyConnection", path: str | os.PathLike[str]) -> int:
     final = Path(path)
     if final.exists():
         raise StoreError(f"{final} exists already; name another file or remove it")
-    made = final.with_name(f".{final.name}.{os.getpid()}")
+    try:
+        # In a folder of one's own: nobody else can read what is half made, and all of it goes.
+        with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as folder:
+            made = Path(folder) / "packed.duckdb"
+            count = _write(con, made)
+            made.chmod(0o600)
+            os.replace(made, final)
+    except (duckdb.Error, OSError) as exc:
+        raise StoreError(f"cannot write {final}: {exc}; name a writable place with room") from exc
+    return count
+
+
+def _write(con: "duckdb.DuckDBPyConnection", path: Path) -> int:
     # zstd is both smaller and cheaper than DuckDB's own choice for long texts.
     columns = ", ".join(
-        f"{name} VARCHAR USING COMPRESSION zstd" if name in WIDE_COLUMNS else f"{name} {kind}"
+        f"{name} {kind}{' USING COMPRESSION zstd' if name in WIDE_COLUMNS else ''}"
         for name, kind in COLUMNS.items()
     )
-    try:
-        con.execute(f"ATTACH {quoted(str(made))} AS packed (ROW_GROUP_SIZE 20480)")
-        con.execute(f"CREATE TABLE packed.spans ({columns})")
-        con.execute(
-            f"INSERT INTO packed.spans SELECT {', '.join(COLUMNS)} FROM spans ORDER BY trace_id, start_ns"
-        )
-        count = con.execute("SELECT count(*) FROM packed.spans").fetchone()
-        con.execute("USE packed")
-        for statement in derived_view_statements():
-            con.execute(statement)
-        con.execute("USE memory")
-        con.execute("DETACH packed")
-        made.chmod(0o600)
-        os.replace(made, final)
-    except (duckdb.Error, OSError) as exc:
-        made.unlink(missing_ok=True)
-        raise StoreError(f"cannot write {final}: {exc}") from exc
-    assert count is not None
-    return int(count[0])
+    con.execute(f"ATTACH {quoted(str(path))} AS packed (ROW_GROUP_SIZE 20480)")
+    con.execute(f"CREATE TABLE packed.spans ({columns})")
+    con.execute(
+        f"INSERT INTO packed.spans SELECT {', '.join(COLUMNS)} FROM spans "
+        "ORDER BY trace_id, start_ns, sequence"
+    )
+    (row,) = con.execute("SELECT count(*) FROM packed.spans").fetchall()
+    con.execute("USE packed")
+    for statement in derived_view_statements():
+        con.execute(statement)
+    con.execute("USE memory")
+    con.execute("DETACH packed")
+    return int(row[0])

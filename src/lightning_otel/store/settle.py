@@ -1,23 +1,22 @@
-"""Segments into sorted Parquet, exactly once: one settler at a time, restartable at any instruction.
+"""Segments into sorted Parquet, exactly once: one settler at a time, restartable at any point.
 
 A batch of sealed segments becomes one file under a temporary name, which is renamed into ``data/``;
-then the manifest is replaced, and only that makes the file count and its segments cease to. Segments
-and replaced files are unlinked after a grace period, for readers that opened them just before.
+then the manifest is replaced, and only that makes the file count and its segments cease to. The
+segments are unlinked after a grace period, for readers that opened them just before.
 """
 
 import contextlib
 import fcntl
 import logging
 import os
-import secrets
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lightning_otel.store.layout import (
-    SCHEMA_VERSION,
     DataFile,
     Layout,
     Manifest,
@@ -25,21 +24,20 @@ from lightning_otel.store.layout import (
     now_us,
     total_bytes,
 )
-from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.parquet import SPILL, make_parquet, sync
 from lightning_otel.store.segment import boot_id
-from lightning_otel.store.views import SEGMENT_COLUMNS, quoted, read_ndjson
-
-if TYPE_CHECKING:
-    import duckdb
 
 log = logging.getLogger(__name__)
 
 BATCH_BYTES: Final = 64 << 20
 """Segments packed at once: bounds the settler's memory whatever the backlog."""
 GRACE_US: Final = 60_000_000
+COMMIT_AHEAD_US: Final = 500_000
+"""How far ahead of its writing a manifest counts; see :class:`Manifest`."""
 WORTHWHILE_BYTES: Final = 16 << 20
 WORTHWHILE_SEGMENTS: Final = 64
 _TAIL_BYTES: Final = 256
+_SEAL_LINE: Final = b'{"record":"seal"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +76,20 @@ def settler_elected(layout: Layout, *, wait_s: float = 0.0) -> Iterator[bool]:
 
 
 def settle_if_worthwhile(layout: Layout) -> Settled:
-    """Settle when enough is waiting; a few small segments read as fast where they are."""
+    """Settle when enough is waiting; a few small segments read as fast where they are.
+
+    For those who want to read: what cannot be settled, as on a full disk, reads well unsettled.
+    """
+    import duckdb
+
     waiting = _unsettled(layout, layout.read_manifest())
     if len(waiting) < WORTHWHILE_SEGMENTS and total_bytes(waiting) < WORTHWHILE_BYTES:
         return Settled()
-    return settle(layout)
+    try:
+        return settle(layout)
+    except (OSError, duckdb.Error) as exc:
+        log.warning("%s could not be settled: %s", layout.catalogue, exc)
+        return Settled()
 
 
 def settle(layout: Layout, *, wait_s: float = 0.0) -> Settled:
@@ -124,27 +131,26 @@ def _is_sealed(path: Path, boot: str) -> bool:
     try:
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        if b'{"record":"seal"' in tail.rstrip(b"\n").rpartition(b"\n")[2]:
+        _, newline, last = tail.rstrip(b"\n").rpartition(b"\n")
+        # Of a longer last line only the end is seen, which may hold anything.
+        if last.startswith(_SEAL_LINE) and (newline or size <= _TAIL_BYTES):
             return True
-        if not path.name.startswith(boot):
-            return _is_older_boot(path)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return path.name.startswith(boot) or _is_of_older_boot(path)
     except BlockingIOError:
         return False
-    else:
-        return True
     finally:
         os.close(descriptor)
 
 
-def _is_older_boot(path: Path) -> bool:
+def _is_of_older_boot(path: Path) -> bool:
     """Whether the machine was started again since: only then did the segment's writer surely die.
 
     On a local disk a foreign boot id is an earlier boot of this machine; the writer's start time,
     which stands in the name, must lie before this boot.
     """
-    started_ns = int(path.name.split("-")[1])
-    return started_ns < time.time_ns() - time.monotonic_ns()
+    started_ns = path.name.split("-")[1]
+    return int(started_ns) < time.time_ns() - time.monotonic_ns()
 
 
 def _batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
@@ -162,175 +168,70 @@ def _batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def _settle_batch(layout: Layout, paths: Sequence[Path]) -> int:
-    import duckdb
-
     manifest = layout.read_manifest()
-    con = duckdb.connect(config={"threads": "1"})
-    try:
-        con.execute("SET enable_progress_bar = false")
-        con.execute("SET memory_limit = '400MB'")
-        con.execute(f"SET temp_directory = {quoted(str(layout.new / 'spill'))}")
-        con.execute("SET preserve_insertion_order = false")
-        file, segments = _pack(con, layout, manifest, paths)
-    finally:
-        con.close()
+    file, segments = make_parquet(layout, manifest, paths)
     if file is not None:
         os.replace(layout.new / file.name, layout.data / file.name)
-        _sync_folder(layout.data)
-    commit_us = now_us()
-    files = (*manifest.files, replace(file, added_us=commit_us)) if file else manifest.files
-    layout.write_manifest(
-        Manifest(
-            files,
-            (
-                *manifest.segments,
-                *(replace(segment, settled_us=commit_us) for segment in segments),
-            ),
-        )
-    )
+        sync(layout.data)
+    _commit(layout, manifest, file, segments)
     return file.rows if file else 0
 
 
-def _pack(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, manifest: Manifest, paths: Sequence[Path]
-) -> tuple[DataFile | None, list[SettledSegment]]:
-    """Write the batch's Parquet under ``new/`` and count what was in each segment."""
-    listed = "[" + ", ".join(quoted(str(path)) for path in paths) + "]"
-    columns = ", ".join(COLUMNS)
-    con.execute(
-        f"CREATE VIEW raw AS SELECT *, parse_filename(filename) AS segment "
-        f"FROM {read_ndjson(listed, SEGMENT_COLUMNS)}"
-    )
-    # Narrow pass: which line of each span counts, and what became of the rest. The start of a span
-    # is written anew when a segment rotates, so in a rotated segment it means nothing.
-    con.execute(
-        """
-        CREATE TABLE lines AS
-        SELECT segment, record, trace_id, span_id, start_ns, end_sequence, process, sequence,
-          coalesce(rotated, false) AS rotated, coalesce(lost, 0) AS lost
-        FROM raw
-        """
-    )
-    con.execute(
-        """
-        CREATE TABLE chosen AS
-        SELECT trace_id, span_id, segment, sequence, end_sequence, process, record, start_ns FROM lines
-        WHERE span_id IS NOT NULL AND (record = 'span' OR (record = 'start' AND segment NOT IN
-          (SELECT segment FROM lines WHERE record = 'seal' AND rotated)))
-        QUALIFY row_number() OVER
-          (PARTITION BY trace_id, span_id ORDER BY record = 'start', segment, sequence) = 1
-        """
-    )
-    _leave_out_settled(con, layout, manifest)
-    rows, low, high = _row(con, "SELECT count(*), min(start_ns), max(start_ns) FROM chosen")
-    segments = [
-        SettledSegment(name, 0, int(damaged), int(conflicts), int(lost))
-        for name, damaged, conflicts, lost in con.execute(
-            """
-            SELECT l.segment, count(*) FILTER (l.record IS NULL),
-              count(*) FILTER (l.record = 'span' AND c.span_id IS NULL), coalesce(sum(l.lost), 0)
-            FROM lines l LEFT JOIN chosen c
-              ON l.trace_id = c.trace_id AND l.span_id = c.span_id AND l.segment = c.segment
-             AND l.end_sequence = c.end_sequence
-            GROUP BY 1
-            """
-        ).fetchall()
-    ]
-    named = {segment.name for segment in segments}
-    segments += [SettledSegment(path.name, 0) for path in paths if path.name not in named]
-    if not rows:
-        return None, segments
-    name = f"spans-{time.time_ns():019d}-{secrets.token_hex(4)}.parquet"
-    made = layout.new / name
-    con.execute(
-        f"""
-        COPY (
-          SELECT {columns} FROM raw SEMI JOIN chosen
-            USING (trace_id, span_id, segment, record, sequence, end_sequence)
-          ORDER BY trace_id, agent, start_ns, sequence
-        ) TO {quoted(str(made))}
-        (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, ROW_GROUP_SIZE 20480,
-         KV_METADATA {{schema: '{SCHEMA_VERSION}'}})
-        """
-    )
-    _sync(made)
-    return DataFile(name, 0, int(rows), made.stat().st_size, int(low), int(high)), segments
-
-
-def _leave_out_settled(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, manifest: Manifest
+def _commit(
+    layout: Layout, manifest: Manifest, file: DataFile | None, segments: Sequence[SettledSegment]
 ) -> None:
-    """Drop chosen spans whose id a settled file holds already: the first one wins.
-
-    The same span has the same start wherever it was recorded twice, so only files whose time range
-    meets the batch's are asked.
-    """
-    low, high = _row(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
-    if low is None:
-        return
-    near = [
-        quoted(str(layout.data / file.name))
-        for file in manifest.live_files
-        if file.min_start_ns <= high and file.max_start_ns >= low
-    ]
-    if near:
-        con.execute(
-            f"""
-            DELETE FROM chosen USING (
-              SELECT trace_id, span_id FROM read_parquet([{", ".join(near)}])
-              WHERE start_ns BETWEEN {low} AND {high}
-            ) held WHERE chosen.trace_id = held.trace_id AND chosen.span_id = held.span_id
-            """
+    """Replace the manifest by one that takes effect shortly after."""
+    ahead_us = COMMIT_AHEAD_US
+    is_written = False
+    while not is_written:
+        commit_us = now_us() + ahead_us
+        files = (replace(file, added_us=commit_us),) if file else ()
+        settled = (replace(segment, settled_us=commit_us) for segment in segments)
+        is_written = layout.write_manifest(
+            Manifest((*manifest.files, *files), (*manifest.segments, *settled)),
+            before_us=commit_us - ahead_us // 2,
         )
-
-
-def _row(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[int, ...]:
-    row = con.execute(query).fetchone()
-    assert row is not None
-    return tuple(row)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-_sync_folder = _sync
+        ahead_us *= 2  # on a slow disk
 
 
 def _sweep(layout: Layout) -> None:
-    """Unlink what ceased to count long enough ago, and what a dead settler left half made."""
-    now = now_us()
+    """Take away what ceased to count long enough ago, and what a dead settler left half made.
+
+    In one go and not more often than once in the grace period: a reader that has listed a file and
+    not opened it yet fails.
+    """
+    shutil.rmtree(layout.new / SPILL, ignore_errors=True)
     manifest = layout.read_manifest()
-    old_files = [
-        file for file in manifest.files if file.dropped_us and file.dropped_us < now - GRACE_US
-    ]
-    old_segments = [segment for segment in manifest.segments if segment.settled_us < now - GRACE_US]
-    for file in old_files:
-        (layout.data / file.name).unlink(missing_ok=True)
-    gone = set()
-    for segment in old_segments:
-        (layout.live / segment.name).unlink(missing_ok=True)
-        if not (segment.damaged or segment.conflicts or segment.lost):
-            gone.add(segment.name)
-    if old_files or gone:
-        layout.write_manifest(
-            Manifest(
-                tuple(file for file in manifest.files if file not in old_files),
-                tuple(s for s in manifest.segments if s.name not in gone),
-            )
-        )
-    _sweep_new(layout, manifest)
+    now = now_us()
+    times = [segment.settled_us for segment in manifest.segments if segment.settled_us]
+    if times and min(times) < now - 2 * GRACE_US:
+        manifest = _for_everyone(layout, manifest, now - GRACE_US)
+        layout.write_manifest(manifest)
+    for segment in manifest.segments:
+        if segment.settled_us == 0:
+            (layout.live / segment.name).unlink(missing_ok=True)
+    _sweep_strays(layout, manifest)
 
 
-def _sweep_new(layout: Layout, manifest: Manifest) -> None:
+def _for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> Manifest:
+    """What was settled before a time counts for every reader, whenever its clock says it began.
+
+    Segments that are gone since the last sweep are left out, unless they tell of damage.
+    """
+    files = (
+        replace(file, added_us=0) if file.added_us < before_us else file for file in manifest.files
+    )
+    segments = (
+        replace(segment, settled_us=0) if segment.settled_us < before_us else segment
+        for segment in manifest.segments
+        if segment.settled_us or segment.tells_of_damage or (layout.live / segment.name).exists()
+    )
+    return Manifest(tuple(files), tuple(segments))
+
+
+def _sweep_strays(layout: Layout, manifest: Manifest) -> None:
     listed = {file.name for file in manifest.files}
     for path in [*layout.new.iterdir(), *layout.data.glob("spans-*.parquet")]:
-        if path.name in listed or path.is_dir():
-            continue
         with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_mtime < time.time() - GRACE_US / 1e6:
+            if path.name not in listed and path.stat().st_mtime < time.time() - GRACE_US / 1e6:
                 path.unlink()

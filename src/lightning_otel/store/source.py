@@ -1,19 +1,28 @@
-"""Where spans are read from: one method an engine implements, and the local files as the first one."""
+"""Where spans are read from: what an engine implements, and the local files as the first one."""
 
+import hashlib
+import logging
 import os
-from collections.abc import Sequence
+import secrets
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from lightning_otel.errors import StoreError
 from lightning_otel.store import views
-from lightning_otel.store.layout import EMPTY_DATA, Layout, now_us
+from lightning_otel.store.layout import EMPTY_DATA, Layout, now_us, write_private
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.segment import SpanWriter, writer_for
 from lightning_otel.store.table import Query
+from lightning_otel.store.writer import SpanWriter, writer_for
 
 if TYPE_CHECKING:
     import duckdb
+
+log = logging.getLogger(__name__)
+
+STAMP: Final = "catalogue.stamp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +85,20 @@ class LocalSource:
         Raises:
             StoreMissingError: There is no store.
             StoreVersionError: A newer version wrote it.
+            StoreError: It cannot be read.
         """
+        import duckdb
+
         self.layout.require()
-        self.layout.read_manifest()
+        settled = _settled(self.layout)
         ensure_catalogue(self.layout)
-        return self._views()
+        con = new_connection()
+        try:
+            for statement in views.view_statements(self.layout, settled):
+                con.execute(statement)
+        except duckdb.Error as exc:
+            raise StoreError(f"cannot read {self.layout.catalogue}: {exc}") from exc
+        return con
 
     def fetch(self, selection: Selection) -> Query:
         """The selected spans."""
@@ -89,12 +107,6 @@ class LocalSource:
     def writer(self) -> SpanWriter:
         """This process's writer of the store, made if it is not there."""
         return writer_for(self.layout)
-
-    def _views(self) -> "duckdb.DuckDBPyConnection":
-        con = new_connection()
-        for statement in views.view_statements(self.layout):
-            con.execute(statement)
-        return con
 
 
 def _selected(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Query:
@@ -113,50 +125,74 @@ def new_connection(path: str = ":memory:") -> "duckdb.DuckDBPyConnection":
 
 
 def ensure_catalogue(layout: Layout) -> None:
-    """Make ``X.duckdb`` and the file without rows, unless they stand there for this very place."""
-    if not (layout.data / EMPTY_DATA).exists():
-        con = new_connection()
-        con.execute(views.empty_data_statement(layout))
-        con.close()
-        _put(layout.new / EMPTY_DATA, layout.data / EMPTY_DATA)
-    if not layout.catalogue.exists() or not _is_for(layout):
-        write_catalogue(layout)
+    """Make ``X.duckdb`` and the file without rows, unless they stand there and are up to date.
+
+    Where they cannot be made, as on a disk one may only read, what is there is read without them.
+
+    Raises:
+        StoreError: The manifest cannot be read.
+    """
+    import duckdb
+
+    statements = views.view_statements(layout, _settled(layout))
+    stamp = hashlib.sha256("\n".join(statements).encode()).hexdigest()
+    try:
+        if not (layout.data / EMPTY_DATA).exists():
+            _write_empty_data(layout)
+        if not layout.catalogue.exists() or _stamp(layout) != stamp:
+            _write_catalogue(layout, statements)
+            made = _made(layout, STAMP)
+            write_private(made, stamp.encode())
+            _put(made, layout.root / STAMP)
+    except (OSError, duckdb.Error):
+        log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
 
 
-def write_catalogue(layout: Layout) -> None:
-    """Make ``X.duckdb`` with the views, by rename: a reader of the old one is not disturbed."""
-    made = layout.new / f"catalogue-{os.getpid()}-{now_us()}.duckdb"
-    con = new_connection(str(made))
-    for statement in views.view_statements(layout):
+def _settled(layout: Layout) -> list[str]:
+    """Segments settled for every transaction from here on, which need not be opened any more."""
+    now = now_us()
+    return [each.name for each in layout.read_manifest().segments if each.settled_us <= now]
+
+
+def _stamp(layout: Layout) -> str:
+    """What the catalogue was written for: a place, the views' text and the segments settled."""
+    try:
+        return (layout.root / STAMP).read_text()
+    except OSError:
+        return ""
+
+
+def _write_catalogue(layout: Layout, statements: Iterable[str]) -> None:
+    """Put ``X.duckdb`` there by rename: a reader of the old one is not disturbed."""
+    made = _made(layout, "catalogue.duckdb")
+    con = new_connection()
+    # In a format that older DuckDB shells read too.
+    con.execute(f"ATTACH {views.quoted(str(made))} AS catalogue (STORAGE_VERSION 'v1.4.0')")
+    con.execute("USE catalogue")
+    for statement in statements:
         con.execute(statement)
-    con.execute("CHECKPOINT")
+    con.execute("USE memory")
+    con.execute("DETACH catalogue")
     con.close()
     _put(made, layout.catalogue)
-    _stamp(layout).write_text(_place(layout))
+
+
+def _write_empty_data(layout: Layout) -> None:
+    made = _made(layout, EMPTY_DATA)
+    con = new_connection()
+    con.execute(views.empty_data_statement(made))
+    con.close()
+    _put(made, layout.data / EMPTY_DATA)
+
+
+def _made(layout: Layout, name: str) -> Path:
+    """A path of one's own for a file being made: others may be at it too."""
+    return layout.new / f"{os.getpid()}-{secrets.token_hex(4)}-{name}"
 
 
 def _put(made: Path, final: Path) -> None:
     made.chmod(0o600)
     os.replace(made, final)
-
-
-def _stamp(layout: Layout) -> Path:
-    return layout.root / "catalogue.place"
-
-
-def _place(layout: Layout) -> str:
-    """What the catalogue depends on: the place its views name, and the text of the views."""
-    import hashlib
-
-    text = "\n".join(views.view_statements(layout))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _is_for(layout: Layout) -> bool:
-    try:
-        return _stamp(layout).read_text() == _place(layout)
-    except OSError:
-        return False
 
 
 class MemorySource:
@@ -167,8 +203,6 @@ class MemorySource:
 
     def connect(self) -> "duckdb.DuckDBPyConnection":
         """An in-memory DuckDB with the spans recorded so far."""
-        import tempfile
-
         con = new_connection()
         with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
             # The files' own views, read once into a table: one definition of what a span is.

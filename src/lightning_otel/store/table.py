@@ -4,15 +4,16 @@ Nothing is computed until it is asked for, and pandas, polars and pyarrow are im
 method that is named after them.
 """
 
+import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import orjson
 
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, QueryError, StoreError
 from lightning_otel.store.views import quoted
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FETCH = 2048
+_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^()]*\)\s*)?", re.IGNORECASE)
 
 
 class Query:
@@ -34,21 +36,54 @@ class Query:
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow C stream interface."""
-        return self.relation().__arrow_c_stream__(requested_schema)
+        return self.take(lambda relation: relation.__arrow_c_stream__(requested_schema))
 
-    def relation(self) -> "duckdb.DuckDBPyRelation":
-        """The result as a DuckDB relation."""
-        return self._con.sql(self._text, params=self._parameters or None)
+    def take(self, get: "Callable[[duckdb.DuckDBPyRelation], T]") -> T:
+        """What a function makes of the result, which is a DuckDB relation.
+
+        Raises:
+            QueryError: DuckDB refuses the query.
+            StoreError: A file cannot be read.
+        """
+        return _again(lambda: get(self._con.sql(self._text, params=self._parameters or None)))
 
     def dicts(self) -> Iterator[dict[str, Any]]:
-        """Each row as a dict of columns, fetched a few thousand at a time."""
+        """Each row as a dict of columns, fetched a few thousand at a time.
+
+        Raises:
+            QueryError: DuckDB refuses the query.
+            StoreError: A file cannot be read.
+        """
         # A cursor of its own: DuckDB 2 refuses a connection whose result is half read.
         cursor = self._con.cursor()
-        cursor.execute(self._text, self._parameters)
+
+        def first() -> list[Any]:
+            cursor.execute(self._text, self._parameters)
+            return cursor.fetchmany(_FETCH)
+
+        rows = _again(first)
         names = [column[0] for column in cursor.description or ()]
-        while rows := cursor.fetchmany(_FETCH):
+        while rows:
             for row in rows:
                 yield dict(zip(names, row, strict=True))
+            rows = _again(lambda: cursor.fetchmany(_FETCH), times=1)
+
+
+def _again(act: Callable[[], T], times: int = 5) -> T:
+    """What reading gives, tried again if a settler took a file away that was listed already."""
+    import duckdb
+
+    for left in reversed(range(times)):
+        try:
+            return act()
+        except duckdb.IOException as exc:
+            if not left:
+                raise StoreError(
+                    f"cannot read the store ({exc}); see: lightning-otel doctor"
+                ) from exc
+        except duckdb.Error as exc:
+            raise QueryError(f"DuckDB refused the query: {exc}") from exc
+    raise AssertionError("the last time returns or raises")
 
 
 class Table(Generic[T]):
@@ -85,7 +120,7 @@ class Table(Generic[T]):
     @property
     def columns(self) -> list[str]:
         """Names of the columns, in order."""
-        return list(self._query().relation().columns)
+        return self._query().take(lambda relation: list(relation.columns))
 
     def rows(self) -> list[T]:
         """Every row, in memory."""
@@ -102,7 +137,7 @@ class Table(Generic[T]):
             ConfigError: pandas is not installed.
         """
         _require("pandas")
-        return self._query().relation().df()
+        return self._query().take(lambda relation: relation.df())
 
     def pl(self) -> Any:
         """A polars data frame.
@@ -124,11 +159,8 @@ class Table(Generic[T]):
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a zstd Parquet file; needs no other library."""
-        self._copy(path, "FORMAT parquet, COMPRESSION zstd")
-
-    def _copy(self, path: str | os.PathLike[str], options: str) -> None:
-        relation = self._query().relation()
-        relation.query("result", f"COPY result TO {quoted(str(Path(path)))} ({options})")
+        copy = f"COPY result TO {quoted(os.fspath(path))} (FORMAT parquet, COMPRESSION zstd)"
+        self._query().take(lambda relation: relation.query("result", copy))
 
 
 def query_of(
@@ -143,7 +175,7 @@ def query_of(
     """
     with tempfile.NamedTemporaryFile(suffix=".ndjson") as file:
         for row in rows:
-            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+            file.write(_line(row))
         file.flush()
         described = "{" + ", ".join(f"{quoted(k)}: {quoted(v)}" for k, v in columns.items()) + "}"
         con.execute(
@@ -151,6 +183,41 @@ def query_of(
             f"format='newline_delimited', columns={described}, maximum_object_size=268435456)"
         )
     return Query(con, "SELECT * FROM held")
+
+
+def check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> None:
+    """Check that a text is one statement that reads.
+
+    Raises:
+        QueryError: It is not.
+    """
+    import duckdb
+
+    try:
+        statements = con.extract_statements(query)
+        if len(statements) != 1:
+            raise QueryError(f"one statement is expected, {len(statements)} were given")
+        (statement,) = statements
+        if statement.type == duckdb.StatementType.EXPLAIN:
+            # EXPLAIN ANALYZE executes what it explains.
+            statements = con.extract_statements(_EXPLAIN.sub("", statement.query, count=1))
+        found = [each.type for each in statements]
+    except duckdb.Error as exc:
+        raise QueryError(f"DuckDB refused the query: {exc}") from exc
+    if found != [duckdb.StatementType.SELECT]:
+        raise QueryError(
+            f"only SELECT, DESCRIBE and EXPLAIN of these read; this is {statement.type.name}; "
+            "use connect() for a database of your own over the same views"
+        )
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+    except (TypeError, ValueError):
+        # An integer beyond 64 bits, or half a surrogate pair, in what a model said.
+        text = json.dumps(row, ensure_ascii=False, default=list)
+        return text.encode("utf-8", "replace") + b"\n"
 
 
 def _require(name: str) -> Any:

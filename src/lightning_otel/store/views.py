@@ -1,17 +1,23 @@
-"""The SQL of the store: how files and live segments read as ``spans``, ``calls``, ``rewards``, ``rollouts``.
+"""The SQL of the store: how files and segments read as spans, calls, rewards and rollouts.
 
-The views never change with the data, so a catalogue is written once per place and schema; what
-counts is decided at each query by the manifest, as of the start of the query's own transaction.
+What counts is decided at each query by the manifest, as of the start of the query's own
+transaction; so a catalogue, once written, stays right whatever is recorded or settled after.
 """
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from lightning_otel import conventions as c
-from lightning_otel.store.layout import EMPTY_DATA, Layout
-from lightning_otel.store.schema import COLUMNS, MAX_RECORD_BYTES
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.lines import MAX_RECORD_BYTES
+from lightning_otel.store.schema import COLUMNS
 
 ROLLOUT: Final = "coalesce(rollout_id, trace_id)"
 """The rollout a span belongs to: the one it names, else its trace."""
+
+SAME_SPAN_NS: Final = 86_400_000_000_000
+"""Of two spans with one id that start within a day the first wins; older files are not asked."""
 
 _MANIFEST_COLUMNS: Final = {
     "kind": "VARCHAR",
@@ -31,6 +37,12 @@ SEGMENT_COLUMNS: Final = {
     "rotated": "BOOLEAN",
     "lost": "BIGINT",
 }
+
+IS_SPAN: Final = (
+    "(record IN ('span', 'start') AND trace_id IS NOT NULL AND span_id IS NOT NULL "
+    "AND start_ns IS NOT NULL)"
+)
+"""Whether a line of a segment is a span that can be told from others."""
 
 
 def quoted(text: str) -> str:
@@ -54,34 +66,56 @@ def read_ndjson(paths: str, columns: dict[str, str]) -> str:
     )
 
 
-def _span_columns(prefix: str = "") -> str:
-    return ", ".join(prefix + name for name in COLUMNS)
-
-
 def _attribute(key: str) -> str:
     return f"""json_extract_string(attributes, '$."{key}"')"""
 
 
-def spans_query(layout: Layout) -> str:
-    """The ``spans`` view: every span once, an unended one with an empty ``end_ns``."""
+def same_span(one: str, other: str) -> str:
+    """Whether two rows with the same ids are taken for one span; see ``SAME_SPAN_NS``."""
+    return (
+        f"{one}.start_ns BETWEEN {other}.start_ns - {SAME_SPAN_NS} "
+        f"AND {other}.start_ns + {SAME_SPAN_NS}"
+    )
+
+
+def spans_query(layout: Layout, settled: Iterable[str] = ()) -> str:
+    """The ``spans`` view: every span once, an unended one with an empty ``end_ns``.
+
+    The manifest is read where it is needed, not materialized: with that, DuckDB 2.0 reads every
+    column of every file for a mere count.
+
+    Args:
+        layout: The store's paths.
+        settled: Names of segments known to be settled, which DuckDB then does not even open.
+    """
     manifest = read_ndjson(quoted(str(layout.manifest_path)), _MANIFEST_COLUMNS)
     segments = read_ndjson(quoted(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
-    columns = _span_columns()
+    data = quoted(str(layout.data / "*.parquet"))
+    columns = ", ".join(COLUMNS)
+    # One text, not a list of values: DuckDB looks into that for each file, a list takes it longer.
+    known = quoted("/".join(["", *settled, ""]))
     return f"""
-WITH manifest AS MATERIALIZED (
+WITH manifest AS NOT MATERIALIZED (
   SELECT kind, name FROM {manifest}
   WHERE coalesce(added_us, settled_us) <= epoch_us(now())
     AND (dropped_us IS NULL OR dropped_us > epoch_us(now()))
-)
-SELECT {columns} FROM read_parquet({quoted(str(layout.data / "*.parquet"))}, filename=true, union_by_name=true)
-WHERE parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file')
-UNION ALL BY NAME
-SELECT {columns} FROM (
-  SELECT {columns}, record FROM {segments}
-  WHERE record IN ('span', 'start') AND span_id IS NOT NULL
+),
+settled AS NOT MATERIALIZED (
+  SELECT {columns} FROM read_parquet({data}, filename=true)
+  WHERE parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file')
+),
+live AS NOT MATERIALIZED (
+  SELECT {columns} FROM {segments}
+  WHERE {IS_SPAN} AND NOT contains({known}, '/' || parse_filename(filename) || '/')
     AND parse_filename(filename) NOT IN (SELECT name FROM manifest WHERE kind = 'segment')
-  QUALIFY row_number() OVER (PARTITION BY trace_id, span_id ORDER BY record = 'start', filename, sequence) = 1
-)"""
+  QUALIFY row_number() OVER (
+    PARTITION BY trace_id, span_id ORDER BY record = 'start', filename, sequence) = 1
+)
+SELECT {columns} FROM settled
+UNION ALL BY NAME
+SELECT {columns} FROM live WHERE NOT EXISTS (
+  SELECT 1 FROM settled WHERE settled.trace_id = live.trace_id
+    AND settled.span_id = live.span_id AND {same_span("settled", "live")})"""
 
 
 CALLS: Final = f"""
@@ -93,37 +127,129 @@ SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id, a
   prompt_token_ids, response_token_ids, response_logprobs, process, sequence
 FROM spans WHERE operation IN ({", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))})"""
 
+_BARE: Final = "(reward IS NOT NULL AND operation IS NULL)"
+"""A span that is a reward and nothing else: only such a one moves to another attempt."""
+
+_LINKS: Final = 4
+
+
+def _links(field: str) -> str:
+    paths = [quoted(f'$."{c.LINK_PREFIX}.{index}.{field}"') for index in range(_LINKS)]
+    return f"json_extract_string(links, [{', '.join(paths)}])"
+
+
+def _linked(key: str) -> str:
+    return f"nullif(link_values[list_position(link_keys, {quoted(key)})], '')"
+
+
+def _nearest(column: str) -> str:
+    """Of several attempts that hold what a reward names, the latest before it, else the first."""
+    order = "PARTITION BY kind, id ORDER BY start_ns, is_reward, rollout, attempt"
+    target = f"CASE WHEN NOT is_reward THEN {column} END"
+    return (
+        f"coalesce(last_value({target} IGNORE NULLS) OVER ({order}), "
+        f"first_value({target} IGNORE NULLS) OVER ({order} "
+        "ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING))"
+    )
+
+
+HOMES: Final = f"""
+bare AS MATERIALIZED (
+  SELECT trace_id, span_id, {ROLLOUT} AS rollout, attempt_id, start_ns,
+    -- Few have a link, and a look for its text costs a third of parsing the JSON.
+    CASE WHEN contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)}) THEN attributes END AS links
+  FROM spans WHERE {_BARE}
+),
+linked AS (
+  SELECT *, {_linked(c.RESPONSE_ID)} AS response, {_linked(c.LINK_SPAN_ID)} AS span FROM (
+    SELECT *, {_links("key_match")} AS link_keys, {_links("value_match")} AS link_values
+    FROM bare WHERE links IS NOT NULL)
+),
+named AS MATERIALIZED (
+  SELECT 'response' AS kind, response AS id, trace_id, span_id, rollout, attempt_id, start_ns
+  FROM linked WHERE response IS NOT NULL
+  UNION ALL
+  SELECT 'span', span, trace_id, span_id, rollout, attempt_id, start_ns
+  FROM linked WHERE response IS NULL AND span IS NOT NULL
+  UNION ALL
+  SELECT 'rollout', rollout, trace_id, span_id, rollout, attempt_id, start_ns
+  FROM bare WHERE attempt_id IS NULL
+),
+held AS (
+  SELECT 'response' AS kind, response_id AS id, {ROLLOUT} AS rollout,
+    coalesce(attempt_id, '1') AS attempt, start_ns FROM spans
+  WHERE response_id IN (SELECT id FROM named WHERE kind = 'response') AND NOT {_BARE}
+  UNION ALL
+  SELECT 'span', span_id, {ROLLOUT}, coalesce(attempt_id, '1'), start_ns FROM spans
+  WHERE span_id IN (SELECT id FROM named WHERE kind = 'span') AND NOT {_BARE}
+  UNION ALL
+  SELECT 'rollout', {ROLLOUT}, {ROLLOUT}, coalesce(attempt_id, '1'), min(start_ns) FROM spans
+  WHERE {ROLLOUT} IN (SELECT id FROM named WHERE kind = 'rollout') AND NOT {_BARE}
+  GROUP BY ALL
+),
+events AS (
+  SELECT kind, id, rollout, attempt, start_ns, false AS is_reward, '' AS trace_id, '' AS span_id
+  FROM held
+  UNION ALL
+  SELECT kind, id, rollout, coalesce(attempt_id, '1'), start_ns, true, trace_id, span_id FROM named
+),
+found AS (
+  SELECT kind, trace_id, span_id, is_reward, rollout AS own_rollout, start_ns,
+    CASE WHEN is_own THEN rollout ELSE near_rollout END AS rollout,
+    CASE WHEN is_own THEN attempt ELSE near_attempt END AS attempt
+  FROM (SELECT *, {_nearest("rollout")} AS near_rollout, {_nearest("attempt")} AS near_attempt,
+    kind <> 'rollout' AND bool_or(NOT is_reward) OVER (PARTITION BY kind, id, rollout, attempt)
+      AS is_own FROM events)
+),
+homes AS (
+  SELECT trace_id, span_id, any_value(own_rollout) AS own_rollout, any_value(start_ns) AS given_ns,
+    arg_min(rollout, kind = 'rollout') AS home_rollout,
+    arg_min(attempt, kind = 'rollout') AS home_attempt
+  FROM found WHERE is_reward AND rollout IS NOT NULL GROUP BY 1, 2
+)"""
+"""Common table expressions over ``spans``: ``homes`` holds the attempt that a reward judges, where
+it has a link or names no attempt. The adapter's ``attempts`` says the same."""
+
 REWARDS: Final = f"""
-SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id, agent, start_ns,
-  reward AS value, {_attribute(c.REWARD_NAME)} AS name,
+WITH {HOMES}
+SELECT trace_id, span_id, parent_span_id, coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
+  coalesce(home_attempt, attempt_id) AS attempt_id, agent, start_ns, reward AS value,
+  {_attribute(c.REWARD_NAME)} AS name,
   {_attribute(f"{c.LINK_PREFIX}.0.key_match")} AS link_key,
   {_attribute(f"{c.LINK_PREFIX}.0.value_match")} AS link_value, process, sequence
-FROM spans WHERE reward IS NOT NULL"""
+FROM spans LEFT JOIN homes USING (trace_id, span_id)
+WHERE reward IS NOT NULL"""
+
+_CALL_OPERATIONS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
 
 ROLLOUTS: Final = f"""
-SELECT {ROLLOUT} AS rollout_id, coalesce(attempt_id, '1') AS attempt_id,
+WITH {HOMES}
+SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
+  coalesce(home_attempt, attempt_id, '1') AS attempt_id,
   CASE WHEN count(*) FILTER (name = '{c.SPAN_ROLLOUT}') = 0 THEN
          CASE WHEN bool_or(end_ns IS NULL) THEN 'running' ELSE 'succeeded' END
        WHEN bool_or(name = '{c.SPAN_ROLLOUT}' AND status = 'ERROR') THEN 'failed'
        WHEN bool_or(name = '{c.SPAN_ROLLOUT}' AND end_ns IS NULL) THEN 'running'
        ELSE 'succeeded' END AS status,
-  min(start_ns) AS start_ns, max(coalesce(end_ns, start_ns)) AS end_ns,
-  count(*) AS spans, count(DISTINCT trace_id) AS traces,
-  count(*) FILTER (operation IN ({", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))})) AS calls,
+  min(start_ns) AS start_ns,
+  -- A reward given days later does not prolong the rollout.
+  coalesce(max(coalesce(end_ns, start_ns)) FILTER (home_rollout IS NULL),
+    max(coalesce(end_ns, start_ns))) AS end_ns,
+  count(*) AS spans, count(DISTINCT trace_id) FILTER (home_rollout IS NULL) AS traces,
+  count(*) FILTER (operation IN ({_CALL_OPERATIONS})) AS calls,
   count(reward) AS rewards, arg_max(reward, start_ns) AS reward,
-  sum(input_tokens) FILTER (operation IN ('chat', 'text_completion', 'generate_content', 'embeddings'))
-    AS input_tokens,
-  sum(output_tokens) FILTER (operation IN ('chat', 'text_completion', 'generate_content', 'embeddings'))
-    AS output_tokens,
-  string_agg(DISTINCT agent, ', ') AS agents,
+  sum(input_tokens) FILTER (operation IN ({_CALL_OPERATIONS})) AS input_tokens,
+  sum(output_tokens) FILTER (operation IN ({_CALL_OPERATIONS})) AS output_tokens,
+  string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   any_value({_attribute(c.TASK)}) FILTER (name = '{c.SPAN_ROLLOUT}') AS task
-FROM spans GROUP BY 1, 2"""
+FROM spans LEFT JOIN homes USING (trace_id, span_id)
+GROUP BY 1, 2"""
 
 
-def view_statements(layout: Layout) -> list[str]:
-    """``CREATE VIEW`` for each view, in order."""
+def view_statements(layout: Layout, settled: Iterable[str] = ()) -> list[str]:
+    """``CREATE VIEW`` for each view, in order; see :func:`spans_query`."""
     return [
-        f"CREATE OR REPLACE VIEW spans AS {spans_query(layout)}",
+        f"CREATE OR REPLACE VIEW spans AS {spans_query(layout, settled)}",
         *derived_view_statements(),
     ]
 
@@ -137,8 +263,7 @@ def derived_view_statements() -> list[str]:
     ]
 
 
-def empty_data_statement(layout: Layout) -> str:
+def empty_data_statement(path: Path) -> str:
     """Writes the data file without rows that keeps the glob from matching nothing."""
     columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
-    made = layout.new / EMPTY_DATA
-    return f"COPY (SELECT {columns} LIMIT 0) TO {quoted(str(made))} (FORMAT parquet)"
+    return f"COPY (SELECT {columns} LIMIT 0) TO {quoted(str(path))} (FORMAT parquet)"

@@ -27,11 +27,16 @@ class OpenAIInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base cl
         """The releases this is tested with."""
         return ("openai >= 2",)
 
+    def instrument(self, **kwargs: Any) -> Any:
+        """Switch on: for every call, or with ``only_in_recordings`` for those within recordings."""
+        # Here, because the base class passes over a second call: a recording may have come first.
+        if not kwargs.get("only_in_recordings"):
+            capture.capture_everywhere(enabled=True)
+        return super().instrument(**kwargs)
+
     def _instrument(self, **kwargs: Any) -> None:
         _state.is_active = True
         capture.refresh_settings()
-        if not kwargs.get("only_in_recordings"):
-            capture.capture_everywhere(enabled=True)
         if not _state.is_hooked:
             _state.is_hooked = True
             wrapt.register_post_import_hook(_patch_if_active, _MODULE)
@@ -74,7 +79,7 @@ def _patch(module: ModuleType) -> None:
 
 
 def _wrap(owner: type, name: str, make: Callable[[Any], Any]) -> None:
-    """Put a plain function in a method's place: it pickles, copies and inspects as the method did."""
+    """Put a plain function in a method's place: it pickles and inspects as the method did."""
     original = owner.__dict__[name]
     if getattr(original, _MARK, None) is None:
         wrapper = functools.wraps(original)(make(original))

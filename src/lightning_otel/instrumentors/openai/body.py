@@ -6,7 +6,6 @@ response object; so the program keeps the client's own stream object, of its own
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
 from typing import Any, Final, Protocol
 
 from lightning_otel import capture
@@ -32,6 +31,8 @@ class Ended(Protocol):
 class BodyRecorder:
     """Keeps what passes through one response, and tells when that ends."""
 
+    _is_over = True  # until a response is observed
+
     def __init__(self, response: Any, started_s: float, ended: Ended) -> None:
         """Begin to observe a response whose body is still unread.
 
@@ -45,11 +46,11 @@ class BodyRecorder:
         self._size = 0
         self._started_s = started_s
         self._first_chunk_s: float | None = None
-        self._is_over = False
-        # While the client's own code reads, it also closes: at the end, and when the reading breaks.
+        # While the client's own code reads, it also closes: at the end and when the body breaks.
         self._is_reading = False
         self._response = response
         self._class = type(response)
+        self._is_over = False
         for name in _REPLACED:
             setattr(response, name, getattr(self, f"_{name}"))
 
@@ -87,14 +88,13 @@ class BodyRecorder:
     async def _aiter_bytes(self, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
         self._is_reading = True
         try:
-            async with aclosing(
-                self._class.aiter_bytes(self._response, *args, **kwargs)
-            ) as chunks:
-                async for chunk in chunks:
-                    capture.guarded(self._keep, chunk)
-                    self._is_reading = False
-                    yield chunk
-                    self._is_reading = True
+            # The inner generator is not closed from here: several that are collected together are
+            # all closed by the event loop, and each may be closed only once.
+            async for chunk in self._class.aiter_bytes(self._response, *args, **kwargs):
+                capture.guarded(self._keep, chunk)
+                self._is_reading = False
+                yield chunk
+                self._is_reading = True
         except BaseException as exc:
             capture.guarded(self._broken, exc)
             raise

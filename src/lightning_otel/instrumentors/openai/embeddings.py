@@ -3,7 +3,7 @@
 Source: OpenAI's API reference for embeddings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from lightning_otel import conventions as c
@@ -26,17 +26,16 @@ def request_attributes(body: Json) -> Attributes:
 def request_content(body: Json) -> dict[str, str]:
     """The texts, one user message each; inputs of token ids have no text."""
     given = body.get("input")
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        return {}
-    return {c.INPUT_MESSAGES: fields.dump([message("user", [text_part(text)]) for text in texts])}
+    texts = given if isinstance(given, list) else [given]
+    messages = [message("user", [text_part(text)]) for text in texts if isinstance(text, str)]
+    return {c.INPUT_MESSAGES: fields.dump(messages)} if len(messages) == len(texts) else {}
 
 
 def response_attributes(body: Json) -> Attributes:
     """Attributes of the answer, with the length of its vectors where they came as numbers."""
     found = {**fields.response_scalars(body), **fields.usage(body)}
-    for item in (body.get("data") or ())[:1]:
-        vector = item.get("embedding") if isinstance(item, Mapping) else None
+    for item in fields.objects(body.get("data"))[:1]:
+        vector = item.get("embedding")
         if isinstance(vector, str):  # base64 of float32, which the client asks for by itself
             found[c.EMBEDDING_DIMENSIONS] = (len(vector) * 3 // 4 - vector.count("=")) // 4
         elif isinstance(vector, list):
@@ -49,11 +48,11 @@ def response_content(body: Json) -> dict[str, str]:
     return {}
 
 
-def is_complete(events: list[Json]) -> bool:
+def is_complete(events: Sequence[Json]) -> bool:
     """Embeddings are not streamed."""
     return True
 
 
-def assemble(events: list[Json]) -> Json:
+def assemble(events: Sequence[Json]) -> Json:
     """Embeddings are not streamed."""
     return {}

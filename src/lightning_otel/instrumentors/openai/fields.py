@@ -1,6 +1,10 @@
 """What the endpoints' formats have in common: attributes by name, usage, parts, token data."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import itertools
+import json
+from collections.abc import Callable, Container, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import orjson
@@ -39,11 +43,33 @@ _RESPONSE: Mapping[str, str] = {
 def dump(value: object) -> str:
     """JSON text of a value made of JSON; what is not becomes text, what is invalid is repaired."""
     try:
-        return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        return orjson.dumps(value).decode()
     except (TypeError, ValueError):
-        import json
+        return json.dumps(value, default=_plain, skipkeys=True)
 
-        return json.dumps(value, default=str)
+
+def _plain(value: Any) -> Any:
+    """A value in the form the client sends it in, if it can send it at all."""
+    dump_model = getattr(value, "model_dump", None)
+    if dump_model is not None:
+        return dump_model(mode="json", exclude_unset=True, by_alias=True)
+    return value.isoformat() if isinstance(value, datetime) else f"<{type(value).__name__}>"
+
+
+def objects(value: object) -> list[dict[str, Any]]:
+    """The objects in a JSON list; empty for anything else, which is never iterated."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def object_of(value: object) -> dict[str, Any]:
+    """The value if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def index_of(choice: Json) -> int:
+    """A choice's number; servers with only one may leave it out."""
+    index = choice.get("index")
+    return index if isinstance(index, int) else 0
 
 
 def request_scalars(body: Json) -> Attributes:
@@ -56,7 +82,7 @@ def request_scalars(body: Json) -> Attributes:
     stop = body.get("stop")
     if isinstance(stop, str):
         found[c.REQUEST_STOP] = [stop]
-    elif isinstance(stop, Sequence) and all(isinstance(item, str) for item in stop):
+    elif isinstance(stop, list) and all(isinstance(item, str) for item in stop):
         found[c.REQUEST_STOP] = list(stop)
     choices = body.get("n")
     if isinstance(choices, int) and choices != 1:
@@ -84,10 +110,10 @@ def response_scalars(body: Json) -> Attributes:
 def usage(body: Json) -> Attributes:
     """Token counts, under either of the two names the API has for each."""
     counts = body.get("usage")
-    if not isinstance(counts, Mapping):
+    if not isinstance(counts, dict):
         return {}
-    given = counts.get("prompt_tokens_details") or counts.get("input_tokens_details") or {}
-    made = counts.get("completion_tokens_details") or counts.get("output_tokens_details") or {}
+    given = object_of(counts.get("prompt_tokens_details", counts.get("input_tokens_details")))
+    made = object_of(counts.get("completion_tokens_details", counts.get("output_tokens_details")))
     values = {
         c.INPUT_TOKENS: counts.get("prompt_tokens", counts.get("input_tokens")),
         c.OUTPUT_TOKENS: counts.get("completion_tokens", counts.get("output_tokens")),
@@ -97,30 +123,31 @@ def usage(body: Json) -> Attributes:
     return {key: value for key, value in values.items() if isinstance(value, int)}
 
 
+def finish_reasons(body: Json) -> Attributes:
+    """Why each choice ended, of those that did."""
+    reasons = [choice.get("finish_reason") for choice in objects(body.get("choices"))]
+    known = [reason for reason in reasons if isinstance(reason, str)]
+    return {c.FINISH_REASONS: known} if known else {}
+
+
 def tool_definitions(tools: object) -> str | None:
     """Function tools in the conventions' flat form; tools of another kind as they are."""
-    if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
-        return None
     flat = []
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        flat.append({"type": "function", **function} if isinstance(function, Mapping) else tool)
-    return dump(flat)
+    for tool in objects(tools):
+        function = tool.get("function")
+        flat.append({"type": "function", **function} if isinstance(function, dict) else tool)
+    return dump(flat) if flat else None
 
 
 def content_parts(content: object) -> list[dict[str, Any]]:
     """A message's content, text or list of parts, as the conventions' parts."""
-    if content is None:
-        return []
     if isinstance(content, str):
         return [text_part(content)] if content else []
-    if isinstance(content, Mapping):
+    if isinstance(content, dict):
         return [_part(content)]
-    if isinstance(content, Iterable):
-        return [
-            _part(item) if isinstance(item, Mapping) else text_part(str(item)) for item in content
-        ]
-    return [text_part(str(content))]
+    if isinstance(content, list):
+        return [_part(item) if isinstance(item, dict) else text_part(str(item)) for item in content]
+    return []
 
 
 def _part(part: Json) -> dict[str, Any]:
@@ -131,10 +158,10 @@ def _part(part: Json) -> dict[str, Any]:
         return {"type": "refusal", "content": part.get("refusal", "")}
     if kind in ("image_url", "input_image"):
         image = part.get("image_url")
-        url = image.get("url") if isinstance(image, Mapping) else image
+        url = image.get("url") if isinstance(image, dict) else image
         return _media("image", url, part.get("file_id"))
     if kind == "input_audio":
-        audio = part.get("input_audio") or {}
+        audio = object_of(part.get("input_audio"))
         mime_type = f"audio/{audio.get('format', 'wav')}"
         return {
             "type": "blob",
@@ -144,7 +171,7 @@ def _part(part: Json) -> dict[str, Any]:
         }
     if kind in ("file", "input_file"):
         file = part.get("file")
-        held = file if isinstance(file, Mapping) else part
+        held = file if isinstance(file, dict) else part
         return _media(
             "document", held.get("file_data") or held.get("file_url"), held.get("file_id")
         )
@@ -162,9 +189,9 @@ def _media(modality: str, url: object, file_id: object) -> dict[str, Any]:
 
 
 def token_content(
-    prompt_ids: object, response_ids: Sequence[object], logprobs: Sequence[Sequence[float] | None]
+    prompt_ids: object, response_ids: Sequence[object], logprobs: Sequence[object]
 ) -> dict[str, str]:
-    """Token ids and logprobs by attribute key, where a server gave them.
+    """Token ids and logprobs by attribute key, where a server gave them, whole and as numbers.
 
     Args:
         prompt_ids: Ids of the prompt, [P].
@@ -173,22 +200,65 @@ def token_content(
     """
     found: dict[str, str] = {}
     if isinstance(prompt_ids, list) and prompt_ids:
-        found[c.PROMPT_TOKEN_IDS] = encode_ids([prompt_ids])
-    choices = [ids if isinstance(ids, list) else [] for ids in response_ids]
-    if any(choices):
-        found[c.RESPONSE_TOKEN_IDS] = encode_ids(choices)
-    if any(logprobs):
-        found[c.RESPONSE_LOGPROBS] = encode_logprobs([values or [] for values in logprobs])
+        _add(found, c.PROMPT_TOKEN_IDS, encode_ids, [prompt_ids])
+    ids_of = [ids if isinstance(ids, list) else [] for ids in response_ids]
+    if any(ids_of):
+        _add(found, c.RESPONSE_TOKEN_IDS, encode_ids, ids_of)
+    logprobs_of = [values if isinstance(values, list) else [] for values in logprobs]
+    if any(logprobs_of):
+        _add(found, c.RESPONSE_LOGPROBS, encode_logprobs, logprobs_of)
     return found
 
 
-def extended(held: Any, delta: Any) -> Any:
-    """Two pieces of one streamed value: texts and lists grow, anything else is replaced."""
-    if delta is None:
-        return held
-    if isinstance(held, str) and isinstance(delta, str):
-        return held + delta
-    if isinstance(held, list) and isinstance(delta, list):
-        held.extend(delta)
-        return held
-    return list(delta) if isinstance(delta, list) else delta
+def _add(
+    found: dict[str, str], key: str, encode: Callable[[Any], str], choices: list[list[Any]]
+) -> None:
+    # A null among the logprobs, as of an echoed prompt's first token, leaves no list to trust.
+    with contextlib.suppress(TypeError, OverflowError):
+        found[key] = encode(choices)
+
+
+def assembled(
+    events: Sequence[Json], choice_of: Callable[[list[dict[str, Any]]], dict[str, Any]]
+) -> Json:
+    """The answer that a stream's chunks add up to.
+
+    Args:
+        events: The chunks.
+        choice_of: Makes one choice of its chunks.
+    """
+    whole: dict[str, Any] = {}
+    for name in ("id", "model", "system_fingerprint", "service_tier", "prompt_token_ids"):
+        whole[name] = next((held for event in events if (held := event.get(name))), None)
+    for name in ("usage", "error"):
+        whole[name] = next((held for event in reversed(events) if (held := event.get(name))), None)
+    chunks: dict[int, list[dict[str, Any]]] = {}
+    for event in events:
+        for chunk in objects(event.get("choices")):
+            chunks.setdefault(index_of(chunk), []).append(chunk)
+    whole["choices"] = [choice_of(chunks[index]) for index in sorted(chunks)]
+    return whole
+
+
+def grown(pieces: Sequence[Json], growing: Container[str]) -> dict[str, Any]:
+    """One object of its streamed pieces: named fields grow, of the others the last value counts."""
+    whole = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(pieces)):
+        values = [value for piece in pieces if (value := piece.get(name)) is not None]
+        if values:
+            whole[name] = joined(values) if name in growing else values[-1]
+    return whole
+
+
+def joined(values: list[Any]) -> Any:
+    """What the pieces of one streamed value add up to."""
+    if len(values) == 1:
+        return values[0]
+    kinds = set(map(type, values))
+    if kinds == {str}:
+        return "".join(values)
+    if kinds == {list}:
+        return list(itertools.chain.from_iterable(values))
+    if kinds == {dict}:
+        return grown(values, frozenset(itertools.chain.from_iterable(values)))
+    return values[-1]

@@ -1,8 +1,9 @@
 """One request to a model: its span from the first attempt to the last byte of the answer."""
 
+import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -40,10 +41,10 @@ class Endpoint(Protocol):
     def response_content(self, body: Json) -> dict[str, str]:
         """Messages, token ids and logprobs of the answer, by attribute key."""
 
-    def assemble(self, events: list[Json]) -> Json:
+    def assemble(self, events: Sequence[Json]) -> Json:
         """The whole answer that a stream's events add up to."""
 
-    def is_complete(self, events: list[Json]) -> bool:
+    def is_complete(self, events: Sequence[Json]) -> bool:
         """Whether a stream's events reach to its end."""
 
 
@@ -59,7 +60,7 @@ def endpoint_of(method: str, url: str) -> Endpoint | None:
     """The model endpoint a request goes to; None for everything else."""
     if method.lower() != "post":
         return None
-    path = urlsplit(url).path.rstrip("/")
+    path = f"/{urlsplit(url).path.strip('/')}"
     for suffix, endpoint in _ENDPOINTS.items():
         # The longest suffix stands first: "/chat/completions" also ends in "/completions".
         if path.endswith(suffix):
@@ -114,7 +115,7 @@ class ModelRequest:
         return cls(client, endpoint, operation)
 
     def observe(self, response: Any) -> None:
-        """Note the HTTP response: read once the client has made its object of it, or as it passes."""
+        """Note the HTTP response: read after the client has read it, or as it passes by."""
         if self._response is None and not self._is_streaming:
             if response.is_closed:
                 self._response = response
@@ -158,6 +159,8 @@ class ModelRequest:
         operation = self.operation
         if operation.is_over:
             return
+        # The context holds this request: apart, both and the answer's body are freed at once.
+        self.context, self._response = operation.context, None
         read = capture.guarded(self._read, body, first_chunk_s)
         if exc is not None:
             operation.fail(exc)
@@ -203,21 +206,31 @@ class _Read(NamedTuple):
 
 
 def read_events(body: bytes) -> list[Json]:
-    """The JSON objects in a body of server-sent events, without the closing ``[DONE]``.
+    """The JSON objects in a body of server-sent events; the closing ``[DONE]`` as ``done``.
 
     Source: the event stream format of the HTML standard, section 9.2.6; an event of several data
     lines is joined by newlines.
     """
-    events: list[Json] = []
-    for block in body.replace(b"\r\n", b"\n").split(b"\n\n"):
-        data = b"\n".join(
-            line[5:].lstrip(b" ") for line in block.split(b"\n") if line.startswith(b"data:")
-        )
-        if data.startswith(b"[DONE]"):
-            events.append({"done": True})
-        elif data and (event := _json_object(data)) is not None:
-            events.append(event)
-    return events
+    texts: list[bytes] = []
+    data: list[bytes] = []
+    is_done = False
+    for line in (*body.splitlines(), b""):
+        if line.startswith(b"data:"):
+            data.append(line[5:])
+        elif data and not line:
+            text = data[0] if len(data) == 1 else b"\n".join(data)
+            data.clear()
+            if text.lstrip(b" ").startswith(b"[DONE]"):
+                is_done = True
+            else:
+                texts.append(text)
+    try:
+        # One call for all: a call for each costs half as much again.
+        found: list[Any] = orjson.loads(b"[%s]" % b",".join(texts))
+    except ValueError:
+        found = [_json_object(text) for text in texts]
+    events: list[Json] = [event for event in found if isinstance(event, dict)]
+    return [*events, {"done": True}] if is_done else events
 
 
 def _json_object(data: bytes) -> Json | None:
@@ -230,8 +243,6 @@ def _json_object(data: bytes) -> Json | None:
 
 def _lenient(data: bytes) -> Json | None:
     """JSON that orjson refuses and the client accepts, such as an escaped lone surrogate or NaN."""
-    import json
-
     try:
         found = json.loads(data)
     except ValueError:
@@ -241,7 +252,7 @@ def _lenient(data: bytes) -> Json | None:
 
 def _error_of(answer: Json) -> tuple[str, str] | None:
     error = answer.get("error")
-    if not isinstance(error, Mapping):
+    if not isinstance(error, dict):
         return None
     return str(error.get("type") or error.get("code") or "error"), str(error.get("message") or "")
 

@@ -1,0 +1,132 @@
+"""The program under ``run``: found, started, sent the signals we get, waited for."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from lightning_otel.errors import LightningOtelError
+
+_HANDED_ON = (
+    signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+_NOT_FOUND = 127
+_NOT_RUNNABLE = 126
+
+
+class ProgramError(LightningOtelError):
+    """The program could not be started."""
+
+    def __init__(self, message: str, code: int) -> None:
+        """Say what is wrong with the program.
+
+        Args:
+            message: What was tried; after ``"; "`` what to do.
+            code: The exit code a shell would give.
+        """
+        super().__init__(message)
+        self.code = code
+
+
+def find_program(command: Sequence[str]) -> list[str]:
+    """The command with its program found: our own Python, its scripts, or anything on the path.
+
+    Raises:
+        ProgramError: There is no such program.
+    """
+    name, *rest = command
+    if name in ("python", "python3"):
+        return [sys.executable, *rest]
+    if name.endswith(".py") and Path(name).is_file():
+        if _is_script(Path(name)):
+            return [os.path.abspath(name), *rest]
+        return [sys.executable, name, *rest]
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which(name) or shutil.which(name, path=beside)
+    if found is None:
+        what = f"no file {name!r}" if name.endswith(".py") else f"no program {name!r} on the PATH"
+        raise ProgramError(f"{what}; lightning-otel run -- python your_agent.py", _NOT_FOUND)
+    return [found, *rest]
+
+
+def _is_script(path: Path) -> bool:
+    """Whether a file can be run by itself, and says by what."""
+    if not os.access(path, os.X_OK):
+        return False
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
+
+
+def name_of(command: Sequence[str]) -> str:
+    """What a person would call the program: the script or module, not the interpreter."""
+    program = Path(command[0]).name
+    if not program.startswith("python"):
+        return program
+    words = [word for word in command[1:] if not word.startswith("-")]
+    return program if not words or "-c" in command[1:2] else Path(words[0]).name
+
+
+def run_child(program: Sequence[str], environment: Mapping[str, str] | None) -> int:
+    """Run the program to its end, handing on the signals we get; gives its return code.
+
+    Args:
+        program: The program's file and arguments.
+        environment: Its environment; None for ours as it is.
+
+    Raises:
+        ProgramError: The system refuses to start it.
+    """
+    child: subprocess.Popen[bytes] | None = None
+    pending: list[int] = []
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        if child is None:
+            pending.append(number)
+        elif number not in (signal.SIGINT, signal.SIGQUIT) or not _is_foreground():
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
+
+    # What is ignored stays ignored, for us and for the child, as under nohup. A handler set before
+    # the start is the default again in the child.
+    known = [
+        number for number in _HANDED_ON if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    ]
+    previous = {number: signal.signal(number, hand_on) for number in known}
+    try:
+        try:
+            child = subprocess.Popen(program, env=environment)
+        except OSError as exc:
+            raise ProgramError(
+                f"cannot run {program[0]}: {exc.strerror}; is it a program for this machine?",
+                _NOT_RUNNABLE,
+            ) from exc
+        for number in pending:
+            hand_on(number, None)
+        return child.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def exit_code(return_code: int) -> int:
+    """A return code as a shell would give it: 128 and the signal's number if one ended it."""
+    return 128 - return_code if return_code < 0 else return_code
+
+
+def _is_foreground() -> bool:
+    """Whether the terminal's keys reach us, and so the child too, which then needs no copy."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

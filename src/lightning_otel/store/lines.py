@@ -1,0 +1,123 @@
+"""A span's record as one line of JSON, of bounded length whatever stands in it."""
+
+import hashlib
+from typing import Any, Final
+
+import orjson
+
+from lightning_otel import conventions as c
+from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS, Record
+from lightning_otel.store.values import json_of, make_plain, repaired
+
+MAX_RECORD_BYTES: Final = 8 << 20
+"""A longer line would abort every reader's query."""
+_CUT_TO: Final = (1 << 20, 1 << 16, 1 << 12, 1 << 8)
+_MAX_RESOURCE: Final = 1 << 16
+_DUMP: Final = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+
+_Text = tuple[dict[str, Any], str, str, str]
+"""Where a text stands, under which key, how the note on what was cut calls it, and the text."""
+
+
+def line_of(record: Record) -> bytes:
+    """The record as one line of JSON of at most 8 MiB; the record is consumed.
+
+    What is too large is cut, and the attribute ``lightning.cut`` says how much there was.
+    """
+    size = sum(len(record[column]) for column in BODY_COLUMNS if column in record)
+    size += make_plain(record["attributes"])
+    for name in ("events", "links"):
+        for item in record.get(name, ()):
+            size += make_plain(item["attributes"])
+    if size <= MAX_RECORD_BYTES:
+        line = _dumped(record)
+        if len(line) <= MAX_RECORD_BYTES:
+            return line
+    return _cut_line(record)
+
+
+def control_line(record: str, **fields: Any) -> bytes:
+    """A line that is no span: a seal, or a count of spans lost."""
+    return orjson.dumps({"record": record, **fields}, option=_DUMP)
+
+
+def _dumped(record: Record) -> bytes:
+    try:
+        return orjson.dumps(record, option=_DUMP)
+    except (TypeError, ValueError):
+        return orjson.dumps(repaired(record), option=_DUMP)
+
+
+def _cut_line(record: Record) -> bytes:
+    """The line of a record too long to be whole: long texts cut, or all but the narrow columns."""
+    _cut(record, _texts(record), _CUT_TO[0])  # first, so that what follows has less to read
+    record = repaired(record)
+    for limit in _CUT_TO:
+        texts = _texts(record)
+        if sum(min(len(text), limit) for *_, text in texts) > MAX_RECORD_BYTES:
+            continue
+        _cut(record, texts, limit)
+        line = orjson.dumps(record, option=_DUMP)
+        if len(line) <= MAX_RECORD_BYTES:
+            return line
+    return _skeleton(record)
+
+
+def _texts(record: Record) -> list[_Text]:
+    """All that can be cut: texts, and lists and objects as their JSON."""
+    found = [
+        (record, column, BODY_COLUMNS.get(column, column), text)
+        for column, text in record.items()
+        if type(text) is str
+    ]
+    holders = {"": record["attributes"]}
+    for name in ("events", "links"):
+        for index, item in enumerate(record.get(name, ())):
+            holders[f"{name}.{index}."] = item["attributes"]
+    for prefix, holder in holders.items():
+        for key, value in holder.items():
+            if isinstance(value, (str, list, dict)):
+                text = value if isinstance(value, str) else json_of(value)
+                found.append((holder, key, prefix + key, text))
+    return found
+
+
+def _cut(record: Record, texts: list[_Text], limit: int) -> None:
+    """Cut every text longer than the limit, keeping its length and the kept part's hash."""
+    note = _note_of(record)
+    for holder, key, name, text in texts:
+        if len(text) > limit:
+            kept = text[:limit]
+            digest = hashlib.sha256(kept.encode("utf-8", "replace")).hexdigest()
+            length = note.get(name, {}).get("length", len(text))
+            holder[key] = kept
+            note[name] = {"length": length, "kept": limit, "sha256": digest}
+    if note:
+        record["attributes"][c.CUT] = json_of(note)
+
+
+def _note_of(record: Record) -> dict[str, Any]:
+    """What was cut so far: here, or of the span this one is a copy of."""
+    try:
+        note = orjson.loads(record["attributes"].get(c.CUT, ""))
+    except ValueError:
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _skeleton(record: Record) -> bytes:
+    """What is left of a span with more attributes or events than a line can hold."""
+    resource = orjson.dumps(record["otel_resource"])
+    kept: Record = {
+        **{column: record.get(column) for column in ("record", *NARROW_COLUMNS)},
+        "attributes": {c.CUT: json_of(_counts_of(record))},
+        "events": [],
+        "links": [],
+        "otel_resource": orjson.Fragment(resource if len(resource) <= _MAX_RESOURCE else b"{}"),
+    }
+    return orjson.dumps(kept, option=_DUMP)
+
+
+def _counts_of(record: Record) -> dict[str, Any]:
+    names = ("attributes", "events", "links")
+    return {name: {"length": len(record.get(name, ())), "kept": 0} for name in names}

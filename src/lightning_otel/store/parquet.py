@@ -1,0 +1,175 @@
+"""A batch of segments as one sorted Parquet file, each span once; the rest is counted."""
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_otel.store.layout import (
+    SCHEMA_VERSION,
+    DataFile,
+    Layout,
+    Manifest,
+    SettledSegment,
+)
+from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.views import (
+    IS_SPAN,
+    SAME_SPAN_NS,
+    SEGMENT_COLUMNS,
+    quoted,
+    read_ndjson,
+    same_span,
+)
+
+if TYPE_CHECKING:
+    import duckdb
+
+SPILL: Final = "spill"
+"""Folder under ``new/`` for what does not fit into the memory allowed."""
+_MEMORY: Final = "400MB"
+_CONTENT: Final = "hash(name, start_ns, end_ns, status, status_message, attributes::VARCHAR)"
+"""Tells whether two spans with one id are the same one, kept twice."""
+
+
+def make_parquet(
+    layout: Layout, manifest: Manifest, paths: Sequence[Path]
+) -> tuple[DataFile | None, list[SettledSegment]]:
+    """Write the segments' spans into one file under ``new/``; None if they hold no new one."""
+    import duckdb
+
+    con = duckdb.connect(config={"threads": "1"})
+    try:
+        con.execute("SET enable_progress_bar = false")
+        con.execute(f"SET memory_limit = '{_MEMORY}'")
+        con.execute(f"SET temp_directory = {quoted(str(layout.new / SPILL))}")
+        con.execute("SET preserve_insertion_order = false")
+        return _pack(con, layout, manifest, paths)
+    finally:
+        con.close()
+
+
+def _pack(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, manifest: Manifest, paths: Sequence[Path]
+) -> tuple[DataFile | None, list[SettledSegment]]:
+    """Write the batch's Parquet under ``new/`` and count what was in each segment."""
+    listed = "[" + ", ".join(quoted(str(path)) for path in paths) + "]"
+    con.execute(
+        "CREATE TABLE raw AS SELECT *, parse_filename(filename) AS segment "
+        f"FROM {read_ndjson(listed, SEGMENT_COLUMNS)}"
+    )
+    # Which line of each span counts. The start of a span is written anew when a segment rotates,
+    # so in a rotated segment it means nothing.
+    con.execute(
+        f"""
+        CREATE TABLE chosen AS
+        SELECT rowid AS line, trace_id, span_id, start_ns FROM raw
+        WHERE {IS_SPAN} AND (record = 'span' OR segment NOT IN
+          (SELECT segment FROM raw WHERE record = 'seal' AND rotated))
+        QUALIFY row_number() OVER
+          (PARTITION BY trace_id, span_id ORDER BY record = 'start', segment, rowid) = 1
+        """
+    )
+    _leave_out_settled(con, layout, manifest)
+    segments = _counted(con, paths)
+    rows, low, high = _row(con, "SELECT count(*), min(start_ns), max(start_ns) FROM chosen")
+    if not rows:
+        return None, segments
+    name = f"spans-{time.time_ns():019d}-{secrets.token_hex(4)}.parquet"
+    made = layout.new / name
+    con.execute(
+        f"""
+        COPY (
+          SELECT {", ".join(COLUMNS)} FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
+          ORDER BY trace_id, agent, start_ns, sequence
+        ) TO {quoted(str(made))}
+        (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, ROW_GROUP_SIZE 20480,
+         KV_METADATA {{schema: '{SCHEMA_VERSION}'}})
+        """
+    )
+    made.chmod(0o600)
+    sync(made)
+    return DataFile(name, 0, int(rows), made.stat().st_size, int(low), int(high)), segments
+
+
+def _leave_out_settled(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, manifest: Manifest
+) -> None:
+    """Drop chosen spans that a settled file holds already; ``held`` has what stands there."""
+    con.execute("CREATE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
+    low, high = _row(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
+    if low is None:
+        return
+    near = [
+        quoted(str(layout.data / file.name))
+        for file in manifest.live_files
+        if file.min_start_ns <= high + SAME_SPAN_NS and file.max_start_ns >= low - SAME_SPAN_NS
+    ]
+    if not near:
+        return
+    files = f"read_parquet([{', '.join(near)}])"
+    # Ids first: what else stands in the files is only read for a span that is there twice.
+    con.execute(
+        f"""
+        CREATE TABLE twice AS
+        SELECT f.trace_id, f.span_id FROM {files} f SEMI JOIN chosen
+          ON f.trace_id = chosen.trace_id AND f.span_id = chosen.span_id
+         AND {same_span("f", "chosen")}
+        """
+    )
+    if _row(con, "SELECT count(*) FROM twice") == (0,):
+        return
+    con.execute(
+        f"INSERT INTO held SELECT trace_id, span_id, {_CONTENT} FROM {files} "
+        "SEMI JOIN twice USING (trace_id, span_id)"
+    )
+    con.execute(
+        "DELETE FROM chosen USING held "
+        "WHERE chosen.trace_id = held.trace_id AND chosen.span_id = held.span_id"
+    )
+
+
+def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[SettledSegment]:
+    """Each segment with what was damaged, in conflict and lost."""
+    con.execute(
+        f"""
+        CREATE TABLE refused AS SELECT segment, trace_id, span_id, {_CONTENT} AS content
+        FROM raw ANTI JOIN chosen ON raw.rowid = chosen.line
+        WHERE record = 'span' AND {IS_SPAN}
+        """
+    )
+    con.execute(
+        f"INSERT INTO held SELECT trace_id, span_id, {_CONTENT} FROM raw "
+        "SEMI JOIN chosen ON raw.rowid = chosen.line SEMI JOIN refused USING (trace_id, span_id)"
+    )
+    found = con.execute(
+        f"""
+        SELECT segment,
+          count(*) FILTER (NOT coalesce({IS_SPAN} OR record IN ('seal', 'count'), false)),
+          any_value(coalesce(conflicts, 0)),
+          coalesce(sum(lost), 0)
+        FROM raw LEFT JOIN (
+          SELECT segment, count(*) AS conflicts FROM refused JOIN held USING (trace_id, span_id)
+          WHERE refused.content <> held.content GROUP BY segment
+        ) USING (segment) GROUP BY segment
+        """
+    ).fetchall()
+    counts = {name: tuple(map(int, numbers)) for name, *numbers in found}
+    return [SettledSegment(path.name, 0, *counts.get(path.name, ())) for path in paths]
+
+
+def _row(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:
+    row = con.execute(query).fetchone()
+    assert row is not None
+    return tuple(row)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

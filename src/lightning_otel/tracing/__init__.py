@@ -1,0 +1,122 @@
+"""``auto_trace`` and ``context``: where a rollout begins and ends, and what is known of it."""
+
+import inspect
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Any, TypeVar, Unpack, overload
+
+from lightning_otel.tracing.blocks import Begin, Block, is_function
+from lightning_otel.tracing.operations import operation
+from lightning_otel.tracing.recording import Recording
+from lightning_otel.tracing.scope import Options, RewardEvaluator, Scope
+
+__all__ = [
+    "Options",
+    "Recording",
+    "RewardEvaluator",
+    "Scope",
+    "Traced",
+    "auto_trace",
+    "context",
+    "operation",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Traced(Block[Scope]):
+    """Begins a rollout, or a part of one, for each entering and each call."""
+
+    def __init__(self, options: Options, *, has_root: bool = True) -> None:
+        super().__init__()
+        tracked = options.get("track_only")
+        if tracked is not None and not isinstance(tracked, str):
+            options["track_only"] = list(tracked)  # an iterator would last for one entering
+        self._options = options
+        self._has_root = has_root
+
+    def __enter__(self) -> Recording:
+        """Begin; gives the recording."""
+        return self._enter().recording
+
+    async def __aenter__(self) -> Recording:
+        """Begin; gives the recording."""
+        return self._enter().recording
+
+    def _begin(self) -> Scope:
+        return Scope(self._options, self._options.get("name") or "rollout", has_root=self._has_root)
+
+    def _begin_call(self, function: Callable[..., Any]) -> Begin:
+        name = self._options.get("name") or str(getattr(function, "__qualname__", "rollout"))
+
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scope:
+            return Scope(self._options, name, has_root=self._has_root)
+
+        return begin
+
+
+def _spells_out_options(function: F) -> F:
+    """The function, whose signature names each option: for help, notebooks and editors."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in Options.__annotations__.items()
+    ]
+    vars(function)["__signature__"] = signature.replace(parameters=[*own, *options])
+    return function
+
+
+def _check(function: str, options: Options) -> None:
+    for name in options.keys() - Options.__annotations__.keys():
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+@overload
+def auto_trace(function: F, /, **options: Unpack[Options]) -> F: ...
+
+
+@overload
+def auto_trace(function: None = None, /, **options: Unpack[Options]) -> Traced: ...
+
+
+@_spells_out_options
+def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
+    """Record a rollout, as a context manager or a decorator, bare or with arguments.
+
+    Model calls, agents, tools and what is emitted inside become spans under one root span, kept in
+    the store as they end. Several at once, in threads or tasks, are rollouts of their own; one
+    inside another is a part of the outer rollout, unless it names a rollout of its own.
+
+    Args:
+        function: The function to record, where this stands as a bare decorator.
+        **options: ``name`` of the rollout's operation; ``store`` (a :class:`Store` or a path);
+            ``rollout_id`` and ``attempt_id``; ``task``, any JSON value; ``agent``, who acts where
+            the code does not say; ``track_only``, names or globs of agents whose calls become
+            training data; ``resource_version`` of the prompt, model or weights at work;
+            ``conversation_id``; ``reward_evaluator``, applied to the finished recording, which may
+            be async where what it judges is.
+
+    Returns:
+        A context manager and decorator; or the decorated function.
+    """
+    _check("auto_trace", options)
+    if function is None:
+        return Traced(options)
+    if not is_function(function):
+        raise TypeError(f"auto_trace() takes a function, or keywords such as name={function!r}")
+    return Traced(options)(function)
+
+
+@_spells_out_options
+def context(**options: Unpack[Options]) -> Traced:
+    """Name what goes on in a block, such as its rollout or agent, without a root span of its own.
+
+    Args:
+        **options: As for :func:`auto_trace`. What is not named stays as it is outside.
+
+    Returns:
+        A context manager, sync and async, and decorator.
+    """
+    _check("context", options)
+    return Traced(options, has_root=False)

@@ -1,0 +1,142 @@
+"""``operation``: a piece of work inside a rollout, as a span with its inputs and its output."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, ParamSpec, TypeVar, overload
+
+from opentelemetry.trace import SpanKind
+
+from lightning_otel import capture
+from lightning_otel import conventions as c
+from lightning_otel.emitters import json_of, span_id_of
+from lightning_otel.tracing.blocks import Begin, Block, is_clean, is_function
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Operation:
+    """An operation under way.
+
+    Attributes:
+        output: What came of it: set it inside a ``with`` block; of a decorated function it is the
+            result.
+    """
+
+    def __init__(self, name: str, inputs: Mapping[str, object]) -> None:
+        self.output: object = None
+        self._span: capture.Operation | None = None
+        if capture.is_wanted():
+            self._span = capture.guarded(_started, name, inputs)
+
+    @property
+    def span_id(self) -> str | None:
+        """Its span, to link rewards to; None outside a recording."""
+        return span_id_of(self._span)
+
+    def attached(self) -> AbstractContextManager[None]:
+        """Makes it the parent of what happens in a block."""
+        if self._span is None:
+            return contextlib.nullcontext()
+        return capture.attached(self._span.context)
+
+    def end(self, exc: BaseException | None = None, result: object = None) -> None:
+        """End the span; later calls do nothing."""
+        if self._span is not None:
+            output = self.output if result is None else result
+            capture.guarded(_ended, self._span, exc, output)
+
+    async def end_async(self, exc: BaseException | None = None, result: object = None) -> None:
+        """As :meth:`end`."""
+        self.end(exc, result)
+
+
+def _started(name: str, inputs: Mapping[str, object]) -> capture.Operation:
+    body = {c.OPERATION_INPUT: json_of(inputs)} if inputs else {}
+    return capture.Operation(c.SPAN_OPERATION, SpanKind.INTERNAL, {c.OPERATION_NAME: name}, body)
+
+
+def _ended(span: capture.Operation, exc: BaseException | None, output: object) -> None:
+    if output is not None:
+        span.body[c.OPERATION_OUTPUT] = json_of(output)
+    if exc is None or is_clean(exc):
+        span.stop()
+    else:
+        span.fail(exc)
+
+
+class OperationBlock(Block[Operation]):
+    """Begins an operation for each entering and each call."""
+
+    def __init__(self, name: str | None, inputs: Mapping[str, object]) -> None:
+        super().__init__()
+        self._name = name
+        self._inputs = inputs
+
+    def __enter__(self) -> Operation:
+        """Begin; gives the operation."""
+        return self._enter()
+
+    async def __aenter__(self) -> Operation:
+        """Begin; gives the operation."""
+        return self._enter()
+
+    def _begin(self) -> Operation:
+        return Operation(self._name or "operation", self._inputs)
+
+    def _begin_call(self, function: Callable[..., Any]) -> Begin:
+        name = self._name or str(getattr(function, "__qualname__", "operation"))
+        arguments = _reader(function)
+
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation:
+            return Operation(name, {**self._inputs, **arguments(args, kwargs)})
+
+        return begin
+
+
+def _reader(
+    function: Callable[..., Any],
+) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, object]]:
+    """Names the arguments of a call; ``self`` and ``cls`` are no inputs."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return lambda args, kwargs: {"args": args, **kwargs}
+    first = next(iter(signature.parameters), "")
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, object]:
+        try:
+            found = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # the call itself is about to say so
+            return {"args": args, **kwargs}
+        return {k: v for k, v in found.items() if k != first or first not in ("self", "cls")}
+
+    return read
+
+
+@overload
+def operation(function: Callable[P, T], /) -> Callable[P, T]: ...
+
+
+@overload
+def operation(name: str | None = None, /, **inputs: object) -> OperationBlock: ...
+
+
+def operation(name: Any = None, /, **inputs: object) -> Any:
+    """Record a piece of work with a beginning and an end, as a context manager or a decorator.
+
+    ``with operation("look-up", top_k=5) as found:`` or ``@operation`` or ``@operation("look-up")``,
+    on functions of every kind. A decorated function's arguments and result are kept as content.
+
+    Args:
+        name: What the work is called; or the function to record, where this is a bare decorator.
+        **inputs: What it works on.
+
+    Returns:
+        A context manager, sync and async, and decorator; or the decorated function.
+    """
+    if is_function(name):
+        return OperationBlock(None, inputs)(name)
+    return OperationBlock(name, inputs)

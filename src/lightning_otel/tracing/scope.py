@@ -1,0 +1,224 @@
+"""One rollout from its beginning to its end: ids, stamps, root span, reward evaluator.
+
+Whatever goes wrong in here, the traced program runs on as it would without.
+"""
+
+import contextlib
+import inspect
+import logging
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, TypedDict
+
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import capture, config, provider
+from lightning_otel import conventions as c
+from lightning_otel.emitters import emit_reward, hush, json_of
+from lightning_otel.errors import LightningOtelError
+from lightning_otel.store import Store
+from lightning_otel.tracing.blocks import is_clean
+from lightning_otel.tracing.recording import Recording
+
+log = logging.getLogger(__name__)
+
+RewardEvaluator = Callable[[Recording], Any]
+"""Judges a finished rollout: gives a number, named numbers (the first is the primary), or None; may
+be async where what it judges is."""
+
+_STAMPS = {
+    "rollout_id": c.ROLLOUT_ID,
+    "attempt_id": c.ATTEMPT_ID,
+    "agent": c.AGENT_NAME,
+    "resource_version": c.RESOURCE_VERSION,
+    "conversation_id": c.CONVERSATION_ID,
+}
+_told: set[str] = set()
+
+
+class Options(TypedDict, total=False):
+    """The keywords of ``auto_trace`` and ``context``; ``auto_trace`` says what they mean."""
+
+    name: str | None
+    store: Store | str | os.PathLike[str] | None
+    rollout_id: str | None
+    attempt_id: str | None
+    task: object
+    agent: str | None
+    track_only: str | Iterable[str] | None
+    resource_version: str | None
+    conversation_id: str | None
+    reward_evaluator: RewardEvaluator | None
+
+
+class Scope:
+    """One entering: begins a rollout, or a part of the enclosing one, and ends it once."""
+
+    def __init__(self, options: Options, name: str, *, has_root: bool = True) -> None:
+        """Begin.
+
+        Args:
+            options: What the user named.
+            name: The root span's operation.
+            has_root: Whether there is a root span, or only a context.
+        """
+        self._options = options
+        self._root: capture.Operation | None = None
+        self._context: Context | None = None
+        self._is_over = False
+        self._lost_before: int | None = None
+        self.recording = Recording()
+        if config.is_enabled() and not provider.is_broken():
+            capture.guarded(self._begin_or_tell, name, has_root)
+            if self._context is None:
+                hush()
+
+    def _begin_or_tell(self, name: str, has_root: bool) -> None:  # noqa: FBT001
+        try:
+            self._begin(name, has_root)
+        except LightningOtelError as exc:
+            if str(exc) not in _told:
+                _told.add(str(exc))
+                log.warning("nothing is recorded: %s", exc)
+
+    def _begin(self, name: str, has_root: bool) -> None:  # noqa: FBT001
+        provider.ensure_provider()
+        outer = capture.current_frame()
+        store = self._destination(outer)
+        writer = store.writer()
+        capture.guarded(provider.instrument)
+        stamps, is_part = self._stamps(outer.stamps if outer is not None else {})
+        rollout_id, attempt_id = str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID])
+        recording = Recording(store, rollout_id, attempt_id, self._options.get("task"))
+        frame = capture.Frame(writer, stamps, outer.parent if outer else None, recording)
+        context = capture.in_frame(frame, capture.parent_context())
+        if not is_part:
+            self._lost_before = writer.lost
+        if has_root:
+            with capture.attached(context):
+                self._root = _root_operation(name, recording.task)
+            recording.root_is(self._root.span.get_span_context(), is_part=is_part)
+            context = self._root.context
+        self._context = context
+        self.recording = recording
+
+    def _destination(self, outer: capture.Frame | None) -> Store:
+        """The store named here, else the enclosing recording's, else the default one."""
+        given = self._options.get("store")
+        if isinstance(given, Store):
+            return given
+        if given is None and outer is not None and isinstance(outer.recording, Recording):
+            return outer.recording.store
+        return Store(given)
+
+    def _stamps(
+        self, outer: Mapping[str, AttributeValue]
+    ) -> tuple[dict[str, AttributeValue], bool]:
+        """What every span within gets, and whether this is a part of the enclosing rollout."""
+        named: dict[str, AttributeValue] = {
+            key: capture.clean(str(value))
+            for option, key in _STAMPS.items()
+            if (value := self._options.get(option)) is not None
+        }
+        tracked = self._options.get("track_only")
+        if tracked is not None:
+            named[c.TRACK_ONLY] = [tracked] if isinstance(tracked, str) else list(tracked)
+        rollout_id = outer.get(c.ROLLOUT_ID)
+        if rollout_id is not None and named.get(c.ROLLOUT_ID) in (None, rollout_id):
+            return {**outer, **named}, True
+        fresh = {c.ROLLOUT_ID: f"rollout-{secrets.token_hex(8)}", c.ATTEMPT_ID: "1"}
+        return {**outer, **fresh, **named}, False
+
+    def attached(self) -> AbstractContextManager[None]:
+        """Makes the rollout's context current for a block."""
+        if self._context is None:
+            return contextlib.nullcontext()
+        return capture.attached(self._context)
+
+    def end(self, exc: BaseException | None = None, result: object = None) -> None:
+        """Apply the reward evaluator and end the root span; later calls do nothing."""
+        if not self._take(exc, result):
+            return
+        try:
+            with self.attached(), self._guarding_evaluator():
+                reward = self._applied()
+                if inspect.isawaitable(reward):
+                    _refuse(reward)
+                else:
+                    _keep(reward)
+        finally:
+            self._end_root(exc)
+
+    async def end_async(self, exc: BaseException | None = None, result: object = None) -> None:
+        """As :meth:`end`, and await a reward evaluator that is async."""
+        if not self._take(exc, result):
+            return
+        try:
+            with self.attached(), self._guarding_evaluator():
+                reward = self._applied()
+                _keep(await reward if inspect.isawaitable(reward) else reward)
+        finally:
+            self._end_root(exc)
+
+    def _take(self, exc: BaseException | None, result: object) -> bool:
+        self.recording.error = None if is_clean(exc) else exc
+        self.recording.result = result
+        was_over, self._is_over = self._is_over, True
+        return not was_over and self._context is not None
+
+    def _applied(self) -> Any:
+        evaluator = self._options.get("reward_evaluator")
+        return evaluator(self.recording) if evaluator is not None else None
+
+    @contextlib.contextmanager
+    def _guarding_evaluator(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            log.warning(
+                "the reward evaluator failed, so %s has no reward from it",
+                self.recording.rollout_id,
+                exc_info=True,
+            )
+
+    def _end_root(self, exc: BaseException | None) -> None:
+        if self._lost_before is not None:
+            self._name_loss(self._lost_before)
+        if self._root is None:
+            return
+        if exc is None or is_clean(exc):
+            capture.guarded(self._root.stop)
+        else:
+            capture.guarded(self._root.fail, exc)
+
+    def _name_loss(self, before: int) -> None:
+        store = self.recording.store
+        lost = store.writer().lost - before
+        if lost > 0:
+            log.warning("%d spans were lost: %s refused them", lost, store.name)
+
+
+def _root_operation(name: str, task: object) -> capture.Operation:
+    body = {c.TASK: json_of(task)} if task is not None else {}
+    return capture.Operation(c.SPAN_ROLLOUT, SpanKind.INTERNAL, {c.OPERATION_NAME: name}, body)
+
+
+def _keep(reward: Any) -> None:
+    """Emit what an evaluator made of a rollout."""
+    if isinstance(reward, Mapping):
+        emit_reward(reward, primary=next(iter(reward), None))
+    elif reward is not None:
+        emit_reward(reward)
+
+
+def _refuse(reward: Awaitable[Any]) -> None:
+    if inspect.iscoroutine(reward):
+        reward.close()  # or Python warns that it was never awaited
+    log.warning(
+        "the reward evaluator is async, but what it judges is not, so it was not applied; "
+        "make it a plain function, or trace an async function or block"
+    )

@@ -1,0 +1,105 @@
+"""Token ids and logprobs as text."""
+
+import base64
+import math
+import struct
+import sys
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_otel.adapter import tokens
+from lightning_otel.adapter.tokens import (
+    decode_ids,
+    decode_logprobs,
+    encode_ids,
+    encode_logprobs,
+)
+
+ids = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20)
+logprobs = st.lists(st.floats(), max_size=20)
+
+
+@given(st.lists(ids, min_size=1, max_size=4))
+def test_ids_come_back(choices: list[list[int]]) -> None:
+    """Every id of every choice, in order, empty choices too."""
+    found = decode_ids(encode_ids(choices))
+
+    assert [list(choice) for choice in found] == choices
+
+
+@given(st.lists(logprobs, min_size=1, max_size=4))
+def test_logprobs_come_back_to_the_last_bit(choices: list[list[float]]) -> None:
+    """Infinities, NaN and the sign of zero among them."""
+    found = decode_logprobs(encode_logprobs(choices))
+
+    packed = [struct.pack(f"<{len(choice)}d", *choice) for choice in choices]
+    assert [struct.pack(f"<{len(choice)}d", *choice) for choice in found] == packed
+
+
+def test_text_is_little_endian_base64_with_commas() -> None:
+    """Any reader of the store can decode it from this description."""
+    assert encode_ids([[1, 2], [-1]]) == ",".join(
+        base64.b64encode(packed).decode()
+        for packed in (b"\x01\0\0\0\x02\0\0\0", b"\xff\xff\xff\xff")
+    )
+    assert encode_logprobs([[-0.5]]) == base64.b64encode(struct.pack("<d", -0.5)).decode()
+
+
+def test_text_is_the_same_on_a_big_endian_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There bytes are swapped both ways; patched in, as no such machine is at hand."""
+    swapped = array("i", [1, 2])
+    swapped.byteswap()
+    monkeypatch.setattr(tokens, "_IS_BIG_ENDIAN", sys.byteorder == "little")
+
+    text = encode_ids([[1, 2]])
+
+    assert text == base64.b64encode(swapped.tobytes()).decode()
+    assert list(decode_ids(text)[0]) == [1, 2]
+
+
+@pytest.mark.parametrize("bad", [2**31, -(2**31) - 1, 2**80])
+def test_ids_beyond_32_bits_are_refused(bad: int) -> None:
+    """An id that does not fit is never cut to one that does."""
+    with pytest.raises(OverflowError):
+        encode_ids([[1, bad]])
+
+
+@pytest.mark.parametrize("bad", [1.5, "1", None])
+def test_ids_that_are_no_integers_are_refused(bad: Any) -> None:
+    """Nothing is rounded or read as a number."""
+    with pytest.raises(TypeError):
+        encode_ids([[1, bad]])
+
+
+@pytest.mark.parametrize("bad", ["1", None])
+def test_logprobs_that_are_no_numbers_are_refused(bad: Any) -> None:
+    """A missing logprob is no number."""
+    with pytest.raises(TypeError):
+        encode_logprobs([[-0.5, bad]])
+
+
+@pytest.mark.parametrize("text", ["AAA", "AAAA", "é", "not base64!", "AAAAAA==,A", "AAAAAA==,AAAA"])
+def test_damaged_text_is_refused(text: str) -> None:
+    """Text that is cut or no base64 is a ``ValueError``, whatever the damage."""
+    with pytest.raises(ValueError):  # noqa: PT011  # the message is base64's own
+        decode_ids(text)
+    with pytest.raises(ValueError):  # noqa: PT011  # the message is base64's own
+        decode_logprobs(text)
+
+
+def test_empty_text_is_one_empty_choice() -> None:
+    """What was never sampled has no tokens."""
+    assert [list(choice) for choice in decode_ids("")] == [[]]
+    assert [list(choice) for choice in decode_logprobs("")] == [[]]
+
+
+def test_whole_numbers_are_logprobs_too() -> None:
+    """A server's 0 is 0.0."""
+    (values,) = decode_logprobs(encode_logprobs([[0, -1]]))
+
+    assert list(values) == [0.0, -1.0]
+    assert math.copysign(1, values[0]) == 1

@@ -1,0 +1,186 @@
+"""Transitions and trajectories: what each field says of the call it came from."""
+
+import json
+from typing import Any
+
+import pytest
+from tests.adapter.forest import (
+    SECOND,
+    Forest,
+    call_attributes,
+    paths,
+    said,
+    text_of,
+    token_attributes,
+)
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter import TripletAdapter
+from lightning_otel.types import Trajectory, Transition
+
+
+def adapt(forest: Forest) -> list[Trajectory]:
+    """The trajectories of a forest."""
+    return TripletAdapter().adapt(forest.spans)
+
+
+def one(attributes: dict[str, Any]) -> Transition:
+    """The transition of a single call with attributes added."""
+    forest = Forest(rollout_id="r7", attempt_id="3")
+    forest.make("chat", {**call_attributes("question", "answer"), **attributes})
+    ((step,),) = (path.transitions for path in adapt(forest))
+    return step
+
+
+def test_transition_says_where_it_came_from() -> None:
+    """Ids, times, model and usage are those of the call's span."""
+    found = one(
+        {
+            c.REQUEST_MODEL: "asked",
+            c.RESPONSE_MODEL: "answered",
+            c.RESPONSE_ID: "chatcmpl-1",
+            c.FINISH_REASONS: ["stop", "length"],
+            c.INPUT_TOKENS: 12,
+            c.OUTPUT_TOKENS: 3,
+            c.RESOURCE_VERSION: "prompt@4",
+        }
+    )
+
+    assert (found.rollout_id, found.attempt_id, found.agent) == ("r7", "3", "")
+    assert (found.trace_id, found.start_ns, found.end_ns) == ("a" * 32, SECOND, 2 * SECOND)
+    assert (found.model, found.response_id, found.finish_reason) == (
+        "answered",
+        "chatcmpl-1",
+        "stop",
+    )
+    assert (found.input_tokens, found.output_tokens) == (12, 3)
+    assert found.resource_version == "prompt@4"
+
+
+def test_transition_falls_back_on_the_requested_model() -> None:
+    """Where the answer names no model, the request's stands for it."""
+    assert one({c.REQUEST_MODEL: "asked"}).model == "asked"
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, 5.5, True, ["x"], b"x"])
+def test_transition_leaves_odd_attributes_out(odd: object) -> None:
+    """Attributes of another type than they should have are absent, and cost nothing else."""
+    keys = (c.REQUEST_MODEL, c.RESPONSE_MODEL, c.RESPONSE_ID, c.RESOURCE_VERSION)
+    counts = (c.INPUT_TOKENS, c.OUTPUT_TOKENS)
+
+    found = one(dict.fromkeys((*keys, *counts, c.TOOL_DEFINITIONS), odd))
+
+    assert (found.model, found.response_id, found.resource_version) == (None, None, None)
+    assert (found.input_tokens, found.output_tokens, found.tools) == (None, None, ())
+    assert text_of(found.action) == "answer"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        (["stop"], "stop"),
+        (("length",), "length"),
+        ("stop", "stop"),
+        ([], None),
+        ([5], None),
+        (5, None),
+    ],
+)
+def test_transition_takes_the_first_finish_reason(reasons: object, expected: str | None) -> None:
+    """The first choice's reason counts; one that is no text is none."""
+    assert one({c.FINISH_REASONS: reasons}).finish_reason == expected
+
+
+def test_transition_holds_tokens_and_capture_level() -> None:
+    """A call with the server's ids is exact and carries them."""
+    found = one(token_attributes([1, 2, 3], [4, 5], [-0.5, -0.25]))
+
+    assert found.capture == "exact"
+    assert (list(found.prompt_ids), list(found.response_ids)) == ([1, 2, 3], [4, 5])
+    assert list(found.logprobs) == [-0.5, -0.25]
+
+
+def test_trajectory_counts_steps_and_shows_what_comes_next() -> None:
+    """Each step sees the next one's observation; only the last one is done."""
+    forest = Forest()
+    for index in range(3):
+        forest.call(f"answer {index}", f"question {index}")
+
+    ((first, second, third),) = (path.transitions for path in adapt(forest))
+
+    assert [step.step for step in (first, second, third)] == [0, 1, 2]
+    assert [step.done for step in (first, second, third)] == [False, False, True]
+    assert first.next_observation == second.observation
+    assert text_of(second.next_observation) == "question 2"
+    assert third.next_observation is None
+
+
+def test_trajectory_tells_shared_steps_from_others() -> None:
+    """A step that several paths run through is one object, marked as shared."""
+    forest = Forest()
+    with forest.inside("root"):
+        forest.call("plan")
+        forest.close(*[forest.open_call(f"part {index}") for index in range(5)])
+
+    found = adapt(forest)
+
+    assert len(found) == 5
+    assert {id(path.transitions[0]) for path in found} == {id(found[0].transitions[0])}
+    assert [step.is_shared for step in found[2].transitions] == [True, False]
+    assert [path.branch for path in found] == [0, 1, 2, 3, 4]
+    assert [step.step for step in found[4].transitions] == [0, 1]
+
+
+def test_trajectory_of_one_process_is_no_guess() -> None:
+    """The order of one process's calls is known, whoever rewards them."""
+    forest = Forest()
+    forest.call("first")
+    forest.call("second")
+    judge = Forest(process="p2", trace_id="b" * 32, tick=50)
+    judge.reward(1.0)
+
+    (found,) = TripletAdapter().adapt([*forest.spans, *judge.spans])
+
+    assert not found.is_guess
+    assert found.transitions[1].reward == 1.0
+
+
+def test_trajectory_across_processes_is_flagged_as_a_guess() -> None:
+    """Where calls of several processes stand in one trajectory, their clocks decided the order."""
+    one_process = Forest(process="p1", trace_id="1" * 32)
+    one_process.call("first")
+    another = Forest(process="p2", trace_id="2" * 32, tick=10)
+    another.call("second")
+
+    (found,) = TripletAdapter().adapt([*another.spans, *one_process.spans])
+
+    assert paths([found]) == [["first", "second"]]
+    assert found.is_guess
+
+
+def test_trajectories_come_in_order_of_rollout_agent_and_branch() -> None:
+    """Rollouts come by their start, agents by their first call, branches by their last."""
+    forest = Forest()
+    with forest.agent("B"):
+        forest.call("b")
+    with forest.agent("A"):
+        forest.call("a")
+    later = Forest(rollout_id="r0", trace_id="b" * 32, tick=100)
+    later.call("later")
+
+    found = TripletAdapter().adapt([*later.spans, *forest.spans])
+
+    assert [(path.rollout_id, path.agent) for path in found] == [
+        ("r1", "B"),
+        ("r1", "A"),
+        ("r0", ""),
+    ]
+
+
+def test_observation_keeps_every_message_and_field() -> None:
+    """Messages pass as they were recorded, roles, names and unknown parts included."""
+    given = [said("system", "be brief"), {**said("user", "hi"), "name": "Ada"}, {"role": "odd"}]
+
+    found = one({c.INPUT_MESSAGES: json.dumps(given)})
+
+    assert list(found.observation) == given

@@ -1,0 +1,150 @@
+"""The command line, in this process, in its own and in a terminal, and a store to look at."""
+
+import contextlib
+import fcntl
+import io
+import os
+import pty
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import openai
+import pytest
+
+from lightning_otel import Store, auto_trace, operation
+from lightning_otel.cli import main
+from lightning_otel.demo import run_agent
+from lightning_otel.demo.server import DemoServer
+
+Cli = Callable[..., CompletedProcess[str]]
+
+# Colours, moves the cursor, rings, names the window, turns the writing's direction.
+EVIL = "\x1b[31mred\x1b[0m\x07 \x9b2J \x1b]0;title\x07 \u202egnp\u2066 \u061c\u200f end"
+_TIMEOUT_S = 50
+
+
+def _invoke(*args: object) -> CompletedProcess[str]:
+    """Run ``main()`` as it is, with streams like those of a pipe."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    argv = sys.argv
+    sys.argv = ["lightning-otel", *map(str, args)]
+    code: object = None
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as exc:
+        code = exc.code
+    finally:
+        sys.argv = argv
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        buffer = stream.buffer
+        assert isinstance(buffer, io.BytesIO)
+        texts.append(buffer.getvalue().decode())
+    assert isinstance(code, int)
+    return CompletedProcess(list(map(str, args)), code, *texts)
+
+
+@pytest.fixture(autouse=True)
+def _activated_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our console program is on the PATH, so that next steps are named by it."""
+    scripts = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", os.pathsep.join([scripts, os.environ["PATH"]]))
+
+
+@pytest.fixture
+def cli() -> Cli:
+    """Runs a command line in this process; gives exit code, stdout and stderr."""
+    return _invoke
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Cli:
+    """Runs a command line in a process of its own."""
+
+    def run(
+        *args: object, stdin: str = "", env: Mapping[str, str] | None = None, cwd: Path = tmp_path
+    ) -> CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "lightning_otel", *map(str, args)],
+            capture_output=True,
+            input=stdin,
+            encoding="utf-8",
+            timeout=_TIMEOUT_S,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+        )
+
+    return run
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Callable[..., str]:
+    """Runs a command line in a terminal so many cells wide; gives all that it printed there."""
+
+    def run(*args: object, columns: int = 100) -> str:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        for name in ("COLUMNS", "LINES", "NO_COLOR"):
+            environment.pop(name, None)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "lightning_otel", *map(str, args)],
+            stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=environment,
+        )  # fmt: skip
+        os.close(theirs)
+        found = b""
+        with contextlib.suppress(OSError):  # Linux says so where others say end of file
+            while block := os.read(ours, 65536):
+                found += block
+        os.close(ours)
+        child.wait(_TIMEOUT_S)
+        return found.decode().replace("\r\n", "\n")
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with five rollouts, made once: three of the demo, ``exp-one`` and ``exp-two``."""
+    path = tmp_path_factory.mktemp("kept") / "traces.duckdb"
+    store = Store(path)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("OTEL_", "LIGHTNING_OTEL", "OPENAI_")) or name == "TRACEPARENT":
+                patch.delenv(name)
+        run_agent(store, rollouts=3, seed=0)
+        with (
+            DemoServer() as server,
+            openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client,
+        ):
+            with auto_trace(store=store, rollout_id="exp-one", agent="planner", task={"q": "hi"}):
+                _say(client, "hi")
+            with (
+                auto_trace(store=store, rollout_id="exp-two", agent="writer", task=EVIL),
+                operation(EVIL),
+            ):
+                _say(client, EVIL)
+                with pytest.raises(openai.BadRequestError):
+                    _say(client, "no", model="fail-400")
+    store.writer().seal()
+    return path
+
+
+def _say(client: openai.OpenAI, text: str, model: str = "toy") -> None:
+    client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
+
+
+@pytest.fixture
+def copy(kept: Path, tmp_path: Path) -> Path:
+    """A copy of that store, to be written to."""
+    folder = tmp_path / "copy"
+    shutil.copytree(kept.parent, folder)
+    return folder / kept.name

@@ -1,0 +1,101 @@
+"""Finding the program that ``run`` is to run, and its exit code."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_otel.cli.child import ProgramError, exit_code, find_program, name_of, run_child
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["python", "python3"])
+def test_find_program_takes_our_python(name: str) -> None:
+    """``python`` is the one that lightning-otel is installed in."""
+    assert find_program([name, "-m", "app"]) == [sys.executable, "-m", "app"]
+
+
+def test_find_program_runs_a_module_file_with_our_python(here: Path) -> None:
+    """A .py file alone needs no interpreter before it, be it executable or not."""
+    (here / "app.py").write_text("pass")
+    (here / "app.py").chmod(0o755)
+
+    assert find_program(["app.py", "x"]) == [sys.executable, "app.py", "x"]
+
+
+def test_find_program_heeds_a_scripts_own_interpreter(here: Path) -> None:
+    """An executable script that names its interpreter is run by that one."""
+    (here / "app.py").write_text("#!/usr/bin/env python3\n")
+    (here / "app.py").chmod(0o755)
+
+    assert find_program(["app.py"]) == [str(here / "app.py")]
+
+
+def test_find_program_looks_beside_python_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Console programs of the environment are found though it is not activated."""
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    assert find_program(["lightning-otel"]) == [
+        str(Path(sys.executable).with_name("lightning-otel"))
+    ]
+
+
+@pytest.mark.parametrize("name", ["no-such-program", "./no-such-file", "missing.py"])
+def test_find_program_knows_when_there_is_none(here: Path, name: str) -> None:
+    """What is nowhere is refused as a shell would refuse it."""
+    with pytest.raises(ProgramError) as caught:
+        find_program([name])
+
+    assert caught.value.code == 127
+    assert name in caught.value.what
+
+
+def test_run_child_knows_what_cannot_run(here: Path) -> None:
+    """A file the system cannot execute is refused as a shell would refuse it."""
+    (here / "garbage").write_bytes(b"\x00\x01")
+    (here / "garbage").chmod(0o755)
+
+    with pytest.raises(ProgramError) as caught:
+        run_child([str(here / "garbage")], None)
+
+    assert caught.value.code == 126
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "app/main.py", "x"], "main.py"),
+        (["python3.11", "-u", "-m", "package.tool", "--flag"], "package.tool"),
+        (["python", "-c", "print(1)"], "python"),
+        (["python"], "python"),
+        (["/usr/bin/tool", "x.py"], "tool"),
+        (["app.py"], "app.py"),
+    ],
+)
+def test_name_of_is_what_a_person_would_say(command: list[str], name: str) -> None:
+    """The script or module, not the interpreter; else the program."""
+    assert name_of(command) == name
+
+
+@pytest.mark.parametrize(("code", "shells"), [(0, 0), (7, 7), (-signal.SIGKILL, 137), (-15, 143)])
+def test_exit_code_is_a_shells(code: int, shells: int) -> None:
+    """A signal is 128 and its number."""
+    assert exit_code(code) == shells
+
+
+def test_run_child_puts_handlers_back() -> None:
+    """After the program, signals do again what they did before."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+    code = run_child(["sh", "-c", "exit 3"], {"PATH": os.defpath})
+
+    assert code == 3
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before

@@ -1,0 +1,50 @@
+"""``doctor`` as a command: signs for people, JSON for programs, an exit code for scripts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+Cli = Callable[..., CompletedProcess[str]]
+
+
+def test_doctor_is_content_with_a_sound_store(cli: Cli, kept: Path) -> None:
+    """Everything in place is one line each, a tick before it, and exit 0."""
+    done = cli("doctor", "--store", kept)
+
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert lines[0].startswith("✓ python 3.")
+    assert "✓ instrumentors: lightning-openai" in lines
+    assert any(line.startswith(f"✓ {kept}: 18 spans") for line in lines)
+    assert lines[-1] == "nothing wrong"
+
+
+def test_doctor_notes_a_missing_store(cli: Cli, tmp_path: Path) -> None:
+    """That nothing was recorded yet is no problem, and the first step is named."""
+    done = cli("doctor", "--store", tmp_path / "none.duckdb")
+
+    assert done.returncode == 0
+    assert f"! no store at {tmp_path / 'none.duckdb'} yet" in done.stdout
+    assert "    lightning-otel run -- python your_agent.py" in done.stdout
+
+
+def test_doctor_exits_1_with_problems(
+    cli: Cli, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each problem is followed by what mends it, and they are counted."""
+    monkeypatch.setenv("LIGHTNING_OTEL", "0")
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "NO_CONTENT")
+
+    done = cli("doctor", "--store", kept)
+    found = json.loads(cli("doctor", "--json", "--store", kept).stdout)
+
+    assert done.returncode == 1
+    assert done.stdout.count("✗") == 2
+    assert done.stdout.splitlines()[-1] == "2 problems"
+    problems = [finding for finding in found if finding["level"] == "problem"]
+    assert [set(finding) for finding in found] == [{"level", "text", "remedy"}] * len(found)
+    assert [finding["remedy"].split()[0] for finding in problems] == ["unset", "unset"]

@@ -1,0 +1,284 @@
+"""What every command has in common: help, errors, exit codes, pipes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from lightning_otel import Store
+from lightning_otel.store.layout import Layout
+
+Cli = Callable[..., CompletedProcess[str]]
+
+READING = [
+    ("ls",),
+    ("ls", "traces"),
+    ("show",),
+    ("show", "abc", "--transitions"),
+    ("stats",),
+    ("export", "spans"),
+    ("export", "triplets", "-o", "out.jsonl"),
+    ("export", "spans", "-o", "out.parquet"),
+    ("reward", "@last", "1"),
+    ("sql", "SELECT 1"),
+    ("pack", "out.duckdb"),
+]
+COMMANDS = ["demo", "run", "ls", "show", "stats", "export", "reward", "sql", "pack", "doctor"]
+
+
+def lines_of_error(done: CompletedProcess[str]) -> list[str]:
+    """What follows ``error:``, ``why:`` and ``try:`` on the three lines of an error."""
+    lines = done.stderr.splitlines()
+    assert [line.split(" ", 1)[0] for line in lines] == ["error:", "why:", "try:"]
+    return [line.split(" ", 1)[1].strip() for line in lines]
+
+
+@pytest.mark.parametrize("args", READING, ids=" ".join)
+def test_reading_makes_no_store(
+    cli: Cli, args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no store stands, a reading command says so in three lines and leaves no trace."""
+    monkeypatch.chdir(tmp_path)
+
+    done = cli(*args)
+
+    what, why, remedy = lines_of_error(done)
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert what == f"no store at {tmp_path / 'default' / 'traces.duckdb'}"
+    assert "never creates a store" in why
+    assert "lightning-otel run" in remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "out"),
+    [
+        (("ls",), 0, 1),
+        (("ls", "traces"), 0, 1),
+        (("ls", "--json"), 0, 1),
+        (("ls", "--jsonl"), 0, 0),
+        (("show",), 3, 0),
+        (("show", "abc"), 3, 0),
+        (("stats",), 0, 8),
+        (("export", "spans"), 0, 0),
+        (("export", "triplets"), 0, 0),
+        (("reward", "@last", "1"), 3, 0),
+        (("sql", "SELECT span_id FROM spans"), 0, 1),
+        (("doctor",), 0, 4),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_empty_store_is_no_fault(
+    cli: Cli, args: tuple[str, ...], code: int, out: int, tmp_path: Path
+) -> None:
+    """A store without a span lists nothing, exports nothing, and has no @last."""
+    path = tmp_path / "empty.duckdb"
+    Layout(path).create()
+
+    done = cli(*args, "--store", path)
+
+    assert done.returncode == code
+    assert len(done.stdout.splitlines()) == out
+    assert done.stderr != "" or code == 0
+    if code == 3:
+        lines_of_error(done)
+
+
+def test_empty_list_names_the_first_step(cli: Cli, tmp_path: Path) -> None:
+    """Who lists an empty store is told how to record."""
+    Layout(tmp_path / "empty.duckdb").create()
+
+    done = cli("ls", "--store", tmp_path / "empty.duckdb")
+
+    assert done.stderr.splitlines() == [
+        "no rollouts yet",
+        f"→ lightning-otel run -- python your_agent.py --store {tmp_path / 'empty.duckdb'}",
+    ]
+
+
+@pytest.mark.parametrize("args", READING, ids=" ".join)
+def test_newer_store_is_refused_by_name(cli: Cli, args: tuple[str, ...], tmp_path: Path) -> None:
+    """A store of a newer version is named, with both versions and the way out."""
+    layout = Layout(tmp_path / "newer.duckdb")
+    layout.create()
+    layout.manifest_path.write_text(json.dumps({"kind": "store", "schema": 99}) + "\n")
+
+    done = cli(*args, "--store", layout.catalogue)
+
+    what, _, remedy = lines_of_error(done)
+    assert done.returncode == 4
+    assert str(layout.catalogue) in what
+    assert "schema 99" in what
+    assert "pip install --upgrade" in remedy
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS, "export spans", "export triplets"])
+def test_help_is_short_and_on_stdout(cli: Cli, command: str) -> None:
+    """Each command explains itself on one screen, no line wider than a terminal."""
+    done = cli(*command.split(), "--help")
+    short = cli(*command.split(), "-h")
+
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout == short.stdout
+    assert len(done.stdout.splitlines()) <= 24
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "..." not in done.stdout.replace("COMMAND...", "").replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize(
+    ("args", "guess"),
+    [
+        (["lss"], "'ls'"),
+        (["exprot"], "'export'"),
+        (["export", "triplet"], "'triplets'"),
+        (["export", "span"], "'spans'"),
+        (["dcotor", "--json"], "'doctor'"),
+    ],
+)
+def test_near_miss_is_guessed(cli: Cli, args: list[str], guess: str) -> None:
+    """A misspelt command is answered with the one that may have been meant."""
+    done = cli(*args)
+
+    what, _, _ = lines_of_error(done)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert what.endswith(f"did you mean {guess}?")
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted", "remedy"),
+    [
+        (["frobnicate"], "there are demo, run", "lightning-otel --help"),
+        (["ls", "everything"], "everything", "lightning-otel ls --help"),
+        (["ls", "--nonsense"], "--nonsense", "lightning-otel ls --help"),
+        (["ls", "--limit", "0"], "--limit", "lightning-otel ls --help"),
+        (["reward", "@last"], "VALUE", "lightning-otel reward --help"),
+        (["reward", "@last", "much"], "much", "lightning-otel reward --help"),
+        (["run"], "COMMAND", "lightning-otel run --help"),
+        (["export", "triplets", "--credit", "x"], "--credit", "... export triplets --help"),
+        (["export", "spans", "--format", "csv"], "csv", "... export spans --help"),
+        (["demo", "--rollouts", "0"], "--rollouts", "lightning-otel demo --help"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_three_lines(cli: Cli, args: list[str], wanted: str, remedy: str) -> None:
+    """Wrong usage exits with 2, the usage as the reason and the command's help as the remedy."""
+    done = cli(*args)
+
+    what, why, found = lines_of_error(done)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert wanted in what
+    assert why.startswith("Usage: lightning-otel")
+    assert found == remedy.replace("...", "lightning-otel")
+
+
+def test_url_is_refused_as_a_setting(cli: Cli) -> None:
+    """A store this version has no engine for is a wrong setting."""
+    done = cli("ls", "--store", "clickhouse://host")
+
+    assert done.returncode == 2
+    assert "clickhouse://host" in lines_of_error(done)[0]
+
+
+def test_bare_command_prints_help(cli: Cli) -> None:
+    """Without a command the help goes to stderr, for nothing was done."""
+    done = cli()
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("Usage: lightning-otel [OPTIONS] COMMAND")
+
+
+def test_own_fault_offers_the_traceback(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A fault of ours is three lines too, and --debug shows where it was; mocked, to have one."""
+
+    def break_down(*args: object) -> None:
+        raise RuntimeError("a\nfault")
+
+    monkeypatch.setattr(Store, "__init__", break_down)
+
+    plain = cli("stats", "--store", tmp_path)
+    full = cli("--debug", "stats", "--store", tmp_path)
+
+    what, why, remedy = lines_of_error(plain)
+    assert plain.returncode == full.returncode == 1
+    assert (what, why) == ("RuntimeError: a fault", "a fault of lightning-otel")
+    assert remedy == f"lightning-otel --debug stats --store {tmp_path}"
+    assert "Traceback" not in plain.stderr
+    assert 'raise RuntimeError("a\\nfault")' in full.stderr
+    assert full.stderr.splitlines()[-3].startswith("error: ")
+
+
+def test_error_cannot_reach_the_terminal(cli: Cli, kept: Path) -> None:
+    """What the user typed is shown back without its control characters."""
+    done = cli("show", "\x1b[31m\x9b\u202e", "--store", kept)
+
+    assert done.returncode == 3
+    assert not set("\x1b\x9b\u202e") & set(done.stderr)
+
+
+def test_damaged_store_is_a_store_error(cli: Cli, copy: Path) -> None:
+    """A data file that is none is the store's fault, not the user's, and doctor is named."""
+    store = Store(copy)
+    store.settle()
+    layout = Layout(copy)
+    (data,) = (path for path in layout.data.glob("spans-*.parquet"))
+    data.write_bytes(b"rubbish" * 100)
+
+    done = cli("ls", "--store", copy)
+
+    assert done.returncode == 4
+    assert lines_of_error(done)[2] == "lightning-otel doctor"
+
+
+def test_version_is_that_of_the_package(spawn: Cli) -> None:
+    """``python -m lightning_otel`` and the console program are one."""
+    from lightning_otel import __version__
+
+    module = spawn("--version")
+    program = subprocess.run(
+        [Path(sys.executable).with_name("lightning-otel"), "--version"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+    assert module.stdout == program.stdout == f"lightning-otel {__version__}\n"
+    assert module.returncode == program.returncode == 0
+
+
+def test_reader_that_leaves_is_no_error(kept: Path) -> None:
+    """``| head -1`` gets its line, and nobody complains."""
+    with subprocess.Popen(
+        [
+            sys.executable, "-m", "lightning_otel", "sql", "SELECT * FROM range(300000)",
+            "--store", str(kept),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        assert child.stderr is not None
+        first = child.stdout.readline()
+        child.stdout.close()
+
+        complaint = child.stderr.read()
+
+        assert (first, complaint) == ("range\n", "")
+        assert child.wait(50) == 0
+
+
+def test_output_is_utf8_in_any_locale(spawn: Cli, copy: Path) -> None:
+    """A pipe gets UTF-8 even where the locale says ASCII."""
+    done = spawn("sql", "SELECT 'ärger →' AS x", "--store", copy, env={"PYTHONIOENCODING": "ascii"})
+
+    assert (done.returncode, done.stdout) == (0, "x\närger →\n")

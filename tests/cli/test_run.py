@@ -1,0 +1,477 @@
+"""``run``: any program as it is, all its processes under one rollout, its own exit code."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import venv
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.types import Span
+
+Cli = Callable[..., CompletedProcess[str]]
+
+FAMILY = """\
+import concurrent.futures, multiprocessing, subprocess, sys, threading
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+import openai
+import lightning_otel as lo
+
+def call(word):
+    with openai.OpenAI(base_url=sys.argv[1], api_key="k") as client:
+        client.chat.completions.create(model=word, messages=[{"role": "user", "content": "hello"}])
+
+def say(word):
+    lo.emit_message(word)
+
+if __name__ == "__main__":
+    call("main")
+    thread = threading.Thread(target=call, args=("thread",))
+    thread.start(); thread.join()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(call, "pool").result()
+    for method, work in (("fork", call), ("spawn", say)):
+        process = multiprocessing.get_context(method).Process(target=work, args=(method,))
+        process.start(); process.join()
+    subprocess.run([sys.executable, "-c", "import lightning_otel as lo; lo.emit_message('child')"])
+    with lo.operation("work"):
+        call("nested")
+    with lo.context(rollout_id="own"):
+        call("own")
+    trace.get_tracer("app").start_span("lonely", Context()).end()
+    sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])
+    sys.stdout.flush()
+    print("to stderr", file=sys.stderr)
+    sys.exit(7)
+"""
+JUDGE = """\
+def judge(recording):
+    spans = recording.spans()
+    return {"spans": float(len(spans)), "failed": float(recording.error is not None)}
+def gives_nothing(recording):
+    return None
+"""
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> tuple[CompletedProcess[bytes], Store]:
+    """A program with threads, pools, forks, spawns and children, run once; what came of it."""
+    folder = tmp_path_factory.mktemp("family")
+    (folder / "family.py").write_text(FAMILY)
+    (folder / "judge.py").write_text(JUDGE)
+    store = folder / "store" / "traces.duckdb"
+    with DemoServer() as server:
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "lightning_otel", "run", "--store", str(store),
+                "--rollout-id", "the-run", "--task", '{"goal": "all"}', "--agent", "bob",
+                "--reward-evaluator", "judge:judge",
+                "python", "family.py", server.base_url, "--store", "not-ours",
+            ],
+            input=b"\x00\xff raw bytes\n",
+            capture_output=True,
+            cwd=folder,
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("OTEL_", "LIGHTNING_OTEL"))
+            },
+            timeout=55,
+        )  # fmt: skip
+    return done, Store(store)
+
+
+def model_of(span: Span) -> str:
+    """What a call of the family is called, or what a message says."""
+    return str(
+        span.attributes.get(c.REQUEST_MODEL) or span.attributes.get(c.MESSAGE_BODY) or span.name
+    )
+
+
+def test_run_passes_streams_and_code_through(
+    family: tuple[CompletedProcess[bytes], Store],
+) -> None:
+    """Standard input, output and error are the program's to the byte, and so is the exit code."""
+    done, _ = family
+
+    assert done.returncode == 7
+    assert done.stdout == b"\nsetyb war \xff\x00"
+    assert done.stderr.startswith(b"to stderr\n")
+
+
+def test_run_keeps_every_process_in_one_rollout(
+    family: tuple[CompletedProcess[bytes], Store],
+) -> None:
+    """Threads, pools, forked and spawned processes and other Pythons are recorded, each once."""
+    _, store = family
+
+    found = {model_of(span): span for span in store.spans()}
+
+    ours = {"main", "thread", "pool", "fork", "spawn", "child", "nested", "lonely"}
+    assert ours <= set(found)
+    assert {found[name].rollout_id for name in ours} == {"the-run"}
+    assert found["own"].rollout_id == "own"
+    assert len({found[name].process for name in ("main", "fork", "spawn", "child")}) == 4
+    assert {found[name].attributes[c.AGENT_NAME] for name in ours} == {"bob"}
+    assert len(store.spans().rows()) == len(found)
+
+
+def test_run_is_the_parent_of_what_has_none(
+    family: tuple[CompletedProcess[bytes], Store],
+) -> None:
+    """In every process a span without a parent hangs under the run's root span."""
+    _, store = family
+
+    spans = {span.span_id: span for span in store.spans()}
+    (root,) = (span for span in spans.values() if span.name == c.SPAN_ROLLOUT)
+    children = {model_of(span) for span in spans.values() if span.parent_span_id == root.span_id}
+    assert children >= {"main", "thread", "pool", "fork", "spawn", "child", "own"}
+    (nested,) = (span for span in spans.values() if model_of(span) == "nested")
+    assert spans[nested.parent_span_id or ""].name == c.SPAN_OPERATION
+    assert {span.trace_id for span in spans.values() if span.name != "lonely"} == {root.trace_id}
+    assert root.attributes[c.OPERATION_NAME] == "family.py"
+    assert root.status == "ERROR"
+    assert "exit status 7" in root.status_message
+    assert json.loads(root.attributes[c.TASK]) == {"goal": "all"}
+
+
+def test_run_applies_the_reward_evaluator(family: tuple[CompletedProcess[bytes], Store]) -> None:
+    """The evaluator sees the spans of every process and how the program ended."""
+    _, store = family
+
+    (reward,) = store.sql("SELECT * FROM rewards")
+
+    assert (reward["name"], reward["rollout_id"]) == ("spans", "the-run")
+    assert reward["value"] >= 8
+    (span,) = (span for span in store.spans() if span.span_id == reward["span_id"])
+    assert span.attributes[f"{c.REWARD_PREFIX}.1.value"] == 1.0
+
+
+def test_run_says_what_was_kept(family: tuple[CompletedProcess[bytes], Store]) -> None:
+    """The closing line counts spans, calls and rewards, also of rollouts the program named."""
+    done, store = family
+
+    lines = done.stderr.decode().splitlines()
+    spans = store.spans().rows()
+    calls = sum(span.operation == c.CHAT for span in spans)
+    assert calls == 6
+    assert lines[1] == f"⚡ {len(spans) - 1} spans, {calls} calls, 1 reward → {store.name}"
+    # Where the command is not on the PATH, the hint names the whole path.
+    assert lines[-1].endswith(f"lightning-otel show the-run --store {store.name}")
+
+
+def test_run_stamps_nothing_on_the_command_line(
+    family: tuple[CompletedProcess[bytes], Store],
+) -> None:
+    """Options after the program's name are the program's."""
+    _, store = family
+
+    assert not (Path(store.name).parent.parent / "not-ours").exists()
+    assert store.name.endswith("/store/traces.duckdb")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a program."""
+
+    def write(text: str, name: str = "app.py") -> Path:
+        (tmp_path / name).write_text(textwrap.dedent(text))
+        return tmp_path / name
+
+    return write
+
+
+def test_run_takes_modules_and_nests(
+    spawn: Cli, script: Callable[..., Path], tmp_path: Path
+) -> None:
+    """``-m`` works, one's own ``sitecustomize`` still runs, and a run in a run is a part of it."""
+    script("print('customized by', __name__, __file__)", "sitecustomize.py")
+    script("import lightning_otel as lo, sitecustomize; lo.emit_message('inner')", "tool.py")
+    path = tmp_path / "s.duckdb"
+    ours = [sys.executable, "-m", "lightning_otel", "run", "--", "python", "-m", "tool"]
+
+    done = spawn(
+        "run", "--store", path, "--quiet", "--", *ours, env={"PYTHONPATH": python_path(tmp_path)}
+    )
+
+    spans = {span.span_id: span for span in Store(path).spans()}
+    roots = [span for span in spans.values() if span.name == c.SPAN_ROLLOUT]
+    outer, inner = sorted(roots, key=lambda span: span.start_ns)
+    (said,) = (span for span in spans.values() if span.name == c.SPAN_MESSAGE)
+    assert done.returncode == 0
+    assert done.stdout == f"customized by sitecustomize {tmp_path / 'sitecustomize.py'}\n" * 3
+    assert (outer.parent_span_id, inner.parent_span_id) == (None, outer.span_id)
+    assert said.parent_span_id == inner.span_id
+    assert {span.rollout_id for span in spans.values()} == {outer.rollout_id}
+    assert inner.attributes[c.OPERATION_NAME] == "tool"
+    assert done.stderr.splitlines()[0] == f"⚡ 1 span, 0 calls, 0 rewards → {path}"
+
+
+def python_path(folder: Path) -> str:
+    """The search path with a folder before what is there."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
+def test_run_takes_console_programs(spawn: Cli, tmp_path: Path) -> None:
+    """A program beside our Python is found by name; with nothing captured that is said."""
+    done = spawn("run", "--store", tmp_path / "s.duckdb", "lightning-otel", "--version")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("lightning-otel ")
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("⚡ 0 spans, 0 calls, 0 rewards → ")
+    assert lines[1].startswith("  warning: the program made no span;")
+    assert lines[2] == f"→ lightning-otel doctor --store {tmp_path / 's.duckdb'}"
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [("true", 3), ("kill -KILL $$", 137)],
+)
+def test_run_requires_spans_on_success_only(
+    spawn: Cli, tmp_path: Path, program: str, code: int
+) -> None:
+    """Without a span --require-spans makes 3 of a success; a failure's own code stays."""
+    done = spawn(
+        "run",
+        "--require-spans",
+        "--quiet",
+        "--store",
+        tmp_path / "s.duckdb",
+        "--",
+        "sh",
+        "-c",
+        program,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    (row,) = Store(tmp_path / "s.duckdb").rollouts()
+    assert row["status"] == ("succeeded" if code == 3 else "failed")
+
+
+def test_run_hands_signals_on(script: Callable[..., Path], tmp_path: Path) -> None:
+    """A signal sent to ``run`` reaches the program, whose answer to it counts."""
+    program = script(
+        """\
+        import signal, sys
+        def leave(number, frame):
+            print("got", signal.Signals(number).name, flush=True)
+            if number == signal.SIGTERM:
+                sys.exit(9)
+        for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, leave)
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+        """
+    )
+    store = tmp_path / "s.duckdb"
+    with subprocess.Popen(
+        [sys.executable, "-m", "lightning_otel", "run", "--store", str(store), str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as child:
+        assert child.stdout is not None
+        heard = [child.stdout.readline()]
+        for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            child.send_signal(number)
+            heard.append(child.stdout.readline())
+        code = child.wait(50)
+
+    assert heard == ["ready\n", "got SIGUSR1\n", "got SIGHUP\n", "got SIGINT\n", "got SIGTERM\n"]
+    assert code == 9
+    assert Store(store).rollouts().rows()[0]["status"] == "failed"
+
+
+def test_run_leaves_the_keyboard_to_the_program(script: Callable[..., Path]) -> None:
+    """Ctrl-C in a terminal reaches the program once, and ``run`` waits for it."""
+    program = script(
+        """\
+        import signal, time
+        heard = []
+        signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+        print("ready", flush=True)
+        while not heard:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        print("heard", len(heard), flush=True)
+        """
+    )
+    child, ours = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "lightning_otel", "run", str(program)])
+    found = read_until(ours, b"ready")
+    os.write(ours, b"\x03")
+    found += read_until(ours, b"show", b"doctor")
+    _, status = os.waitpid(child, 0)
+    os.close(ours)
+
+    assert b"heard 1" in found
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def read_until(descriptor: int, *marks: bytes) -> bytes:
+    """What comes out of a terminal up to a mark or its end."""
+    found = b""
+    while not any(mark in found for mark in marks):
+        try:
+            block = os.read(descriptor, 4096)
+        except OSError:
+            break
+        if not block:
+            break
+        found += block
+    return found
+
+
+def test_run_names_a_python_without_us(spawn: Cli, tmp_path: Path) -> None:
+    """A Python that lacks lightning_otel runs as ever, and one line says why it is not traced."""
+    venv.create(tmp_path / "bare", symlinks=True)
+    python = tmp_path / "bare" / "bin" / "python"
+
+    done = spawn(
+        "run", "--store", tmp_path / "s.duckdb", "--", python, "-c", "print('fine')",
+        env={"PYTHONPATH": ""},
+    )  # fmt: skip
+
+    lines = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (0, "fine\n")
+    assert lines[0].startswith(f"lightning-otel: {python} cannot import lightning_otel (")
+    assert lines[0].endswith("so this process is not traced; install it there")
+    assert lines[1].startswith("⚡ 0 spans")
+
+
+@pytest.mark.parametrize("case", ["no place", "newer", "off"])
+def test_run_runs_where_nothing_can_be_kept(spawn: Cli, tmp_path: Path, case: str) -> None:
+    """Without a usable store the program runs all the same, and what is wrong is named twice."""
+    (tmp_path / "file").write_text("")
+    store = tmp_path / "s.duckdb"
+    environment: Mapping[str, str] = {"PYTHONPATH": python_path(tmp_path)}
+    if case == "no place":
+        store = tmp_path / "file" / "s.duckdb"
+    elif case == "newer":
+        folder = tmp_path / "s.duckdb.d"
+        folder.mkdir()
+        (folder / "manifest.ndjson").write_text('{"kind":"store","schema":99}\n')
+    else:
+        environment = {**environment, "LIGHTNING_OTEL": "0"}
+
+    program = 'echo "$PYTHONPATH"; exit 6'
+    done = spawn("run", "--store", store, "--", "sh", "-c", program, env=environment)
+
+    words = {"no place": "cannot make the store", "newer": "schema 99", "off": "switched off"}
+    lines = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (6, f"{environment['PYTHONPATH']}\n")
+    assert lines[-1].startswith("⚡ nothing was recorded: ")
+    assert words[case] in lines[-1]
+    if case != "off":
+        assert words[case] in lines[0]
+        assert lines[-2] == "the program runs without recording"
+
+
+def test_run_requires_spans_of_an_unusable_store(spawn: Cli, tmp_path: Path) -> None:
+    """Nothing kept is nothing kept, whatever the reason."""
+    (tmp_path / "file").write_text("")
+
+    done = spawn("run", "--require-spans", "--store", tmp_path / "file" / "s.duckdb", "--", "true")
+
+    assert done.returncode == 3
+
+
+def test_run_names_spans_the_disk_refused(
+    spawn: Cli, script: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A disk that is full for a while costs the program nothing, and the loss is counted."""
+    program = script(
+        """\
+        import resource, sys
+        import lightning_otel as lo
+        lo.emit_message("before")
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+        for number in range(12):
+            lo.emit_message("x" * 1_000_000)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        lo.emit_message("after")
+        print("done")
+        """
+    )
+    path = tmp_path / "s.duckdb"
+
+    done = spawn("run", "--store", path, "--", "python", program)
+
+    spans = [span for span in Store(path).spans() if span.name == c.SPAN_MESSAGE and span.end_ns]
+    found = re.search(
+        r"^  (\d+) spans lost in this store: the disk refused them$", done.stderr, re.M
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert found is not None
+    assert int(found[1]) + len(spans) == 14
+    assert spans[-1].attributes[c.MESSAGE_BODY] == "after"
+
+
+def test_run_keeps_the_code_when_the_store_goes(spawn: Cli, tmp_path: Path) -> None:
+    """A program that removes the store it is recorded in still ends with its own code."""
+    path = tmp_path / "s.duckdb"
+
+    done = spawn("run", "--store", path, "--", "sh", "-c", f"rm -r {path}.d; exit 6")
+
+    assert done.returncode == 6
+    assert done.stderr != ""
+    assert "Traceback" not in done.stderr
+
+
+def test_run_keeps_the_code_when_nobody_listens(tmp_path: Path) -> None:
+    """With stderr closed at the other end the exit code is still the program's."""
+    with subprocess.Popen(
+        [
+            sys.executable, "-m", "lightning_otel", "run", "--store", str(tmp_path / "s.duckdb"),
+            "--", "sh", "-c", "cat; exit 6",
+        ],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        assert child.stderr is not None
+        child.stderr.close()
+        child.communicate(b"")
+
+    assert child.returncode == 6
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "word"),
+    [
+        (["--", "no-such-program"], 127, "no-such-program"),
+        (["--store", ":memory:", "--", "true"], 2, "on disk"),
+        (["--reward-evaluator", "nothing:here", "--", "true"], 2, "nothing:here"),
+        (["--reward-evaluator", "json:nothing", "--", "true"], 2, "json:nothing"),
+        (["--reward-evaluator", "json", "--", "true"], 2, "module:function"),
+        (["-q", "--", "true"], 2, "-q"),
+    ],
+)
+def test_run_refuses_before_it_runs(
+    cli: Cli, tmp_path: Path, args: list[str], code: int, word: str
+) -> None:
+    """What cannot be run or loaded is refused in three lines, and no store is made."""
+    done = cli("run", *args)
+
+    lines = done.stderr.splitlines()
+    assert done.returncode == code
+    assert [line.split(" ", 1)[0] for line in lines] == ["error:", "why:", "try:"]
+    assert word in done.stderr
+    assert not (tmp_path / "default").exists()

@@ -1,0 +1,311 @@
+"""Spans reach the store through our processor at once, and through the exporter in batches."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SimpleSpanProcessor,
+    SpanExportResult,
+)
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Decision, StaticSampler
+from opentelemetry.trace import SpanKind, Tracer
+
+from lightning_otel import Store, capture
+from lightning_otel import conventions as c
+from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
+from lightning_otel.types import Span
+
+
+@pytest.fixture
+def tracer() -> Tracer:
+    """A tracer whose provider has our processor."""
+    provider = TracerProvider()
+    provider.add_span_processor(LightningSpanProcessor())
+    return provider.get_tracer("test")
+
+
+@pytest.fixture
+def recorded(store: Store) -> Iterator[Store]:
+    """A store that is the sink of the current context."""
+    frame = capture.Frame(store.writer(), {c.ROLLOUT_ID: "r1"})
+    with capture.attached(capture.in_frame(frame)):
+        yield store
+
+
+@pytest.fixture
+def whole_process(store: Store) -> Iterator[Store]:
+    """A store that is the sink of the whole process."""
+    capture.set_process_frame(capture.Frame(store.writer()))
+    yield store
+    capture.set_process_frame(None)
+
+
+def _spans(store: Store) -> list[Span]:
+    return store.spans().rows()
+
+
+def _segments(store: Store) -> list[Path]:
+    assert store.layout is not None
+    return store.layout.segments()
+
+
+def test_processor_keeps_a_span_of_a_frame(recorded: Store, tracer: Tracer) -> None:
+    """A span that started in a frame is in its store when it ends, with the frame's stamps."""
+    span = tracer.start_span("work", attributes={"a": 1})
+    while_open = _spans(recorded)
+    span.end()
+
+    (found,) = _spans(recorded)
+    assert [each.is_incomplete for each in while_open] == [True]
+    assert found.name == "work"
+    assert found.attributes == {"a": 1, c.ROLLOUT_ID: "r1"}
+    assert found.rollout_id == "r1"
+
+
+def test_processor_keeps_nothing_outside_a_frame(store: Store, tracer: Tracer) -> None:
+    """Spans of a program that records nothing make no store."""
+    tracer.start_span("work").end()
+
+    assert store.layout is not None
+    assert not store.layout.exists()
+
+
+def test_processor_keeps_nothing_in_a_frame_without_a_sink(store: Store, tracer: Tracer) -> None:
+    """A frame may say that nothing is recorded here."""
+    with capture.attached(capture.in_frame(capture.Frame(None))):
+        tracer.start_span("work").end()
+
+    assert store.layout is not None
+    assert not store.layout.exists()
+
+
+@pytest.mark.parametrize("decision", [Decision.DROP, Decision.RECORD_ONLY])
+def test_processor_leaves_out_what_is_not_sampled(recorded: Store, decision: Decision) -> None:
+    """The user's sampler decides."""
+    provider = TracerProvider(sampler=StaticSampler(decision))
+    provider.add_span_processor(LightningSpanProcessor())
+
+    provider.get_tracer("test").start_span("work").end()
+
+    assert _spans(recorded) == []
+
+
+def test_processor_follows_the_frame_a_span_started_in(tracer: Tracer, tmp_path: Path) -> None:
+    """Where a span ends, and on which thread, does not matter."""
+    stores = [Store(tmp_path / name / "x.duckdb") for name in ("one", "two")]
+    spans = []
+    for index, store in enumerate(stores):
+        with capture.attached(capture.in_frame(capture.Frame(store.writer()))):
+            spans.append(tracer.start_span(f"s{index}"))
+    with capture.attached(capture.in_frame(capture.Frame(stores[1].writer()))):
+        spans[0].end()
+    thread = threading.Thread(target=spans[1].end)
+    thread.start()
+    thread.join()
+
+    assert [[span.name for span in _spans(store)] for store in stores] == [["s0"], ["s1"]]
+
+
+def test_processor_takes_the_content_kept_beside_the_span(
+    recorded: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Message bodies arrive in the store without being on the span others see."""
+    provider = TracerProvider()
+    others = InMemorySpanExporter()
+    provider.add_span_processor(LightningSpanProcessor())
+    provider.add_span_processor(SimpleSpanProcessor(others))
+    # A patch, because the global tracer belongs to whoever set the global provider.
+    monkeypatch.setattr(capture, "tracer", lambda: provider.get_tracer("test"))
+    operation = capture.Operation("chat", SpanKind.CLIENT, {}, {c.INPUT_MESSAGES: "[1]"})
+    operation.body[c.OUTPUT_MESSAGES] = "[2]"
+
+    operation.stop()
+
+    (found,) = _spans(recorded)
+    assert found.attributes[c.INPUT_MESSAGES] == "[1]"
+    assert found.attributes[c.OUTPUT_MESSAGES] == "[2]"
+    (seen,) = others.get_finished_spans()
+    assert c.INPUT_MESSAGES not in (seen.attributes or {})
+
+
+class _Broken:
+    """A sink with a fault in every method."""
+
+    def started(self, span: Any) -> None:
+        """Fail."""
+        raise RuntimeError("a fault of ours")
+
+    def ended(self, span: Any, body: Mapping[str, str]) -> None:
+        """Fail."""
+        raise RuntimeError("a fault of ours")
+
+
+def test_processor_keeps_its_faults_from_the_program(
+    tracer: Tracer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault is counted and logged, and the program's span is as without us."""
+    before = capture.faults()
+    with (
+        caplog.at_level(logging.DEBUG),
+        capture.attached(capture.in_frame(capture.Frame(_Broken()))),
+    ):
+        span = tracer.start_span("work")
+        span.set_attribute("a", 1)
+        span.end()
+
+    assert capture.faults() == before + 2
+    assert not span.is_recording()
+
+
+def test_processor_twice_keeps_a_span_once(recorded: Store) -> None:
+    """Who adds our processor to a provider that has it gets no second copy."""
+    provider = TracerProvider()
+    provider.add_span_processor(LightningSpanProcessor())
+    provider.add_span_processor(LightningSpanProcessor())
+
+    provider.get_tracer("test").start_span("work").end()
+
+    assert len(_spans(recorded)) == 1
+
+
+def test_processor_shutdown_seals_the_processs_segment(
+    whole_process: Store, tracer: Tracer
+) -> None:
+    """After the provider's shutdown the segment can be settled, and later spans are kept still."""
+    processor = LightningSpanProcessor()
+    tracer.start_span("work").end()
+    processor.shutdown()
+    done = whole_process.settle()
+    tracer.start_span("late").end()
+
+    assert done.rows == 1
+    assert [span.name for span in _spans(whole_process)] == ["work", "late"]
+
+
+def test_processor_shutdown_loses_no_open_span(whole_process: Store, tracer: Tracer) -> None:
+    """A span that outlives the shutdown is kept with its end."""
+    span = tracer.start_span("open")
+    LightningSpanProcessor().shutdown()
+    whole_process.settle()
+    span.end()
+
+    assert [(span.name, span.is_incomplete) for span in _spans(whole_process)] == [("open", False)]
+
+
+def test_processor_has_nothing_to_flush(recorded: Store, tracer: Tracer) -> None:
+    """Every ended span is kept already."""
+    assert LightningSpanProcessor().force_flush()
+
+
+@pytest.fixture
+def exporting(store: Store) -> Callable[[], TracerProvider]:
+    """A function that gives a provider with the exporter behind a batch processor."""
+
+    def make() -> TracerProvider:
+        provider = TracerProvider()
+        provider.add_span_processor(BatchSpanProcessor(DuckDBSpanExporter(store.name)))
+        return provider
+
+    return make
+
+
+def test_exporter_appends_batches(store: Store, exporting: Callable[[], TracerProvider]) -> None:
+    """Spans come in batches, complete, and the segment is sealed at the end."""
+    provider = exporting()
+    with provider.get_tracer("test").start_as_current_span("parent") as parent:
+        parent.add_event("tick", {"n": 1})
+        provider.get_tracer("test").start_span("child", attributes={"raw": b"x"}).end()
+
+    provider.shutdown()
+
+    root, child = _spans(store)
+    assert (root.name, child.name) == ("parent", "child")
+    assert child.parent_span_id == root.span_id
+    assert child.attributes == {"raw": "eA=="}
+    assert root.events[0].name == "tick"
+    assert store.settle().rows == 2
+
+
+def test_exporter_makes_no_store_before_the_first_batch(
+    store: Store, exporting: Callable[[], TracerProvider]
+) -> None:
+    """A program without a span leaves nothing behind."""
+    exporting().shutdown()
+
+    assert store.layout is not None
+    assert not store.layout.catalogue.parent.exists()
+
+
+def test_exporter_takes_the_default_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a path the environment names the store."""
+    monkeypatch.setenv("LIGHTNING_OTEL_STORE", str(tmp_path / "env.duckdb"))
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(DuckDBSpanExporter()))
+
+    provider.get_tracer("test").start_span("work").end()
+    provider.shutdown()
+
+    assert [span.name for span in Store(tmp_path / "env.duckdb").spans()] == ["work"]
+
+
+def test_exporter_fails_with_one_warning_where_no_store_can_be_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pipeline is told, and the user once."""
+    (tmp_path / "file").write_text("")
+    exporter = DuckDBSpanExporter(str(tmp_path / "file" / "x.duckdb"))
+
+    results = [exporter.export([]) for _ in range(3)]
+    exporter.shutdown()
+
+    assert results == [SpanExportResult.FAILURE] * 3
+    (warning,) = caplog.records
+    assert "were not stored: cannot make the store" in warning.getMessage()
+
+
+def test_exporter_stands_back_where_the_process_records_itself(
+    whole_process: Store, tracer: Tracer
+) -> None:
+    """What the processor keeps is not kept again."""
+    exporter = DuckDBSpanExporter(whole_process.name)
+    provider = TracerProvider()
+    provider.add_span_processor(LightningSpanProcessor())
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    provider.get_tracer("test").start_span("work").end()
+
+    (path,) = _segments(whole_process)
+    assert path.read_bytes().count(b'"record":"span"') == 1
+    assert exporter.force_flush()
+
+
+def test_exporter_beside_a_recording_makes_no_second_row(recorded: Store) -> None:
+    """A span that both keep in one store is one row there, and no conflict."""
+    provider = TracerProvider()
+    provider.add_span_processor(LightningSpanProcessor())
+    provider.add_span_processor(SimpleSpanProcessor(DuckDBSpanExporter(recorded.name)))
+
+    provider.get_tracer("test").start_span("work").end()
+    live = _spans(recorded)
+    recorded.writer().seal()
+    recorded.settle()
+
+    assert recorded.layout is not None
+    assert len(live) == 1
+    assert _spans(recorded) == live
+    assert [each.conflicts for each in recorded.layout.read_manifest().segments] == [0]
+
+
+def test_exporter_is_found_by_its_name() -> None:
+    """``OTEL_TRACES_EXPORTER=duckdb`` leads to it."""
+    (found,) = entry_points(group="opentelemetry_traces_exporter", name="duckdb")
+
+    assert found.load() is DuckDBSpanExporter

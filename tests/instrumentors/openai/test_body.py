@@ -1,0 +1,464 @@
+"""Streams: ended once, whichever way the program leaves them, and kept as far as they came."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from threading import Thread
+from typing import Any
+
+import openai
+import pytest
+from opentelemetry import trace
+
+from lightning_otel import Store, auto_trace
+from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.types import Span
+
+ASKED: Any = [{"role": "user", "content": "one two three four five six seven eight nine"}]
+
+
+def opened(client: openai.OpenAI, model: str = "toy", **options: Any) -> Any:
+    """A stream of nine words and more."""
+    return client.chat.completions.create(model=model, messages=ASKED, stream=True, **options)
+
+
+@contextlib.asynccontextmanager
+async def async_client(server: DemoServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    """An asynchronous client that does not retry."""
+    async with openai.AsyncOpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
+        yield client
+
+
+def said(span: Span) -> str:
+    """The text of a span's answer."""
+    (message,) = json.loads(span.attributes["gen_ai.output.messages"])
+    return "".join(part["content"] for part in message["parts"])
+
+
+def sent(exchange: Exchange) -> str:
+    """The text that the chunks add up to."""
+    deltas = [choice["delta"] for chunk in exchange.chunks for choice in chunk["choices"] or ()]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def stop_in_loop(stream: Any) -> None:
+    """Leave the loop, then the stream."""
+    for _ in stream:
+        break
+    stream.close()
+
+
+def drop(stream: Any) -> None:
+    """Leave the loop and forget the stream."""
+    for _ in stream:
+        break
+
+
+def close_unread(stream: Any) -> None:
+    """Never read it."""
+    stream.close()
+
+
+def leave_block(stream: Any) -> None:
+    """Leave a ``with`` block early."""
+    with stream:
+        next(iter(stream))
+
+
+def raise_in_block(stream: Any) -> None:
+    """Fail inside the loop, within a ``with`` block."""
+    with contextlib.suppress(ZeroDivisionError), stream:
+        for _ in stream:
+            _ = 1 / 0
+
+
+def raise_in_loop(stream: Any) -> None:
+    """Fail inside the loop, with nothing to close the stream."""
+    with contextlib.suppress(ZeroDivisionError):
+        for _ in stream:
+            _ = 1 / 0
+
+
+def never_read(stream: Any) -> None:
+    """Forget a stream that was never read."""
+
+
+LEAVING = [stop_in_loop, drop, close_unread, leave_block, raise_in_block, raise_in_loop, never_read]
+
+
+@pytest.mark.parametrize("leave", LEAVING)
+def test_stream_left_early_is_one_abandoned_span(
+    leave: Callable[[Any], None],
+    store: Store,
+    server: DemoServer,
+    client: openai.OpenAI,
+    facts: Any,
+) -> None:
+    """However the program leaves, one span ends, abandoned, with what had come until then."""
+    server.chunk_delay_s = 0.2
+
+    with auto_trace(store=store) as recording:
+        leave(opened(client))
+        gc.collect()
+
+    (span,) = facts.calls(recording)
+    assert not span.is_incomplete
+    assert span.status == "UNSET"
+    assert span.attributes["lightning.abandoned"] is True
+    assert span.attributes["gen_ai.request.stream"] is True
+    if leave not in (close_unread, never_read):
+        assert span.attributes["gen_ai.response.id"]
+        assert "You said: one".startswith(said(span))
+
+
+def test_stream_paused_by_a_break_goes_on(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """A second loop over the same stream reads on, and the span is whole."""
+    with auto_trace(store=store) as recording:
+        stream = opened(client)
+        for _ in stream:
+            break
+        assert facts.calls(recording)[0].is_incomplete
+        rest = list(stream)
+
+    assert rest
+    (span,) = facts.calls(recording)
+    facts.agree(span, server.log[0])
+
+
+def test_stream_left_after_its_last_word_is_whole(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """A program that stops at the finish reason, before the closing mark, abandons nothing."""
+    with auto_trace(store=store) as recording:
+        stream = opened(client)
+        for chunk in stream:
+            if chunk.choices and chunk.choices[0].finish_reason:
+                break
+        stream.close()
+
+    (span,) = facts.calls(recording)
+    facts.agree(span, server.log[0])
+
+
+def test_stream_cut_by_the_server_fails_and_keeps_what_came(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """The program sees its connection error; the span has failed, with half an answer."""
+    untraced = failing(lambda: list(opened(client, "cut")))
+
+    with auto_trace(store=store) as recording:
+        traced = failing(lambda: list(opened(client, "cut")))
+
+    assert traced == untraced
+    (span,) = facts.calls(recording)
+    assert span.status == "ERROR"
+    assert "ProtocolError" in span.attributes["error.type"]
+    assert "lightning.abandoned" not in span.attributes
+    assert span.attributes["gen_ai.response.id"] == server.log[1].response_id
+    assert said(span) == sent(server.log[1])
+
+
+def test_stream_that_tells_an_error_fails_with_it(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """An error event ends the span with its type and message; the words before it are kept."""
+    untraced = failing(lambda: list(opened(client, "sse-error")))
+
+    with auto_trace(store=store) as recording:
+        traced = failing(lambda: list(opened(client, "sse-error")))
+
+    assert traced == untraced
+    (span,) = facts.calls(recording)
+    assert (span.status, span.status_message) == ("ERROR", "the demo server broke off")
+    assert span.attributes["error.type"] == "server_error"
+    assert span.attributes["gen_ai.response.id"] == server.log[1].response_id
+
+
+def test_responses_stream_left_early_keeps_what_came(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """The pieces of an abandoned response are put together."""
+    server.chunk_delay_s = 0.02
+    words = "one two three" + " four" * 50
+
+    with auto_trace(store=store) as recording:
+        text = ""
+        with client.responses.create(model="toy", input=words, stream=True) as stream:
+            for event in stream:
+                if event.type == "response.output_text.delta":
+                    text += event.delta
+                    if "three" in text:
+                        break
+
+    (span,) = facts.calls(recording)
+    assert span.attributes["lightning.abandoned"] is True
+    assert span.attributes["gen_ai.response.id"].startswith("resp_")
+    assert said(span).startswith(text)
+
+
+def failing(read: Callable[[], object]) -> list[object]:
+    """The exception that reading ends in, and its cause."""
+    with pytest.raises(openai.APIError) as caught:
+        read()
+    exc = caught.value
+    return [type(exc), str(exc), exc.body, type(exc.__cause__), str(exc.__cause__)]
+
+
+def test_stream_helper_left_early_is_abandoned(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """The helper closes the response, not the stream: the span ends all the same."""
+    server.chunk_delay_s = 0.2
+
+    with auto_trace(store=store) as recording:
+        with client.chat.completions.stream(model="toy", messages=ASKED) as stream:
+            next(iter(stream))
+        (span,) = facts.calls(recording)
+
+    assert not span.is_incomplete
+    assert span.attributes["lightning.abandoned"] is True
+
+
+def test_streaming_response_never_read_is_abandoned(
+    store: Store, client: openai.OpenAI, facts: Any
+) -> None:
+    """A response opened and left unread ends its span when it is closed."""
+    with auto_trace(store=store) as recording:
+        with client.chat.completions.with_streaming_response.create(
+            model="toy", messages=ASKED
+        ) as response:
+            assert response.status_code == 200
+        (span,) = facts.calls(recording)
+
+    assert span.attributes["lightning.abandoned"] is True
+
+
+def test_stream_is_the_clients_own_object_and_its_response_is_given_back(
+    store: Store, client: openai.OpenAI
+) -> None:
+    """The stream has the client's own type, and nothing of ours stays on the response."""
+    with auto_trace(store=store):
+        stream = opened(client)
+        list(stream)
+
+    assert type(stream) is openai.Stream
+    assert not {"iter_bytes", "aiter_bytes", "close", "aclose"} & stream.response.__dict__.keys()
+
+
+def test_stream_delays_no_chunk(store: Store, server: DemoServer, client: openai.OpenAI) -> None:
+    """The first chunk is the program's before the server has sent the last."""
+    server.chunk_delay_s = 1
+
+    with auto_trace(store=store):
+        stream = opened(client)
+        first = next(iter(stream))
+        unfinished = server.log
+        server.chunk_delay_s = 0
+        rest = list(stream)
+
+    assert first.choices
+    assert unfinished == []
+    assert len(rest) > 3
+
+
+def test_span_started_between_two_chunks_is_no_child_of_the_stream(
+    store: Store, client: openai.OpenAI, facts: Any
+) -> None:
+    """While a stream is open its span is not the current one."""
+    with auto_trace(store=store) as recording:
+        for number, _ in enumerate(opened(client)):
+            if number == 1:
+                trace.get_tracer("program").start_span("between").end()
+
+    (between,) = [span for span in recording.spans() if span.name == "between"]
+    assert between.parent_span_id == recording.span_id
+    assert len(facts.calls(recording)) == 1
+
+
+def test_two_streams_read_in_turns_keep_their_own_words(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """Interleaved streams are two spans, each with its own facts."""
+    with auto_trace(store=store) as recording:
+        for _ in zip(opened(client), opened(client, n=2), strict=False):
+            pass
+        gc.collect()
+
+    spans = {span.attributes["gen_ai.response.id"]: span for span in facts.calls(recording)}
+    assert len(spans) == 2
+    for exchange in server.log:
+        span = spans[exchange.response_id]
+        words = json.loads(span.attributes["gen_ai.output.messages"])
+        assert len(words) == (exchange.request or {}).get("n", 1)
+
+
+async def async_drop(stream: Any) -> None:
+    """Leave the loop and forget the stream."""
+    async for _ in stream:
+        break
+
+
+async def async_close(stream: Any) -> None:
+    """Leave the loop, then the stream."""
+    async for _ in stream:
+        break
+    await stream.close()
+
+
+async def async_close_unread(stream: Any) -> None:
+    """Never read it."""
+    await stream.close()
+
+
+async def async_leave_block(stream: Any) -> None:
+    """Leave an ``async with`` block early."""
+    async with stream:
+        async for _ in stream:
+            break
+
+
+async def async_raise_in_block(stream: Any) -> None:
+    """Fail inside the loop, within an ``async with`` block."""
+    with contextlib.suppress(ZeroDivisionError):
+        async with stream:
+            async for _ in stream:
+                _ = 1 / 0
+
+
+ASYNC_LEAVING = [
+    async_drop,
+    async_close,
+    async_close_unread,
+    async_leave_block,
+    async_raise_in_block,
+]
+
+
+@pytest.mark.parametrize("leave", ASYNC_LEAVING)
+def test_async_stream_left_early_is_one_abandoned_span(
+    leave: Callable[[Any], Any],
+    store: Store,
+    server: DemoServer,
+    facts: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """However the task leaves, one span ends, abandoned."""
+    server.chunk_delay_s = 0.2
+
+    async def ask() -> None:
+        async with async_client(server) as client:
+            await leave(
+                await client.chat.completions.create(model="toy", messages=ASKED, stream=True)
+            )
+            gc.collect()
+            await asyncio.sleep(0.05)
+
+    # The client's own generators, collected together, may complain that one is closed twice.
+    caplog.set_level(logging.CRITICAL, logger="asyncio")
+    with auto_trace(store=store) as recording:
+        asyncio.run(ask())
+
+    (span,) = facts.calls(recording)
+    assert not span.is_incomplete
+    assert span.status == "UNSET"
+    assert span.attributes["lightning.abandoned"] is True
+
+
+def test_async_stream_cancelled_fails_and_keeps_what_came(
+    store: Store, server: DemoServer, facts: Any
+) -> None:
+    """A task cancelled in mid-stream is cancelled, and its span has failed with half an answer."""
+    server.chunk_delay_s = 0.1
+    texts: list[str] = []
+
+    async def ask() -> None:
+        async with async_client(server) as client:
+
+            async def read() -> None:
+                stream = await client.chat.completions.create(
+                    model="toy", messages=ASKED, stream=True
+                )
+                async for chunk in stream:
+                    texts.append(chunk.choices[0].delta.content or "")
+
+            reading = asyncio.ensure_future(read())
+            while len(texts) < 3:
+                await asyncio.sleep(0.01)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(ask())
+
+    (span,) = facts.calls(recording)
+    assert span.status == "ERROR"
+    assert span.attributes["error.type"].endswith("CancelledError")
+    assert said(span) == "".join(texts) != ""
+
+
+def test_stream_read_by_another_thread_belongs_to_the_rollout_that_asked(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """The span is that of the request, whoever reads the answer."""
+    with auto_trace(store=store) as recording:
+        stream = opened(client)
+    reader = Thread(target=lambda: list(stream))
+    reader.start()
+    reader.join()
+
+    (span,) = facts.calls(recording)
+    facts.agree(span, server.log[0])
+
+
+def test_time_to_first_chunk_is_the_time_the_program_waited(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """A slow server's first chunk is as late on the span as it was to the program."""
+    with auto_trace(store=store) as recording:
+        began = time.perf_counter()
+        stream = opened(client, "slow")
+        next(iter(stream))
+        waited_s = time.perf_counter() - began
+        list(stream)
+
+    (span,) = facts.calls(recording)
+    assert 0.5 <= span.attributes["gen_ai.response.time_to_first_chunk"] <= waited_s
+
+
+SCRIPT = """
+import openai, sys
+from lightning_otel import Store, auto_trace
+from lightning_otel.demo.server import DemoServer
+
+server = DemoServer(chunk_delay_s=0.5)
+server.start()
+client = openai.OpenAI(base_url=server.base_url, api_key="k")
+with auto_trace(store=sys.argv[1]):
+    stream = client.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": "a b c d e f"}], stream=True
+    )
+    if sys.argv[2] == "read":
+        next(iter(stream))
+print(type(stream).__name__)
+"""
+
+
+@pytest.mark.parametrize("how", ["read", "unread"])
+def test_stream_still_open_at_exit_is_silent(how: str, store: Store) -> None:
+    """A process that ends with an open stream ends as it would have, with nothing on stderr."""
+    command = [sys.executable, "-c", SCRIPT, str(store.name), how]
+
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "Stream\n", "")
+    (call,) = [span for span in store.spans().rows() if span.name == "chat toy"]
+    assert call.is_incomplete or call.attributes["lightning.abandoned"] is True

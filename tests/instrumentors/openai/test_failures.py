@@ -1,0 +1,240 @@
+"""Requests that fail: the program gets its own exception, and the span says how it ended."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from lightning_otel import Store, auto_trace
+from lightning_otel.adapter.messages import parse_messages
+from lightning_otel.demo.server import DemoServer
+
+ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+
+Ask = Callable[[Any], object]
+"""What a program does with a client; untyped, as programs get it wrong."""
+
+
+class Sum(BaseModel):
+    """What the parse surfaces ask for."""
+
+    value: int
+
+
+def failure_of(ask: Callable[[], object]) -> dict[str, Any]:
+    """All a program can see of the exception a call ends in."""
+    with pytest.raises((Exception, asyncio.CancelledError)) as caught:
+        ask()
+    exc = caught.value
+    causes = [exc.__cause__, exc.__context__]
+    return {
+        "type": type(exc),
+        "text": str(exc),
+        "body": getattr(exc, "body", None),
+        "status": getattr(exc, "status_code", None),
+        "causes": [(type(cause), str(cause)) for cause in causes],
+        "suppressed": exc.__suppress_context__,
+    }
+
+
+def asking(model: str) -> Ask:
+    """A plain call of a model."""
+    return lambda c: c.chat.completions.create(model=model, messages=ASKED)
+
+
+FAILING: dict[str, Ask] = {
+    **{model: asking(model) for model in ("fail-400", "fail-401", "fail-429", "fail-500", "cut")},
+    "fail-400 stream": lambda c: c.chat.completions.create(
+        model="fail-400", messages=ASKED, stream=True
+    ),
+    "fail-400 raw": lambda c: c.chat.completions.with_raw_response.create(
+        model="fail-400", messages=ASKED
+    ),
+    "fail-400 streaming response": lambda c: c.chat.completions.with_streaming_response.create(
+        model="fail-400", messages=ASKED
+    ).__enter__(),
+    "fail-400 responses": lambda c: c.responses.create(model="fail-400", input="hello"),
+    "fail-400 embeddings": lambda c: c.embeddings.create(model="fail-400", input="hello"),
+    "timeout": lambda c: c.chat.completions.create(model="slow", messages=ASKED, timeout=0.05),
+    "parse of text that is no JSON": lambda c: c.chat.completions.parse(
+        model="big", messages=ASKED, response_format=Sum, max_tokens=1
+    ),
+    "messages of a number": lambda c: c.chat.completions.create(
+        model="fail-400",
+        messages=7,
+    ),
+    "messages of nonsense": lambda c: c.chat.completions.create(
+        model="fail-400",
+        messages=[1, None, "x"],
+    ),
+    "tools of nonsense": lambda c: c.chat.completions.create(
+        model="fail-400",
+        messages=ASKED,
+        tools=[7, {"function": 3}],
+        stop=7,
+        n="two",
+        temperature="hot",
+    ),
+    "tools of objects": lambda c: c.chat.completions.create(
+        model="toy",
+        messages=ASKED,
+        tools=[object()],
+    ),
+    "tool calls of nonsense": lambda c: c.chat.completions.create(
+        model="fail-400",
+        messages=[{"role": "assistant", "tool_calls": 7, "content": 8}],
+    ),
+    "model of a number": lambda c: c.chat.completions.create(
+        model=7,
+        messages={"a": 1},
+    ),
+    "text of half a character": lambda c: c.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": "\ud800"}], stop="\ud800"
+    ),
+    "input of a generator": lambda c: c.responses.create(
+        model="toy",
+        input=(item for item in ASKED),
+    ),
+    "prompt of nonsense": lambda c: c.completions.create(model="fail-400", prompt=[1, "two"]),
+    "input of a number": lambda c: c.embeddings.create(model="fail-400", input=7),
+    "body of a list": lambda c: c.post("/chat/completions", body=[1], cast_to=object),
+    "body of bytes": lambda c: c.post("/chat/completions", content=b"{}", cast_to=object),
+    "no arguments": lambda c: c.chat.completions.create(),
+    "no arguments at all": lambda c: c.request(),
+}
+NO_SPAN = ("no arguments", "no arguments at all")
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_request_that_fails_gives_the_program_its_own_exception(
+    name: str, store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """Type, message, body and cause are those of an uninstrumented client; the span has failed."""
+    expected = failure_of(lambda: FAILING[name](client))
+    count = len(server.log)
+
+    with auto_trace(store=store) as recording:
+        found = failure_of(lambda: FAILING[name](client))
+
+    assert found == expected
+    assert [held.request for held in server.log[:count]] == [
+        held.request for held in server.log[count:]
+    ]
+    spans = facts.calls(recording)
+    assert len(spans) == (0 if name in NO_SPAN else 1)
+    for span in spans:
+        assert span.status == "ERROR"
+        assert span.attributes["error.type"] == qualified(found["type"])
+        assert span.status_message == found["text"].encode("utf-8", "replace").decode()
+
+
+def qualified(cls: type) -> str:
+    """A class's name as ``error.type`` has it."""
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
+
+
+def test_request_refused_by_nobody_listening_fails_its_span(store: Store, facts: Any) -> None:
+    """A connection error is the caller's, and the span says so."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    lonely = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
+
+    with lonely, auto_trace(store=store) as recording:
+        failure = failure_of(lambda: lonely.chat.completions.create(model="toy", messages=ASKED))
+
+    assert failure["type"] is openai.APIConnectionError
+    (span,) = facts.calls(recording)
+    assert span.attributes["error.type"] == "openai.APIConnectionError"
+    assert span.attributes["gen_ai.request.model"] == "toy"
+
+
+def test_request_whose_answer_fails_to_parse_keeps_the_answer(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """The client's own parsing fails after the model answered: the span has both."""
+    with auto_trace(store=store) as recording, pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(
+            model="toy", messages=ASKED, response_format=Sum, max_tokens=1
+        )
+
+    (span,) = facts.calls(recording)
+    assert span.attributes["error.type"] == "openai.LengthFinishReasonError"
+    assert span.attributes["gen_ai.response.id"] == server.log[0].response_id
+    answer = server.log[0].response
+    assert answer is not None
+    (said,) = parse_messages(span.attributes["gen_ai.output.messages"]) or ()
+    assert said["parts"][0]["content"] == answer["choices"][0]["message"]["content"]
+
+
+def test_request_cancelled_before_its_answer_is_cancelled_and_says_so(
+    store: Store, silent: Any, facts: Any
+) -> None:
+    """A hundred cancelled tasks are a hundred failed spans, and each stays cancelled."""
+
+    async def ask() -> list[BaseException | object]:
+        async with openai.AsyncOpenAI(base_url=silent.base_url, api_key="k") as client:
+            create = client.chat.completions.create
+            asking = [
+                asyncio.ensure_future(create(model="toy", messages=ASKED, stream=stream))
+                for stream in (True, False) * 50
+            ]
+            await silent.asked(100)
+            for task in asking:
+                task.cancel()
+            return list(await asyncio.gather(*asking, return_exceptions=True))
+
+    with auto_trace(store=store) as recording:
+        ended = asyncio.run(ask())
+
+    assert {type(found) for found in ended} == {asyncio.CancelledError}
+    spans = facts.calls(recording)
+    assert len(spans) == 100
+    assert {span.status for span in spans} == {"ERROR"}
+    assert all(span.attributes["error.type"].endswith("CancelledError") for span in spans)
+
+
+def test_request_interrupted_by_the_user_fails_its_span(
+    store: Store, client: openai.OpenAI, facts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A KeyboardInterrupt goes through; patched in, as a test can press no key."""
+
+    def interrupt(request: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "_prepare_request", interrupt)
+
+    with auto_trace(store=store) as recording, pytest.raises(KeyboardInterrupt):
+        client.chat.completions.create(model="toy", messages=ASKED)
+
+    (span,) = facts.calls(recording)
+    assert span.attributes["error.type"] == "KeyboardInterrupt"
+
+
+def test_request_that_fails_without_words_fails_its_span(
+    store: Store, client: openai.OpenAI, facts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception whose own ``__str__`` raises arrives as it is, and its type is on the span."""
+
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    silent = SilentError()
+
+    def refuse(request: object) -> None:
+        raise silent
+
+    monkeypatch.setattr(client, "_prepare_request", refuse)
+
+    with auto_trace(store=store) as recording, pytest.raises(SilentError) as caught:
+        client.chat.completions.create(model="toy", messages=ASKED)
+
+    assert caught.value is silent
+    (span,) = facts.calls(recording)
+    assert span.status == "ERROR"
+    assert span.attributes["error.type"].endswith("SilentError")

@@ -1,0 +1,234 @@
+"""Every function of ours fails, one at a time: the program gets what it gets without us."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import openai
+import pytest
+
+from lightning_otel import Store, auto_trace, capture, provider, scrub
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.instrumentors import openai as instrumentor
+from lightning_otel.instrumentors.openai import (
+    body,
+    chat,
+    completions,
+    embeddings,
+    fields,
+    request,
+    responses,
+)
+
+ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+TOOL: Any = {"type": "function", "function": {"name": "calculator", "parameters": {}}}
+MODULES = [
+    instrumentor,
+    body,
+    chat,
+    completions,
+    embeddings,
+    fields,
+    request,
+    responses,
+    scrub,
+    capture,
+]
+CLASSES = [request.ModelRequest, body.BodyRecorder, capture.Operation]
+FENCE = {"guarded", "note_fault", "__del__"}
+"""What keeps faults in cannot be tried by failing itself."""
+HOST = {"_iter_bytes", "_aiter_bytes", "_close", "_aclose", "attached"}
+"""What the program's own work runs through: failing there is failing to do it."""
+SET_UP = {"_patch", "_patch_if_active", "_wrap", "_sync_request", "_async_request"}
+SET_UP |= {"_sync_response", "_async_response", "_unpatch"}
+"""What runs when instrumentation is switched on, tried apart."""
+
+Place = tuple[Any, str]
+
+
+def places() -> Iterator[Place]:
+    """Every function and method of ours that runs for a call."""
+    for module in MODULES:
+        for name, value in vars(module).items():
+            is_ours = getattr(value, "__module__", "").startswith("lightning_otel")
+            if is_ours and inspect.isfunction(value) and name not in FENCE | HOST | SET_UP:
+                yield module, name
+    for cls in CLASSES:
+        for name, value in vars(cls).items():
+            if inspect.isroutine(value) and name not in FENCE | HOST:
+                yield cls, name
+
+
+def name_of(place: Place) -> str:
+    """The place's name in the test's id."""
+    owner, name = place
+    return f"{owner.__name__.rpartition('.')[2]}.{name}"
+
+
+def broken(*args: object, **kwargs: object) -> Any:
+    """Stands in for the function."""
+    raise RuntimeError("broken on purpose")
+
+
+def plain(value: Any) -> Any:
+    """A model's fields without ids and times."""
+    if isinstance(value, dict):
+        left_out = ("id", "created", "created_at", "item_id")
+        return {name: plain(item) for name, item in value.items() if name not in left_out}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+def failure(work: Callable[[], object]) -> tuple[type, str]:
+    """The exception some work ends in."""
+    with pytest.raises(openai.OpenAIError) as caught:
+        work()
+    return type(caught.value), str(caught.value)
+
+
+def use(c: openai.OpenAI) -> list[object]:
+    """All a program gets from a handful of calls of every kind."""
+    create = c.chat.completions.create
+    found: list[Any] = [create(model="toy", messages=ASKED, logprobs=True, tools=[TOOL])]
+    found += create(model="toy", messages=ASKED, stream=True, extra_body={"return_token_ids": True})
+    with create(model="toy", messages=ASKED, stream=True) as stream:
+        found.append(next(stream))
+    with c.chat.completions.with_streaming_response.create(model="toy", messages=ASKED) as response:
+        found.append(response.parse())
+    found.append(c.responses.create(model="toy", input="hello", instructions="Be brief."))
+    with c.responses.create(model="toy", input="a b c d", stream=True) as events:
+        found += [next(events) for _ in range(6)]
+    found.append(c.embeddings.create(model="toy", input="hello"))
+    found.append(c.completions.create(model="toy", prompt="hello", logprobs=1))
+    found += c.completions.create(model="toy", prompt="hello", stream=True)
+    return [
+        *(plain(item.model_dump()) for item in found),
+        failure(lambda: create(model="fail-400", messages=ASKED)),
+        failure(lambda: list(create(model="sse-error", messages=ASKED, stream=True))),
+        failure(lambda: list(create(model="cut", messages=ASKED, stream=True))),
+    ]
+
+
+async def use_async(c: openai.AsyncOpenAI) -> list[object]:
+    """The same, asynchronously."""
+    create = c.chat.completions.create
+    found: list[Any] = [await create(model="toy", messages=ASKED)]
+    async with await create(model="toy", messages=ASKED, stream=True) as stream:
+        found += [chunk async for chunk in stream]
+    async with await create(model="toy", messages=ASKED, stream=True) as left:
+        found.append(await anext(aiter(left)))
+    return [plain(item.model_dump()) for item in found]
+
+
+Use = Callable[[], list[object]]
+
+
+@pytest.fixture(scope="module")
+def use_all() -> Iterator[Use]:
+    """Uses one server through one client of each kind, as making a client is what costs."""
+    with (
+        DemoServer() as running,
+        openai.OpenAI(base_url=running.base_url, api_key="k", max_retries=0) as client,
+        asyncio.Runner() as loop,
+    ):
+        other = openai.AsyncOpenAI(base_url=running.base_url, api_key="k", max_retries=0)
+        yield lambda: use(client) + loop.run(use_async(other))
+        loop.run(other.close())
+
+
+@pytest.fixture(scope="module")
+def untraced(use_all: Use) -> list[object]:
+    """What a program gets without us."""
+    provider.uninstrument()
+    return use_all()
+
+
+@pytest.mark.parametrize("place", list(places()), ids=name_of)
+def test_fault_in_any_function_stays_with_us(
+    place: Place,
+    store: Store,
+    use_all: Use,
+    untraced: list[object],
+    faults_allowed: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With one function of ours broken, every call gives what it gives without us."""
+    with auto_trace(store=store):
+        monkeypatch.setattr(*place, broken)
+        found = use_all()
+        monkeypatch.undo()
+
+    assert found == untraced
+
+
+def test_fault_while_switching_on_leaves_the_program_untraced(
+    store: Store,
+    use_all: Use,
+    untraced: list[object],
+    faults_allowed: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If the client cannot be patched, it works as it did."""
+    monkeypatch.setattr(instrumentor, "_wrap", broken)
+
+    with auto_trace(store=store):
+        found = use_all()
+
+    assert found == untraced
+
+
+def test_fault_is_counted_and_warned_of_once(
+    store: Store,
+    client: openai.OpenAI,
+    facts: Any,
+    faults_allowed: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each fault is counted, the first is a warning, and the span is kept with what is known."""
+    monkeypatch.setattr(capture._process, "faults", 0)
+
+    with auto_trace(store=store) as recording:
+        monkeypatch.setattr(chat, "response_content", broken)
+        for _ in range(3):
+            client.chat.completions.create(model="toy", messages=ASKED)
+
+    assert capture.faults() == 3
+    warned = [held for held in caplog.records if held.levelname == "WARNING"]
+    assert [held.name for held in warned] == ["lightning_otel.capture"]
+    spans = facts.calls(recording)
+    assert len(spans) == 3
+    assert all(span.attributes["gen_ai.response.id"] for span in spans)
+    assert all("gen_ai.input.messages" in span.attributes for span in spans)
+
+
+def test_fault_in_a_log_handler_stays_out_of_the_program(
+    store: Store,
+    client: openai.OpenAI,
+    faults_allowed: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program whose own log handler raises gets its answer all the same."""
+    monkeypatch.setattr(capture._process, "faults", 0)
+    monkeypatch.setattr(capture.log, "handle", broken)
+
+    with auto_trace(store=store):
+        monkeypatch.setattr(chat, "response_content", broken)
+        answer = client.chat.completions.create(model="toy", messages=ASKED)
+
+    assert answer.choices[0].message.content == "You said: hello"
+
+
+def test_all_our_modules_are_tried() -> None:
+    """A new module of the instrumentor must be added to those whose functions are broken."""
+    prefix = f"{instrumentor.__name__}."
+    held = [value for value in vars(instrumentor).values() if isinstance(value, ModuleType)]
+
+    missing = {
+        module.__name__
+        for module in held
+        if module.__name__.startswith(prefix) and module not in MODULES
+    }
+
+    assert missing == set()

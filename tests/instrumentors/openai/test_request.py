@@ -1,0 +1,327 @@
+"""One request to a model: which requests are calls, whose they are, and what is read of them."""
+
+import asyncio
+import contextlib
+import gc
+import gzip
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from lightning_otel import Store, auto_trace
+from lightning_otel.adapter.messages import parse_messages
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.instrumentors.openai import chat, completions, embeddings, responses
+from lightning_otel.instrumentors.openai.request import ModelRequest, endpoint_of, read_events
+
+ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+
+
+def test_request_of_an_azure_client_names_azure_and_its_deployment(
+    store: Store, server: DemoServer, facts: Any
+) -> None:
+    """The Azure client's own paths are known, and its provider is Azure."""
+    endpoint = server.base_url.removesuffix("/v1")
+    azure = openai.AzureOpenAI(azure_endpoint=endpoint, api_version="1", api_key="k")
+
+    with azure, auto_trace(store=store) as recording:
+        azure.chat.completions.create(model="toy", messages=ASKED)
+        azure.embeddings.create(model="toy", input="hello")
+
+    chat, embedding = server.log
+    assert chat.path == "/openai/deployments/toy/chat/completions?api-version=1"
+    for span, exchange in zip(facts.calls(recording), (chat, embedding), strict=True):
+        facts.agree(span, exchange, provider="azure.ai.openai")
+
+
+def test_request_of_the_module_level_client_is_captured(
+    store: Store, server: DemoServer, facts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``openai.chat.completions.create`` is a call like any other."""
+    monkeypatch.setattr(openai, "base_url", f"{server.base_url}/")
+    monkeypatch.setattr(openai, "api_key", "k")
+    monkeypatch.setattr(openai, "api_type", "openai")
+    monkeypatch.setattr(openai, "_client", None)
+
+    with auto_trace(store=store) as recording:
+        openai.chat.completions.create(model="toy", messages=ASKED)
+    openai._load_client().close()
+
+    (span,) = facts.calls(recording)
+    facts.agree(span, server.log[0])
+
+
+def test_request_of_clients_and_wrappers_made_before_instrumenting_is_captured(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """What a program made and kept before it was traced is traced from then on."""
+    create = client.chat.completions.create
+    raw = client.chat.completions.with_raw_response.create
+    opened = client.responses.with_streaming_response.create
+
+    with auto_trace(store=store) as recording:
+        create(model="toy", messages=ASKED)
+        raw(model="toy", messages=ASKED).parse()
+        with opened(model="toy", input="hello") as response:
+            response.parse()
+
+    spans = facts.calls(recording)
+    assert len(spans) == len(server.log) == 3
+    for span, exchange in zip(spans, server.log, strict=True):
+        facts.agree(span, exchange)
+
+
+def test_request_that_is_no_model_call_makes_no_span(
+    store: Store, client: openai.OpenAI, facts: Any
+) -> None:
+    """Lists, look-ups and other endpoints pass untouched."""
+    with auto_trace(store=store) as recording:
+        models = client.models.list()
+        with pytest.raises(openai.NotFoundError):
+            client.post("/chat/completions/chatcmpl-1", body={"model": "toy"}, cast_to=object)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.cancel("resp_1")
+        with pytest.raises(openai.NotFoundError):
+            client.images.generate(model="toy", prompt="a cat")
+        with pytest.raises(openai.NotFoundError):
+            client.get("/chat/completions", cast_to=object)
+
+    assert [model.id for model in models] == ["toy"]
+    assert facts.calls(recording) == []
+
+
+def test_request_retried_is_one_span(store: Store, server: DemoServer, facts: Any) -> None:
+    """The span covers every attempt, and tells of the one that was answered."""
+    patient = openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=2)
+    key = {"idempotency-key": "one"}
+
+    with patient, auto_trace(store=store) as recording:
+        patient.chat.completions.create(model="flaky-500", messages=ASKED, extra_headers=key)
+
+    failed, answered = server.log
+    assert (failed.status, answered.status) == (500, 200)
+    (span,) = facts.calls(recording)
+    facts.agree(span, answered)
+
+
+def test_request_by_another_client_meanwhile_is_not_taken_for_this_one(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """A client that asks another one for its key gets its own answer on its span."""
+
+    def key() -> str:
+        return next(iter(client.models.list())).id
+
+    keyed = openai.OpenAI(base_url=server.base_url, api_key=key, max_retries=0)
+
+    with keyed, auto_trace(store=store) as recording:
+        keyed.chat.completions.create(model="toy", messages=ASKED)
+
+    (span,) = facts.calls(recording)
+    (exchange,) = [held for held in server.log if held.path == "/v1/chat/completions"]
+    assert exchange.headers["authorization"] == "Bearer toy"
+    facts.agree(span, exchange)
+
+
+def test_requests_gathered_are_siblings_with_their_own_facts(
+    store: Store, server: DemoServer, facts: Any
+) -> None:
+    """Twenty calls at once make twenty spans under one root, each with its own answer."""
+
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="k") as client:
+            await asyncio.gather(
+                *(
+                    client.chat.completions.create(
+                        model="toy", messages=[{"role": "user", "content": f"number {i}"}]
+                    )
+                    for i in range(20)
+                )
+            )
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(ask())
+
+    spans = {span.attributes["gen_ai.response.id"]: span for span in facts.calls(recording)}
+    assert len(spans) == 20
+    assert {span.parent_span_id for span in spans.values()} == {recording.span_id}
+    for exchange in server.log:
+        facts.agree(spans[exchange.response_id], exchange)
+
+
+def test_request_content_is_what_was_sent_even_if_the_program_changes_it_meanwhile(
+    store: Store, server: DemoServer, facts: Any
+) -> None:
+    """Messages are read before sending; what a program appends while it waits is not in them."""
+    messages: Any = [{"role": "user", "content": "slowly"}]
+
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="k") as client:
+            asking = asyncio.ensure_future(
+                client.chat.completions.create(model="slow", messages=messages)
+            )
+            while not server.log:
+                await asyncio.sleep(0.01)
+                messages[:] = [{"role": "user", "content": "changed"}]
+            await asking
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(ask())
+
+    (span,) = facts.calls(recording)
+    facts.agree(span, server.log[0])
+
+
+def test_request_answered_with_html_is_the_programs_text(
+    store: Store, client: openai.OpenAI, facts: Any
+) -> None:
+    """The client gives the text of what is no JSON; the span has the request and no answer."""
+    with auto_trace(store=store) as recording:
+        answer: object = client.chat.completions.create(model="html", messages=ASKED)
+
+    assert answer == "<html>not an API</html>"
+    (span,) = facts.calls(recording)
+    assert span.status == "UNSET"
+    assert "gen_ai.input.messages" in span.attributes
+    assert not [key for key in span.attributes if "response" in key or "output" in key]
+
+
+def test_request_answered_in_half_characters_is_kept(
+    store: Store, client: openai.OpenAI, facts: Any
+) -> None:
+    """A lone surrogate in an answer reaches the program and the span as the server sent it."""
+    with auto_trace(store=store) as recording:
+        answer = client.chat.completions.create(model="surrogate", messages=ASKED)
+        streamed = client.chat.completions.create(model="surrogate", messages=ASKED, stream=True)
+        pieces = [chunk.choices[0].delta.content for chunk in streamed]
+
+    said = answer.choices[0].message.content
+    assert said == "half a pair: \ud800 and on" == "".join(piece or "" for piece in pieces)
+    for span in facts.calls(recording):
+        (message,) = parse_messages(span.attributes["gen_ai.output.messages"]) or ()
+        assert message["parts"] == [{"type": "text", "content": said}]
+
+
+def answering(body: bytes, **headers: str) -> openai.OpenAI:
+    """A client whose server, a stand-in, sends what the demo server never does."""
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, content=body, headers=headers)
+
+    transport = httpx2.Client(transport=httpx2.MockTransport(answer))
+    return openai.OpenAI(base_url="http://127.0.0.1/v1", api_key="k", http_client=transport)
+
+
+def test_request_answered_with_an_error_inside_a_success_fails_its_span(
+    store: Store, facts: Any
+) -> None:
+    """Gateways send status 200 and an error in the body: the call has failed."""
+    body = b'{"error": {"type": "overloaded", "message": "come back later"}}'
+    gateway = answering(body, **{"content-type": "application/json"})
+
+    with gateway, auto_trace(store=store) as recording:
+        gateway.chat.completions.create(model="toy", messages=ASKED)
+
+    (span,) = facts.calls(recording)
+    assert (span.status, span.status_message) == ("ERROR", "come back later")
+    assert span.attributes["error.type"] == "overloaded"
+
+
+def test_request_answered_with_blanks_before_its_json_is_read(store: Store, facts: Any) -> None:
+    """Gateways send blank lines to keep a slow answer's connection alive."""
+    body = b'\n\n  \r\n{"id": "chatcmpl-1", "model": "toy", "choices": []}'
+    gateway = answering(body, **{"content-type": "application/json"})
+
+    with gateway, auto_trace(store=store) as recording:
+        gateway.chat.completions.create(model="toy", messages=ASKED)
+
+    (span,) = facts.calls(recording)
+    assert span.attributes["gen_ai.response.id"] == "chatcmpl-1"
+
+
+def test_request_answered_with_a_compressed_stream_is_read(store: Store, facts: Any) -> None:
+    """The span is made of the decoded body, as the program is."""
+    chunk = {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": "hi"}}]}
+    body = gzip.compress(b"data: %s\n\ndata: [DONE]\n\n" % json.dumps(chunk).encode())
+    gateway = answering(body, **{"content-type": "text/event-stream", "content-encoding": "gzip"})
+
+    with gateway, auto_trace(store=store) as recording:
+        stream = gateway.chat.completions.create(model="toy", messages=ASKED, stream=True)
+        texts = [piece.choices[0].delta.content for piece in stream]
+
+    assert texts == ["hi"]
+    (span,) = facts.calls(recording)
+    (message,) = parse_messages(span.attributes["gen_ai.output.messages"]) or ()
+    assert message["parts"] == [{"type": "text", "content": "hi"}]
+    assert "lightning.abandoned" not in span.attributes
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """What is freed is freed without the garbage collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_request_that_is_over_is_freed_at_once(
+    store: Store, client: openai.OpenAI, no_collection: None
+) -> None:
+    """Nothing of ours, nor the answer it was read from, waits for the garbage collector."""
+    with auto_trace(store=store):
+        client.chat.completions.create(model="toy", messages=ASKED)
+        list(client.chat.completions.create(model="toy", messages=ASKED, stream=True))
+        with contextlib.suppress(openai.BadRequestError):
+            client.chat.completions.create(model="fail-400", messages=ASKED)
+
+    assert not [held for held in gc.get_objects() if type(held) is ModelRequest]
+
+
+@pytest.mark.parametrize(
+    ("body", "events"),
+    [
+        (b"", []),
+        (b'data: {"a": 1}\n\n', [{"a": 1}]),
+        (b'data:{"a": 1}\r\n\r\ndata:  [DONE]\r\n\r\n', [{"a": 1}, {"done": True}]),
+        (b'event: x\nid: 1\ndata: {"a": 1}\n\n: comment\n\ndata: {"b": 2}', [{"a": 1}, {"b": 2}]),
+        (b'data: {"a":\ndata: 1}\n\n', [{"a": 1}]),
+        (b'data: {"a": 1}\n\ndata: {"b"', [{"a": 1}]),
+        (b'data: ping\n\ndata: 7\n\ndata: null\n\ndata: {"a": NaN}\n\n', [{"a": math.nan}]),
+        (b'data: {"a": "\\ud800"}\n\ndata: {"b": 1}\n\n', [{"a": "\ud800"}, {"b": 1}]),
+        (b"<html>\n\n</html>", []),
+        (b"\xff\xfe", []),
+    ],
+)
+def test_events_are_read_as_the_client_reads_them(body: bytes, events: list[Any]) -> None:
+    """Any line ends, several data lines, comments, and what is no JSON between what is."""
+    assert repr(read_events(body)) == repr(events)
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "endpoint"),
+    [
+        ("post", "/chat/completions", chat),
+        ("POST", "chat/completions", chat),
+        ("post", "/openai/deployments/x/chat/completions?api-version=1", chat),
+        ("post", "https://host/v1/chat/completions/", chat),
+        ("post", "/completions", completions),
+        ("post", "/responses?beta=true", responses),
+        ("post", "/embeddings", embeddings),
+        ("get", "/chat/completions", None),
+        ("post", "/chat/completions/chatcmpl-1", None),
+        ("post", "/responses/resp_1/cancel", None),
+        ("post", "/responses/compact", None),
+        ("post", "/nochat/recompletions", None),
+        ("delete", "/responses", None),
+        ("post", "", None),
+    ],
+)
+def test_endpoint_is_told_by_method_and_path(method: str, url: str, endpoint: object) -> None:
+    """Only the four endpoints that ask a model are known."""
+    assert endpoint_of(method, url) is endpoint

@@ -1,0 +1,347 @@
+"""Threads and pools go on in the rollout of whoever started them, and are left as they were."""
+
+import asyncio
+import concurrent.futures
+import functools
+import gc
+import inspect
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+import wrapt
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+
+from lightning_otel import Store, auto_trace, capture
+from lightning_otel import conventions as c
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.instrumentors import threads
+
+KEY = "test-threads-key"
+PATCHED: list[tuple[Any, str]] = [(threading.Thread, "start"), (ThreadPoolExecutor, "submit")]
+
+Seen = list[object]
+
+
+def look(seen: Seen) -> None:
+    """Note what the context holds here."""
+    seen.append(otel_context.get_value(KEY))
+
+
+def in_context(value: object) -> capture.attached:
+    """Makes a context that holds the value current."""
+    return capture.attached(otel_context.set_value(KEY, value))
+
+
+@pytest.fixture(autouse=True)
+def carried() -> Iterator[None]:
+    """Contexts are carried during the test, and no longer after it."""
+    threads.leave_context()
+    threads.carry_context()
+    yield
+    threads.leave_context()
+
+
+class Looking(threading.Thread):
+    """A subclass with a run of its own."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def run(self) -> None:
+        """Note the context."""
+        look(self.seen)
+
+
+def by_target(seen: Seen) -> None:
+    """A thread with a target."""
+    thread = threading.Thread(target=look, args=(seen,))
+    thread.start()
+    thread.join()
+
+
+def by_subclass(seen: Seen) -> None:
+    """A subclass that overrides run."""
+    thread = Looking(seen)
+    thread.start()
+    thread.join()
+
+
+def by_timer(seen: Seen) -> None:
+    """A timer."""
+    thread = threading.Timer(0, look, (seen,))
+    thread.start()
+    thread.join()
+
+
+def by_nested_threads(seen: Seen) -> None:
+    """A thread started by a thread."""
+    thread = threading.Thread(target=by_target, args=(seen,))
+    thread.start()
+    thread.join()
+
+
+def by_submit(seen: Seen) -> None:
+    """A pool's submit."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(look, seen).result()
+
+
+def by_map(seen: Seen) -> None:
+    """A pool's map."""
+    with ThreadPoolExecutor(1) as pool:
+        list(pool.map(look, [seen]))
+
+
+def by_to_thread(seen: Seen) -> None:
+    """asyncio.to_thread."""
+    asyncio.run(asyncio.to_thread(look, seen))
+
+
+def by_run_in_executor(seen: Seen) -> None:
+    """The event loop's run_in_executor, with its default pool."""
+
+    async def run() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, look, seen)
+
+    asyncio.run(run())
+
+
+WAYS = [by_target, by_subclass, by_timer, by_nested_threads]
+WAYS += [by_submit, by_map, by_to_thread, by_run_in_executor]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_context_is_carried(way: Callable[[Seen], None]) -> None:
+    """What runs elsewhere sees the context it was started in."""
+    seen: Seen = []
+
+    with in_context("here"):
+        way(seen)
+
+    assert seen == ["here"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_context_is_not_made_up(way: Callable[[Seen], None]) -> None:
+    """Outside any context there is none elsewhere either."""
+    seen: Seen = []
+
+    way(seen)
+
+    assert seen == [None]
+
+
+def test_worker_of_a_pool_takes_each_tasks_own_context() -> None:
+    """A worker started by one task does not keep that one's context for the next."""
+    seen: Seen = []
+
+    with ThreadPoolExecutor(1) as pool:
+        for value in ("first", "second"):
+            with in_context(value):
+                pool.submit(look, seen).result()
+        pool.submit(look, seen).result()
+
+    assert seen == ["first", "second", None]
+
+
+def test_calls_in_threads_belong_to_their_rollout(store: Store, server: DemoServer) -> None:
+    """Two rollouts that share one pool keep their calls apart."""
+    messages: Any = [{"role": "user", "content": "hello"}]
+
+    def rollout(pool: ThreadPoolExecutor, client: openai.OpenAI) -> Any:
+        def ask() -> object:
+            return client.chat.completions.create(model="toy", messages=messages)
+
+        with auto_trace(store=store) as recording:
+            waiting = [pool.submit(ask) for _ in range(3)]
+            concurrent.futures.wait(waiting)
+        return recording
+
+    with (
+        ThreadPoolExecutor(2) as pool,
+        openai.OpenAI(base_url=server.base_url, api_key="k") as client,
+        ThreadPoolExecutor(2) as outer,
+    ):
+        recordings = list(outer.map(lambda _: rollout(pool, client), range(2)))
+
+    assert recordings[0].rollout_id != recordings[1].rollout_id
+    for recording in recordings:
+        calls = [span for span in recording.spans() if c.OPERATION in span.attributes]
+        assert [span.parent_span_id for span in calls] == [recording.span_id] * 3
+        assert {span.rollout_id for span in calls} == {recording.rollout_id}
+
+
+def test_span_in_a_thread_is_a_child_of_the_span_that_started_it() -> None:
+    """The current span travels with the context."""
+    parent = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False))
+    seen: list[object] = []
+
+    with capture.attached(trace.set_span_in_context(parent)):
+        thread = threading.Thread(target=lambda: seen.append(trace.get_current_span()))
+        thread.start()
+        thread.join()
+
+    assert seen == [parent]
+
+
+def test_exceptions_and_results_are_the_programs_own() -> None:
+    """What a task gives or raises comes out unchanged."""
+    failure = ValueError("its own")
+
+    def fail() -> None:
+        raise failure
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(pow, 2, exp=5).result() == 32
+        with pytest.raises(ValueError, match="its own") as caught:
+            pool.submit(fail).result()
+
+    assert caught.value is failure
+
+
+def test_thread_is_left_as_it_was() -> None:
+    """After its start nothing of ours stays on the thread, and it is freed as soon as it was."""
+    with in_context("here"):
+        thread = threading.Thread(target=list)
+        thread.start()
+    thread.join()
+    left = vars(thread).keys() - vars(threading.Thread()).keys()
+    alive = weakref.ref(thread)
+
+    gc.disable()
+    del thread
+    is_freed = alive() is None
+    gc.enable()
+
+    assert left == set()
+    assert is_freed
+
+
+def test_thread_started_twice_fails_as_before() -> None:
+    """The second start raises what it always did, and leaves nothing behind."""
+    with in_context("here"):
+        thread = threading.Thread(target=list)
+        thread.start()
+        with pytest.raises(RuntimeError, match="threads can only be started once"):
+            thread.start()
+    thread.join()
+
+    assert "run" not in vars(thread)
+
+
+def test_thread_that_was_never_made_fails_as_before() -> None:
+    """A subclass that forgot ``super().__init__()`` is told so in the usual words."""
+
+    class Forgetful(threading.Thread):
+        def __init__(self) -> None:
+            pass
+
+    with in_context("here"):
+        thread = Forgetful()
+        with pytest.raises(RuntimeError, match="not called"):
+            thread.start()
+
+    assert "run" not in vars(thread)
+
+
+@pytest.mark.parametrize("arguments", [(), (None,)])
+def test_wrong_arguments_are_refused_in_the_same_words(arguments: tuple[Any, ...]) -> None:
+    """A program that gets them wrong is told what it would be told without us."""
+
+    def told() -> list[str]:
+        with ThreadPoolExecutor(1) as pool:
+            with pytest.raises(TypeError) as caught:
+                pool.submit(*arguments).result()
+            with pytest.raises(TypeError) as other:
+                threading.Thread().start(*arguments, 1)  # type: ignore[call-arg]  # what a program may get wrong
+        return [str(caught.value), str(other.value)]
+
+    carried = told()
+    threads.leave_context()
+
+    assert carried == told()
+
+
+@pytest.mark.parametrize(("owner", "name"), PATCHED)
+def test_patched_method_pickles_and_inspects_as_before(owner: type, name: str) -> None:
+    """Signature, name and identity under pickling are those of the method."""
+    during = owner.__dict__[name]
+    threads.leave_context()
+    original = owner.__dict__[name]
+    threads.carry_context()
+
+    assert inspect.signature(during) == inspect.signature(original)
+    assert (during.__qualname__, during.__module__) == (original.__qualname__, original.__module__)
+    again = owner.__dict__[name]
+    assert pickle.loads(pickle.dumps(again)) is again
+
+
+@pytest.mark.parametrize(("owner", "name"), PATCHED)
+def test_methods_are_put_back(owner: type, name: str) -> None:
+    """The very functions of the standard library stand there again; twice on is once."""
+    threads.carry_context()
+    during = owner.__dict__[name]
+
+    threads.leave_context()
+    after = owner.__dict__[name]
+    threads.leave_context()
+
+    assert during is not after
+    assert during.__wrapped__ is after
+    assert not hasattr(after, "__wrapped__")
+    assert owner.__dict__[name] is after
+
+
+@pytest.mark.parametrize("how", ["function", "wrapt"])
+@pytest.mark.parametrize(("owner", "name"), PATCHED)
+def test_later_wrapper_of_another_tool_stays(
+    owner: type, name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wrapped after us is not thrown out with us, and goes on working."""
+    ours = owner.__dict__[name]
+    used: list[str] = []
+
+    @functools.wraps(ours)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        used.append(name)
+        return ours(*args, **kwargs)
+
+    def noted(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        used.append(name)
+        return wrapped(*args, **kwargs)
+
+    theirs = plain if how == "function" else wrapt.FunctionWrapper(ours, noted)
+    monkeypatch.setattr(owner, name, theirs)
+
+    threads.leave_context()
+    by_submit([])
+    by_target([])
+
+    assert owner.__dict__[name] is theirs
+    assert name in used
+    monkeypatch.undo()
+
+
+def test_fault_of_ours_does_not_keep_a_thread_from_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread whose context cannot be carried runs without it."""
+    seen: Seen = []
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(threads, "_run_within", broken)
+
+    with in_context("here"):
+        by_target(seen)
+
+    assert seen == [None]

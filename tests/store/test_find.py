@@ -1,0 +1,88 @@
+"""Ids as people write them find the one thing they name."""
+
+from collections.abc import Callable
+
+import pytest
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.errors import NotFoundError
+from lightning_otel.types import Span
+
+
+@pytest.fixture
+def filled(store: Store, make_span: Callable[..., Span]) -> Store:
+    """A store with two rollouts, one of them without a name."""
+    store.add(
+        [
+            make_span(
+                trace_id="a" * 32,
+                span_id="b" * 16,
+                attributes={c.ROLLOUT_ID: "run-1", c.RESPONSE_ID: "resp-7"},
+            ),
+            make_span(trace_id="c" * 32, span_id="d" * 16),
+        ]
+    )
+    return store
+
+
+@pytest.mark.parametrize(
+    ("prefix", "found"),
+    [
+        ("run", ("rollout", "run-1")),
+        ("run-1", ("rollout", "run-1")),
+        ("aa", ("trace", "a" * 32)),
+        ("bbb", ("span", "b" * 16)),
+        ("resp", ("response", "resp-7")),
+        ("cc", ("rollout", "c" * 32)),
+        ("d", ("span", "d" * 16)),
+        ("@last", ("rollout", "c" * 32)),
+    ],
+)
+def test_find_takes_a_prefix(filled: Store, prefix: str, found: tuple[str, str]) -> None:
+    """A rollout, trace, span or response is found by the beginning of its id."""
+    assert filled.find(prefix) == found
+
+
+@pytest.mark.parametrize("prefix", ["x", "RUN", "' OR 1=1 --", "%", "run-1x"])
+def test_find_names_what_nothing_begins_with(filled: Store, prefix: str) -> None:
+    """A prefix is taken by the letter."""
+    with pytest.raises(NotFoundError, match="no rollout, trace, span or response id begins with"):
+        filled.find(prefix)
+
+
+def test_find_asks_for_more_of_an_ambiguous_prefix(
+    store: Store, make_span: Callable[..., Span]
+) -> None:
+    """Several candidates are listed, a few of them, in order."""
+    store.add(make_span(attributes={c.ROLLOUT_ID: f"run-{number}"}) for number in range(20, 40))
+
+    with pytest.raises(NotFoundError, match=r"several rollout ids: run-20, run-21, .*more"):
+        store.find("run")
+
+
+def test_find_prefers_the_whole_id(store: Store, make_span: Callable[..., Span]) -> None:
+    """An id that is the beginning of many others is found all the same."""
+    store.add(
+        make_span(attributes={c.ROLLOUT_ID: name}) for name in ["r1", *(f"r1{n}" for n in range(9))]
+    )
+
+    assert store.find("r1") == ("rollout", "r1")
+
+
+def test_find_last_in_an_empty_store_says_so(store: Store) -> None:
+    """There is no last one yet."""
+    assert store.layout is not None
+    store.layout.create()
+
+    with pytest.raises(NotFoundError, match="no span yet"):
+        store.find("@last")
+
+
+def test_rollout_of_gives_the_rollout_something_belongs_to(filled: Store) -> None:
+    """A trace, span or response leads to its rollout."""
+    assert filled.rollout_of("trace", "a" * 32) == "run-1"
+    assert filled.rollout_of("span", "d" * 16) == "c" * 32
+    assert filled.rollout_of("response", "resp-7") == "run-1"
+    with pytest.raises(NotFoundError, match="no span 'gone'"):
+        filled.rollout_of("span", "gone")

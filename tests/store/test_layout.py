@@ -1,0 +1,278 @@
+"""The store's folders are private, and its manifest is whole at every moment."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lightning_otel import Store
+from lightning_otel.errors import StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.store import layout as layout_module
+from lightning_otel.store.layout import (
+    DataFile,
+    Layout,
+    Manifest,
+    SettledSegment,
+    total_bytes,
+    write_private,
+)
+from lightning_otel.types import Span
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """A umask that hides nothing."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """A layout whose store does not exist yet."""
+    return Layout(tmp_path / "traces.duckdb")
+
+
+@pytest.mark.parametrize(
+    ("given", "catalogue"),
+    [("x.duckdb", "x.duckdb"), ("folder", "folder/traces.duckdb"), ("a/b.duckdb", "a/b.duckdb")],
+)
+def test_layout_names_a_catalogue(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, catalogue: str
+) -> None:
+    """A path names the catalogue, or a folder that holds one; a later chdir changes nothing."""
+    monkeypatch.chdir(tmp_path)
+
+    layout = Layout(given)
+    monkeypatch.chdir("/")
+
+    assert layout.catalogue == tmp_path / catalogue
+    assert layout.root == tmp_path / f"{catalogue}.d"
+
+
+def test_layout_knows_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A tilde stands for it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert Layout("~/x.duckdb").catalogue == tmp_path / "x.duckdb"
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_store_is_private_under_any_umask(tmp_path: Path, make_span: Callable[..., Span]) -> None:
+    """Folders are 0700 and files 0600, from the first folder made to the settled data."""
+    store = Store(tmp_path / "made" / "deeper" / "traces.duckdb")
+
+    store.add([make_span()])
+    store.writer().seal()
+    store.settle()
+    store.add([make_span()])
+
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in (tmp_path / "made").rglob("*")}
+    modes[tmp_path / "made"] = stat.S_IMODE((tmp_path / "made").stat().st_mode)
+    wrong = {
+        str(path): oct(mode)
+        for path, mode in modes.items()
+        if mode != (0o700 if path.is_dir() else 0o600)
+    }
+    assert wrong == {}
+    assert any(path.suffix == ".parquet" and path.name.startswith("spans-") for path in modes)
+
+
+def test_create_keeps_the_store_out_of_git(tmp_path: Path) -> None:
+    """A folder made for the store, and the store's own, ignore themselves."""
+    layout = Layout(tmp_path / ".lightning" / "traces.duckdb")
+
+    layout.create()
+
+    assert (tmp_path / ".lightning" / ".gitignore").read_text() == "*\n"
+    assert (layout.root / ".gitignore").read_text() == "*\n"
+
+
+def test_create_leaves_a_folder_of_the_users_alone(tmp_path: Path) -> None:
+    """A folder that was there gets no ``.gitignore`` and keeps its mode."""
+    folder = tmp_path / "mine"
+    folder.mkdir(mode=0o755)
+
+    Layout(folder / "traces.duckdb").create()
+
+    assert not (folder / ".gitignore").exists()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+
+
+def test_create_twice_changes_nothing(layout: Layout) -> None:
+    """A store that is there stays as it is."""
+    layout.create()
+    manifest = Manifest((DataFile("f", 1, 2, 3, 4, 5),))
+    layout.write_manifest(manifest)
+
+    layout.create()
+
+    assert layout.read_manifest() == manifest
+
+
+def test_create_never_replaces_a_manifest(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest that another process wrote meanwhile wins over the first, empty one."""
+    layout.create()
+    manifest = Manifest((DataFile("f", 1, 2, 3, 4, 5),))
+    layout.write_manifest(manifest)
+    seen = iter([False])
+    # A patch, because the other process must come between the look and the making.
+    monkeypatch.setattr(Path, "exists", lambda self: next(seen, True))
+
+    layout.make_folders()
+
+    monkeypatch.undo()
+    assert layout.read_manifest() == manifest
+    assert list(layout.new.iterdir()) == []
+
+
+def test_create_by_many_processes_at_once(tmp_path: Path, run_python: Callable[..., str]) -> None:
+    """Whoever comes first makes the store; nobody fails."""
+    script = """
+    import os, sys, time
+    from lightning_otel.store.layout import Layout
+    start = time.time() + 0.3
+    children = []
+    for _ in range(8):
+        child = os.fork()
+        if not child:
+            while time.time() < start:
+                pass
+            Layout(sys.argv[1]).create()
+            os._exit(0)
+        children.append(child)
+    print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+    """
+
+    printed = run_python(script, tmp_path / "deep" / "er" / "traces.duckdb")
+
+    assert printed.strip() == str([0] * 8)
+
+
+def test_create_refuses_a_database_that_is_no_catalogue(layout: Layout) -> None:
+    """Somebody's own DuckDB file is never replaced by a catalogue."""
+    layout.catalogue.write_bytes(b"somebody's work")
+
+    with pytest.raises(StoreError, match=r"traces\.duckdb is a database of its own"):
+        layout.create()
+
+    assert layout.catalogue.read_bytes() == b"somebody's work"
+    assert not layout.root.exists()
+
+
+def test_create_says_where_it_cannot(tmp_path: Path) -> None:
+    """A file in the way is named, with what to do."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StoreError, match=r"cannot make the store .*file.*--store"):
+        Layout(tmp_path / "file" / "traces.duckdb").create()
+
+
+def test_require_names_a_missing_store(layout: Layout) -> None:
+    """Nothing there is said with the path and the way to a store."""
+    with pytest.raises(StoreMissingError, match=r"traces\.duckdb; record one with"):
+        layout.require()
+
+
+def test_manifest_comes_back(layout: Layout) -> None:
+    """Files and segments are read as they were written."""
+    layout.create()
+    manifest = Manifest(
+        (DataFile("a", 1, 2, 3, 4, 5), DataFile("b", 1, 2, 3, 4, 5, dropped_us=6)),
+        (SettledSegment("s", 7, damaged=1), SettledSegment("t", 8, conflicts=2, lost=3)),
+    )
+
+    layout.write_manifest(manifest)
+
+    assert layout.read_manifest() == manifest
+    assert [file.name for file in layout.read_manifest().live_files] == ["a"]
+
+
+def test_manifest_of_a_newer_version_is_refused_by_name(layout: Layout) -> None:
+    """The message names the store, its schema and ours."""
+    layout.create()
+    newer = layout_module.SCHEMA_VERSION + 1
+    layout.manifest_path.write_text(
+        f'{{"kind":"store","schema":{newer}}}\n{{"kind":"new thing"}}\n'
+    )
+
+    with pytest.raises(StoreVersionError, match=rf"traces\.duckdb has schema {newer}.*upgrade"):
+        layout.read_manifest()
+
+
+def test_manifest_with_fields_we_do_not_know_is_read(layout: Layout) -> None:
+    """A field added without a new schema is passed over."""
+    layout.create()
+    layout.manifest_path.write_text(
+        '{"kind":"store","schema":1,"by":"x"}\n{"kind":"segment","name":"s","settled_us":1,"new":2}\n'
+    )
+
+    assert layout.read_manifest() == Manifest((), (SettledSegment("s", 1),))
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe"])
+def test_manifest_that_does_not_parse_is_named(layout: Layout, content: bytes) -> None:
+    """A damaged manifest is an error of the store's, with its path."""
+    layout.create()
+    layout.manifest_path.write_bytes(content)
+
+    with pytest.raises(StoreError, match=r"cannot read .*manifest\.ndjson"):
+        layout.read_manifest()
+
+
+def test_manifest_is_left_alone_when_its_time_has_passed(layout: Layout) -> None:
+    """A manifest that would count too early is not written, and nothing of it stays."""
+    layout.create()
+
+    is_written = layout.write_manifest(Manifest((DataFile("f", 1, 2, 3, 4, 5),)), before_us=1)
+
+    assert not is_written
+    assert layout.read_manifest() == Manifest()
+    assert list(layout.new.iterdir()) == []
+
+
+def test_write_private_writes_whole_or_nothing(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    """A file the disk has no room for leaves nothing behind."""
+    script = """
+    import resource, sys
+    from pathlib import Path
+    from lightning_otel.store.layout import write_private
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    try:
+        write_private(Path(sys.argv[1]), b"x" * 5000)
+    except OSError as exc:
+        print("refused", Path(sys.argv[1]).exists())
+    """
+
+    assert run_python(script, tmp_path / "file").strip() == "refused False"
+
+
+def test_write_private_replaces_nothing(tmp_path: Path) -> None:
+    """What is there already stays."""
+    (tmp_path / "file").write_text("old")
+
+    with pytest.raises(FileExistsError):
+        write_private(tmp_path / "file", b"new")
+
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_segments_are_those_with_a_segments_name(layout: Layout) -> None:
+    """Oldest first, and whatever else lies there is none."""
+    layout.create()
+    names = ["b-2-9-000000.ndjson", "a-3-1-000000.ndjson", "a-1-9-000001.ndjson"]
+    for name in [*names, "stray.ndjson", "note.txt"]:
+        (layout.live / name).touch()
+
+    assert [path.name for path in layout.segments()] == [names[2], names[0], names[1]]
+
+
+def test_total_bytes_passes_over_what_is_gone(tmp_path: Path) -> None:
+    """A file that a settler took away counts nothing."""
+    (tmp_path / "a").write_bytes(b"123")
+
+    assert total_bytes([tmp_path / "a", tmp_path / "gone"]) == 3

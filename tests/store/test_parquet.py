@@ -1,0 +1,349 @@
+"""A batch of segments becomes one sorted file, each span once, and what is left out is counted."""
+
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import duckdb
+import orjson
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # has no stubs
+import pytest
+from opentelemetry.trace import Tracer
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.store import writer as writer_module
+from lightning_otel.store.layout import Layout, SettledSegment
+from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.writer import SpanWriter
+from lightning_otel.types import Event, Link, Span
+
+
+@pytest.fixture
+def layout(store: Store) -> Layout:
+    """The paths of a store that exists."""
+    assert store.layout is not None
+    store.layout.create()
+    return store.layout
+
+
+@pytest.fixture
+def write(layout: Layout) -> Callable[[Iterable[Span]], Path]:
+    """A function that writes spans into a sealed segment of their own."""
+
+    def write(spans: Iterable[Span]) -> Path:
+        writer = SpanWriter(layout)
+        for span in spans:
+            writer.add(span)
+        writer.seal()
+        return writer.paths[0]
+
+    return write
+
+
+def _of(layout: Layout) -> dict[str, SettledSegment]:
+    return {segment.name: segment for segment in layout.read_manifest().segments}
+
+
+def _add_lines(path: Path, lines: bytes) -> None:
+    """Put lines before a segment's seal."""
+    *spans, seal = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*spans, lines, seal]))
+
+
+def test_file_is_private_sorted_and_in_small_row_groups(
+    store: Store,
+    layout: Layout,
+    write: Callable[[Iterable[Span]], Path],
+) -> None:
+    """Rows lie by trace, agent and start, 20,480 to a group, so that growing histories compress."""
+    write(
+        Span(
+            f"{number % 7:032x}",
+            f"{number:016x}",
+            None,
+            "s",
+            start_ns=1_000_000 - number,
+            end_ns=2_000_000,
+            attributes={c.AGENT_NAME: f"a{number % 3}"},
+        )
+        for number in range(21_000)
+    )
+
+    store.settle()
+
+    (path,) = layout.data.glob("spans-*.parquet")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    file = pq.ParquetFile(path)
+    assert file.metadata.num_rows == 21_000
+    assert file.metadata.row_group(0).num_rows == 20_480
+    assert file.metadata.row_group(0).column(0).compression == "ZSTD"
+    assert file.metadata.metadata[b"schema"] == b"1"
+    assert file.schema_arrow.names == list(COLUMNS)
+    rows = file.read(columns=["trace_id", "agent", "start_ns"]).to_pylist()
+    keys = [tuple(row.values()) for row in rows]
+    assert keys == sorted(keys)
+    (listed,) = layout.read_manifest().files
+    assert (listed.rows, listed.min_start_ns, listed.max_start_ns) == (21_000, 979_001, 1_000_000)
+    assert listed.size_bytes == path.stat().st_size
+
+
+def test_file_holds_every_part_of_a_span(
+    store: Store, write: Callable[[Iterable[Span]], Path], make_span: Callable[..., Span]
+) -> None:
+    """What was written comes back from Parquet the same, odd characters and large integers too."""
+    odd = 'quote " backslash \\ newline \n NUL \x00 line \u2028 emoji 😀'
+    span = make_span(
+        name=odd,
+        parent_span_id="f" * 16,
+        kind="CLIENT",
+        status="ERROR",
+        status_message=odd,
+        attributes={
+            odd: odd,
+            "big": (1 << 64) - 1,
+            "small": -(1 << 63),
+            "float": 0.1,
+            "nested": {"a": [1, None, True, {"b": odd}]},
+            c.INPUT_MESSAGES: f'[{{"role":"user","parts":"{odd}"}}]',
+            c.PROMPT_TOKEN_IDS: "AAAA",
+        },
+        events=(Event(odd, 5, {"k": odd}),),
+        links=(Link("a" * 32, "b" * 16, {"k": [1.5]}),),
+        otel_resource={"service.name": odd},
+        scope=odd,
+        process="p",
+        sequence=1,
+        end_sequence=2,
+    )
+    write([span])
+    live = store.spans().rows()
+
+    store.settle()
+
+    assert live == [span]
+    assert store.spans().rows() == [span]
+
+
+def test_a_span_twice_is_kept_once_and_is_no_conflict(
+    store: Store,
+    layout: Layout,
+    write: Callable[[Iterable[Span]], Path],
+    make_span: Callable[..., Span],
+) -> None:
+    """The same span recorded twice, in one batch or in two, is there once."""
+    span = make_span()
+    write([span, span])
+    write([span])
+    live = store.spans().rows()
+    store.settle()
+    write([span])
+    mixed = store.spans().rows()
+    store.settle()
+
+    assert live == mixed == store.spans().rows() == [span]
+    assert [segment.conflicts for segment in _of(layout).values()] == [0, 0, 0]
+
+
+def test_of_two_spans_with_one_id_the_first_wins_and_the_other_is_counted(
+    store: Store,
+    layout: Layout,
+    write: Callable[[Iterable[Span]], Path],
+    make_span: Callable[..., Span],
+) -> None:
+    """A different span with an id that is taken is left out, before and after settling."""
+    first = make_span(name="first", start_ns=5)
+    second = make_span(name="second", trace_id=first.trace_id, span_id=first.span_id)
+    third = make_span(name="third", trace_id=first.trace_id, span_id=first.span_id)
+    one = write([first, second])
+    live = store.spans().rows()
+    store.settle()
+    two = write([third])
+    mixed = store.spans().rows()
+    store.settle()
+
+    assert live == mixed == store.spans().rows() == [first]
+    counts = _of(layout)
+    assert counts[one.name].conflicts == 1
+    assert counts[two.name].conflicts == 1
+
+
+def test_lines_that_do_not_parse_are_stepped_over_and_counted(
+    store: Store,
+    layout: Layout,
+    write: Callable[[Iterable[Span]], Path],
+    make_span: Callable[..., Span],
+) -> None:
+    """Torn, binary, foreign and mistyped lines cost themselves only."""
+    path = write([make_span(name="before")])
+    record = orjson.loads(path.read_bytes().splitlines()[0])
+    without_start = {**record, "span_id": "e" * 16, "start_ns": "noon"}
+    without_id = {**record, "span_id": None}
+    damage = [
+        b'{"record":"span","trace_id":"torn',
+        b"\x00\x00\x00",
+        b"\xff\xfe not utf-8",
+        b"[1, 2]",
+        b'{"foreign": "object"}',
+        orjson.dumps(without_start),
+        orjson.dumps(without_id),
+    ]
+    _add_lines(path, b"\n".join(damage) + b"\n")
+    other = write([make_span(name="after")])
+    live = [span.name for span in store.spans()]
+
+    store.settle()
+
+    assert live == [span.name for span in store.spans()] == ["before", "after"]
+    assert _of(layout)[path.name].damaged == len(damage)
+    assert _of(layout)[other.name].damaged == 0
+
+
+def test_a_torn_end_of_a_dead_processs_segment_is_counted(
+    store: Store,
+    layout: Layout,
+    write: Callable[[Iterable[Span]], Path],
+    make_span: Callable[..., Span],
+) -> None:
+    """A last line that was never finished loses nothing before it."""
+    path = write([make_span(), make_span()])
+    path.write_bytes(path.read_bytes().rpartition(b'{"record":"seal"')[0] + b'{"record":"span","tr')
+
+    store.settle()
+
+    assert len(store.spans().rows()) == 2
+    assert _of(layout)[path.name].damaged == 1
+
+
+def test_a_flipped_byte_costs_one_line(
+    store: Store,
+    layout: Layout,
+    write: Callable[[Iterable[Span]], Path],
+    make_span: Callable[..., Span],
+) -> None:
+    """Damage to a line's structure costs that line."""
+    path = write(make_span(name=f"s{number}") for number in range(10))
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[4] = lines[4].replace(b'"trace_id":', b'"trace_id"\x01', 1)
+    path.write_bytes(b"".join(lines))
+
+    store.settle()
+
+    assert [span.name for span in store.spans()] == [f"s{n}" for n in range(10) if n != 4]
+    assert _of(layout)[path.name].damaged == 1
+
+
+def test_a_span_that_never_ended_is_kept_when_its_process_is_dead(
+    store: Store, layout: Layout, tracer_of: Callable[[SpanWriter], Tracer]
+) -> None:
+    """A killed rollout keeps its tree: spans without an end, once each."""
+    writer = SpanWriter(layout)
+    tracer = tracer_of(writer)
+    open_span = tracer.start_span("open", attributes={"k": "v"})
+    tracer.start_span("done").end()
+    live = {span.name: span.is_incomplete for span in store.spans()}
+    assert writer.segment is not None
+    writer.segment.close()
+
+    store.settle()
+
+    spans = {span.name: span for span in store.spans()}
+    assert live == {"open": True, "done": False}
+    assert {name: span.is_incomplete for name, span in spans.items()} == live
+    assert spans["open"].attributes == {"k": "v"}
+    assert spans["open"].span_id == format(open_span.get_span_context().span_id, "016x")
+
+
+def test_a_span_open_across_segments_is_one_span(
+    store: Store,
+    layout: Layout,
+    tracer_of: Callable[[SpanWriter], Tracer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start in a rotated segment means nothing, whenever that one is settled."""
+    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 3_000)
+    writer = SpanWriter(layout)
+    tracer = tracer_of(writer)
+    root = tracer.start_span("root")
+    for number in range(10):
+        tracer.start_span(f"step {number}").end()
+    first = store.settle()
+    open_roots = [span for span in store.spans() if span.name == "root"]
+    root.end()
+    tracer.start_span("last").end()
+    writer.seal()
+    second = store.settle()
+
+    assert first.rows > 0
+    assert second.rows > 0
+    assert [span.is_incomplete for span in open_roots] == [True]
+    names = sorted(span.name for span in store.spans())
+    assert names == sorted(["root", "last", *(f"step {number}" for number in range(10))])
+    assert not any(span.is_incomplete for span in store.spans())
+    assert not any(segment.conflicts for segment in _of(layout).values())
+
+
+def test_losses_noted_by_writers_are_added_up(
+    store: Store,
+    layout: Layout,
+    write: Callable[[Iterable[Span]], Path],
+    make_span: Callable[..., Span],
+) -> None:
+    """What a writer could not keep stays known when its segment is gone."""
+    path = write([make_span()])
+    _add_lines(path, b'{"record":"count","lost":3}\n{"record":"count","lost":4}\n')
+
+    store.settle()
+
+    assert _of(layout)[path.name].lost == 7
+
+
+def test_a_batch_of_nothing_new_makes_no_file(
+    store: Store,
+    layout: Layout,
+    write: Callable[[Iterable[Span]], Path],
+    make_span: Callable[..., Span],
+) -> None:
+    """Segments whose spans are all there already are done without a file."""
+    span = make_span()
+    write([span])
+    store.settle()
+    write([span])
+
+    done = store.settle()
+
+    assert (done.segments, done.rows, done.files) == (1, 0, 0)
+    assert len(layout.read_manifest().files) == 1
+
+
+def test_large_records_are_settled_in_little_memory(
+    store: Store, write: Callable[[Iterable[Span]], Path], make_span: Callable[..., Span]
+) -> None:
+    """Lines of several megabytes go through the settler as any others do."""
+    spans = [
+        make_span(attributes={c.INPUT_MESSAGES: f"{number}" * (7 << 20)}) for number in range(3)
+    ]
+    write(spans)
+
+    done = store.settle()
+
+    assert done.rows == 3
+    assert store.spans().rows() == spans
+
+
+def test_a_plain_duckdb_reads_the_file(
+    store: Store,
+    layout: Layout,
+    write: Callable[[Iterable[Span]], Path],
+    make_span: Callable[..., Span],
+) -> None:
+    """The data is ordinary Parquet."""
+    write([make_span(name="s", attributes={"k": "v"})])
+    store.settle()
+
+    with duckdb.connect() as con:
+        rows = con.execute(
+            f"SELECT name, attributes->>'k' FROM '{layout.data}/spans-*.parquet'"
+        ).fetchall()
+
+    assert rows == [("s", "v")]

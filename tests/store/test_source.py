@@ -1,0 +1,252 @@
+"""Spans are fetched from local files, from files one may only read, and from memory."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.errors import StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.store import layout as layout_module
+from lightning_otel.store.layout import EMPTY_DATA, Layout
+from lightning_otel.store.schema import COLUMNS, span_of
+from lightning_otel.store.source import (
+    LocalSource,
+    MemorySource,
+    Selection,
+    ensure_catalogue,
+    new_connection,
+)
+from lightning_otel.types import Span
+
+
+@pytest.fixture
+def layout(store: Store) -> Layout:
+    """The paths of the store."""
+    assert store.layout is not None
+    return store.layout
+
+
+def test_reading_never_makes_a_store(store: Store, tmp_path: Path) -> None:
+    """A missing store is said to be missing, and the disk stays as it was."""
+    for read in (
+        store.connect,
+        lambda: store.spans().rows(),
+        lambda: store.rollouts().rows(),
+        lambda: store.sql("SELECT 1"),
+        lambda: store.find("x"),
+        lambda: store.pack(tmp_path / "out.duckdb"),
+        lambda: store.report(),
+        store.settle,
+    ):
+        with pytest.raises(StoreMissingError):
+            read()
+
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_reading_refuses_a_newer_store(store: Store, layout: Layout) -> None:
+    """A store of a newer schema is refused by name, by every way to read."""
+    layout.create()
+    newer = layout_module.SCHEMA_VERSION + 1
+    layout.manifest_path.write_text(f'{{"kind":"store","schema":{newer}}}\n')
+
+    for read in (store.connect, lambda: store.spans().rows(), store.settle, store.report):
+        with pytest.raises(StoreVersionError, match="upgrade"):
+            read()
+
+
+def test_writing_refuses_a_newer_store(store: Store, layout: Layout) -> None:
+    """Nothing is written into a store whose schema we do not know."""
+    layout.create()
+    newer = layout_module.SCHEMA_VERSION + 1
+    layout.manifest_path.write_text(f'{{"kind":"store","schema":{newer}}}\n')
+
+    with pytest.raises(StoreVersionError):
+        store.writer()
+
+
+def test_fetch_has_the_stores_columns(store: Store, make_span: Callable[..., Span]) -> None:
+    """What an engine gives are rows of the store's columns."""
+    span = make_span()
+    store.add([span])
+    assert store.layout is not None
+
+    (row,) = LocalSource(store.layout).fetch(Selection()).dicts()
+
+    assert list(row) == list(COLUMNS)
+    assert span_of(row) == span
+
+
+@pytest.mark.parametrize(
+    ("selection", "names"),
+    [
+        (Selection(), ["a", "b", "c"]),
+        (Selection(rollout_ids=["r1"]), ["a", "b"]),
+        (Selection(rollout_ids=[f"{3:032x}"]), ["c"]),
+        (Selection(trace_ids=[f"{1:032x}", f"{3:032x}"]), ["a", "c"]),
+        (Selection(since_ns=2_000), ["b", "c"]),
+        (Selection(until_ns=2_000), ["a", "b"]),
+        (Selection(since_ns=2_000, until_ns=2_000), ["b"]),
+        (Selection(rollout_ids=["r1"], trace_ids=[f"{3:032x}"]), []),
+        (Selection(rollout_ids=["r1'; DROP VIEW spans; --"]), []),
+    ],
+)
+def test_fetch_selects(
+    store: Store, make_span: Callable[..., Span], selection: Selection, names: list[str]
+) -> None:
+    """By rollout (a span that names none is its trace's), by trace and by time, all at once."""
+    store.add(
+        [
+            make_span(name="a", attributes={c.ROLLOUT_ID: "r1"}),
+            make_span(name="b", attributes={c.ROLLOUT_ID: "r1"}),
+            make_span(name="c"),
+        ]
+    )
+
+    found = store.source.fetch(selection).dicts()
+
+    assert sorted(row["name"] for row in found) == names
+
+
+def test_connect_gives_a_database_of_ones_own(store: Store, make_span: Callable[..., Span]) -> None:
+    """Tables can be made in it, and nothing done in it reaches the store."""
+    store.add([make_span()])
+
+    with store.connect() as con:
+        con.execute("CREATE TABLE mine AS SELECT * FROM spans")
+        con.execute("DELETE FROM mine")
+        con.execute("DROP VIEW spans")
+
+    assert len(store.spans().rows()) == 1
+
+
+def test_connection_keeps_stdout_clean() -> None:
+    """No progress bar gets between a program and its output."""
+    with new_connection() as con:
+        assert con.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(False,)]
+
+
+def test_ensure_catalogue_writes_only_what_is_not_up_to_date(
+    layout: Layout, store: Store, make_span: Callable[..., Span]
+) -> None:
+    """A catalogue is written once, and again when segments were settled or it was damaged."""
+    store.add([make_span()])
+    ensure_catalogue(layout)
+    first = layout.catalogue.stat().st_ino
+    ensure_catalogue(layout)
+    second = layout.catalogue.stat().st_ino
+    layout.catalogue.unlink()
+    ensure_catalogue(layout)
+
+    assert first == second
+    assert layout.catalogue.exists()
+    assert (layout.data / EMPTY_DATA).exists()
+    assert list(layout.new.iterdir()) == []
+
+
+def test_ensure_catalogue_by_many_processes_at_once(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    """Readers that come first together do not get into each other's way."""
+    script = """
+    import os, sys, time
+    import duckdb
+    from lightning_otel import Store
+    Store(sys.argv[1]).layout.create()
+    start = time.time() + 0.2
+    children = []
+    for _ in range(5):
+        child = os.fork()
+        if not child:
+            while time.time() < start:
+                pass
+            os._exit(0 if Store(sys.argv[1]).spans().rows() == [] else 1)
+        children.append(child)
+    print([os.waitpid(child, 0)[1] for child in children])
+    """
+
+    assert run_python(script, tmp_path / "traces.duckdb").strip() == "[0, 0, 0, 0, 0]"
+
+
+def test_connect_without_the_right_to_write_reads(
+    store: Store,
+    layout: Layout,
+    make_span: Callable[..., Span],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store whose catalogue cannot be brought up to date is read without it.
+
+    The refusal is a patch, because permissions do not bind root.
+    """
+    store.add([make_span()])
+    store.connect().close()
+    layout.catalogue.unlink()
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(13, "read-only")
+
+    monkeypatch.setattr(os, "replace", refuse)
+
+    assert len(store.spans().rows()) == 1
+    assert not layout.catalogue.exists()
+
+
+def test_connect_names_a_store_it_cannot_read(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """Folders taken out of a store are an error of the store's, not of DuckDB's."""
+    store.add([make_span()])
+    store.connect().close()
+    for path in layout.data.iterdir():
+        path.unlink()
+    layout.data.rmdir()
+
+    with pytest.raises(StoreError, match=r"cannot read .*traces\.duckdb"):
+        store.connect()
+
+
+def test_memory_source_holds_spans_of_this_process(make_span: Callable[..., Span]) -> None:
+    """Spans are kept and read like those in files, and nothing is written anywhere lasting."""
+    store = Store(":memory:")
+    spans = [make_span(attributes={c.ROLLOUT_ID: "r"}), make_span()]
+    store.add(spans)
+
+    assert isinstance(store.source, MemorySource)
+    assert store.spans().rows() == spans
+    assert store.spans(rollout_id="r").rows() == spans[:1]
+    assert {row["rollout_id"] for row in store.rollouts()} == {"r", spans[1].trace_id}
+    assert store.settle().rows == 0
+    assert store.name == ":memory:"
+
+
+def test_memory_source_keeps_the_first_of_two(make_span: Callable[..., Span]) -> None:
+    """One id is one span in memory too."""
+    store = Store(":memory:")
+    first = make_span(name="first")
+    store.add([first, make_span(name="second", trace_id=first.trace_id, span_id=first.span_id)])
+
+    assert store.spans().rows() == [first]
+
+
+def test_memory_source_packs(tmp_path: Path, make_span: Callable[..., Span]) -> None:
+    """What is in memory can be written into a database."""
+    store = Store(":memory:")
+    store.add([make_span()])
+
+    count = store.pack(tmp_path / "out.duckdb")
+
+    assert count == 1
+    with duckdb.connect(str(tmp_path / "out.duckdb"), read_only=True) as con:
+        assert con.execute("SELECT count(*) FROM rollouts").fetchone() == (1,)
+
+
+def test_memory_stores_are_apart(make_span: Callable[..., Span]) -> None:
+    """Each store in memory holds its own spans."""
+    one, other = Store(":memory:"), Store(":memory:")
+    one.add([make_span()])
+
+    assert other.spans().rows() == []

@@ -1,0 +1,178 @@
+"""The store as a user meets it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.errors import ConfigError, QueryError, StoreError
+from lightning_otel.types import Span
+
+
+def test_store_is_named_by_path_environment_or_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path wins over the environment, and that over ``.lightning/``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_OTEL_STORE", str(tmp_path / "env.duckdb"))
+    given, from_environment = Store(tmp_path / "given"), Store()
+    monkeypatch.delenv("LIGHTNING_OTEL_STORE")
+    default = Store()
+
+    assert given.name == str(tmp_path / "given" / "traces.duckdb")
+    assert from_environment.name == str(tmp_path / "env.duckdb")
+    assert default.name == str(tmp_path / ".lightning" / "traces.duckdb")
+    assert repr(given) == f"Store({given.name!r})"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_store_of_an_unknown_engine_is_refused() -> None:
+    """A URL of an engine we do not have is named."""
+    with pytest.raises(ConfigError, match="no engine for 'clickhouse://host'"):
+        Store("clickhouse://host")
+
+
+def test_spans_come_in_order_of_their_start(store: Store, make_span: Callable[..., Span]) -> None:
+    """By time, then by the process's own count."""
+    late = make_span(start_ns=9, sequence=3)
+    first = make_span(start_ns=5, sequence=1, process="p")
+    second = make_span(start_ns=5, sequence=2, process="p")
+    store.add([late, second, first])
+
+    assert store.spans().rows() == [first, second, late]
+
+
+def test_spans_of_a_rollout_or_trace(store: Store, make_span: Callable[..., Span]) -> None:
+    """Only what is asked for."""
+    one = make_span(attributes={c.ROLLOUT_ID: "r"})
+    other = make_span()
+    store.add([one, other])
+
+    assert store.spans(rollout_id="r").rows() == [one]
+    assert store.spans(rollout_id=other.trace_id).rows() == [other]
+    assert store.spans(trace_id=one.trace_id).rows() == [one]
+    assert store.spans(trace_id="gone").rows() == []
+
+
+def test_sql_takes_parameters(store: Store, make_span: Callable[..., Span]) -> None:
+    """Values are bound, not pasted."""
+    store.add(make_span(name=name) for name in ("a", "b", "'; DROP VIEW spans; --"))
+
+    rows = store.sql("SELECT name FROM spans WHERE name > ? ORDER BY name", ["a"]).rows()
+    odd = store.sql("SELECT count(*) AS n FROM spans WHERE name = ?", ["'; DROP VIEW spans; --"])
+
+    assert rows == [{"name": "b"}]
+    assert odd.rows() == [{"n": 1}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DELETE FROM spans",
+        "WITH gone AS (DELETE FROM spans RETURNING *) SELECT * FROM gone",
+        "COPY spans TO 'out.csv'",
+        "SELECT 1; SELECT 2",
+        "SELECT * FROM nowhere",
+    ],
+)
+def test_sql_that_does_not_only_read_is_refused(
+    store: Store, make_span: Callable[..., Span], text: str
+) -> None:
+    """No statement harms the store, whatever it is dressed as."""
+    store.add([make_span()])
+
+    with pytest.raises(QueryError):
+        store.sql(text).rows()
+
+    assert len(store.spans().rows()) == 1
+
+
+def test_sql_explains(store: Store, make_span: Callable[..., Span]) -> None:
+    """A plan can be looked at."""
+    store.add([make_span()])
+
+    (row,) = store.sql("EXPLAIN SELECT count(*) FROM spans").rows()
+
+    assert "READ_JSON" in str(row)
+
+
+def test_rollouts_have_one_row_each(store: Store, make_span: Callable[..., Span]) -> None:
+    """Status, times and counts of each rollout and attempt."""
+    store.add(
+        [
+            make_span(
+                name=c.SPAN_ROLLOUT,
+                attributes={c.ROLLOUT_ID: "r", c.ATTEMPT_ID: "1", c.TASK: '"solve"'},
+                start_ns=1,
+                end_ns=9,
+            ),
+            make_span(
+                attributes={c.ROLLOUT_ID: "r", c.ATTEMPT_ID: "1", c.OPERATION: "chat",
+                            c.INPUT_TOKENS: 5, c.OUTPUT_TOKENS: 7, c.AGENT_NAME: "a"},
+                start_ns=2,
+                end_ns=3,
+            ),
+            make_span(
+                name=c.SPAN_ROLLOUT,
+                attributes={c.ROLLOUT_ID: "s", c.ATTEMPT_ID: "2"},
+                status="ERROR",
+                start_ns=11,
+                end_ns=12,
+            ),
+        ]
+    )  # fmt: skip
+
+    first, second = store.rollouts().rows()
+
+    assert (first["rollout_id"], first["attempt_id"], first["status"]) == ("r", "1", "succeeded")
+    assert (first["start_ns"], first["end_ns"], first["spans"], first["calls"]) == (1, 9, 2, 1)
+    assert (first["input_tokens"], first["output_tokens"], first["agents"]) == (5, 7, "a")
+    assert first["task"] == '"solve"'
+    assert (second["rollout_id"], second["attempt_id"], second["status"]) == ("s", "2", "failed")
+
+
+def test_adding_a_span_twice_keeps_it_once(store: Store, make_span: Callable[..., Span]) -> None:
+    """Importing the same spans again changes nothing, settled or not."""
+    spans = [make_span() for _ in range(3)]
+    store.add(spans)
+    store.writer().seal()
+    store.settle()
+    store.add(spans)
+
+    assert store.spans().rows() == spans
+
+
+def test_writing_where_nothing_can_be_made_is_an_error(tmp_path: Path) -> None:
+    """Who asks for a writer hears that there is none."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StoreError, match="cannot make the store"):
+        Store(tmp_path / "file" / "x.duckdb").writer()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "con, table = store.connect(), store.sql('SELECT * FROM spans'); table.rows()",
+        "half = iter(store.spans()); next(half); stream = store.spans().__arrow_c_stream__()",
+        "frames = store.spans().pl(), store.spans().arrow(), store.spans().df()",
+        "for span in store.spans(): raise SystemExit(0)",
+        "import builtins; builtins.kept = store.spans(); list(builtins.kept); store.settle()",
+    ],
+)
+def test_using_a_store_leaves_nothing_on_stderr_at_exit(
+    tmp_path: Path, run_python: Callable[..., str], use: str
+) -> None:
+    """DuckDB 2 tells of what is alive when the interpreter ends: nothing of ours is."""
+    script = f"""
+from lightning_otel import Store
+from lightning_otel.types import Span
+import sys
+store = Store(sys.argv[1])
+store.add(Span(f"{{n:032x}}", f"{{n:016x}}", None, "s", n, n + 1) for n in range(1, 3000))
+{use}
+"""
+
+    assert run_python(script, tmp_path / "traces.duckdb") == ""

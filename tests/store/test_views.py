@@ -1,0 +1,261 @@
+"""The views show every span once, to any number of readers, while others write and settle."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.views import quoted
+from lightning_otel.types import Span
+
+VIEWS = ("spans", "calls", "rewards", "rollouts")
+
+
+@pytest.fixture
+def layout(store: Store) -> Layout:
+    """The paths of the store."""
+    assert store.layout is not None
+    return store.layout
+
+
+@given(st.text())
+@settings(max_examples=25, deadline=None)
+def test_quoted_is_one_text(text: str) -> None:
+    """Whatever stands in a path, it cannot leave its quotes."""
+    with duckdb.connect() as con:
+        assert con.execute(f"SELECT {quoted(text)}").fetchall() == [(text,)]
+
+
+@given(texts=st.lists(st.text(), min_size=1, max_size=30))
+@settings(
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_spans_keep_any_text(
+    tmp_path_factory: pytest.TempPathFactory, make_span: Callable[..., Span], texts: list[str]
+) -> None:
+    """Text of every kind comes through segment, view and Parquet unharmed."""
+    store = Store(tmp_path_factory.mktemp("store"))
+    spans = [make_span(name=text, attributes={text: text, c.AGENT_NAME: text}) for text in texts]
+    store.add(spans)
+    live = store.spans().rows()
+    store.writer().seal()
+    store.settle()
+
+    assert live == spans
+    assert store.spans().rows() == spans
+    agents = store.sql("SELECT agent FROM spans ORDER BY start_ns").rows()
+    assert [row["agent"] for row in agents] == texts
+
+
+def test_store_in_a_folder_with_an_odd_name(tmp_path: Path, make_span: Callable[..., Span]) -> None:
+    """Quotes, spaces and letters of any script in the path do no harm."""
+    store = Store(tmp_path / 'it\'s a "folder" ✓' / "x.duckdb")
+    store.add([make_span()])
+    store.writer().seal()
+    store.settle()
+    store.add([make_span()])
+
+    assert len(store.spans().rows()) == 2
+
+
+def test_calls_and_rewards_are_spans_of_their_kind(
+    store: Store, make_span: Callable[..., Span]
+) -> None:
+    """The views pick out requests to models and rewards, with the rollout they belong to."""
+    call = make_span(
+        attributes={
+            c.OPERATION: "chat",
+            c.PROVIDER: "openai",
+            c.RESPONSE_MODEL: "m",
+            c.INPUT_TOKENS: 3,
+            c.FINISH_REASONS: ["stop"],
+            c.INPUT_MESSAGES: "[]",
+            c.ROLLOUT_ID: "r1",
+        },
+        end_ns=2_000_000,
+        start_ns=1_000_000,
+    )
+    reward = make_span(
+        attributes={c.REWARD_VALUE: 0.5, c.REWARD_NAME: "primary", c.ROLLOUT_ID: "r1"},
+        start_ns=3_000_000,
+        end_ns=3_000_000,
+    )
+    store.add([call, reward, make_span()])
+
+    (found,) = store.sql("SELECT * FROM calls").rows()
+    (given,) = store.sql("SELECT * FROM rewards").rows()
+
+    assert (found["span_id"], found["rollout_id"], found["model"]) == (call.span_id, "r1", "m")
+    assert (found["duration_ms"], found["input_tokens"]) == (1.0, 3)
+    assert (found["finish_reasons"], found["input_messages"]) == ('["stop"]', "[]")
+    assert (given["span_id"], given["rollout_id"]) == (reward.span_id, "r1")
+    assert (given["value"], given["name"]) == (0.5, "primary")
+
+
+def test_catalogue_is_read_by_plain_duckdb_in_many_processes(
+    store: Store, layout: Layout, make_span: Callable[..., Span], run_python: Callable[..., str]
+) -> None:
+    """Any number of DuckDB processes open ``X.duckdb`` read-only while this one writes."""
+    store.add([make_span(attributes={c.OPERATION: "chat"}) for _ in range(10)])
+    store.connect().close()
+    script = """
+    import os, sys
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if not child:
+            import duckdb
+            with duckdb.connect(sys.argv[1], read_only=True) as con:
+                counts = [con.execute(f"SELECT count(*) FROM {view}").fetchone()[0]
+                          for view in ("spans", "calls", "rewards", "rollouts")]
+            os._exit(0 if counts[:2] == [10, 10] else 1)
+        children.append(child)
+    print([os.waitpid(child, 0)[1] for child in children])
+    """
+
+    with duckdb.connect(str(layout.catalogue), read_only=True) as reader:
+        printed = run_python(script, layout.catalogue)
+        before = reader.execute("SELECT count(*) FROM spans").fetchone()
+        store.add([make_span()])
+        after = reader.execute("SELECT count(*) FROM spans").fetchone()
+
+    assert printed.strip() == "[0, 0, 0]"
+    assert (before, after) == ((10,), (11,))
+
+
+def test_catalogue_stays_right_when_segments_are_settled(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """A shell that had the catalogue open before sees the same spans after."""
+    store.add(make_span() for _ in range(5))
+    store.connect().close()
+    with duckdb.connect(str(layout.catalogue), read_only=True) as reader:
+        store.writer().seal()
+        store.settle()
+
+        assert reader.execute("SELECT count(*) FROM spans").fetchone() == (5,)
+    store.connect().close()
+    with duckdb.connect(str(layout.catalogue), read_only=True) as reader:
+        assert reader.execute("SELECT count(*) FROM spans").fetchone() == (5,)
+
+
+def test_catalogue_is_made_anew_where_the_store_was_moved(
+    store: Store, layout: Layout, tmp_path: Path, make_span: Callable[..., Span]
+) -> None:
+    """A moved or renamed store works after the first look of ours at it."""
+    store.add(make_span() for _ in range(3))
+    store.writer().seal()
+    store.settle()
+    moved = tmp_path / "elsewhere" / "renamed.duckdb"
+    moved.parent.mkdir()
+    shutil.move(layout.catalogue, moved)
+    shutil.move(layout.root, f"{moved}.d")
+
+    count = len(Store(moved).spans().rows())
+
+    assert count == 3
+    with duckdb.connect(str(moved), read_only=True) as reader:
+        assert reader.execute("SELECT count(*) FROM spans").fetchone() == (3,)
+    assert list((tmp_path / "elsewhere" / "renamed.duckdb.d" / "new").iterdir()) == []
+
+
+def test_views_of_an_empty_store_are_empty(store: Store, layout: Layout) -> None:
+    """A store without a span can be asked everything."""
+    layout.create()
+
+    with store.connect() as con:
+        counts = [con.execute(f"SELECT count(*) FROM {view}").fetchone() for view in VIEWS]
+
+    assert counts == [(0,)] * 4
+
+
+def test_a_line_being_written_is_not_seen_yet(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """A reader that comes in the middle of a write sees the spans before it."""
+    store.add([make_span(), make_span()])
+    (path,) = layout.segments()
+    with path.open("ab") as file:
+        file.write(b'{"record":"span","trace_id":"half of a li')
+
+    assert len(store.spans().rows()) == 2
+
+
+READERS = """
+import mmap, os, struct, sys, time
+import duckdb
+from lightning_otel import Store
+from lightning_otel.store import settle, writer
+from lightning_otel.types import Span
+path, grace_us, is_plain = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "plain"
+writer.ROTATE_BYTES, settle.BATCH_BYTES = 8_000, 20_000
+settle.GRACE_US, settle.COMMIT_AHEAD_US = grace_us, 30_000
+Store(path).layout.create()
+shared = mmap.mmap(-1, 64)
+QUERY = "SELECT count(*) AS n, count(DISTINCT span_id) AS d FROM spans"
+
+def write(which):
+    store = Store(path)
+    for number in range(250):
+        span_id = (which + 1) * 1_000_000 + number
+        store.add([Span(f"{span_id:032x}", f"{span_id:016x}", None, "s", number, number + 1)])
+        struct.pack_into("Q", shared, 8 * which, number + 1)
+        time.sleep(0.002)
+    store.writer().seal()
+    shared[16 + which] = 1
+
+def settle_all():
+    while not (shared[16] and shared[17]):
+        Store(path).settle()
+        time.sleep(0.02)
+    time.sleep(0.1)
+    Store(path).settle()
+
+def read():
+    store, last, reads = Store(path), 0, 0
+    con = store.connect()
+    while last < 500 or reads < 3:
+        acked = sum(struct.unpack_from("2Q", shared))
+        if is_plain:
+            n, d = con.execute(QUERY).fetchone()
+        else:
+            (row,) = store.sql(QUERY)
+            n, d = row["n"], row["d"]
+        assert n == d >= max(acked, last), (n, d, acked, last)
+        last, reads = n, reads + 1
+
+children = []
+for work, *arguments in ((write, 0), (write, 1), (settle_all,), (settle_all,), (read,), (read,)):
+    child = os.fork()
+    if not child:
+        try:
+            work(*arguments)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    children.append(child)
+print([os.waitpid(child, 0)[1] for child in children])
+print(Store(path).sql(QUERY).rows())
+"""
+
+
+@pytest.mark.parametrize(("grace_us", "way"), [(60_000_000, "plain"), (0, "retrying")])
+def test_readers_never_see_fewer_or_doubled_spans(
+    tmp_path: Path, run_python: Callable[..., str], grace_us: int, way: str
+) -> None:
+    """Two readers count in a loop while two processes write and two settle.
+
+    With the period of grace a plain connection never fails; without one, our reads try again.
+    """
+    printed = run_python(READERS, tmp_path / "traces.duckdb", grace_us, way)
+
+    assert printed.splitlines() == ["[0, 0, 0, 0, 0, 0]", "[{'n': 500, 'd': 500}]"]

@@ -1,0 +1,676 @@
+"""Ended spans are in the file when ``end()`` returns, and the program never feels a broken disk."""
+
+import fcntl
+import logging
+import os
+import shutil
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.trace import Tracer
+
+from lightning_otel import Store
+from lightning_otel.store import writer as writer_module
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.segment import Segment
+from lightning_otel.store.writer import SpanWriter, writer_for, writer_if_any
+from lightning_otel.types import Span
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """An empty store's paths."""
+    layout = Layout(tmp_path / "traces.duckdb")
+    layout.create()
+    return layout
+
+
+@pytest.fixture
+def writer(layout: Layout) -> Iterator[SpanWriter]:
+    """A writer whose segment is closed after the test."""
+    writer = SpanWriter(layout)
+    yield writer
+    if writer.segment is not None:
+        writer.segment.close()
+
+
+@pytest.fixture
+def tracer(writer: SpanWriter, tracer_of: Callable[[SpanWriter], Tracer]) -> Tracer:
+    """A tracer that feeds the writer."""
+    return tracer_of(writer)
+
+
+def _lines(layout: Layout) -> list[dict[str, Any]]:
+    """Every record of every segment, in order."""
+    return [
+        orjson.loads(line) for path in layout.segments() for line in path.read_bytes().splitlines()
+    ]
+
+
+def _ended(layout: Layout) -> list[str]:
+    return [line["name"] for line in _lines(layout) if line["record"] == "span"]
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_writer_has_the_span_in_the_file_when_it_ends(
+    layout: Layout, writer: SpanWriter, tracer: Tracer
+) -> None:
+    """The start stands there while the span runs, the end as soon as it has one."""
+    span = tracer.start_span("work", attributes={"a": 1})
+    (start,) = _lines(layout)
+    span.end()
+    _, end = _lines(layout)
+
+    assert (start["record"], start["name"], start["end_ns"]) == ("start", "work", None)
+    assert (end["record"], end["name"], end["attributes"]) == ("span", "work", {"a": 1})
+    assert end["end_ns"] >= end["start_ns"] > 0
+    assert start["sequence"] == end["sequence"] == 1
+    assert end["end_sequence"] == 2
+    assert start["process"] == end["process"] == writer.process
+
+
+def test_writer_rotates_a_full_segment(
+    layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The full one is sealed, and the next one knows every span still open."""
+    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 4_000)
+    root = tracer.start_span("root")
+    for number in range(20):
+        tracer.start_span(f"step {number}").end()
+
+    paths = layout.segments()
+    segments = [[orjson.loads(line) for line in path.read_bytes().splitlines()] for path in paths]
+
+    assert len(paths) > 2
+    assert writer.paths == paths
+    for lines in segments[:-1]:
+        assert lines[-1] == {"record": "seal", "rotated": True}
+    for lines in segments[1:]:
+        assert (lines[0]["record"], lines[0]["name"]) == ("start", "root")
+    assert [_is_locked(path) for path in paths] == [False] * (len(paths) - 1) + [True]
+    root.end()
+    assert sorted(_ended(layout)) == sorted(["root", *(f"step {number}" for number in range(20))])
+
+
+def test_writer_does_not_rotate_without_room_for_the_seal(
+    layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unsealed, the open spans of the full segment would be taken for those of a dead process."""
+    root = tracer.start_span("root")
+    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 1)
+    append = Segment.append
+
+    def without_room_for_seals(self: Segment, lines: bytes) -> None:
+        if b'"seal"' in lines:
+            raise OSError(28, "no space left")
+        append(self, lines)
+
+    # A patch, because the disk must fill up between two writes.
+    monkeypatch.setattr(Segment, "append", without_room_for_seals)
+    tracer.start_span("one").end()
+    full = layout.segments()
+    monkeypatch.setattr(Segment, "append", append)
+    root.end()
+
+    assert len(full) == 1
+    assert _lines(layout)[-1]["record"] == "seal"
+    assert sorted(_ended(layout)) == ["one", "root"]
+
+
+def test_seal_closes_the_segment_cleanly(
+    layout: Layout, writer: SpanWriter, tracer: Tracer
+) -> None:
+    """A sealed segment says so and is unlocked; the next span opens another one."""
+    tracer.start_span("one").end()
+    writer.seal()
+    (first,) = layout.segments()
+    is_locked = _is_locked(first)
+    tracer.start_span("two").end()
+
+    assert not is_locked
+    assert first.read_bytes().endswith(b'{"record":"seal","rotated":false}\n')
+    assert len(layout.segments()) == 2
+    assert _ended(layout) == ["one", "two"]
+
+
+def test_seal_waits_for_open_spans(layout: Layout, writer: SpanWriter, tracer: Tracer) -> None:
+    """With a span open the segment stays open, as the process is not at its end."""
+    span = tracer.start_span("open")
+
+    writer.seal()
+    span.end()
+
+    (path,) = layout.segments()
+    assert _is_locked(path)
+    assert [line["record"] for line in _lines(layout)] == ["start", "span"]
+
+
+def test_seal_without_a_segment_makes_none(layout: Layout, writer: SpanWriter) -> None:
+    """Nothing was recorded, so nothing is sealed."""
+    writer.seal()
+
+    assert layout.segments() == []
+
+
+def test_writer_ignores_the_end_of_a_span_it_did_not_begin(
+    layout: Layout, writer: SpanWriter, tracer: Tracer
+) -> None:
+    """The end of another writer's span is counted, not stored."""
+    span = tracer.start_span("elsewhere")
+    other = SpanWriter(layout)
+    assert isinstance(span, ReadableSpan)
+
+    other.ended(span, {})
+
+    assert other.foreign == 1
+    assert other.segment is None
+
+
+def test_writer_keeps_the_end_of_a_span_whose_start_failed(
+    layout: Layout, writer: SpanWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of the note that it started, the span itself is kept."""
+
+    def broken(*arguments: Any, **named: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    span = TracerProvider().get_tracer("test").start_span("kept")
+    assert isinstance(span, ReadableSpan)
+    # A patch, because no span is known whose start cannot be noted.
+    monkeypatch.setattr(writer_module, "start_record", broken)
+    with pytest.raises(RuntimeError):
+        writer.started(span)
+    span.end()
+    writer.ended(span, {})
+
+    assert _ended(layout) == ["kept"]
+
+
+def test_writer_by_twenty_threads_loses_and_mixes_nothing(
+    layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every span of every thread is there once, each start and end with a number of its own."""
+    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 200_000)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def work(name: str) -> None:
+        for number in range(100):
+            tracer.start_span(f"{name}.{number}").end()
+
+    threads = [threading.Thread(target=work, args=(f"t{index}",)) for index in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+
+    ends = [line for line in _lines(layout) if line["record"] == "span"]
+    assert sorted(line["name"] for line in ends) == sorted(
+        f"t{index}.{number}" for index in range(20) for number in range(100)
+    )
+    numbers = [number for line in ends for number in (line["sequence"], line["end_sequence"])]
+    assert sorted(numbers) == list(range(1, 4001))
+    assert len(layout.segments()) > 2
+
+
+def test_writer_takes_back_a_short_write(tmp_path: Path, run_python: Callable[..., str]) -> None:
+    """A disk that fills within a line leaves no torn one; all fits in when it has room."""
+    script = """
+    import resource, sys, logging
+    from lightning_otel.store.layout import Layout
+    from lightning_otel.store.writer import SpanWriter
+    from lightning_otel.types import Span
+    logging.disable()
+    layout = Layout(sys.argv[1])
+    layout.create()
+    writer = SpanWriter(layout)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    def add(number):
+        writer.add(Span(f"{number:032x}", f"{number:016x}", None, f"s{number}", 1, 2))
+    add(0)
+    (path,) = layout.segments()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, unlimited[1]))
+    before = path.read_bytes()
+    for number in range(1, 300):
+        add(number)
+    print(path.read_bytes() == before, writer.lost)
+    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    add(300)
+    names = [line.split(b'"name":"')[1].split(b'"')[0] for line in path.read_bytes().splitlines()]
+    print(names == [f"s{number}".encode() for number in range(301)], writer.lost)
+    """
+
+    printed = run_python(script, tmp_path / "traces.duckdb")
+
+    assert printed.splitlines() == ["True 0", "True 0"]
+
+
+def test_writer_counts_what_it_cannot_hold(
+    layout: Layout,
+    writer: SpanWriter,
+    make_span: Callable[..., Span],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Ended is stored plus lost at every moment, and the loss is noted in the segment."""
+    monkeypatch.setattr(writer_module, "PENDING_BYTES", 5_000)
+    layout.live.rename(layout.root / "away")
+    layout.live.write_text("in the way")
+
+    with caplog.at_level(logging.WARNING):
+        for number in range(40):
+            writer.add(make_span(name=f"s{number}"))
+    lost = writer.lost
+    layout.live.unlink()
+    (layout.root / "away").rename(layout.live)
+    writer.add(make_span(name="after"))
+    writer.add(make_span(name="later"))
+
+    kept = _ended(layout)
+    assert 0 < lost < 40
+    assert writer.lost == lost
+    assert len(kept) == 42 - lost
+    assert kept == [*(f"s{number}" for number in range(40 - lost)), "after", "later"]
+    notes = [line for line in _lines(layout) if line["record"] == "count"]
+    assert notes == [{"record": "count", "lost": lost}]
+    (warning,) = caplog.records
+    assert "refuses spans" in warning.getMessage()
+
+
+def test_writer_holds_spans_when_no_file_can_be_opened(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    """Out of descriptors, spans wait in memory and are written when one is free again."""
+    script = """
+    import os, resource, sys, logging
+    from lightning_otel.store.layout import Layout
+    from lightning_otel.store.writer import SpanWriter
+    from lightning_otel.types import Span
+    logging.disable()
+    layout = Layout(sys.argv[1])
+    layout.create()
+    writer = SpanWriter(layout)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    taken = []
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    writer.add(Span("1" * 32, "1" * 16, None, "held", 1, 2))
+    for descriptor in taken:
+        os.close(descriptor)
+    print(len(layout.segments()))
+    writer.add(Span("2" * 32, "2" * 16, None, "next", 1, 2))
+    (path,) = layout.segments()
+    print(path.read_bytes().count(b'"record":"span"'), writer.lost)
+    """
+
+    printed = run_python(script, tmp_path / "traces.duckdb")
+
+    assert printed.splitlines() == ["0", "2 0"]
+
+
+def test_seal_writes_what_was_held(
+    layout: Layout, writer: SpanWriter, make_span: Callable[..., Span]
+) -> None:
+    """What waited for the disk is written before the segment is closed."""
+    layout.live.rename(layout.root / "away")
+    layout.live.write_text("in the way")
+    writer.add(make_span(name="held"))
+    layout.live.unlink()
+    (layout.root / "away").rename(layout.live)
+
+    writer.seal()
+
+    assert [line["record"] for line in _lines(layout)] == ["span", "seal"]
+
+
+def test_writer_makes_a_removed_store_anew(
+    layout: Layout, writer: SpanWriter, tracer: Tracer
+) -> None:
+    """Who removes the store while a program runs gets a new one, with the spans still open."""
+    root = tracer.start_span("root")
+    shutil.rmtree(layout.root)
+
+    tracer.start_span("step").end()
+    root.end()
+
+    assert layout.exists()
+    assert [(line["record"], line["name"]) for line in _lines(layout)] == [
+        ("start", "root"),
+        ("start", "step"),
+        ("span", "step"),
+        ("span", "root"),
+    ]
+
+
+def test_writer_never_writes_into_a_descriptor_that_is_not_its_own(
+    layout: Layout, writer: SpanWriter, tracer: Tracer, tmp_path: Path
+) -> None:
+    """A program that closes all descriptors, as daemons do, gets no line in its next file."""
+    tracer.start_span("before").end()
+    assert writer.segment is not None
+    descriptor = writer.segment._descriptor
+    with (tmp_path / "users").open("wb") as file:
+        os.dup2(file.fileno(), descriptor)
+
+        tracer.start_span("after").end()
+        writer.seal()
+
+        assert os.fstat(descriptor).st_ino == os.fstat(file.fileno()).st_ino
+    os.close(descriptor)
+    assert (tmp_path / "users").read_bytes() == b""
+    assert _ended(layout) == ["before", "after"]
+
+
+def test_writer_survives_a_log_handler_that_makes_spans(
+    layout: Layout, writer: SpanWriter, tracer: Tracer
+) -> None:
+    """The warning about a refused span may itself become a span, on another thread."""
+    layout.live.rename(layout.root / "away")
+    layout.live.write_text("in the way")
+    ended = threading.Event()
+
+    class Handler(logging.Handler):
+        """Ends a span on another thread and waits for it."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            """Handle a record."""
+
+            def work() -> None:
+                tracer.start_span("logged").end()
+                ended.set()
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join(10)
+
+    handler = Handler()
+    writer_module.log.addHandler(handler)
+    try:
+        tracer.start_span("first").end()
+    finally:
+        writer_module.log.removeHandler(handler)
+    layout.live.unlink()
+    (layout.root / "away").rename(layout.live)
+    tracer.start_span("last").end()
+
+    assert ended.is_set()
+    assert sorted(_ended(layout)) == ["first", "last", "logged"]
+
+
+def test_writer_in_a_signal_handler_during_a_write(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    """A handler that ends spans while one is being written neither hangs nor loses any."""
+    script = """
+    import signal, sys
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from lightning_otel.store import writer as module
+    from lightning_otel.store.layout import Layout
+    module.ROTATE_BYTES = 20_000
+    layout = Layout(sys.argv[1])
+    layout.create()
+    writer = module.SpanWriter(layout)
+    class Feed(SpanProcessor):
+        def on_start(self, span, parent_context=None):
+            writer.started(span)
+        def on_end(self, span):
+            writer.ended(span, {})
+    provider = TracerProvider()
+    provider.add_span_processor(Feed())
+    tracer = provider.get_tracer("test")
+    handled = 0
+    def handle(number, frame):
+        global handled
+        handled += 1
+        tracer.start_span(f"handled {handled}").end()
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0007)
+    for number in range(3000):
+        tracer.start_span(f"main {number}").end()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    lines = b"".join(path.read_bytes() for path in layout.segments()).splitlines()
+    names = [line.split(b'"name":"')[1].split(b'"')[0].decode()
+             for line in lines if line.startswith(b'{"record":"span"')]
+    wanted = {f"main {n}" for n in range(3000)} | {f"handled {n + 1}" for n in range(handled)}
+    print(handled > 50, len(names) == len(wanted), set(names) == wanted)
+    """
+
+    assert run_python(script, tmp_path / "traces.duckdb").split() == ["True", "True", "True"]
+
+
+def test_writer_opens_a_new_segment_after_a_refused_one(
+    layout: Layout, writer: SpanWriter, make_span: Callable[..., Span]
+) -> None:
+    """A segment that could not be made is tried again, under another name, with the next span."""
+    shutil.rmtree(layout.live)
+    layout.live.write_text("in the way")
+
+    writer.add(make_span(name="first"))
+    layout.live.unlink()
+    writer.add(make_span(name="second"))
+
+    assert _ended(layout) == ["first", "second"]
+
+
+FORKS = """
+import os, sys, threading, time
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from lightning_otel import Store
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.writer import writer_for
+writer = writer_for(Layout(sys.argv[1]))
+class Feed(SpanProcessor):
+    def on_start(self, span, parent_context=None):
+        writer.started(span)
+    def on_end(self, span):
+        writer.ended(span, {})
+provider = TracerProvider()
+provider.add_span_processor(Feed())
+tracer = provider.get_tracer("test")
+def names():
+    return sorted(span.name for span in Store(sys.argv[1]).spans())
+"""
+
+
+def test_writer_after_a_fork_has_a_segment_of_its_own(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    """Parent and child write side by side, and the child's death frees nothing of the parent's."""
+    script = """
+    tracer.start_span("before").end()
+    child = os.fork()
+    if not child:
+        tracer.start_span("child").end()
+        os._exit(0)
+    os.waitpid(child, 0)
+    tracer.start_span("after").end()
+    print(names(), len({path.name.split("-")[2] for path in writer.layout.segments()}))
+    done = Store(sys.argv[1]).settle()
+    print(done.segments, done.rows, names())
+    """
+
+    printed = run_python(FORKS + textwrap.dedent(script), tmp_path / "traces.duckdb")
+
+    names = "['after', 'before', 'child']"
+    assert printed.splitlines() == [f"{names} 2", f"1 1 {names}"]
+
+
+def test_writer_ends_a_span_open_at_a_fork_once(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    """A span that parent and child both end is the parent's; the child's end is counted."""
+    script = """
+    span = tracer.start_span("shared")
+    child = os.fork()
+    if not child:
+        span.end()
+        tracer.start_span("child").end()
+        os._exit(writer.foreign)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    span.end()
+    print([(span.name, span.is_incomplete) for span in Store(sys.argv[1]).spans()])
+    """
+
+    printed = run_python(FORKS + textwrap.dedent(script), tmp_path / "traces.duckdb")
+
+    assert printed.splitlines() == ["1", "[('shared', False), ('child', False)]"]
+
+
+def test_writer_survives_forks_under_busy_threads(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    """Children forked while other threads are writing neither hang nor lose a span."""
+    script = """
+    running = True
+    ended = [0] * 4
+    def work(which):
+        while running:
+            tracer.start_span(f"thread {which}.{ended[which]}").end()
+            ended[which] += 1
+    threads = [threading.Thread(target=work, args=(which,)) for which in range(4)]
+    for thread in threads:
+        thread.start()
+    children = []
+    for number in range(20):
+        child = os.fork()
+        if not child:
+            tracer.start_span(f"child {number}").end()
+            os._exit(0)
+        children.append(child)
+        time.sleep(0.002)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    running = False
+    for thread in threads:
+        thread.join()
+    wanted = [f"child {number}" for number in range(20)]
+    wanted += [f"thread {which}.{number}" for which in range(4) for number in range(ended[which])]
+    print(codes == [0] * 20, names() == sorted(wanted))
+    """
+
+    printed = run_python(FORKS + textwrap.dedent(script), tmp_path / "traces.duckdb")
+
+    assert printed.split() == ["True", "True"]
+
+
+def test_writer_after_a_fork_without_pythons_hooks(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    """A child forked by C code starts a segment of its own with its first span."""
+    script = """
+    import ctypes, os, sys
+    from lightning_otel.store.layout import Layout
+    from lightning_otel.store.writer import writer_for
+    from lightning_otel.types import Span
+    layout = Layout(sys.argv[1])
+    writer = writer_for(layout)
+    writer.add(Span("1" * 32, "1" * 16, None, "parent", 1, 2))
+    child = ctypes.PyDLL(None).fork()
+    writer.add(Span("2" * 32, f"{os.getpid():016x}", None, "both", 1, 2))
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    print([path.read_bytes().count(b'"record":"span"') for path in layout.segments()])
+    print(len({path.name.split("-")[2] for path in layout.segments()}))
+    """
+
+    assert run_python(script, tmp_path / "traces.duckdb").splitlines() == ["[2, 1]", "2"]
+
+
+@pytest.mark.parametrize("text", ["plain", 'quoted "x" \\ ✓', "rollout-0"])
+def test_records_are_those_since_a_position_that_mention_a_text(
+    layout: Layout, writer: SpanWriter, make_span: Callable[..., Span], text: str
+) -> None:
+    """What this process wrote is read back without DuckDB, across rotations."""
+    writer.add(make_span(name="earlier", attributes={"id": text}))
+    since = writer.position()
+    writer.add(make_span(name="one", attributes={"id": text}))
+    writer.seal()
+    writer.add(make_span(name="other"))
+    writer.add(make_span(name="two", attributes={"id": text}))
+
+    found = writer.records(since, orjson.dumps(text).decode()[1:-1])
+
+    assert found is not None
+    assert [record["name"] for record in found] == ["one", "two"]
+
+
+def test_records_are_spans_even_where_the_text_is_a_word_of_ours(
+    writer: SpanWriter, make_span: Callable[..., Span]
+) -> None:
+    """A rollout called ``seal`` does not find the seals."""
+    since = writer.position()
+    writer.add(make_span(attributes={"id": "seal"}))
+    writer.seal()
+
+    found = writer.records(since, "seal")
+
+    assert found is not None
+    assert len(found) == 1
+
+
+def test_records_of_a_settled_segment_are_not_here(
+    layout: Layout, writer: SpanWriter, make_span: Callable[..., Span]
+) -> None:
+    """When a segment was settled and is gone, the store must be asked."""
+    since = writer.position()
+    writer.add(make_span())
+    writer.seal()
+    layout.segments()[0].unlink()
+
+    assert writer.records(since, "work") is None
+
+
+def test_writer_in_memory_keeps_lines(make_span: Callable[..., Span]) -> None:
+    """Without a place the lines stay in the process."""
+    writer = SpanWriter(None)
+    since = writer.position()
+    writer.add(make_span(name="a"))
+    writer.seal()
+
+    found = writer.records(since, "work")
+
+    assert found == []
+    assert [record["name"] for record in writer.records(since, '"a"') or []] == ["a"]
+
+
+def test_writer_for_is_one_a_store_and_process(tmp_path: Path) -> None:
+    """Whoever writes to a store in a process shares one segment."""
+    layout = Layout(tmp_path / "traces.duckdb")
+    none_yet = writer_if_any(layout)
+
+    writer = writer_for(layout)
+
+    assert none_yet is None
+    assert writer_for(Layout(tmp_path / "traces.duckdb")) is writer
+    assert writer_if_any(layout) is writer
+    assert Store(tmp_path / "traces.duckdb").writer() is writer
+
+
+def test_traced_process_imports_no_duckdb(run_python: Callable[..., str]) -> None:
+    """Nothing the traced process needs pulls in the database."""
+    script = """
+    import sys
+    import lightning_otel.exporters.duckdb, lightning_otel.store.writer, lightning_otel.tracing
+    print([name for name in ("duckdb", "pyarrow", "pandas") if name in sys.modules])
+    """
+
+    assert run_python(script).strip() == "[]"

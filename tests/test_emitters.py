@@ -1,0 +1,628 @@
+"""Spans made by hand: names, keys and value types as Agent Lightning 0.3 has them."""
+
+import base64
+import enum
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from lightning_otel import (
+    Span,
+    Store,
+    auto_trace,
+    capture,
+    context,
+    emit_action,
+    emit_exception,
+    emit_message,
+    emit_object,
+    emit_observation,
+    emit_reward,
+    emit_span,
+    emit_state,
+    emitters,
+)
+from lightning_otel import conventions as c
+from lightning_otel.adapter.calls import is_call
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.errors import ConfigError
+from lightning_otel.tracing import Recording
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings that come once a process come once a test."""
+    monkeypatch.setattr(emitters, "_told", set())
+    monkeypatch.setattr(capture._process, "faults", 0)
+
+
+@pytest.fixture
+def recording(store: Store) -> Iterator[Recording]:
+    """A recording under way."""
+    with auto_trace(store=store) as found:
+        yield found
+
+
+@pytest.fixture
+def warnings_in(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Lists what was logged so far at warning level or above."""
+
+    def find() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+    return find
+
+
+Warnings = Callable[[], list[str]]
+
+
+def last(recording: Recording) -> Span:
+    """The latest span of a recording."""
+    return recording.spans()[-1]
+
+
+def own(span: Span) -> dict[str, Any]:
+    """A span's attributes without the stamps of its rollout."""
+    return {k: v for k, v in span.attributes.items() if k not in (c.ROLLOUT_ID, c.ATTEMPT_ID)}
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        (1, 1.0),
+        (0, 0.0),
+        (-2.5, -2.5),
+        (True, 1.0),
+        (False, 0.0),
+        (Decimal("0.5"), 0.5),
+        (Fraction(1, 4), 0.25),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3.0),
+        (np.array([0.75]).mean(), 0.75),
+        (np.array(0.25), 0.25),
+    ],
+    ids=repr,
+)
+def test_reward_number_has_agent_lightnings_keys(
+    number: Any, value: float, recording: Recording
+) -> None:
+    """One number of any type is the primary reward, as a float."""
+    span_id = emit_reward(number)
+
+    span = last(recording)
+    assert span.span_id == span_id
+    assert span.name == "agentlightning.annotation"
+    assert own(span) == {
+        "agentlightning.reward.0.name": "primary",
+        "agentlightning.reward.0.value": value,
+    }
+    assert type(span.attributes["agentlightning.reward.0.value"]) is float
+    assert span.parent_span_id == recording.span_id
+    assert (span.kind, span.status, span.is_incomplete) == ("INTERNAL", "UNSET", False)
+
+
+def test_reward_name_and_number_in_each_spelling(recording: Recording) -> None:
+    """A name first, then its number, by position or as ``score``."""
+    emit_reward("task_success", 0.95)
+    emit_reward("task_completion", score=0.5)
+    emit_reward("nothing", 0)
+
+    assert [own(span) for span in recording.spans()[1:]] == [
+        {"agentlightning.reward.0.name": name, "agentlightning.reward.0.value": value}
+        for name, value in (("task_success", 0.95), ("task_completion", 0.5), ("nothing", 0.0))
+    ]
+
+
+def test_named_rewards_put_the_primary_first(recording: Recording) -> None:
+    """The primary is number 0, the others follow in their order."""
+    emit_reward({"short": 0.4, "ok": 1, "kind": 0.2}, primary="ok")
+
+    assert list(own(last(recording)).items()) == [
+        ("agentlightning.reward.0.name", "ok"),
+        ("agentlightning.reward.0.value", 1.0),
+        ("agentlightning.reward.1.name", "short"),
+        ("agentlightning.reward.1.value", 0.4),
+        ("agentlightning.reward.2.name", "kind"),
+        ("agentlightning.reward.2.value", 0.2),
+    ]
+
+
+def test_one_named_reward_needs_no_primary(recording: Recording) -> None:
+    """Of one there is no doubt which counts."""
+    emit_reward({"only": 0.25})
+
+    assert own(last(recording))["agentlightning.reward.0.name"] == "only"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "says"),
+    [
+        ((float("nan"),), {}, "'primary' is nan; it must be finite"),
+        ((float("inf"),), {}, "'primary' is inf; it must be finite"),
+        ((float("-inf"),), {}, "must be finite"),
+        ((Decimal("NaN"),), {}, "must be finite"),
+        ((10**400,), {}, "must be a number"),
+        (("task_success",), {}, "'task_success' is None; it must be a number"),
+        (("task_success", "0.5"), {}, "'task_success' is '0.5'; it must be a number"),
+        ((b"1.0",), {}, "must be a number"),
+        ((None,), {}, "'primary' is None; it must be a number"),
+        (([1.0],), {}, "must be a number"),
+        ((np.array([1.0, 2.0]),), {}, "must be a number"),
+        ((object(),), {}, "must be a number"),
+        (({},), {}, "the mapping is empty"),
+        (({"a": 1, "b": 2},), {}, "need primary="),
+        (({"a": 1, "b": 2},), {"primary": "c"}, "'c' is none of the rewards: a, b"),
+        (({"a": "good"},), {}, "'a' is 'good'"),
+        ((1.0, 2.0), {}, "only after a name"),
+        ((1.0,), {"score": 2.0}, "only after a name"),
+        (({"a": 1}, 2.0), {}, "only after a name"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_reward_that_is_none_is_refused_and_not_kept(
+    arguments: Any, keywords: Any, says: str, is_recorded: bool
+) -> None:
+    """What is no finite number, or leaves open which counts, raises and says why."""
+    with auto_trace(store=":memory:") if is_recorded else context() as recording:
+        with pytest.raises(ConfigError, match=says):
+            emit_reward(*arguments, **keywords)
+
+        assert [span for span in recording.spans() if span.name == c.SPAN_ANNOTATION] == []
+
+
+def test_reward_links_to_a_span_or_a_response(recording: Recording) -> None:
+    """Links are Agent Lightning's queries: a key and the value it must have."""
+    emit_reward(1.0, span_id="ab" * 8)
+    emit_reward(1.0, response_id="chatcmpl-1")
+    emit_reward(1.0, span_id="ab" * 8, response_id="chatcmpl-1")
+
+    links = [
+        {k: v for k, v in own(span).items() if k.startswith("agentlightning.link")}
+        for span in recording.spans()[1:]
+    ]
+    to_span = {
+        "agentlightning.link.0.key_match": "span_id",
+        "agentlightning.link.0.value_match": "ab" * 8,
+    }
+    to_response = {
+        "agentlightning.link.{}.key_match": "gen_ai.response.id",
+        "agentlightning.link.{}.value_match": "chatcmpl-1",
+    }
+    assert links[0] == to_span
+    assert links[1] == {key.format(0): value for key, value in to_response.items()}
+    assert links[2] == {**to_span, **{k.format(1): v for k, v in to_response.items()}}
+
+
+def test_reward_takes_further_attributes(recording: Recording) -> None:
+    """Tags and other keys ride along; the reward's own keys win."""
+    emit_reward(
+        0.5,
+        attributes={"agentlightning.tag.0": "fast", "agentlightning.reward.0.value": 9.0},
+    )
+
+    assert own(last(recording)) == {
+        "agentlightning.tag.0": "fast",
+        "agentlightning.reward.0.name": "primary",
+        "agentlightning.reward.0.value": 0.5,
+    }
+
+
+def test_reward_for_another_rollout_belongs_to_that_one(store: Store) -> None:
+    """A reward given to another rollout is none of this one's: no stamp, no parent of it."""
+    with auto_trace(store=store, rollout_id="first", agent="planner"):
+        emit_action("act", "one")
+    with auto_trace(store=store, rollout_id="second", agent="judge", attempt_id="3") as second:
+        emit_reward(0.5, rollout_id="first")
+        emit_reward(0.25, rollout_id="second")
+
+    first = store.spans(rollout_id="first").rows()[-1]
+    assert first.attributes[c.REWARD_VALUE] == 0.5
+    assert first.attempt_id == "1"
+    assert c.AGENT_NAME not in first.attributes
+    assert first.parent_span_id is None
+    assert first.trace_id != second.trace_id
+    assert [t.reward for t in store.transitions(rollout_id="first")] == [0.5]
+    assert [span.attributes.get(c.REWARD_VALUE) for span in second.spans()] == [None, 0.25]
+
+
+def test_reward_outside_a_recording_is_none_and_told_once(warnings_in: Warnings) -> None:
+    """A reward for whatever is current needs something current."""
+    given = [emit_reward(1.0), emit_reward("ok", 1.0)]
+
+    (warning,) = warnings_in()
+    assert given == [None, None]
+    assert "emit_reward() was called outside a recording" in warning
+    assert not Store().layout.exists()  # type: ignore[union-attr]  # the default store is local
+
+
+@pytest.mark.parametrize(
+    "target", [{"span_id": "ab" * 8}, {"response_id": "chatcmpl-1"}, {"rollout_id": "r1"}], ids=repr
+)
+def test_reward_with_a_target_is_kept_outside_a_recording(
+    target: dict[str, str], warnings_in: Warnings
+) -> None:
+    """What names its target is kept in the default store, days later and from anywhere."""
+    span_id = emit_reward(0.5, **target)  # type: ignore[arg-type]  # one of the three keywords
+
+    (span,) = Store().spans().rows()
+    assert span.span_id == span_id
+    assert span.name == c.SPAN_ANNOTATION
+    assert span.scope == c.SCOPE
+    assert span.attributes[c.REWARD_VALUE] == 0.5
+    assert set(target.values()) <= set(span.attributes.values())
+    assert not span.is_incomplete
+    assert warnings_in() == []
+
+
+def test_late_reward_for_a_rollout_reaches_its_call() -> None:
+    """A reward given after the rollout, by its id, is credited to what it did."""
+    with auto_trace() as recording:
+        emit_action("act", "one")
+
+    emit_reward(0.5, rollout_id=recording.rollout_id)
+
+    assert [step.reward for step in Store().transitions()] == [0.5]
+    assert Store().report().rewards_placed == 1
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_late_reward_for_a_response_reaches_its_call(is_recorded: bool, server: DemoServer) -> None:
+    """A reward that names only the response finds its call, from wherever it is given."""
+    client = openai.OpenAI(base_url=server.base_url, api_key="none")
+    with auto_trace():
+        reply = client.chat.completions.create(
+            model="toy", messages=[{"role": "user", "content": "hi"}]
+        )
+
+    if is_recorded:
+        with auto_trace():
+            emit_reward(0.5, response_id=reply.id)
+    else:
+        emit_reward(0.5, response_id=reply.id)
+
+    assert [(t.response_id, t.reward) for t in Store().transitions()] == [(reply.id, 0.5)]
+
+
+def test_late_reward_without_a_store_costs_one_warning(
+    monkeypatch: pytest.MonkeyPatch, warnings_in: Warnings, tmp_path: Any
+) -> None:
+    """Where the default store cannot be made, the program runs on without the reward."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LIGHTNING_OTEL_STORE", str(tmp_path / "file" / "store"))
+
+    given = [emit_reward(1.0, rollout_id="r1") for _ in range(2)]
+
+    assert given == [None, None]
+    assert len(warnings_in()) == 1
+
+
+def test_late_reward_into_a_store_of_an_unknown_engine_makes_no_folder(
+    monkeypatch: pytest.MonkeyPatch, warnings_in: Warnings, tmp_path: Any
+) -> None:
+    """A URL in the environment is no path to make folders of."""
+    monkeypatch.setenv("LIGHTNING_OTEL_STORE", "clickhouse://here")
+    monkeypatch.chdir(tmp_path)
+
+    given = emit_reward(1.0, rollout_id="r1")
+
+    assert given is None
+    assert list(tmp_path.iterdir()) == []
+    assert len(warnings_in()) == 1
+
+
+def test_message_is_a_span_with_its_text(recording: Recording) -> None:
+    """A message has Agent Lightning's name and key."""
+    span_id = emit_message("hello", attributes={"level": "info"})
+
+    span = last(recording)
+    assert span.span_id == span_id
+    assert span.name == "agentlightning.message"
+    assert own(span) == {"agentlightning.message.body": "hello", "level": "info"}
+
+
+class Colour(str, enum.Enum):  # noqa: UP042  # StrEnum shows itself as what it is
+    """Text that shows itself as something else."""
+
+    RED = "red"
+
+
+@dataclass
+class Plan:
+    """An object of the user's own."""
+
+    steps: int
+
+
+class Awkward:
+    """An object that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text for this")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        ("text", "str", "text"),
+        ("", "str", ""),
+        (7, "int", "7"),
+        (0.5, "float", "0.5"),
+        (True, "bool", "True"),
+        (b"\x00\xff", "bytes", base64.b64encode(b"\x00\xff").decode()),
+        (bytearray(b"ab"), "bytes", base64.b64encode(b"ab").decode()),
+        (np.float64(0.5), "float", "0.5"),
+        (Colour.RED, "str", "red"),
+    ],
+    ids=repr,
+)
+def test_object_that_is_plain_is_a_literal(
+    value: object, kind: str, text: str, recording: Recording
+) -> None:
+    """Text, numbers and bytes are literals of Agent Lightning's types, whatever their subclass."""
+    emit_object(value)
+
+    span = last(recording)
+    assert span.name == "agentlightning.object"
+    assert own(span) == {"agentlightning.object.type": kind, "agentlightning.object.literal": text}
+    assert type(span.attributes["agentlightning.object.literal"]) is str
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "held"),
+    [
+        ({"a": [1, None, "ü"]}, "dict", {"a": [1, None, "ü"]}),
+        ([1, 2], "list", [1, 2]),
+        ((1, 2), "tuple", [1, 2]),
+        (None, "NoneType", None),
+        ({"a": Plan(3)}, "dict", {"a": "Plan(steps=3)"}),
+        (Plan(3), f"{__name__}.Plan", "Plan(steps=3)"),
+        ({(1, 2): 3}, "dict", "{(1, 2): 3}"),
+        (Awkward(), f"{__name__}.Awkward", "<Awkward>"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_object_that_is_not_plain_is_json(
+    value: object, kind: str, held: object, recording: Recording
+) -> None:
+    """Anything else is JSON; what JSON cannot hold is its text, or else its type."""
+    emit_object(value)
+
+    span = last(recording)
+    assert span.attributes["agentlightning.object.type"] == kind
+    assert json.loads(span.attributes["agentlightning.object.json"]) == held
+    assert "agentlightning.object.literal" not in span.attributes
+
+
+def test_object_that_holds_itself_is_kept_as_text(recording: Recording) -> None:
+    """A circle has no JSON, but a text."""
+    circle: list[object] = []
+    circle.append(circle)
+
+    emit_object(circle, attributes={"note": "round"})
+
+    assert json.loads(last(recording).attributes[c.OBJECT_JSON]) == "[[...]]"
+    assert last(recording).attributes["note"] == "round"
+
+
+@pytest.mark.parametrize(
+    ("emit", "name"),
+    [(emit_action, "lightning.action"), (emit_observation, "lightning.observation")],
+)
+def test_marks_hold_a_name_and_a_value(emit: Any, name: str, recording: Recording) -> None:
+    """An action or observation has a name and a value, or is a value alone."""
+    emit("tool", {"x": 1})
+    emit("alone")
+    emit({"also": "alone"})
+    emit("nought", 0)
+
+    marks = recording.spans()[1:]
+    assert [span.name for span in marks] == [name] * 4
+    assert [span.attributes.get(c.MARK_NAME) for span in marks] == ["tool", None, None, "nought"]
+    held = [
+        span.attributes.get(c.OBJECT_JSON) or span.attributes[c.OBJECT_LITERAL] for span in marks
+    ]
+    assert held == ['{"x": 1}', "alone", '{"also": "alone"}', "0"]
+
+
+def test_marks_become_transitions(recording: Recording) -> None:
+    """Code without any known client gets transitions from its marks, as from model calls."""
+    emit_observation("board", "start")
+    emit_action("move", "e4")
+    emit_reward(0.5)
+    emit_observation("board", "after e5")
+    emit_action("move", "d4")
+    emit_reward("win", 1.0)
+    emit_observation("board", "mate")
+
+    (trajectory,) = recording.trajectories()
+    first, second = trajectory.transitions
+
+    def text(messages: Any) -> list[str]:
+        return [message["parts"][0]["content"] for message in messages]
+
+    assert (text(first.observation), text(first.action)) == (["start"], ["e4"])
+    assert (text(second.observation), text(second.action)) == (["after e5"], ["d4"])
+    assert (first.reward, second.reward, dict(second.rewards)) == (0.5, 1.0, {"win": 1.0})
+    assert (first.done, second.done) == (False, True)
+    assert second.next_observation is not None
+    assert text(second.next_observation) == ["mate"]
+    assert not any(is_call(span) for span in recording.spans())
+
+
+@pytest.mark.parametrize("state", ["started", "finished", "failed"])
+def test_state_is_one_of_three(state: Any, recording: Recording) -> None:
+    """A state is a span with its name, and a message if there is one."""
+    emit_state(state)
+    emit_state(state, message="why")
+
+    bare, told = recording.spans()[1:]
+    assert bare.name == told.name == "lightning.state"
+    assert own(bare) == {c.MARK_NAME: state}
+    assert own(told) == {c.MARK_NAME: state, c.MESSAGE_BODY: "why"}
+
+
+def test_state_of_another_name_is_refused(recording: Recording) -> None:
+    """A state that is none of the three is an error that lists them."""
+    with pytest.raises(ConfigError, match="started, finished, failed"):
+        emit_state("paused")  # type: ignore[arg-type]  # on purpose
+
+    assert len(recording.spans()) == 1
+
+
+def test_exception_is_a_failed_span_with_its_stack(recording: Recording) -> None:
+    """An exception has OpenTelemetry's keys; no secret of its text is kept."""
+    secret = "sk-" + "a1B2" * 8
+    try:
+        raise LookupError(f"no such key: {secret}")
+    except LookupError as exc:
+        span_id = emit_exception(exc)
+
+    span = last(recording)
+    assert span.span_id == span_id
+    assert span.name == "agentlightning.exception"
+    assert span.status == "ERROR"
+    assert span.attributes["exception.type"] == "LookupError"
+    assert span.attributes["exception.message"] == "no such key: [redacted:api_key]"
+    assert "test_exception_is_a_failed_span" in span.attributes["exception.stacktrace"]
+    assert secret not in span.attributes["exception.stacktrace"]
+    assert span.attributes["exception.escaped"] is False
+    assert recording.spans()[0].status == "UNSET"
+
+
+def test_exception_with_a_long_stack_keeps_its_end(recording: Recording) -> None:
+    """Of a long stack the part where it failed is kept."""
+
+    def tick(depth: int) -> None:
+        if not depth:
+            raise LookupError("at the bottom")
+        tock(depth)
+
+    def tock(depth: int) -> None:  # two that take turns: Python shortens what only repeats itself
+        tick(depth - 1)
+
+    try:
+        tick(100)
+    except LookupError as exc:
+        emit_exception(exc)
+
+    stack = last(recording).attributes["exception.stacktrace"]
+    assert len(stack) == 8192
+    assert stack.endswith("LookupError: at the bottom\n")
+
+
+class MuteError(Exception):
+    """An exception that cannot say what happened."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_exception_without_words_is_kept_all_the_same(recording: Recording) -> None:
+    """An exception whose text raises costs its text."""
+    emit_exception(MuteError())
+
+    span = last(recording)
+    assert span.attributes["exception.type"] == f"{__name__}.MuteError"
+    assert span.attributes["exception.message"] == ""
+
+
+def test_span_holds_metadata_and_task_and_can_be_rewarded(store: Store) -> None:
+    """An instant of one's own has an id that a later reward links to."""
+    with auto_trace(store=store) as recording:
+        span_id = emit_span(
+            "prompt_optimization_code",
+            metadata={"category": "code", "size": 3, "ok": True, "model": None, "nested": {"a": 1}},
+            task_id="t1",
+        )
+    emit_reward(0.5, span_id=span_id, rollout_id=recording.rollout_id)
+
+    span = last(recording)
+    assert span.span_id == span_id
+    assert span.name == "prompt_optimization_code"
+    assert own(span) == {
+        "category": "code",
+        "size": 3,
+        "ok": True,
+        "model": "null",
+        "nested": '{"a": 1}',
+        "lightning.task.id": "t1",
+    }
+    (reward,) = Store().spans().rows()
+    assert reward.attributes[f"{c.LINK_PREFIX}.0.value_match"] == span_id
+
+
+def test_every_emitter_outside_a_recording_gives_none_and_says_so_once(
+    warnings_in: Warnings,
+) -> None:
+    """Emitters in code that runs unrecorded do nothing but say so, once each."""
+    for _ in range(2):
+        given = [
+            emit_message("m"),
+            emit_object(1),
+            emit_action("a"),
+            emit_observation("o"),
+            emit_state("started"),
+            emit_exception(ValueError()),
+            emit_span("s"),
+        ]
+
+        assert given == [None] * 7
+
+    assert len(warnings_in()) == 7
+    assert not Store().layout.exists()  # type: ignore[union-attr]  # the default store is local
+
+
+def test_emitters_are_silent_where_capture_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch, warnings_in: Warnings
+) -> None:
+    """With the switch off nothing is kept and nothing is said."""
+    monkeypatch.setenv("LIGHTNING_OTEL", "0")
+
+    given = [emit_message("m"), emit_reward(1.0), emit_reward(1.0, rollout_id="r1")]
+
+    assert given == [None, None, None]
+    assert warnings_in() == []
+    assert not Store().layout.exists()  # type: ignore[union-attr]  # the default store is local
+
+
+def test_emitters_in_threads_keep_every_span(recording: Recording) -> None:
+    """Emitting from many threads at once loses nothing."""
+    together = threading.Barrier(8)
+
+    def work(number: int) -> None:
+        together.wait(timeout=30)
+        for turn in range(25):
+            emit_message(f"{number}-{turn}")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+    said = [span.attributes[c.MESSAGE_BODY] for span in recording.spans()[1:]]
+    assert sorted(said) == sorted(f"{number}-{turn}" for number in range(8) for turn in range(25))
+
+
+def test_content_stays_out_where_the_user_says_so(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``NO_CONTENT`` spans are kept without what was said in them."""
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "NO_CONTENT")
+    with auto_trace(store=store, task="secret") as recording:
+        emit_message("secret")
+        emit_object("secret")
+        emit_reward(1.0)
+    monkeypatch.delenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT")
+    capture.refresh_settings()
+
+    assert "secret" not in repr(recording.spans())
+    assert recording.spans()[-1].attributes[c.REWARD_VALUE] == 1.0

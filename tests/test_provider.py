@@ -1,0 +1,564 @@
+"""The provider joined or set, the ways in, and what is inherited: each in a process of its own.
+
+The global tracer provider can be set once a process, so what depends on it runs in a subprocess.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import openai
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
+
+from lightning_otel import Store, instrument, provider, uninstrument
+from lightning_otel import conventions as c
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import Span
+
+PRELUDE = """
+import json, os, sys, threading
+import lightning_otel as lo
+from lightning_otel import conventions as c, provider
+from opentelemetry import trace
+
+def own_provider(*processors, **options):
+    from opentelemetry.sdk.trace import TracerProvider
+    own = TracerProvider(**options)
+    for processor in processors:
+        own.add_span_processor(processor)
+    trace.set_tracer_provider(own)
+    return own
+
+def in_memory():
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    exporter = InMemorySpanExporter()
+    return exporter, SimpleSpanProcessor(exporter)
+"""
+
+
+class Process:
+    """Runs scripts in processes of their own, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store(folder / "traces.duckdb")
+
+    def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a script to its end; what it prints is the result."""
+        return subprocess.run(
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(script)],
+            cwd=self.folder,
+            env={**os.environ, "LIGHTNING_OTEL_STORE": self.store.name, **environment},
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+
+    def spans(self) -> list[Span]:
+        """What the default store of the scripts holds."""
+        return self.store.spans().rows()
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Process:
+    """Runs scripts in processes of their own."""
+    return Process(tmp_path)
+
+
+def test_existing_provider_is_joined_and_keeps_all_it_had(process: Process) -> None:
+    """The user's provider stays, its exporter still gets every span, without the content."""
+    done = process.run(
+        """
+        exporter, processor = in_memory()
+        own = own_provider(processor)
+        with lo.auto_trace(task="secret") as recording:
+            lo.emit_message("secret")
+            with trace.get_tracer("app").start_as_current_span("app"):
+                pass
+        with trace.get_tracer("app").start_as_current_span("outside"):
+            pass
+        assert trace.get_tracer_provider() is own
+        exported = exporter.get_finished_spans()
+        assert "secret" not in repr([dict(span.attributes) for span in exported])
+        print([span.name for span in exported])
+        print(sorted(span.name for span in recording.spans()))
+        """
+    )
+
+    exported, recorded = done.stdout.splitlines()
+    assert done.stderr == ""
+    assert exported == str([c.SPAN_MESSAGE, "app", c.SPAN_ROLLOUT, "outside"])
+    assert recorded == str(sorted([c.SPAN_MESSAGE, "app", c.SPAN_ROLLOUT]))
+    assert any("secret" in repr(span.attributes) for span in process.spans())
+
+
+def test_content_reaches_other_exporters_only_if_allowed(process: Process) -> None:
+    """With ``LIGHTNING_OTEL_EXPORT_CONTENT`` what was said stands on the spans others see."""
+    done = process.run(
+        """
+        exporter, processor = in_memory()
+        own_provider(processor)
+        with lo.auto_trace():
+            lo.emit_message("hello")
+        print(exporter.get_finished_spans()[0].attributes[c.MESSAGE_BODY])
+        """,
+        LIGHTNING_OTEL_EXPORT_CONTENT="1",
+    )
+
+    assert (done.stdout, done.stderr) == ("hello\n", "")
+
+
+def test_provider_is_set_where_there_is_none(process: Process) -> None:
+    """Without a provider one of the SDK's is set, and later users of OpenTelemetry find it."""
+    done = process.run(
+        """
+        with lo.auto_trace():
+            pass
+        print(type(trace.get_tracer_provider()).__module__)
+        """
+    )
+
+    assert (done.stdout, done.stderr) == ("opentelemetry.sdk.trace\n", "")
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_first_recordings_of_many_threads_share_one_processor(
+    is_joined: bool, process: Process
+) -> None:
+    """Threads that begin at once set or join one provider, once."""
+    done = process.run(
+        f"""
+        if {is_joined}:
+            own_provider()
+        added = []
+        from opentelemetry.sdk.trace import TracerProvider
+        plain = TracerProvider.add_span_processor
+        def add(self, processor):
+            added.append(processor)
+            plain(self, processor)
+        TracerProvider.add_span_processor = add
+        sys.setswitchinterval(1e-6)
+        together = threading.Barrier(16)
+        def work():
+            together.wait()
+            with lo.auto_trace():
+                lo.emit_message("x")
+        threads = [threading.Thread(target=work) for _ in range(16)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        print(len(added))
+        """
+    )
+
+    assert (done.stdout, done.stderr) == ("1\n", "")
+    assert len(process.spans()) == 32
+    assert len({span.rollout_id for span in process.spans()}) == 16
+
+
+def test_unsampled_spans_are_not_stored(process: Process) -> None:
+    """What the user's provider does not sample is not recorded, and nothing breaks."""
+    done = process.run(
+        """
+        from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+        class NoMessages(Sampler):
+            def should_sample(self, parent_context, trace_id, name, *args, **kwargs):
+                is_wanted = name != c.SPAN_MESSAGE and "drop" not in name
+                return SamplingResult(Decision.RECORD_AND_SAMPLE if is_wanted else Decision.DROP)
+            def get_description(self):
+                return "no messages"
+        own_provider(sampler=NoMessages())
+        with lo.auto_trace() as recording:
+            lo.emit_message("dropped")
+            lo.emit_object("kept")
+            with trace.get_tracer("app").start_as_current_span("drop me"):
+                lo.emit_reward(1.0)
+        print([span.name for span in recording.spans()])
+        """
+    )
+
+    kept = [c.SPAN_ROLLOUT, c.SPAN_OBJECT, c.SPAN_ANNOTATION]
+    assert (done.stdout, done.stderr) == (f"{kept}\n", "")
+    assert [span.name for span in process.spans()] == kept
+
+
+def test_provider_that_samples_nothing_leaves_an_empty_recording(process: Process) -> None:
+    """With sampling off functions run, recordings are empty, and the evaluator is still applied."""
+    done = process.run(
+        """
+        from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+        own_provider(sampler=ALWAYS_OFF)
+        @lo.auto_trace(reward_evaluator=lambda judged: print(judged.result, judged.spans()))
+        def double(number):
+            return number * 2
+        print(double(21))
+        """
+    )
+
+    assert (done.stdout, done.stderr) == ("42 []\n42\n", "")
+    assert process.spans() == []
+
+
+def test_provider_without_processors_is_named_once(process: Process) -> None:
+    """A provider that takes no processors costs one warning; functions run."""
+    done = process.run(
+        """
+        trace.set_tracer_provider(trace.NoOpTracerProvider())
+        for _ in range(3):
+            with lo.auto_trace() as recording:
+                assert lo.emit_reward(1.0) is None
+                with lo.operation("x") as found:
+                    assert found.span_id is None
+        print(recording.spans(), recording.trace_id == recording.span_id == "")
+        """
+    )
+
+    assert done.stdout == "[] True\n"
+    assert done.stderr.count("takes no processors") == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+PRE_INSTRUMENT = """
+if {has_provider}:
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from lightning_otel import DuckDBSpanExporter
+    own_provider(BatchSpanProcessor(DuckDBSpanExporter(), schedule_delay_millis=50))
+provider.pre_instrument()
+with trace.get_tracer("app").start_as_current_span("outer"):
+    with lo.auto_trace():
+        lo.emit_message("said")
+    trace.get_tracer("app").start_span("never ended")
+if {has_provider}:
+    trace.get_tracer_provider().force_flush()
+os.kill(os.getpid(), 9) if {is_killed} else None
+"""
+
+
+@pytest.mark.parametrize(("has_provider", "is_killed"), [(True, False), (False, True)])
+def test_pre_instrument_keeps_every_span_once(
+    has_provider: bool, is_killed: bool, process: Process
+) -> None:
+    """Named in ``OTEL_TRACES_EXPORTER``, everything is kept at once, and by nobody else again."""
+    done = process.run(
+        PRE_INSTRUMENT.format(has_provider=has_provider, is_killed=is_killed),
+        OTEL_TRACES_EXPORTER="duckdb",
+    )
+
+    ended = [span for span in process.spans() if not span.is_incomplete]
+    segments = [path.read_text() for path in process.folder.rglob("live/*-*.ndjson")]
+    assert (done.returncode, done.stderr) == (-9 if is_killed else 0, "")
+    assert sorted(span.name for span in ended) == sorted(["outer", c.SPAN_ROLLOUT, c.SPAN_MESSAGE])
+    assert {span.attributes.get(c.MESSAGE_BODY) for span in ended} == {None, "said"}
+    assert "".join(segments).count('"record":"span"') == 3
+
+
+def test_batch_exporter_beside_a_recording_doubles_nothing(process: Process) -> None:
+    """Where the user's own exporter writes to the same store, each span is there once, with all."""
+    done = process.run(
+        """
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        own = own_provider(BatchSpanProcessor(lo.DuckDBSpanExporter()))
+        with lo.auto_trace() as recording:
+            lo.emit_message("said")
+        own.force_flush()
+        print([span.attributes.get(c.MESSAGE_BODY) for span in recording.spans()])
+        """
+    )
+
+    assert (done.stdout, done.stderr) == ("[None, 'said']\n", "")
+    assert len(process.spans()) == 2
+    assert "said" in [span.attributes.get(c.MESSAGE_BODY) for span in process.spans()]
+
+
+def test_pre_instrument_does_nothing_unless_named_and_allowed(process: Process) -> None:
+    """The hook is there in every program under ``opentelemetry-instrument``, and mostly idle."""
+    done = process.run(
+        """
+        for environment in (
+            {},
+            {"OTEL_TRACES_EXPORTER": "console"},
+            {"OTEL_TRACES_EXPORTER": "duckdb", "LIGHTNING_OTEL": "0"},
+            {"OTEL_TRACES_EXPORTER": "duckdb", "LIGHTNING_OTEL": "1", "OTEL_SDK_DISABLED": "true"},
+        ):
+            os.environ.update(environment)
+            provider.pre_instrument()
+        print(type(trace.get_tracer_provider()).__name__)
+        print([name for name in sys.modules if name.startswith("opentelemetry.sdk")])
+        """
+    )
+
+    assert (done.stdout, done.stderr) == ("ProxyTracerProvider\n[]\n", "")
+    assert list(process.folder.iterdir()) == []
+
+
+def test_pre_instrument_with_a_store_that_cannot_be_made_lets_the_program_run(
+    process: Process,
+) -> None:
+    """One warning, no files, and the program is as it was."""
+    (process.folder / "file").touch()
+
+    done = process.run(
+        """
+        for store in ("file/store", "clickhouse://here", ":memory:"):
+            os.environ["LIGHTNING_OTEL_STORE"] = store
+            provider.pre_instrument()
+        print("running")
+        """,
+        OTEL_TRACES_EXPORTER="duckdb",
+    )
+
+    assert done.stdout == "running\n"
+    assert done.stderr.count("cannot make the store") == 1
+    assert [path.name for path in process.folder.iterdir()] == ["file"]
+
+
+def test_opentelemetry_instrument_records_an_unchanged_program(
+    process: Process, server: DemoServer
+) -> None:
+    """The third way in: the entry points alone make a program's calls spans in the store."""
+    (process.folder / "app.py").write_text(
+        textwrap.dedent(
+            f"""
+            import os, openai
+            client = openai.OpenAI(base_url={server.base_url!r}, api_key="none")
+            client.chat.completions.create(
+                model="toy", messages=[{{"role": "user", "content": "hi"}}]
+            )
+            os._exit(0)
+            """
+        )
+    )
+    command = str(Path(sys.executable).with_name("opentelemetry-instrument"))
+
+    subprocess.run(
+        [command, "--traces_exporter", "duckdb", sys.executable, "app.py"],
+        cwd=process.folder,
+        env={**os.environ, "LIGHTNING_OTEL_STORE": process.store.name},
+        timeout=50,
+        check=True,
+    )
+
+    (call,) = process.spans()
+    assert call.attributes[c.RESPONSE_ID] == server.log[0].response_id
+    assert '"hi"' in call.attributes[c.INPUT_MESSAGES]
+
+
+class Collector(ThreadingHTTPServer):
+    """Speaks the Collector's side of OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.spans: list[WireSpan] = []
+
+    @property
+    def url(self) -> str:
+        """What to name as the endpoint."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        """Take a batch."""
+        body = self.rfile.read(int(self.headers["content-length"]))
+        assert isinstance(self.server, Collector)
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for scope in resource.scope_spans:
+                self.server.spans.extend(scope.spans)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """A Collector on loopback."""
+    with Collector() as running:
+        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def test_own_provider_serves_the_users_otlp_endpoint_too(
+    process: Process, collector: Collector
+) -> None:
+    """Spans also go where the environment says, without what was said in them."""
+    done = process.run(
+        """
+        provider.pre_instrument()
+        with lo.auto_trace():
+            lo.emit_message("secret")
+        """,
+        OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
+        OTEL_TRACES_EXPORTER="duckdb,otlp",
+    )
+
+    names = sorted(span.name for span in collector.spans)
+    assert done.stderr == ""
+    assert names == sorted([c.SPAN_ROLLOUT, c.SPAN_MESSAGE])
+    assert b"secret" not in b"".join(span.SerializeToString() for span in collector.spans)
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_wanted"),
+    [
+        ({}, False),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+        ({"OTEL_TRACES_EXPORTER": "duckdb, otlp"}, True),
+        ({"OTEL_TRACES_EXPORTER": "duckdb"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"}, True),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_TRACES_EXPORTER": "none"},
+            False,
+        ),
+    ],
+    ids=str,
+)
+def test_otlp_is_wanted_where_the_environment_names_it(
+    environment: dict[str, str], is_wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endpoint or the exporter's name asks for it; ``none`` forbids it."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert provider.wants_otlp() is is_wanted
+
+
+def test_process_leaves_otlp_to_whoever_reads_the_store(
+    process: Process, collector: Collector
+) -> None:
+    """A process that was told so sends nothing itself."""
+    done = process.run(
+        """
+        provider.leave_otlp_to_the_store()
+        with lo.auto_trace():
+            pass
+        """,
+        OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(process.spans()) == 1
+    assert collector.spans == []
+
+
+INHERIT = """
+provider.start_run_child()
+lo.emit_message("main")
+def work():
+    lo.emit_message("thread")
+    with lo.operation("deeper"):
+        lo.emit_message("deep")
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(1) as pool:
+    pool.submit(lo.emit_message, "pool").result()
+with lo.auto_trace(name="part") as part:
+    pass
+print(part.rollout_id, part.attempt_id)
+"""
+
+
+def test_rollout_and_parent_are_inherited_from_the_environment(process: Process) -> None:
+    """A child process goes on in its parent's rollout and trace, in all its threads."""
+    done = process.run(
+        INHERIT,
+        LIGHTNING_OTEL_ROLLOUT_ID="r1",
+        LIGHTNING_OTEL_ATTEMPT_ID="2",
+        TRACEPARENT=f"00-{'ab' * 16}-{'cd' * 8}-00",
+    )
+
+    spans = process.spans()
+    deeper = next(span for span in spans if span.name == c.SPAN_OPERATION)
+    parents = {
+        span.attributes.get(c.MESSAGE_BODY) or span.name: span.parent_span_id for span in spans
+    }
+    assert (done.stdout, done.stderr) == ("r1 2\n", "")
+    assert {(span.rollout_id, span.attempt_id) for span in spans} == {("r1", "2")}
+    assert {span.trace_id for span in spans} == {"ab" * 16}
+    assert parents == {
+        "main": "cd" * 8,
+        "thread": "cd" * 8,
+        "pool": "cd" * 8,
+        c.SPAN_OPERATION: "cd" * 8,
+        "deep": deeper.span_id,
+        c.SPAN_ROLLOUT: "cd" * 8,
+    }
+
+
+def test_without_anything_inherited_each_trace_is_its_own_rollout(process: Process) -> None:
+    """A process that records from its start, and has no parent, stamps nothing."""
+    done = process.run("provider.start_process(); lo.emit_message('a'); lo.emit_message('b')")
+
+    first, second = process.spans()
+    assert done.stderr == ""
+    assert first.parent_span_id is second.parent_span_id is None
+    assert first.rollout_id == first.trace_id != second.trace_id
+    assert c.ROLLOUT_ID not in first.attributes
+
+
+def test_nonsense_in_traceparent_is_ignored(process: Process) -> None:
+    """What is no W3C traceparent is no parent; the rollout id still holds."""
+    done = process.run(
+        """
+        nonsense = ["", "x", "00-x-y-01", "00-0-0-01", "-", f"00-{'0' * 32}-{'cd' * 8}-01",
+                    f"00-{'ab' * 16}-{'0' * 16}-01", f"00-{'ab' * 20}-{'cd' * 8}-01",
+                    f"00-0x{'ab' * 15}-{'cd' * 8}-01", f"ff-{'ab' * 16}-{'cd' * 8}-01", "\\udcff"]
+        for text in nonsense:
+            os.environ["TRACEPARENT"] = text
+            provider.start_process()
+            lo.emit_message(text)
+        print(len(nonsense))
+        """,
+        LIGHTNING_OTEL_ROLLOUT_ID="r1",
+    )
+
+    spans = process.spans()
+    assert done.stderr == ""
+    assert len(spans) == int(done.stdout)
+    assert {(span.parent_span_id, span.rollout_id) for span in spans} == {(None, "r1")}
+    assert "ab" * 16 not in {span.trace_id for span in spans}
+
+
+def test_instrument_switches_on_by_name_and_uninstrument_off() -> None:
+    """A library is named as text or in a list; off again its own methods are back."""
+    import openai._base_client as base
+
+    def is_wrapped() -> bool:
+        return hasattr(base.SyncAPIClient.request, "__lightning_otel_wrapped__")
+
+    uninstrument()
+    states = [is_wrapped()]
+    for libraries in ("openai", ["openai"], None):
+        instrument(libraries)
+        states.append(is_wrapped())
+        uninstrument()
+        states.append(is_wrapped())
+
+    assert states == [False, True, False, True, False, True, False]
+    assert threading.Thread.start.__module__ == "threading"
+    assert ThreadPoolExecutor.submit.__module__ == "concurrent.futures.thread"
+    assert openai.OpenAI.__mro__[1] is base.SyncAPIClient
+
+
+def test_instrument_refuses_a_library_it_does_not_know() -> None:
+    """A name without an instrumentor is an error that lists those there are."""
+    with pytest.raises(ConfigError, match="'opena1'; there is one for openai"):
+        instrument("opena1")
+    with pytest.raises(ConfigError, match="'pytest'"):
+        instrument(["openai", "pytest"])

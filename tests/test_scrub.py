@@ -1,0 +1,100 @@
+"""Secrets out of text: every known shape, wherever it stands, and nothing else."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_otel.scrub import scrub
+
+KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAAA==\n-----END RSA PRIVATE KEY-----"
+SECRETS = {
+    "api_key": ["sk-" + "a1B2" * 5, "sk-proj-" + "a_B-" * 12],
+    "aws_key": ["AKIA" + "A1B2C3D4E5F6G7H8"],
+    "google_key": ["AIza" + "a1_-B" * 7],
+    "github_token": ["ghp_" + "aB1" * 12, "ghs_" + "aB1" * 13],
+    "slack_token": ["xoxb-1234567890-abc"],
+    "hf_token": ["hf_" + "aB1" * 10],
+    "jwt": ["eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeK"],
+    "bearer": ["Bearer " + "a1._~+/-" * 3 + "==", "bearer " + "a1b2" * 5],
+    "private_key": [KEY],
+}
+CASES = [(name, secret) for name, secrets in SECRETS.items() for secret in secrets]
+HARMLESS = [
+    "",
+    "the right light might be bright, through and through",
+    "task-0123456789abcdef0123456789",
+    "risk-based-assessment-of-everything",
+    "sk-learn",
+    "AKIAshort",
+    "myAKIAA1B2C3D4E5F6G7H8",
+    "hf_hub_download(repo_id)",
+    "ghp_short",
+    "eyJ.a.b",
+    "bearer of bad news",
+    "-----BEGIN PUBLIC KEY-----\nabc\n-----END PUBLIC KEY-----",
+    "xoxo-hugs-and-kisses",
+]
+
+
+@pytest.mark.parametrize(("name", "secret"), CASES)
+@pytest.mark.parametrize("around", ["%s", "key: %s!", '"%s"', "(%s)", "a\n%s\nb", "a\t%s", "é%s"])
+def test_scrub_redacts_every_kind_of_secret(name: str, secret: str, around: str) -> None:
+    """Bare, quoted or on a line of its own, a secret's place says what stood there."""
+    text = around % secret
+
+    assert scrub(text) == around % f"[redacted:{name}]"
+
+
+@pytest.mark.parametrize(("name", "secret"), CASES)
+@pytest.mark.parametrize("around", ["%s", "key:\n%s", "key:\t%s end", "a\r\n%s", '"%s"'])
+def test_scrub_redacts_inside_json_text(name: str, secret: str, around: str) -> None:
+    """In JSON a line break is two letters, and the secret after it still starts a word."""
+    text = json.dumps({"content": around % secret})
+
+    found = json.loads(scrub(text))
+
+    assert found == {"content": around % f"[redacted:{name}]"}
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_scrub_leaves_other_text_alone(text: str) -> None:
+    """What only resembles a secret stays, the very same object."""
+    assert scrub(text) is text
+
+
+def test_scrub_redacts_several_at_once() -> None:
+    """Each of many secrets in one text is gone."""
+    text = " ".join(secret for _, secret in CASES)
+
+    found = scrub(text)
+
+    assert not [secret for _, secret in CASES if secret in found]
+    assert found.count("[redacted:") == len(CASES)
+
+
+@given(st.text(), st.sampled_from(CASES), st.text())
+def test_scrub_never_leaves_a_secret_that_stands_by_itself(
+    before: str, case: tuple[str, str], after: str
+) -> None:
+    """Whatever stands around it, apart from it by a space, it is gone; twice is as good as once."""
+    name, secret = case
+
+    found = scrub(f"{before} {secret} {after}")
+
+    assert secret not in found
+    assert f"[redacted:{name}]" in found
+    assert scrub(found) == found
+
+
+EVIL = ["sk-", "-eyJ", "-eyJaaaaaaaa.", "eyJaaaaaaaa.", "/bearer ", "-ghp_", " -----BEGIN A"]
+EVIL += ["-----BEGIN PRIVATE KEY-----a", "-hf_", "/AKIA", "xoxb-"]
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_scrub_never_goes_back_and_forth(evil: str) -> None:
+    """Endless beginnings of secrets are done with at once; else the time limit would end it."""
+    found = scrub(evil * 200_000)
+
+    assert found

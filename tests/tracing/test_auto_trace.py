@@ -1,0 +1,474 @@
+"""``auto_trace`` and ``context`` as users write them: forms, options, nesting, many at once."""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from opentelemetry import trace
+
+from lightning_otel import Store, auto_trace, context, emit_message
+from lightning_otel import conventions as c
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.tracing import Options, Recording
+from lightning_otel.types import Span
+
+RootOf = Callable[[Recording], Span]
+
+
+def bodies(recording: Recording) -> list[str]:
+    """The messages emitted in a recording, in order."""
+    return [
+        span.attributes[c.MESSAGE_BODY] for span in recording.spans() if span.name == c.SPAN_MESSAGE
+    ]
+
+
+def test_auto_trace_as_with_block_records_one_rollout_with_a_root(
+    store: Store, root_of: RootOf
+) -> None:
+    """A ``with`` block is a rollout: a root span, and below it what happens inside."""
+    with auto_trace(store=store, name="quiz", task={"q": "2+2"}) as recording:
+        emit_message("thinking")
+
+    root, message = recording.spans()
+    assert root == root_of(recording)
+    assert root.trace_id == recording.trace_id
+    assert root.parent_span_id is None
+    assert root.status == "UNSET"
+    assert not root.is_incomplete
+    assert root.attributes[c.OPERATION_NAME] == "quiz"
+    assert root.attributes[c.TASK] == '{"q": "2+2"}'
+    assert message.parent_span_id == root.span_id
+    assert {span.rollout_id for span in (root, message)} == {recording.rollout_id}
+    assert {span.attempt_id for span in (root, message)} == {"1"}
+
+
+def test_auto_trace_as_async_with_records_one_rollout(store: Store, root_of: RootOf) -> None:
+    """``async with`` works as ``with`` does."""
+
+    async def main() -> Recording:
+        async with auto_trace(store=store) as recording:
+            await asyncio.sleep(0)
+            emit_message("inside")
+        return recording
+
+    recording = asyncio.run(main())
+
+    assert bodies(recording) == ["inside"]
+    assert not root_of(recording).is_incomplete
+
+
+def test_auto_trace_as_bare_decorator_records_each_call_by_itself() -> None:
+    """Each call of a decorated function is a rollout named after the function."""
+
+    @auto_trace
+    def solve(number: int) -> int:
+        emit_message(f"solving {number}")
+        return number * 2
+
+    results = [solve(1), solve(2)]
+
+    spans = Store().spans().rows()
+    roots = [span for span in spans if span.name == c.SPAN_ROLLOUT]
+    assert results == [2, 4]
+    assert [root.attributes[c.OPERATION_NAME] for root in roots] == [solve.__qualname__] * 2
+    assert len({root.rollout_id for root in roots}) == 2
+    assert len(spans) == 4
+
+
+def test_auto_trace_as_decorator_with_arguments_uses_them(store: Store, root_of: RootOf) -> None:
+    """Options given to the decorator hold for every call; the result is in the recording."""
+    recordings: list[Recording] = []
+
+    @auto_trace(store=store, name="doubling", agent="calc", reward_evaluator=recordings.append)
+    def double(number: int) -> int:
+        return number * 2
+
+    result = double(21)
+
+    (recording,) = recordings
+    assert result == recording.result == 42
+    assert root_of(recording).attributes[c.OPERATION_NAME] == "doubling"
+    assert root_of(recording).attributes[c.AGENT_NAME] == "calc"
+
+
+def test_auto_trace_wraps_a_function_given_with_options(store: Store) -> None:
+    """A function that is somebody else's can be wrapped in one expression."""
+    traced = auto_trace(str.upper, store=store, name="shout")
+
+    result = traced("hey")
+
+    (root,) = store.spans().rows()
+    assert result == "HEY"
+    assert root.attributes[c.OPERATION_NAME] == "shout"
+
+
+@pytest.mark.parametrize("function", [auto_trace, context])
+def test_options_refuse_an_unknown_keyword_by_name(function: Any) -> None:
+    """A misspelt option is a TypeError that names it, at once and not when the block is entered."""
+    with pytest.raises(TypeError, match=f"{function.__name__}.*'rolout_id'"):
+        function(rolout_id="r1")
+
+
+@pytest.mark.parametrize("wrong", ["planner", 3])
+def test_auto_trace_refuses_what_is_no_function(wrong: Any) -> None:
+    """A name given by position is a TypeError that shows how to write it."""
+    with pytest.raises(TypeError, match="name="):
+        auto_trace(wrong)
+
+
+@pytest.mark.parametrize("function", [auto_trace, context])
+def test_signature_spells_out_every_option(function: Any) -> None:
+    """``help()``, notebooks and editors see each option as a keyword."""
+    parameters = inspect.signature(function).parameters
+
+    keywords = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert keywords == list(Options.__annotations__)
+    assert "rollout_id" in keywords
+    assert not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "value"),
+    [
+        ({"rollout_id": "r1"}, c.ROLLOUT_ID, "r1"),
+        ({"rollout_id": 7}, c.ROLLOUT_ID, "7"),
+        ({"rollout_id": 'a "quoted"\n\\ id, ünïcode'}, c.ROLLOUT_ID, 'a "quoted"\n\\ id, ünïcode'),
+        ({"rollout_id": "half \ud800 a pair"}, c.ROLLOUT_ID, "half ? a pair"),
+        ({"attempt_id": "2"}, c.ATTEMPT_ID, "2"),
+        ({"attempt_id": 3}, c.ATTEMPT_ID, "3"),
+        ({"agent": "planner"}, c.AGENT_NAME, "planner"),
+        ({"track_only": ["planner", "critic*"]}, c.TRACK_ONLY, ["planner", "critic*"]),
+        ({"track_only": "planner"}, c.TRACK_ONLY, ["planner"]),
+        ({"resource_version": "prompt@3"}, c.RESOURCE_VERSION, "prompt@3"),
+        ({"conversation_id": "c1"}, c.CONVERSATION_ID, "c1"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("function", [auto_trace, context])
+def test_options_stamp_every_span_within(
+    function: Any, options: dict[str, Any], key: str, value: Any, store: Store
+) -> None:
+    """What is named is on every span made inside, by us or by anybody."""
+    with function(store=store, **options) as recording:
+        emit_message("ours")
+        with trace.get_tracer("somebody").start_as_current_span("theirs"):
+            pass
+
+    spans = recording.spans()
+    assert [span.attributes.get(key) for span in spans] == [value] * len(spans)
+    assert {"theirs", c.SPAN_MESSAGE} <= {span.name for span in spans}
+
+
+def test_recording_and_store_tell_the_same(store: Store) -> None:
+    """What a recording reads from its own lines is what the store reads with DuckDB."""
+    with auto_trace(store=store, rollout_id='a "quoted"\n\\ id, ünïcode', task="t") as recording:
+        emit_message("said")
+        with trace.get_tracer("somebody").start_as_current_span("theirs", attributes={"n": 1.5}):
+            pass
+
+    assert recording.spans() == store.spans(rollout_id=recording.rollout_id).rows()
+    assert len(recording.spans()) == 3
+
+
+def test_context_alone_records_without_a_root_span(store: Store) -> None:
+    """``context(store=…)`` is enough to record; it adds no span of its own."""
+    with context(store=store) as recording:
+        emit_message("kept")
+
+    (span,) = recording.spans()
+    assert span.attributes[c.MESSAGE_BODY] == "kept"
+    assert span.rollout_id == recording.rollout_id
+    assert (recording.trace_id, recording.span_id) == ("", "")
+    assert span.parent_span_id is None
+
+
+def test_context_as_decorator_names_each_call(store: Store) -> None:
+    """``context`` decorates functions, coroutine functions among them."""
+
+    @context(agent="planner")
+    def plan() -> None:
+        emit_message("sync")
+
+    @context(agent="critic")
+    async def criticise() -> None:
+        emit_message("async")
+
+    with auto_trace(store=store) as recording:
+        plan()
+        asyncio.run(criticise())
+
+    agents = [span.attributes.get(c.AGENT_NAME) for span in recording.spans()]
+    assert agents == [None, "planner", "critic"]
+
+
+def test_context_inside_a_rollout_leaves_the_rest_as_it_is(store: Store) -> None:
+    """What is not named stays as it is outside; what is named is named only inside."""
+    with auto_trace(store=store, conversation_id="c1", agent="lead") as recording:
+        with context(agent="helper", attempt_id="1"):
+            emit_message("inner")
+        emit_message("outer")
+
+    _, inner, outer = recording.spans()
+    assert inner.attributes[c.AGENT_NAME] == "helper"
+    assert inner.attributes[c.CONVERSATION_ID] == "c1"
+    assert outer.attributes[c.AGENT_NAME] == "lead"
+    assert inner.parent_span_id == outer.parent_span_id == recording.span_id
+
+
+def test_track_only_keeps_other_agents_out_of_the_trajectories(
+    store: Store, server: DemoServer
+) -> None:
+    """Calls of agents that are not named are recorded, and left out of the training data."""
+    client = openai.OpenAI(base_url=server.base_url, api_key="none")
+
+    with auto_trace(store=store, track_only=["plan*"]) as recording:
+        for agent in ("planner", "critic"):
+            with context(agent=agent):
+                client.chat.completions.create(
+                    model="toy", messages=[{"role": "user", "content": agent}]
+                )
+
+    assert recording.report().calls == 2
+    assert [path.agent for path in recording.trajectories()] == ["planner"]
+
+
+def test_track_only_from_an_iterator_lasts_for_every_entering(store: Store) -> None:
+    """An iterator of names is read once and used each time."""
+    traced = auto_trace(store=store, track_only=iter(["planner"]))
+
+    with traced:
+        pass
+    with traced:
+        pass
+
+    tracked = [span.attributes[c.TRACK_ONLY] for span in store.spans()]
+    assert tracked == [["planner"], ["planner"]]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_auto_trace_in_twenty_threads_makes_twenty_rollouts(store: Store, is_shared: bool) -> None:
+    """Blocks open at once in threads know nothing of each other, even if they share the object."""
+    everyone_is_in = threading.Barrier(20)
+    shared = auto_trace(store=store)
+
+    def work(number: int) -> Recording:
+        with shared if is_shared else auto_trace(store=store) as recording:
+            everyone_is_in.wait(timeout=30)
+            emit_message(str(number))
+        return recording
+
+    with ThreadPoolExecutor(20) as pool:
+        recordings = list(pool.map(work, range(20)))
+
+    assert len({recording.rollout_id for recording in recordings}) == 20
+    assert [bodies(recording) for recording in recordings] == [[str(n)] for n in range(20)]
+    assert all(not span.is_incomplete for span in store.spans())
+    assert len(store.spans().rows()) == 40
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_auto_trace_in_twenty_tasks_makes_twenty_rollouts(store: Store, is_shared: bool) -> None:
+    """Blocks open at once in tasks know nothing of each other, even if they share the object."""
+    shared = auto_trace(store=store)
+
+    async def work(number: int, everyone_is_in: asyncio.Barrier) -> Recording:
+        async with shared if is_shared else auto_trace(store=store) as recording:
+            await everyone_is_in.wait()
+            emit_message(str(number))
+            await everyone_is_in.wait()
+        return recording
+
+    async def main() -> list[Recording]:
+        barrier = asyncio.Barrier(20)
+        return await asyncio.gather(*(work(number, barrier) for number in range(20)))
+
+    recordings = asyncio.run(main())
+
+    assert len({recording.rollout_id for recording in recordings}) == 20
+    assert [bodies(recording) for recording in recordings] == [[str(n)] for n in range(20)]
+    assert all(not span.is_incomplete for span in store.spans())
+
+
+def test_decorated_functions_at_once_are_rollouts_of_their_own(
+    store: Store, server: DemoServer
+) -> None:
+    """Concurrent calls of one decorated coroutine function, with real requests, stay apart."""
+    recordings: list[Recording] = []
+
+    @auto_trace(store=store, reward_evaluator=recordings.append)
+    async def ask(client: openai.AsyncOpenAI, number: int) -> None:
+        await client.chat.completions.create(
+            model="toy", messages=[{"role": "user", "content": f"number {number}"}]
+        )
+
+    async def main() -> None:
+        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
+            await asyncio.gather(*(ask(client, number) for number in range(20)))
+
+    asyncio.run(main())
+
+    paths = [path for recording in recordings for path in recording.trajectories()]
+    asked = {path.transitions[0].observation[-1]["parts"][0]["content"] for path in paths}
+    assert len({recording.rollout_id for recording in recordings}) == 20
+    assert asked == {f"number {number}" for number in range(20)}
+    assert all(len(path.transitions) == 1 for path in paths)
+
+
+def test_auto_trace_inside_another_is_a_part_of_it(store: Store, root_of: RootOf) -> None:
+    """A nested rollout is a child span of the same rollout, and its recording only that part."""
+    with auto_trace(store=store) as outer:
+        emit_message("before")
+        with auto_trace(name="step") as inner:
+            emit_message("within")
+            with trace.get_tracer("somebody").start_as_current_span("deep"):
+                emit_message("deeper")
+        emit_message("after")
+
+    assert inner.rollout_id == outer.rollout_id
+    assert root_of(inner).parent_span_id == outer.span_id
+    assert bodies(inner) == ["within", "deeper"]
+    assert len(inner.spans()) == 4
+    assert bodies(outer) == ["before", "within", "deeper", "after"]
+
+
+def test_decorated_functions_nest(store: Store) -> None:
+    """A decorated function that calls another is one rollout with two spans."""
+
+    @auto_trace
+    def inner() -> str:
+        return "done"
+
+    @auto_trace(store=store)
+    def outer() -> str:
+        return inner()
+
+    result = outer()
+
+    first, second = store.spans().rows()
+    assert result == "done"
+    assert first.rollout_id == second.rollout_id
+    assert second.parent_span_id == first.span_id
+
+
+@pytest.mark.parametrize("function", [auto_trace, context])
+def test_nested_with_a_rollout_id_is_a_rollout_of_its_own(function: Any, store: Store) -> None:
+    """A nested block that names another rollout is a rollout of its own, from attempt 1 on."""
+    with auto_trace(store=store, attempt_id="4", conversation_id="c1") as outer:
+        with function(rollout_id="other") as inner:
+            emit_message("elsewhere")
+        emit_message("here")
+
+    assert inner.rollout_id == "other"
+    assert inner.attempt_id == "1"
+    assert bodies(inner) == ["elsewhere"]
+    assert bodies(outer) == ["here"]
+    assert {span.attributes[c.CONVERSATION_ID] for span in inner.spans()} == {"c1"}
+
+
+def test_nested_with_the_enclosing_rollout_id_is_a_part(store: Store) -> None:
+    """Naming the rollout one is in changes nothing."""
+    with auto_trace(store=store, rollout_id="r1", attempt_id="2") as outer:
+        emit_message("before")
+        with auto_trace(rollout_id="r1") as inner:
+            emit_message("within")
+
+    assert inner.attempt_id == outer.attempt_id == "2"
+    assert bodies(inner) == ["within"]
+    assert bodies(outer) == ["before", "within"]
+
+
+def test_enclosing_store_is_inherited(store: Store) -> None:
+    """A nested block that names no store records where the outer one does."""
+    with auto_trace(store=store), auto_trace(rollout_id="nested") as nested, context(agent="x"):
+        emit_message("kept")
+
+    assert nested.store is store
+    assert len(store.spans().rows()) == 3
+    assert not Store().layout.exists()  # type: ignore[union-attr]  # the default store is local
+
+
+def test_default_store_is_used_where_none_is_named() -> None:
+    """Without a store the default one records."""
+    with auto_trace() as recording:
+        pass
+
+    assert recording.store.name == Store().name
+    assert len(Store().spans().rows()) == 1
+
+
+def test_several_stores_at_once_each_get_their_own_spans(tmp_path: Any) -> None:
+    """Stores named by path or object record at once in one process, nested or not."""
+    first, second = Store(tmp_path / "first"), Store(tmp_path / "second.duckdb")
+
+    def work(store: Store, text: str) -> None:
+        with auto_trace(store=store.name):
+            emit_message(text)
+
+    with auto_trace(store=first) as outer, ThreadPoolExecutor(2) as pool:
+        emit_message("outer")
+        with auto_trace(store=second, rollout_id="inner"):
+            emit_message("inner")
+        pool.submit(work, first, "one").result()
+        pool.submit(work, second, "two").result()
+
+    def kept(store: Store) -> set[str]:
+        return {
+            str(span.attributes[c.MESSAGE_BODY])
+            for span in store.spans()
+            if span.name == c.SPAN_MESSAGE
+        }
+
+    assert kept(first) == {"outer", "one"}
+    assert kept(second) == {"inner", "two"}
+    assert bodies(outer) == ["outer", "one"]
+
+
+def test_memory_store_by_name_records_in_this_process_only(tmp_path: Any) -> None:
+    """``store=":memory:"`` makes no file; each block that names it has a store of its own."""
+    with auto_trace(store=":memory:") as first:
+        emit_message("one")
+    with auto_trace(store=":memory:") as second:
+        emit_message("two")
+
+    assert (bodies(first), bodies(second)) == (["one"], ["two"])
+    assert len(first.store.spans().rows()) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_store_object_gathers_several_rollouts() -> None:
+    """One ``Store(":memory:")`` holds every rollout recorded into it, and adapts them."""
+    store = Store(":memory:")
+
+    with auto_trace(store=store) as first:
+        emit_message("one")
+    with auto_trace(store=store) as second:
+        emit_message("two")
+
+    assert (bodies(first), bodies(second)) == (["one"], ["two"])
+    assert [row["rollout_id"] for row in store.rollouts()] == [first.rollout_id, second.rollout_id]
+
+
+def test_model_calls_inside_become_transitions_with_the_emitted_reward(
+    store: Store, server: DemoServer
+) -> None:
+    """The API as the design shows it: calls, a reward, and the steps they make."""
+    client = openai.OpenAI(base_url=server.base_url, api_key="none")
+    question: Any = [{"role": "user", "content": "What is 2+2?"}]
+
+    with auto_trace(store=store, agent="calc") as recording:
+        reply = client.chat.completions.create(model="toy", messages=question)
+        recorded_inside = len(recording.spans())
+
+    (trajectory,) = recording.trajectories()
+    (step,) = trajectory.transitions
+    assert recorded_inside == 2
+    assert trajectory.agent == "calc"
+    assert step.observation[-1]["parts"][0]["content"] == "What is 2+2?"
+    assert step.action[0]["parts"][0]["content"] == reply.choices[0].message.content
+    assert step.response_id == reply.id == server.log[0].response_id
+    assert recording.report().transitions == 1

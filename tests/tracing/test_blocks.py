@@ -1,0 +1,624 @@
+"""Decorated functions of every kind stay what they were, and leave no context behind."""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+
+from lightning_otel import Store, auto_trace, emit_message, operation
+from lightning_otel import conventions as c
+from lightning_otel.tracing import Recording
+from lightning_otel.types import Span
+
+RootOf = Callable[[Recording], Span]
+Steps = list[tuple[str, Any]]
+
+MEMORY = Store(":memory:")
+
+
+def plain(first: int, *rest: str, flag: bool = False) -> str:
+    """Plain."""
+    return f"{first}{rest}{flag}"
+
+
+async def coroutine(first: int, *rest: str, flag: bool = False) -> str:
+    """Coroutine."""
+    return f"{first}{rest}{flag}"
+
+
+def generator(first: int, *rest: str, flag: bool = False) -> Generator[int, str, str]:
+    """Generator."""
+    yield first
+    return f"{rest}{flag}"
+
+
+async def async_generator(first: int, *rest: str, flag: bool = False) -> AsyncGenerator[int, str]:
+    """Async generator."""
+    yield first
+
+
+FUNCTIONS = [plain, coroutine, generator, async_generator]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("decorate", [auto_trace, auto_trace(store=MEMORY), operation])
+def test_decorated_function_looks_like_itself(function: Any, decorate: Any) -> None:
+    """Name, documentation, signature and kind are those of the function."""
+    traced = decorate(function)
+
+    assert traced.__name__ == function.__name__
+    assert traced.__qualname__ == function.__qualname__
+    assert traced.__doc__ == function.__doc__
+    assert traced.__module__ == function.__module__
+    assert traced.__wrapped__ is function
+    assert inspect.signature(traced) == inspect.signature(function)
+    for is_kind in (
+        inspect.iscoroutinefunction,
+        asyncio.iscoroutinefunction,
+        inspect.isgeneratorfunction,
+        inspect.isasyncgenfunction,
+    ):
+        assert is_kind(traced) == is_kind(function)
+
+
+class Agent:
+    """An agent whose methods are of every kind."""
+
+    def __init__(self) -> None:
+        self.name = "calc"
+
+    @auto_trace(store=MEMORY)
+    def plain(self, number: int) -> tuple[str, int]:
+        """A method."""
+        return self.name, number
+
+    @auto_trace(store=MEMORY)
+    async def coroutine(self, number: int) -> tuple[str, int]:
+        """An async method."""
+        return self.name, number
+
+    @auto_trace(store=MEMORY)
+    def generator(self, number: int) -> Generator[tuple[str, int], None, None]:
+        """A generator method."""
+        yield self.name, number
+
+    @auto_trace(store=MEMORY)
+    async def async_generator(self, number: int) -> AsyncGenerator[tuple[str, int], None]:
+        """An async generator method."""
+        yield self.name, number
+
+    @auto_trace(store=MEMORY)
+    @staticmethod
+    def static(number: int) -> tuple[str, int]:
+        """A static method, decorated from outside."""
+        return "static", number
+
+    @auto_trace(store=MEMORY)
+    @classmethod
+    def of_class(cls, number: int) -> tuple[str, int]:
+        """A class method, decorated from outside."""
+        return cls.__name__, number
+
+    @staticmethod
+    @auto_trace(store=MEMORY)
+    def static_inside(number: int) -> tuple[str, int]:
+        """A static method, decorated inside."""
+        return "static", number
+
+
+def test_methods_of_every_kind_are_bound_as_before() -> None:
+    """Methods get their object, class methods their class, static methods neither."""
+    agent = Agent()
+
+    async def collect() -> list[tuple[str, int]]:
+        return [await agent.coroutine(2), *[item async for item in agent.async_generator(4)]]
+
+    found = [agent.plain(1), *asyncio.run(collect()), *agent.generator(3)]
+
+    assert found == [("calc", 1), ("calc", 2), ("calc", 4), ("calc", 3)]
+    assert agent.static(5) == Agent.static(5) == ("static", 5)
+    assert agent.of_class(6) == Agent.of_class(6) == ("Agent", 6)
+    assert agent.static_inside(7) == ("static", 7)
+
+
+class Doubler:
+    """An object that is called like a coroutine function."""
+
+    async def __call__(self, number: int) -> int:
+        """Twice the number."""
+        await asyncio.sleep(0)
+        emit_message("inside")
+        return number * 2
+
+
+@pytest.mark.parametrize("is_partial", [True, False])
+def test_coroutine_function_in_disguise_is_recorded_until_it_is_done(
+    is_partial: bool, store: Store
+) -> None:
+    """A partial function or object that gives a coroutine is recorded while that runs."""
+    call = Doubler()
+    function: Any = functools.partial(call.__call__) if is_partial else call
+
+    result = asyncio.run(auto_trace(function, store=store, name="disguised")(21))
+
+    root, message = store.spans().rows()
+    assert result == 42
+    assert message.parent_span_id == root.span_id
+    assert root.end_ns is not None
+    assert message.end_ns is not None
+    assert root.end_ns > message.end_ns
+
+
+def test_wrong_arguments_raise_the_functions_own_error(store: Store) -> None:
+    """A call that does not fit the signature says so in the function's name."""
+
+    def run(traced: Any) -> None:
+        found = traced()
+        if inspect.iscoroutine(found):
+            asyncio.run(found)
+        elif inspect.isasyncgen(found):
+            asyncio.run(anext(found))
+        else:
+            next(found)
+
+    for function in FUNCTIONS:
+        with pytest.raises(TypeError, match=f"{function.__name__}\\(\\) missing 1 required"):
+            run(auto_trace(function, store=store))
+
+
+class StubbornError(Exception):
+    """Caught by the generator below."""
+
+
+def conversation(ending: str) -> Generator[str, str, str]:
+    """Answers what is sent, catches what it can, and closes in one of several ways."""
+    said = yield "hello"
+    while True:
+        try:
+            if said == "return":
+                return "goodbye"
+            if said == "fail":
+                raise LookupError("inside")
+            said = yield f"you said {said}"
+        except StubbornError as exc:
+            said = yield f"caught {exc}"
+        except GeneratorExit:
+            if ending == "ignore":
+                yield "still here"
+            if ending == "return":
+                return "closed"
+            if ending == "fail":
+                raise RuntimeError("while closing") from None
+            raise
+
+
+async def async_conversation(ending: str) -> AsyncGenerator[str, str]:
+    """As above, without a return value, and awaiting now and then.
+
+    One that ignores being closed cannot be closed again: Python takes it for closed.
+    """
+    said = yield "hello"
+    while True:
+        await asyncio.sleep(0)
+        try:
+            if said == "return":
+                return
+            if said == "fail":
+                raise LookupError("inside")
+            said = yield f"you said {said}"
+        except StubbornError as exc:
+            said = yield f"caught {exc}"
+        except GeneratorExit:
+            await asyncio.sleep(0)
+            if ending == "return":
+                return
+            if ending == "fail":
+                raise RuntimeError("while closing") from None
+            raise
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.sampled_from(["next", "close"]).map(lambda action: (action, None)),
+        st.sampled_from(["hi", "return", "fail"]).map(lambda text: ("send", text)),
+        st.sampled_from([StubbornError, KeyError, StopIteration, GeneratorExit]).map(
+            lambda kind: ("throw", kind)
+        ),
+    ),
+    max_size=6,
+)
+ENDINGS = ["raise", "return", "fail"]
+
+
+def transcript(talk: Generator[str, str | None, str], steps: Steps) -> list[Any]:
+    """What a generator answers to each step."""
+    heard: list[Any] = []
+    for action, value in steps:
+        try:
+            if action == "next":
+                heard.append(next(talk))
+            elif action == "send":
+                heard.append(talk.send(value))
+            elif action == "throw":
+                heard.append(talk.throw(value("thrown")))
+            else:
+                heard.append(talk.close())  # type: ignore[func-returns-value]  # it does from 3.13 on
+        except StopIteration as stop:
+            heard.append(("return", stop.value))
+        except BaseException as exc:  # noqa: BLE001  # any is an answer
+            heard.append((type(exc), exc.args))
+    return heard
+
+
+async def async_transcript(talk: AsyncGenerator[str, str | None], steps: Steps) -> list[Any]:
+    """What an async generator answers to each step."""
+    heard: list[Any] = []
+    for action, value in steps:
+        try:
+            if action == "next":
+                heard.append(await anext(talk))
+            elif action == "send":
+                heard.append(await talk.asend(value))
+            elif action == "throw":
+                heard.append(await talk.athrow(value("thrown")))
+            else:
+                await talk.aclose()
+                heard.append("closed")
+        except BaseException as exc:  # noqa: BLE001  # any is an answer
+            heard.append((type(exc), exc.args))
+    return heard
+
+
+@settings(max_examples=80, deadline=None)
+@given(steps=ACTIONS, ending=st.sampled_from([*ENDINGS, "ignore"]))
+def test_generator_answers_send_throw_and_close_as_undecorated(steps: Steps, ending: str) -> None:
+    """Whatever is sent to, thrown into or asked of it, a decorated generator answers the same."""
+    talk: Any = conversation(ending)
+    traced: Any = auto_trace(conversation, store=MEMORY)(ending)
+
+    expected = transcript(talk, steps)
+    heard = transcript(traced, steps)
+    for left in (talk, traced, talk, traced):  # it ignores being closed once
+        with contextlib.suppress(RuntimeError):
+            left.close()
+
+    assert heard == expected
+
+
+@settings(max_examples=80, deadline=None)
+@given(steps=ACTIONS, ending=st.sampled_from(ENDINGS))
+def test_async_generator_answers_send_throw_and_close_as_undecorated(
+    steps: Steps, ending: str
+) -> None:
+    """Whatever is sent to, thrown into or asked of it, a decorated one answers the same."""
+
+    async def both() -> tuple[list[Any], list[Any]]:
+        talk: Any = async_conversation(ending)
+        traced: Any = auto_trace(async_conversation, store=MEMORY)(ending)
+        found = await async_transcript(talk, steps), await async_transcript(traced, steps)
+        for left in (talk, traced):
+            with contextlib.suppress(RuntimeError):
+                await left.aclose()
+        return found
+
+    expected, heard = asyncio.run(both())
+
+    assert heard == expected
+
+
+def test_generator_hands_over_the_very_exceptions(store: Store) -> None:
+    """What is thrown in is what the generator catches, and what it raises is what comes out."""
+    caught: list[BaseException] = []
+
+    @auto_trace(store=store)
+    def echo() -> Generator[int, None, None]:
+        try:
+            yield 1
+        except KeyError as exc:
+            caught.append(exc)
+            raise
+
+    thrown = KeyError("x")
+    running = echo()
+    next(running)
+    with pytest.raises(KeyError) as raised:
+        running.throw(thrown)
+
+    assert raised.value is thrown is caught[0]
+
+
+def test_generator_is_recorded_with_its_return_value(store: Store, root_of: RootOf) -> None:
+    """The root span lasts until the generator returns, and its value is the result."""
+    recordings: list[Recording] = []
+
+    @auto_trace(store=store, reward_evaluator=recordings.append)
+    def count() -> Generator[int, None, str]:
+        emit_message("one")
+        yield 1
+        emit_message("two")
+        return "done"
+
+    assert list(count()) == [1]
+
+    (recording,) = recordings
+    root, one, two = recording.spans()
+    assert recording.result == "done"
+    assert root == root_of(recording)
+    assert one.parent_span_id == two.parent_span_id == root.span_id
+    assert root.end_ns is not None
+    assert root.end_ns >= two.start_ns
+
+
+def test_generator_begins_its_rollout_with_its_first_step(store: Store) -> None:
+    """A generator that nobody iterates is no rollout."""
+    traced = auto_trace(generator, store=store)
+
+    unused = traced(1)
+
+    del unused
+    assert store.layout is not None
+    assert not store.layout.exists()
+
+
+@pytest.mark.parametrize("decorate", [auto_trace, operation])
+def test_nothing_is_attached_across_a_yield_of_a_generator(decorate: Any, store: Store) -> None:
+    """What the consumer does between two steps is no child of the generator's span."""
+    tracer = trace.get_tracer("consumer")
+
+    def produce() -> Generator[int, None, None]:
+        for number in range(2):
+            emit_message(f"made {number}")
+            yield number
+
+    traced = decorate(produce)
+
+    with auto_trace(store=store) as recording:
+        before = otel_context.get_current()
+        for number in traced():
+            assert otel_context.get_current() is before
+            tracer.start_span(f"used {number}").end()
+
+    made = [span for span in recording.spans() if span.name == c.SPAN_MESSAGE]
+    used = [span for span in recording.spans() if span.name.startswith("used")]
+    assert [span.parent_span_id for span in used] == [recording.span_id] * 2
+    assert {span.parent_span_id for span in made}.isdisjoint({recording.span_id})
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("decorate", [auto_trace, operation])
+def test_nothing_is_attached_across_a_yield_of_an_async_generator(
+    decorate: Any, store: Store
+) -> None:
+    """What the consumer does between two steps is no child of the async generator's span."""
+    tracer = trace.get_tracer("consumer")
+
+    async def produce() -> AsyncGenerator[int, None]:
+        for number in range(2):
+            await asyncio.sleep(0)
+            emit_message(f"made {number}")
+            yield number
+
+    traced = decorate(produce)
+
+    async def consume() -> Recording:
+        async with auto_trace(store=store) as recording:
+            before = otel_context.get_current()
+            async for number in traced():
+                assert otel_context.get_current() is before
+                tracer.start_span(f"used {number}").end()
+        return recording
+
+    recording = asyncio.run(consume())
+
+    made = [span for span in recording.spans() if span.name == c.SPAN_MESSAGE]
+    used = [span for span in recording.spans() if span.name.startswith("used")]
+    assert [span.parent_span_id for span in used] == [recording.span_id] * 2
+    assert {span.parent_span_id for span in made}.isdisjoint({recording.span_id})
+    assert len(made) == 2
+
+
+def test_interleaved_generators_are_rollouts_of_their_own(store: Store) -> None:
+    """Generators that take turns do not mix their spans."""
+    recordings: list[Recording] = []
+
+    @auto_trace(store=store, reward_evaluator=recordings.append)
+    def produce(name: str) -> Generator[str, None, None]:
+        for turn in range(3):
+            emit_message(f"{name}{turn}")
+            yield name
+
+    for _ in zip(produce("a"), produce("b"), strict=True):
+        emit_message("outside of both")
+
+    said = [
+        [s.attributes[c.MESSAGE_BODY] for s in r.spans() if s.name == c.SPAN_MESSAGE]
+        for r in recordings
+    ]
+    assert sorted(said) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
+
+
+@auto_trace(store=MEMORY)
+async def decorated_stream() -> AsyncGenerator[int, None]:
+    """A stream recorded by the decorator."""
+    for number in range(10):
+        await asyncio.sleep(0)
+        yield number
+
+
+async def stream_with_block() -> AsyncGenerator[int, None]:
+    """A stream that opens the block itself, and so leaves it open across its yields."""
+    with auto_trace(store=MEMORY):
+        for number in range(10):
+            await asyncio.sleep(0)
+            yield number
+
+
+async def stream_with_async_block() -> AsyncGenerator[int, None]:
+    """The same with ``async with``."""
+    async with auto_trace(store=MEMORY):
+        for number in range(10):
+            await asyncio.sleep(0)
+            yield number
+
+
+STREAMS = [decorated_stream, stream_with_block, stream_with_async_block]
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("is_child", [True, False])
+def test_async_generator_closed_by_another_task_leaves_no_trace(
+    stream: Any, is_child: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Closed elsewhere, it says nothing, and leaves that task's context as it was."""
+
+    async def close(chunks: Any) -> bool:
+        before = otel_context.get_current()
+        await chunks.aclose()
+        return otel_context.get_current() is before
+
+    async def main() -> bool:
+        chunks = stream()
+        if is_child:  # the closing task is a copy of the one that opened the block
+            await anext(chunks)
+        else:
+            await asyncio.create_task(first_of(chunks))
+        return await asyncio.create_task(close(chunks))
+
+    async def first_of(chunks: Any) -> Any:
+        return await anext(chunks)
+
+    is_same = asyncio.run(main())
+
+    assert is_same
+    assert "Failed to detach context" not in caplog.text
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+    assert all(not span.is_incomplete for span in MEMORY.spans())
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_async_generator_left_to_the_garbage_collector_ends_its_rollout(
+    stream: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A consumer that breaks out and forgets the generator leaves no open span and no log line."""
+
+    async def main() -> None:
+        async for _ in stream():
+            break
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+    assert all(not span.is_incomplete for span in MEMORY.spans())
+
+
+def test_generator_left_to_the_garbage_collector_ends_its_rollout(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A generator that is dropped halfway ends its root span, without an error."""
+
+    @auto_trace(store=store)
+    def count() -> Generator[int, None, None]:
+        yield 1
+        yield 2
+
+    before = otel_context.get_current()
+    running = count()
+    next(running)
+    del running
+    gc.collect()
+
+    (root,) = store.spans().rows()
+    assert not root.is_incomplete
+    assert root.status == "UNSET"
+    assert otel_context.get_current() is before
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+def test_closed_coroutine_leaves_the_context_of_whoever_closes_it(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A coroutine dropped while it waits is closed elsewhere, and changes nothing there."""
+
+    @auto_trace(store=store)
+    async def wait() -> None:
+        await asyncio.sleep(30)
+
+    async def main() -> Any:
+        coroutine = wait()
+        waiting = coroutine.send(None)
+        return coroutine, waiting
+
+    coroutine, _ = asyncio.run(main())
+    with auto_trace(store=store) as recording:
+        before = otel_context.get_current()
+        coroutine.close()
+        is_same = otel_context.get_current() is before
+        emit_message("after")
+
+    assert is_same
+    assert recording.spans()[-1].parent_span_id == recording.span_id
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+class PayloadError(Exception):
+    """Counts how many of its kind are alive."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        PayloadError.alive += 1
+
+    def __del__(self) -> None:
+        PayloadError.alive -= 1
+
+
+def fail() -> None:
+    """Raises at once."""
+    raise PayloadError
+
+
+async def fail_async() -> None:
+    """Raises when awaited."""
+    raise PayloadError
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine", "generator", "async generator"])
+def test_an_exception_is_freed_as_soon_as_without_us(kind: str) -> None:
+    """No circle of ours keeps an exception, and all that its traceback holds, alive."""
+
+    def run() -> None:
+        if kind == "plain":
+            auto_trace(fail, store=MEMORY)()
+        elif kind == "coroutine":
+            auto_trace(fail_async, store=MEMORY)().send(None)
+        elif kind == "generator":
+            running = auto_trace(generator, store=MEMORY)(1)
+            next(running)
+            running.throw(PayloadError())
+        else:
+            chunks = auto_trace(async_generator, store=MEMORY)(1)
+            with contextlib.suppress(StopIteration):
+                anext(chunks).__await__().send(None)
+            chunks.athrow(PayloadError()).__await__().send(None)
+
+    gc.disable()
+    try:
+        with contextlib.suppress(PayloadError):
+            run()
+        alive = PayloadError.alive
+    finally:
+        gc.enable()
+
+    assert alive == 0

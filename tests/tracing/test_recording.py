@@ -1,0 +1,231 @@
+"""What a recording knows: its ids, its spans wherever they are by now, what they come to."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_otel import Span, Store, auto_trace, context, emit_action, emit_message, emit_reward
+from lightning_otel import conventions as c
+from lightning_otel.errors import ConfigError
+from lightning_otel.tracing import Recording
+
+RootOf = Callable[[Recording], Span]
+
+
+def names(recording: Recording) -> list[str]:
+    """The names of a recording's spans, in order."""
+    return [span.name for span in recording.spans()]
+
+
+def test_recording_knows_its_ids_and_says_where_it_is(store: Store) -> None:
+    """The ids are those of the root span; the text names rollout and store."""
+    with auto_trace(store=store, rollout_id="r1", attempt_id="2", task=[1]) as recording:
+        pass
+
+    (root,) = store.spans().rows()
+    assert (recording.rollout_id, recording.attempt_id) == ("r1", "2")
+    assert (recording.trace_id, recording.span_id) == (root.trace_id, root.span_id)
+    assert recording.task == [1]
+    assert recording.store is store
+    assert repr(recording) == f"<Recording of r1 in {store.name}>"
+
+
+def test_spans_so_far_hold_what_is_still_open(store: Store) -> None:
+    """Inside the block its root span is there, as one that has not ended."""
+    with auto_trace(store=store) as recording:
+        inside = recording.spans()
+
+    after = recording.spans()
+    assert [span.is_incomplete for span in inside] == [True]
+    assert [span.is_incomplete for span in after] == [False]
+
+
+def test_spans_of_other_rollouts_are_not_in_it(store: Store) -> None:
+    """What the process recorded before, after and meanwhile in other rollouts is left out."""
+    with auto_trace(store=store):
+        emit_message("before")
+    with auto_trace(store=store) as recording:
+        emit_message("within")
+        thread = threading.Thread(target=auto_trace(emit_message, rollout_id="x"), args=["beside"])
+        thread.start()
+        thread.join()
+    with auto_trace(store=store):
+        emit_message("after")
+
+    assert len(store.spans().rows()) == 8
+    assert [span.attributes.get(c.MESSAGE_BODY) for span in recording.spans()] == [None, "within"]
+
+
+def test_spans_of_other_attempts_are_not_in_it(store: Store) -> None:
+    """Another attempt at the same rollout is another recording."""
+    with auto_trace(store=store, rollout_id="r1", attempt_id="1") as first:
+        emit_message("first")
+    with auto_trace(store=store, rollout_id="r1", attempt_id="2") as second:
+        emit_message("second")
+
+    assert len(first.spans()) == len(second.spans()) == 2
+    assert {span.attempt_id for span in first.spans()} == {"1"}
+    assert {span.attempt_id for span in second.spans()} == {"2"}
+
+
+def test_spans_of_threads_started_inside_are_in_it(store: Store) -> None:
+    """A thread started inside goes on in the rollout, below the span that started it."""
+    with auto_trace(store=store) as recording:
+        thread = threading.Thread(target=emit_message, args=["from a thread"])
+        thread.start()
+        thread.join()
+
+    _, message = recording.spans()
+    assert message.parent_span_id == recording.span_id
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_recording_whose_segment_was_settled_answers_from_the_store(
+    is_removed: bool, store: Store
+) -> None:
+    """Once its lines are packed into Parquet, and gone, the spans are read from there."""
+    with auto_trace(store=store) as recording:
+        emit_message("kept")
+        with auto_trace() as part:
+            emit_action("think", "aloud")
+    before = recording.spans()
+
+    store.writer().seal()
+    store.settle()
+    if is_removed:
+        for path in store.writer().paths:
+            path.unlink(missing_ok=True)
+    # What is settled counts from a moment later on: a segment goes long after that, not at once.
+    deadline = time.monotonic() + 20
+    while len(recording.spans()) < len(before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    assert recording.spans() == before
+    assert names(part) == [c.SPAN_ROLLOUT, c.SPAN_ACTION]
+    assert len(recording.trajectories()) == 1
+
+
+def test_recording_spans_across_segments(store: Store) -> None:
+    """A recording that outlives its segment is read from all of them."""
+    with auto_trace(store=store) as recording:
+        emit_message("first")
+        store.writer().seal()
+        emit_message("second")
+        store.writer().seal()
+        emit_message("third")
+
+    assert names(recording) == [c.SPAN_ROLLOUT, *[c.SPAN_MESSAGE] * 3]
+    assert not recording.spans()[0].is_incomplete
+
+
+def test_part_holds_all_below_it_whatever_the_order(store: Store) -> None:
+    """Spans that arrive from elsewhere before their parents belong to the part all the same."""
+    with auto_trace(store=store) as whole, auto_trace() as part:
+        for span_id, parent_id, name in (
+            ("b" * 16, "a" * 16, "grandchild"),
+            ("a" * 16, part.span_id, "child"),
+            ("c" * 16, whole.span_id, "beside"),
+        ):
+            attributes = {c.ROLLOUT_ID: part.rollout_id}
+            span = Span(part.trace_id, span_id, parent_id, name, 1, 2, attributes=attributes)
+            store.add([span])
+
+    assert sorted(names(part)) == [c.SPAN_ROLLOUT, "child", "grandchild"]
+    assert sorted(names(whole)) == [c.SPAN_ROLLOUT, c.SPAN_ROLLOUT, "beside", "child", "grandchild"]
+
+
+def test_part_survives_spans_that_are_their_own_parents(store: Store) -> None:
+    """A circle among foreign spans does not keep a recording from answering."""
+    with auto_trace(store=store), auto_trace() as part:
+        attributes = {c.ROLLOUT_ID: part.rollout_id}
+        store.add(
+            [
+                Span(part.trace_id, one * 16, other * 16, "circle", 1, 2, attributes=attributes)
+                for one, other in ("ab", "ba", "cc")
+            ]
+        )
+
+    assert names(part) == [c.SPAN_ROLLOUT]
+
+
+def test_end_of_a_span_counts_once_even_if_it_was_written_twice(store: Store) -> None:
+    """A poorer copy of a span, as an exporter writes one, does not take the place of the first."""
+    with auto_trace(store=store) as recording:
+        emit_message("the whole of it")
+    message = recording.spans()[1]
+
+    store.add([Span(message.trace_id, message.span_id, None, "copy", 1, 2,
+                    attributes={c.ROLLOUT_ID: recording.rollout_id})])  # fmt: skip
+
+    assert recording.spans()[1] == message
+    assert len(recording.spans()) == 2
+
+
+def test_trajectories_and_report_take_a_credit_rule(store: Store) -> None:
+    """The credit rule and discount are passed on, and checked."""
+    with auto_trace(store=store) as recording:
+        for step in range(2):
+            emit_action("step", str(step))
+        emit_reward(1.0)
+
+    (plain,) = recording.trajectories()
+    (discounted,) = recording.trajectories(credit="discounted", gamma=0.5)
+    assert [step.reward for step in plain.transitions] == [None, 1.0]
+    assert [step.reward for step in discounted.transitions] == [0.5, 1.0]
+    assert recording.report(credit="last").rewards_placed == 1
+    with pytest.raises(ConfigError, match="credit"):
+        recording.trajectories(credit="best")  # type: ignore[arg-type]  # on purpose
+
+
+def test_recording_without_a_root_holds_the_whole_rollout(store: Store) -> None:
+    """``context`` inside a rollout gives a recording of that rollout."""
+    with auto_trace(store=store) as whole:
+        emit_message("outside")
+        with context(agent="planner") as same:
+            emit_message("inside")
+
+    assert same.rollout_id == whole.rollout_id
+    assert same.span_id == ""
+    assert same.spans()[-1].attributes[c.AGENT_NAME] == "planner"
+
+
+FORKED = """
+import os
+import lightning_otel as lo
+
+store = lo.Store("store")
+with lo.auto_trace(store=store) as recording:
+    lo.emit_message("parent")
+    pid = os.fork()
+    if pid == 0:
+        lo.emit_message("child")
+        print(sorted(span.name for span in recording.spans()), flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+here = len(recording.spans())
+recording.span_processes()
+print(here, len(recording.spans()), len(store.spans(rollout_id=recording.rollout_id).rows()))
+"""
+
+
+def test_forked_child_reads_the_recording_from_the_store(tmp_path: Path) -> None:
+    """A child's recording is what the store holds; the parent's its own until it asks for all."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FORKED)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+
+    in_child, counts = done.stdout.splitlines()
+    assert in_child == str(sorted([c.SPAN_ROLLOUT, c.SPAN_MESSAGE, c.SPAN_MESSAGE]))
+    assert counts == "2 3 3"
+    assert done.stderr == ""

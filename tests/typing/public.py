@@ -1,0 +1,135 @@
+"""The public API as users write it, for the type checker alone; nothing here is run."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, assert_type
+
+import lightning_otel as lo
+from lightning_otel.tracing.operations import Operation
+
+
+def agent(task: str) -> str:
+    """Answer a task."""
+    return task
+
+
+def judge(recording: lo.Recording) -> float:
+    """Judge a rollout."""
+    return float(recording.result == "4" and recording.error is None)
+
+
+async def judge_later(recording: lo.Recording) -> dict[str, float]:
+    """Judge a rollout after asking somebody."""
+    return {"ok": float(len(recording.spans()))}
+
+
+def record_a_block() -> None:
+    """The block of DESIGN.md, section 6."""
+    with lo.auto_trace() as recording:
+        answer = agent("2+2")
+        lo.emit_reward(float(answer == "4"))
+
+    for trajectory in recording.trajectories(credit="discounted", gamma=0.9):
+        for step in trajectory.transitions:
+            assert_type(step, lo.Transition)
+            assert_type(step.reward, float | None)
+            assert_type(step.action, tuple[Mapping[str, Any], ...])
+    assert_type(recording, lo.Recording)
+    assert_type(recording.spans(), list[lo.Span])
+    assert_type(recording.report(), lo.Report)
+    assert_type(recording.store, lo.Store)
+
+
+async def record_an_async_block() -> None:
+    """The same where things are awaited."""
+    async with lo.auto_trace(reward_evaluator=judge_later) as recording:
+        assert_type(recording.rollout_id, str)
+
+
+@lo.auto_trace
+def bare(task: str, *, retries: int = 0) -> int:
+    """Decorated without arguments."""
+    return len(task) + retries
+
+
+@lo.auto_trace(name="solve", agent="calc", store="here", reward_evaluator=judge)
+async def with_arguments(task: str) -> str:
+    """Decorated with arguments."""
+    return task
+
+
+@lo.auto_trace()
+def generator(count: int) -> Iterator[int]:
+    """A generator."""
+    yield from range(count)
+
+
+@lo.context(track_only=["planner"])
+async def async_generator(count: int) -> AsyncIterator[int]:
+    """An async generator."""
+    for number in range(count):
+        yield number
+
+
+async def decorated_functions_keep_their_types() -> None:
+    """A decorated function is called as before."""
+    assert_type(bare("x", retries=1), int)
+    assert_type(await with_arguments("x"), str)
+    assert_type(generator(2), Iterator[int])
+    assert_type(async_generator(2), AsyncIterator[int])
+    assert_type(lo.auto_trace(agent, store=lo.Store())("x"), str)
+    bare(3)  # type: ignore[arg-type]  # the parameters are still checked
+    lo.auto_trace(rolout_id="r1")  # type: ignore[call-overload]  # and so are the options
+    lo.context(rolout_id="r1")  # type: ignore[call-arg]  # of both
+
+
+def name_what_goes_on(store: lo.Store) -> None:
+    """Options of ``context``, and every emitter."""
+    with lo.context(rollout_id="r1", track_only=["planner"], store=store) as recording:
+        assert_type(recording, lo.Recording)
+        lo.emit_message("hello", attributes={"level": "info"})
+        lo.emit_object({"any": object()})
+        lo.emit_action("api_call", {"endpoint": "/users"})
+        lo.emit_observation("api_response", {"status": 200})
+        lo.emit_observation("alone")
+        lo.emit_state("started", message="now")
+        lo.emit_exception(ValueError("no"))
+        lo.emit_reward({"ok": 1, "short": 0.4}, primary="ok")
+        lo.emit_reward("task_success", 0.95)
+        lo.emit_reward("task_completion", score=0.95)
+        span_id = lo.emit_span("mine", metadata={"a": 1}, task_id="t1")
+        assert_type(span_id, str | None)
+        assert_type(lo.emit_reward(0.5, span_id=span_id), str | None)
+    lo.emit_reward(0.0, response_id="chatcmpl-1")
+    lo.emit_state("paused")  # type: ignore[arg-type]  # one of three
+
+
+@lo.operation
+def operated(size: int) -> bytes:
+    """An operation, decorated bare."""
+    return bytes(size)
+
+
+@lo.operation("named", top_k=5)
+async def operated_later(size: int) -> bytes:
+    """An operation, decorated with arguments."""
+    return bytes(size)
+
+
+async def operate() -> None:
+    """Operations are blocks, too."""
+    assert_type(operated(2), bytes)
+    assert_type(await operated_later(2), bytes)
+    with lo.operation("retrieve", top_k=5) as found:
+        assert_type(found, Operation)
+        found.output = ["a"]
+    lo.emit_reward(1.0, span_id=found.span_id)
+
+
+def read(spans: list[lo.Span]) -> None:
+    """Reading a store, and adapting spans."""
+    store = lo.Store()
+    store.connect()
+    table = store.transitions(agents="planner*", credit="next")
+    for step in table:
+        assert_type(step.reward, float | None)
+    assert_type(lo.TripletAdapter(credit="next").adapt(spans), list[lo.Trajectory])
