@@ -1,5 +1,6 @@
 """A span that ended is in the store, however its process came to its end, and it is there once."""
 
+import json
 import os
 import random
 import struct
@@ -17,12 +18,12 @@ from lightning_otel import conventions as c
 PROGRAM = '''
 """Ends spans, and notes in a shared file how many of them ``end()`` has come back from."""
 
-import concurrent.futures, mmap, multiprocessing, os, signal, struct, subprocess, sys, time
+import concurrent.futures, json, mmap, multiprocessing, os, signal, struct, subprocess, sys
 
 import lightning_otel
 from opentelemetry import trace
 
-MODE, STORE, ACKS = sys.argv[1:4]
+TASK, STORE, ACKS = json.loads(sys.argv[1]), *sys.argv[2:4]
 SPANS = 40
 tracer = trace.get_tracer("program")
 
@@ -40,76 +41,77 @@ def traced_work(slot):
     work(slot)
 
 
-def end_of_one_process():
-    if MODE.startswith("SIG"):
-        os.kill(os.getpid(), getattr(signal, MODE))
-    if MODE == "_exit":
+def be_killed(slot):
+    print(os.getpid(), flush=True)
+    work(slot, 10**9)
+
+
+def end(slot, way):
+    """Come to an end, in the middle of a recording."""
+    work(slot)
+    if way.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, way))
+    if way == "_exit":
         os._exit(3)
-    if MODE == "abort":
+    if way == "abort":
         os.abort()
-    if MODE == "execv":
+    if way == "execv":
         os.execv(sys.executable, [sys.executable, "-c", "raise SystemExit(5)"])
-    if MODE == "sys.exit":
+    if way == "sys.exit":
         sys.exit(4)
-    if MODE == "exception":
+    if way == "exception":
         raise ValueError("the program's own")
 
 
-def many_processes():
-    kind, _, method = MODE.partition(" ")
+def use_children(slot, kind, method):
+    """Have two processes work, each with a slot of its own."""
+    work(slot)
+    slots = [slot + 1, slot + 2]
     # A forked child is within the recording; any other one makes its own.
     target = work if method == "fork" else traced_work
-    context = multiprocessing.get_context(method or "spawn")
+    context = multiprocessing.get_context(method)
     if kind == "process":
-        children = [context.Process(target=target, args=(slot,)) for slot in (1, 2)]
+        children = [context.Process(target=target, args=(each,)) for each in slots]
         for child in children:
             child.start()
         for child in children:
             child.join()
     if kind == "pool":
         with context.Pool(2) as pool:  # leaving it terminates the workers
-            pool.map(target, [1, 2], chunksize=1)
+            pool.map(target, slots, chunksize=1)
     if kind == "executor":
         with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as executor:
-            list(executor.map(target, [1, 2]))
+            list(executor.map(target, slots))
     if kind == "grandchild":
-        again = [sys.executable, __file__, "work 2", STORE, ACKS]
+        again = [sys.executable, __file__, json.dumps([["traced_work", slots[0]]]), STORE, ACKS]
         script = f"import subprocess; subprocess.run({again!r}, check=True)"
         subprocess.run([sys.executable, "-c", script], check=True)
-    if kind == "leaving":
+    if kind == "both leave":
         child = os.fork()
-        work(1 if child else 2)
+        work(slots[1] if child else slots[0])
         if child:
             os.waitpid(child, 0)
 
 
-def be_killed():
-    """One child after the other works until it is killed."""
-    for slot in range(int(MODE.split()[1])):
+if __name__ == "__main__":
+    statuses = []
+    for name, *arguments in TASK:
         child = os.fork()
         if not child:
-            with lightning_otel.auto_trace(store=STORE, rollout_id=f"r{slot}"):
-                work(slot, 10**9)
-        print(child, flush=True)
-        os.waitpid(child, 0)
-
-
-if __name__ == "__main__":
-    if MODE.startswith("work"):
-        traced_work(int(MODE.split()[1]))
-    elif MODE.startswith("killed"):
-        be_killed()
-    else:
-        with lightning_otel.auto_trace(store=STORE):
-            work(0)
-            end_of_one_process()
-            many_processes()
+            if name == "traced_work":
+                traced_work(*arguments)
+            else:
+                with lightning_otel.auto_trace(store=STORE):
+                    globals()[name](*arguments)
+            sys.exit()
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(json.dumps(statuses))
 '''
-SLOTS = 16
+SLOTS = 32
 
 
 class Trial:
-    """The program in one mode, with its store and its acknowledgements."""
+    """The program with a store and acknowledgements of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._program = folder / "program.py"
@@ -118,10 +120,11 @@ class Trial:
         self._acks.write_bytes(bytes(8 * SLOTS))
         self.store = Store(folder / "traces.duckdb")
 
-    def start(self, mode: str) -> "subprocess.Popen[str]":
-        """The started program."""
+    def start(self, *task: tuple[object, ...]) -> "subprocess.Popen[str]":
+        """The started program, which does one thing after the other, each in a process."""
+        command = [sys.executable, self._program, json.dumps(task), self.store.name, self._acks]
         return subprocess.Popen(
-            [sys.executable, str(self._program), mode, self.store.name, str(self._acks)],
+            [str(word) for word in command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -144,11 +147,11 @@ class Trial:
             for name in names:
                 slot, number = map(int, name.split("."))
                 kept[slot] = max(kept[slot], number + 1)
+            assert len(names) == sum(kept)
             assert all(
                 acked <= stored <= acked + extra
                 for acked, stored in zip(self.acked(), kept, strict=True)
             )
-            assert len(names) == sum(kept)
             self.store.settle()
 
     def _ended(self) -> list[str]:
@@ -158,9 +161,10 @@ class Trial:
         return [row["name"] for row in rows]
 
     def roots(self) -> list[bool]:
-        """For each rollout's root span, whether it has an end."""
+        """For each rollout's root span, in order of their start, whether it has an end."""
         rows = self.store.sql(
-            "SELECT end_ns IS NOT NULL AS is_ended FROM spans WHERE name = ?", [c.SPAN_ROLLOUT]
+            "SELECT end_ns IS NOT NULL AS is_ended FROM spans WHERE name = ? ORDER BY start_ns",
+            [c.SPAN_ROLLOUT],
         )
         return [row["is_ended"] for row in rows]
 
@@ -180,74 +184,76 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 
 def test_kill_at_any_moment_loses_no_acknowledged_span(trial: Trial) -> None:
     """SIGKILL comes at random, ten times; a killed rollout keeps its root, without an end."""
-    program = trial.start("killed 10")
+    program = trial.start(*(("be_killed", slot) for slot in range(10)))
     assert program.stdout is not None
     for slot in range(10):
         child = int(program.stdout.readline())
         _wait_until(lambda slot=slot: trial.acked()[slot] > 0)  # type: ignore[misc]  # a default
         time.sleep(random.uniform(0, 0.03))
         os.kill(child, 9)
-    _, errors = program.communicate(timeout=30)
+    output, errors = program.communicate(timeout=30)
 
-    assert (program.returncode, errors) == (0, "")
+    assert (json.loads(output), errors) == ([-9] * 10, "")
     trial.check(extra=1)
     assert trial.roots() == [False] * 10
 
 
+def test_exit_of_any_kind_loses_nothing(trial: Trial) -> None:
+    """A program ends as it would without us, and all it recorded is there."""
+    statuses = {
+        "SIGTERM": -15,
+        "SIGHUP": -1,
+        "SIGKILL": -9,
+        "abort": -6,
+        "_exit": 3,
+        "execv": 5,
+        "sys.exit": 4,
+        "exception": 1,
+        "end of the program": 0,
+    }
+
+    program = trial.start(*(("end", slot, way) for slot, way in enumerate(statuses)))
+    output, errors = program.communicate(timeout=50)
+
+    assert dict(zip(statuses, json.loads(output), strict=True)) == statuses
+    assert errors.count("Traceback") == 1
+    assert errors.rstrip().endswith("ValueError: the program's own")
+    assert trial.acked()[: len(statuses)] == [40] * len(statuses)
+    trial.check()
+    assert trial.roots() == [False] * 6 + [True] * 3
+
+
+def test_forked_children_of_any_kind_lose_nothing(trial: Trial) -> None:
+    """What forked children record is kept, and each rollout has one root, whoever ends it."""
+    kinds = ("process", "pool", "executor", "both leave")
+
+    program = trial.start(
+        *(("use_children", 3 * number, kind, "fork") for number, kind in enumerate(kinds))
+    )
+    output, errors = program.communicate(timeout=50)
+
+    assert (json.loads(output), errors) == ([0] * 4, "")
+    assert trial.acked()[:12] == [40] * 12
+    trial.check()
+    assert trial.roots() == [True] * 4
+
+
 @pytest.mark.parametrize(
-    ("mode", "status"),
+    ("kind", "method", "acked"),
     [
-        ("SIGTERM", -15),
-        ("SIGHUP", -1),
-        ("SIGKILL", -9),
-        ("abort", -6),
-        ("_exit", 3),
-        ("execv", 5),
-        ("sys.exit", 4),
-        ("exception", 1),
+        ("process", "spawn", [40, 40, 40]),
+        ("executor", "forkserver", [40, 40, 40]),
+        ("grandchild", "spawn", [40, 40, 0]),
     ],
 )
-def test_exit_of_any_kind_loses_nothing(trial: Trial, mode: str, status: int) -> None:
-    """The program ends as it would without us, and all it recorded is there."""
-    program = trial.start(mode)
-    output, errors = program.communicate(timeout=30)
+def test_started_children_of_any_kind_lose_nothing(
+    trial: Trial, kind: str, method: str, acked: list[int]
+) -> None:
+    """Programs that a traced program starts keep their own spans in the same store."""
+    program = trial.start(("use_children", 0, kind, method))
+    output, errors = program.communicate(timeout=50)
 
-    assert (program.returncode, output) == (status, "")
-    assert errors == "" or errors.rstrip().endswith("ValueError: the program's own")
-    assert trial.acked()[0] == 40
+    assert (output.splitlines()[-1], errors) == ("[0]", "")
+    assert trial.acked()[:3] == acked
     trial.check()
-    assert trial.roots() == [mode in ("sys.exit", "exception")]
-
-
-@pytest.mark.parametrize(
-    ("mode", "slots", "rollouts"),
-    [
-        ("process fork", 3, 1),
-        ("process spawn", 3, 3),
-        ("process forkserver", 3, 3),
-        ("pool fork", 3, 1),
-        ("executor fork", 3, 1),
-        ("executor spawn", 3, 3),
-        ("leaving", 3, 1),
-    ],
-)
-def test_child_processes_lose_nothing(trial: Trial, mode: str, slots: int, rollouts: int) -> None:
-    """What children of every kind record is kept, and each rollout has one root."""
-    program = trial.start(mode)
-    output, errors = program.communicate(timeout=40)
-
-    assert (program.returncode, output, errors) == (0, "", "")
-    assert trial.acked()[:slots] == [40] * slots
-    trial.check()
-    assert trial.roots() == [True] * rollouts
-
-
-def test_grandchild_loses_nothing(trial: Trial) -> None:
-    """A program started by a program that was started keeps its spans in the same store."""
-    program = trial.start("grandchild")
-    output, errors = program.communicate(timeout=40)
-
-    assert (program.returncode, output, errors) == (0, "", "")
-    assert trial.acked()[:3] == [40, 0, 40]
-    trial.check()
-    assert trial.roots() == [True, True]
+    assert trial.roots() == [True] * sum(count > 0 for count in acked)

@@ -328,7 +328,7 @@ def test_settle_killed_by_a_signal_is_exactly_once(
 
     printed = run_python(script, tmp_path / "traces.duckdb", os.getpid())
 
-    assert printed.splitlines() == ["{'n': 100, 'd': 100} 100", "0", "True"]
+    assert printed.splitlines() == ["{'n': 100, 'd': 100} 100 0", "True"]
 
 
 def test_settlers_at_once_are_one(

@@ -81,23 +81,7 @@ def test_fetch_has_the_stores_columns(store: Store, make_span: Callable[..., Spa
     assert span_of(row) == span
 
 
-@pytest.mark.parametrize(
-    ("selection", "names"),
-    [
-        (Selection(), ["a", "b", "c"]),
-        (Selection(rollout_ids=["r1"]), ["a", "b"]),
-        (Selection(rollout_ids=[f"{3:032x}"]), ["c"]),
-        (Selection(trace_ids=[f"{1:032x}", f"{3:032x}"]), ["a", "c"]),
-        (Selection(since_ns=2_000), ["b", "c"]),
-        (Selection(until_ns=2_000), ["a", "b"]),
-        (Selection(since_ns=2_000, until_ns=2_000), ["b"]),
-        (Selection(rollout_ids=["r1"], trace_ids=[f"{3:032x}"]), []),
-        (Selection(rollout_ids=["r1'; DROP VIEW spans; --"]), []),
-    ],
-)
-def test_fetch_selects(
-    store: Store, make_span: Callable[..., Span], selection: Selection, names: list[str]
-) -> None:
+def test_fetch_selects(store: Store, make_span: Callable[..., Span]) -> None:
     """By rollout (a span that names none is its trace's), by trace and by time, all at once."""
     store.add(
         [
@@ -107,9 +91,18 @@ def test_fetch_selects(
         ]
     )
 
-    found = store.source.fetch(selection).dicts()
+    def names(selection: Selection) -> str:
+        return "".join(sorted(row["name"] for row in store.source.fetch(selection).dicts()))
 
-    assert sorted(row["name"] for row in found) == names
+    assert names(Selection()) == "abc"
+    assert names(Selection(rollout_ids=["r1"])) == "ab"
+    assert names(Selection(rollout_ids=[f"{3:032x}"])) == "c"
+    assert names(Selection(trace_ids=[f"{1:032x}", f"{3:032x}"])) == "ac"
+    assert names(Selection(since_ns=2_000)) == "bc"
+    assert names(Selection(until_ns=2_000)) == "ab"
+    assert names(Selection(since_ns=2_000, until_ns=2_000)) == "b"
+    assert names(Selection(rollout_ids=["r1"], trace_ids=[f"{3:032x}"])) == ""
+    assert names(Selection(rollout_ids=["r1'; DROP VIEW spans; --"])) == ""
 
 
 def test_connect_gives_a_database_of_ones_own(store: Store, make_span: Callable[..., Span]) -> None:

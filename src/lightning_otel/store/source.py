@@ -5,7 +5,7 @@ import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -87,6 +87,15 @@ class LocalSource:
             StoreVersionError: A newer version wrote it.
             StoreError: It cannot be read.
         """
+        return self._opened(views.view_statements)
+
+    def fetch(self, selection: Selection) -> Query:
+        """The selected spans."""
+        return _selected(self._opened(views.spans_statements), selection)
+
+    def _opened(
+        self, statements: Callable[[Layout, Iterable[str]], Iterable[str]]
+    ) -> "duckdb.DuckDBPyConnection":
         import duckdb
 
         self.layout.require()
@@ -94,15 +103,11 @@ class LocalSource:
         ensure_catalogue(self.layout)
         con = new_connection()
         try:
-            for statement in views.view_statements(self.layout, settled):
+            for statement in statements(self.layout, settled):
                 con.execute(statement)
         except duckdb.Error as exc:
             raise StoreError(f"cannot read {self.layout.catalogue}: {exc}") from exc
         return con
-
-    def fetch(self, selection: Selection) -> Query:
-        """The selected spans."""
-        return _selected(self.connect(), selection)
 
     def writer(self) -> SpanWriter:
         """This process's writer of the store, made if it is not there."""
@@ -136,14 +141,17 @@ def ensure_catalogue(layout: Layout) -> None:
 
     statements = views.view_statements(layout, _settled(layout))
     stamp = hashlib.sha256("\n".join(statements).encode()).hexdigest()
+    has_data = (layout.data / EMPTY_DATA).exists()
+    if has_data and layout.catalogue.exists() and _stamp(layout) == stamp:
+        return
     try:
-        if not (layout.data / EMPTY_DATA).exists():
-            _write_empty_data(layout)
-        if not layout.catalogue.exists() or _stamp(layout) != stamp:
-            _write_catalogue(layout, statements)
-            made = _made(layout, STAMP)
-            write_private(made, stamp.encode())
-            _put(made, layout.root / STAMP)
+        with new_connection() as con:
+            if not has_data:
+                _write_empty_data(con, layout)
+            _write_catalogue(con, layout, statements)
+        made = _made(layout, STAMP)
+        write_private(made, stamp.encode())
+        _put(made, layout.root / STAMP)
     except (OSError, duckdb.Error):
         log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
 
@@ -162,10 +170,11 @@ def _stamp(layout: Layout) -> str:
         return ""
 
 
-def _write_catalogue(layout: Layout, statements: Iterable[str]) -> None:
+def _write_catalogue(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, statements: Iterable[str]
+) -> None:
     """Put ``X.duckdb`` there by rename: a reader of the old one is not disturbed."""
     made = _made(layout, "catalogue.duckdb")
-    con = new_connection()
     # In a format that older DuckDB shells read too.
     con.execute(f"ATTACH {views.quoted(str(made))} AS catalogue (STORAGE_VERSION 'v1.4.0')")
     con.execute("USE catalogue")
@@ -173,15 +182,12 @@ def _write_catalogue(layout: Layout, statements: Iterable[str]) -> None:
         con.execute(statement)
     con.execute("USE memory")
     con.execute("DETACH catalogue")
-    con.close()
     _put(made, layout.catalogue)
 
 
-def _write_empty_data(layout: Layout) -> None:
+def _write_empty_data(con: "duckdb.DuckDBPyConnection", layout: Layout) -> None:
     made = _made(layout, EMPTY_DATA)
-    con = new_connection()
     con.execute(views.empty_data_statement(made))
-    con.close()
     _put(made, layout.data / EMPTY_DATA)
 
 
@@ -208,7 +214,7 @@ class MemorySource:
             # The files' own views, read once into a table: one definition of what a span is.
             layout = Layout(Path(folder) / "memory.duckdb")
             layout.create()
-            ensure_catalogue(layout)
+            _write_empty_data(con, layout)
             (layout.live / "memory.ndjson").write_bytes(b"".join(self._writer.lines))
             con.execute(f"CREATE TABLE spans AS {views.spans_query(layout)}")
         for statement in views.derived_view_statements():
