@@ -306,7 +306,7 @@ class SpanWriter:
 
 _writers: "weakref.WeakSet[SpanWriter]" = weakref.WeakSet()
 _by_catalogue: dict[Path, SpanWriter] = {}
-_registry_lock = threading.Lock()  # guards _by_catalogue: one writer a store and process
+_registry_lock = threading.RLock()  # guards _by_catalogue: one writer a store and process
 
 
 def writer_for(layout: Layout) -> SpanWriter:
@@ -330,7 +330,7 @@ def writer_if_any(layout: Layout) -> SpanWriter | None:
 
 def _forget_all() -> None:
     global _registry_lock
-    _registry_lock = threading.Lock()
+    _registry_lock = threading.RLock()
     for writer in list(_writers):
         writer.forget()
 
