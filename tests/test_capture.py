@@ -388,3 +388,104 @@ def test_frames_parent_is_taken_where_no_span_is_current(kept: Kept) -> None:
     assert first.parent is not None
     assert first.parent.span_id == second.context.span_id
     assert mine == 1
+
+
+@pytest.fixture
+def framework() -> Iterator[list[Operation]]:
+    """A framework whose innermost open operation is the last of the list."""
+    open_operations: list[Operation] = []
+
+    def innermost() -> Operation | None:
+        return open_operations[-1] if open_operations else None
+
+    capture.add_framework(innermost)
+    yield open_operations
+    capture.remove_framework(innermost)
+
+
+def parent_id(operation: Operation) -> int | None:
+    """The id of the parent of an operation's span."""
+    parent = operation.span.parent  # type: ignore[attr-defined]  # the SDK's
+    return parent.span_id if parent is not None else None
+
+
+def test_framework_gives_the_parent_where_the_context_knows_nothing(
+    kept: Kept, framework: list[Operation]
+) -> None:
+    """What starts in a context that the framework did not make stands under its operation."""
+    node = begin()
+    framework.append(node)
+
+    call = begin()
+
+    assert parent_id(call) == node.span.get_span_context().span_id
+    assert call.outer is node
+
+
+def test_span_within_the_frameworks_operation_is_nearer_than_it(
+    kept: Kept, framework: list[Operation]
+) -> None:
+    """A span made by hand inside a tool is the parent of the call made inside it."""
+    tool = begin()
+    framework.append(tool)
+
+    with (
+        capture.attached(tool.context),
+        trace.get_tracer("user").start_as_current_span("by hand") as hand,
+    ):
+        call = begin()
+
+    assert parent_id(call) == hand.get_span_context().span_id
+
+
+def test_framework_of_another_rollout_encloses_nothing(
+    kept: Kept, framework: list[Operation]
+) -> None:
+    """What is recorded for another rollout stays out of the framework's tree."""
+    framework.append(begin())
+    elsewhere = capture.in_frame(Frame(kept, {c.ROLLOUT_ID: "other"}))
+
+    with capture.attached(elsewhere):
+        call = begin()
+
+    assert parent_id(call) is None
+
+
+def test_framework_that_raises_is_a_fault_of_ours_alone(
+    kept: Kept, no_faults_yet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operation stands where the context says."""
+
+    def innermost() -> Operation | None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(capture._process, "frameworks", [innermost])
+
+    call = begin()
+
+    assert parent_id(call) is None
+    assert capture.faults() == 1
+
+
+def test_call_is_claimed_once(kept: Kept) -> None:
+    """The first request is the framework's call; a second one is a call of its own."""
+    slot = capture.CallSlot()
+
+    with capture.attached(slot.within()):
+        before = capture.claim_call()
+        slot.operation = begin()
+        claimed = [capture.claim_call(), capture.claim_call()]
+
+    assert before is None
+    assert claimed[0] is not None
+    assert claimed[1] is None
+    assert capture.open_slot() is None
+
+
+def test_call_that_is_over_is_not_claimed(kept: Kept) -> None:
+    """What ended takes no more payload."""
+    call = begin()
+    call.stop()
+
+    with capture.attached(capture.CallSlot(call).within()):
+        assert capture.claim_call() is None

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -30,6 +30,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _FRAME_KEY = otel_context.create_key("lightning-otel-frame")
+_OPERATION_KEY = otel_context.create_key("lightning-otel-operation")
+_SLOT_KEY = otel_context.create_key("lightning-otel-call-slot")
 _SUPPRESS_KEYS = ("suppress_instrumentation", "suppress_language_model_instrumentation")
 _MESSAGE_LIMIT = 8192
 _NO_BODY: Mapping[str, str] = {}
@@ -76,9 +78,28 @@ class _Process:
         self.faults = 0
         self.tracer: trace.Tracer | None = None
         self.content = config.content()
+        self.frameworks: list[InnermostOperation] = []
 
 
 _process = _Process()
+
+
+def add_framework(innermost: "InnermostOperation") -> None:
+    """Ask a framework, too, what is under way where a new operation starts.
+
+    Args:
+        innermost: Gives the framework's innermost open operation by what the framework itself
+            carries, such as its own context variable; None if there is none. It is asked for every
+            operation, so it must be quick.
+    """
+    if innermost not in _process.frameworks:
+        _process.frameworks.append(innermost)
+
+
+def remove_framework(innermost: "InnermostOperation") -> None:
+    """Ask it no more; harmless if it was never added."""
+    if innermost in _process.frameworks:
+        _process.frameworks.remove(innermost)
 
 
 def set_process_frame(frame: Frame | None) -> None:
@@ -118,8 +139,18 @@ def in_frame(frame: Frame, context: Context | None = None) -> Context:
 
 
 def parent_context() -> Context:
-    """The current context, with the frame's parent span where it holds no span of its own."""
+    """The context new spans start in: the current one, put under what encloses it.
+
+    That is a framework's innermost operation, where the framework calls us in a context that knows
+    nothing of it; and the frame's parent span, where the context holds no span of its own.
+    """
     context = otel_context.get_current()
+    for innermost in _process.frameworks:
+        operation = guarded(innermost)
+        if operation is None or operation.encloses(context):
+            continue
+        if _rollout_of(operation.context) == _rollout_of(context):
+            return operation.within(context)
     if trace.get_current_span(context).get_span_context().is_valid:
         return context
     frame = current_frame(context)
@@ -127,6 +158,11 @@ def parent_context() -> Context:
         return context
     # Only the span: whatever else the program put into its context is still there.
     return trace.set_span_in_context(trace.get_current_span(frame.parent), context)
+
+
+def _rollout_of(context: Context) -> object:
+    frame = current_frame(context)
+    return frame.stamps.get(c.ROLLOUT_ID) if frame is not None else None
 
 
 class attached:  # noqa: N801  # used as a function; a generator would cost a call a microsecond more
@@ -200,9 +236,17 @@ def take_body() -> Mapping[str, str]:
 
 
 class Operation:
-    """One captured operation: stopped or failed once, later attempts do nothing."""
+    """One captured operation: stopped or failed once, later attempts do nothing.
 
-    __slots__ = ("_is_over", "_lock", "attributes", "body", "context", "span")
+    Attributes:
+        span: Its span.
+        context: The context of what happens within it.
+        outer: The operation it stands in, of whichever library.
+        attributes: Set on the span at its end.
+        body: Content, kept beside the span at its end.
+    """
+
+    __slots__ = ("_is_over", "_lock", "attributes", "body", "context", "outer", "span")
 
     def __init__(
         self,
@@ -211,6 +255,7 @@ class Operation:
         attributes: Mapping[str, AttributeValue],
         body: dict[str, str] | None = None,
         start_ns: int | None = None,
+        parent: Context | None = None,
     ) -> None:
         """Start the span.
 
@@ -220,18 +265,34 @@ class Operation:
             attributes: Set at the start, where samplers see them.
             body: Content known at the start, kept beside the span.
             start_ns: Start time, if it lies in the past.
+            parent: The context it stands in; by default what :func:`parent_context` finds.
         """
-        parent = parent_context()
+        if parent is None:
+            parent = parent_context()
         self.span = tracer().start_span(
             name, parent, kind=kind, attributes=valid(attributes), start_time=start_ns
         )
-        self.context = trace.set_span_in_context(self.span, parent)
+        self.outer = operation_of(parent)
+        self.context = self.within(parent)
         self.attributes: dict[str, AttributeValue] = {}
         self.body: dict[str, str] = body or {}
         self._is_over = False
         # Guards _is_over: a stream may be finished by its reader and by the garbage collector of
         # another thread at once.
         self._lock = threading.Lock()
+
+    def within(self, context: Context) -> Context:
+        """A context with this operation as what is under way, and all else as it was."""
+        return otel_context.set_value(
+            _OPERATION_KEY, self, trace.set_span_in_context(self.span, context)
+        )
+
+    def encloses(self, context: Context) -> bool:
+        """Whether the context is this operation's own, or that of one that stands in it."""
+        found = operation_of(context)
+        while found is not None and found is not self:
+            found = found.outer
+        return found is self
 
     def stop(self, end_ns: int | None = None) -> None:
         """End the span with what was gathered in ``attributes`` and ``body``."""
@@ -277,6 +338,51 @@ class Operation:
             self.span.end(end_ns)
         finally:
             _body.reset(token)
+
+
+class CallSlot:
+    """Where a framework's call stands while its model's client may be sending the request.
+
+    The framework puts it into the context it runs the model in. A client's instrumentor claims the
+    call instead of starting a second span: structure from the framework, payload from the client.
+    Whoever claimed it ends it; what the framework says of its end later does nothing.
+
+    Attributes:
+        operation: The call; None before it started and once it was claimed.
+    """
+
+    __slots__ = ("operation",)
+
+    def __init__(self, operation: Operation | None = None) -> None:
+        self.operation = operation
+
+    def within(self, context: Context | None = None) -> Context:
+        """A context in which the call can be claimed."""
+        return otel_context.set_value(_SLOT_KEY, self, context)
+
+
+def open_slot() -> CallSlot | None:
+    """The slot of the current context, for the framework to fill once its call starts."""
+    slot = otel_context.get_value(_SLOT_KEY)
+    return slot if isinstance(slot, CallSlot) else None
+
+
+def claim_call() -> Operation | None:
+    """The framework's call that is now being requested, given away once; None if there is none."""
+    slot = open_slot()
+    if slot is None or slot.operation is None or slot.operation.is_over:
+        return None
+    operation, slot.operation = slot.operation, None
+    return operation
+
+
+def operation_of(context: Context | None = None) -> Operation | None:
+    """The operation under way in a context (default: the current one), of whichever library."""
+    found = otel_context.get_value(_OPERATION_KEY, context)
+    return found if isinstance(found, Operation) else None
+
+
+InnermostOperation: TypeAlias = Callable[[], Operation | None]
 
 
 def clean(text: str) -> str:

@@ -331,6 +331,7 @@ def test_later_wrapper_of_another_tool_stays(
 
 
 def test_fault_of_ours_does_not_keep_a_thread_from_starting(
+    faults_allowed: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread whose context cannot be carried runs without it."""

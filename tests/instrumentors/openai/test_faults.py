@@ -12,6 +12,7 @@ import pytest
 from lightning_otel import Store, auto_trace, capture, provider, scrub
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors import openai as instrumentor
+from lightning_otel.instrumentors.library import LibraryInstrumentor
 from lightning_otel.instrumentors.openai import (
     body,
     chat,
@@ -170,7 +171,7 @@ def test_fault_while_switching_on_leaves_the_program_untraced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If the client cannot be patched, it works as it did."""
-    monkeypatch.setattr(instrumentor, "_wrap", broken)
+    monkeypatch.setattr(LibraryInstrumentor, "wrap", broken)
 
     with auto_trace(store=store):
         found = use_all()

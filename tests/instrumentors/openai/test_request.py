@@ -12,8 +12,10 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from opentelemetry.trace import SpanKind
 
-from lightning_otel import Store, auto_trace
+from lightning_otel import Store, auto_trace, capture
+from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import parse_messages
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.openai import chat, completions, embeddings, responses
@@ -325,3 +327,23 @@ def test_events_are_read_as_the_client_reads_them(body: bytes, events: list[Any]
 def test_endpoint_is_told_by_method_and_path(method: str, url: str, endpoint: object) -> None:
     """Only the four endpoints that ask a model are known."""
     assert endpoint_of(method, url) is endpoint
+
+
+def test_request_takes_over_the_call_a_framework_began(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """Structure from the framework, payload from the client, one span for one request."""
+    with auto_trace(store=store) as recording:
+        call = capture.Operation("their name", SpanKind.CLIENT, {c.AGENT_NAME: "planner"})
+        with capture.attached(capture.CallSlot(call).within()):
+            for _ in range(2):
+                client.chat.completions.create(
+                    model="toy", messages=[{"role": "user", "content": "hello"}]
+                )
+
+    first, second = facts.calls(recording)
+    assert first.attributes[c.AGENT_NAME] == "planner"
+    assert [span.name for span in (first, second)] == ["chat toy", "chat toy"]
+    facts.agree(second, server.log[1])
+    assert first.attributes[c.RESPONSE_ID] == server.log[0].response_id
+    assert first.attributes[c.OUTPUT_MESSAGES] == second.attributes[c.OUTPUT_MESSAGES]

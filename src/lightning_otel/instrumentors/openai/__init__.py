@@ -5,100 +5,39 @@ its JSON made; ``_process_response`` shows the HTTP response. What is not a mode
 untouched, and the caller gets the very object the client returned.
 """
 
-import functools
-from collections.abc import Callable, Collection
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-import wrapt
-from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in its __all__
-
 from lightning_otel import capture
+from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai.request import ModelRequest, current_request
 
-_MODULE = "openai._base_client"
-_MARK = "__lightning_otel_wrapped__"
 
-
-class OpenAIInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base class is untyped
+class OpenAIInstrumentor(LibraryInstrumentor):
     """Switches the capture of ``openai`` calls on and off; ``openai`` itself is never imported."""
 
-    def instrumentation_dependencies(self) -> Collection[str]:
-        """The releases this is tested with."""
-        return ("openai >= 2",)
+    requires = ("openai >= 2",)
 
-    def instrument(self, **kwargs: Any) -> Any:
-        """Switch on: for every call, or with ``only_in_recordings`` for those within recordings."""
-        # Here, because the base class passes over a second call: a recording may have come first.
-        if not kwargs.get("only_in_recordings"):
-            capture.capture_everywhere(enabled=True)
-        return super().instrument(**kwargs)
+    def patches(self) -> Mapping[str, Patch]:
+        """The module of the two base clients."""
+        return {"openai._base_client": self._patch_clients}
 
-    def _instrument(self, **kwargs: Any) -> None:
-        _state.is_active = True
-        capture.refresh_settings()
-        if not _state.is_hooked:
-            _state.is_hooked = True
-            wrapt.register_post_import_hook(_patch_if_active, _MODULE)
-        elif (module := _state.module) is not None:
-            _patch_if_active(module)
-
-    def _uninstrument(self, **kwargs: Any) -> None:
-        _state.is_active = False
-        capture.capture_everywhere(enabled=False)
-        if _state.module is not None:
-            _unpatch(_state.module)
+    def _patch_clients(self, module: ModuleType) -> None:
+        for client, wrap_request, wrap_response in (
+            (module.SyncAPIClient, _sync_request, _sync_response),
+            (module.AsyncAPIClient, _async_request, _async_response),
+        ):
+            self.wrap(client, "request", wrap_request)
+            if hasattr(client, "_process_response"):
+                self.wrap(client, "_process_response", wrap_response)
 
 
-class _State:
-    """Whether capture is on, and the module once it was imported."""
-
-    def __init__(self) -> None:
-        self.is_active = False
-        self.is_hooked = False
-        self.module: ModuleType | None = None
-
-
-_state = _State()
-
-
-def _patch_if_active(module: ModuleType) -> None:
-    _state.module = module
-    if _state.is_active:
-        capture.guarded(_patch, module)
-
-
-def _patch(module: ModuleType) -> None:
-    for client, wrap_request, wrap_response in (
-        (module.SyncAPIClient, _sync_request, _sync_response),
-        (module.AsyncAPIClient, _async_request, _async_response),
-    ):
-        _wrap(client, "request", wrap_request)
-        if hasattr(client, "_process_response"):
-            _wrap(client, "_process_response", wrap_response)
-
-
-def _wrap(owner: type, name: str, make: Callable[[Any], Any]) -> None:
-    """Put a plain function in a method's place: it pickles and inspects as the method did."""
-    original = owner.__dict__[name]
-    if getattr(original, _MARK, None) is None:
-        wrapper = functools.wraps(original)(make(original))
-        setattr(wrapper, _MARK, original)
-        setattr(owner, name, wrapper)
-
-
-def _unpatch(module: ModuleType) -> None:
-    for client in (module.SyncAPIClient, module.AsyncAPIClient):
-        for name in ("request", "_process_response"):
-            found = client.__dict__.get(name)
-            # If another tool wrapped after us, ours stays beneath it and passes everything through.
-            original = getattr(found, _MARK, None) if not hasattr(found, "__self__") else None
-            if original is not None and found.__wrapped__ is original:
-                setattr(client, name, original)
+_instrumentor = OpenAIInstrumentor()
 
 
 def _begin(client: Any, options: Any, stream: bool) -> ModelRequest | None:  # noqa: FBT001
-    if not _state.is_active or not capture.is_wanted():
+    if not _instrumentor.is_wanted():
         return None
     return ModelRequest.begin(client, options, is_stream=stream)
 

@@ -111,7 +111,13 @@ class ModelRequest:
         if capture.content_policy().is_kept:
             content = capture.guarded(endpoint.request_content, body)
         name = f"{endpoint.OPERATION} {model}" if isinstance(model, str) else endpoint.OPERATION
-        operation = capture.Operation(capture.clean(name), SpanKind.CLIENT, attributes, content)
+        operation = capture.claim_call()
+        if operation is None:
+            operation = capture.Operation(capture.clean(name), SpanKind.CLIENT, attributes, content)
+        else:
+            operation.span.update_name(capture.clean(name))
+            operation.attributes.update(attributes)
+            operation.body.update(content or {})
         return cls(client, endpoint, operation)
 
     def observe(self, response: Any) -> None:

@@ -1,0 +1,107 @@
+"""What every instrumentor does alike: replaces a library's methods, and puts them back.
+
+A library is never imported for it: its methods are replaced when the program imports it.
+"""
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from types import ModuleType
+from typing import Any, ClassVar, Final, TypeAlias
+
+import wrapt
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in its __all__
+
+from lightning_otel import capture
+
+MARK: Final = "__lightning_otel_wrapped__"
+
+Patch: TypeAlias = Callable[[ModuleType], None]
+
+
+class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base class is untyped
+    """Switches the capture of one library on and off.
+
+    Attributes:
+        requires: The releases it is tested with, as requirements.
+        is_active: Whether it is switched on. Where another tool wrapped after us our function stays
+            beneath it; so each asks this first, and passes everything through when it is off.
+    """
+
+    requires: ClassVar[Collection[str]]
+    is_active = False
+
+    def __init__(self) -> None:
+        # The base class makes one instance of each class and hands it out again and again.
+        if not hasattr(self, "_imported"):
+            self._imported: dict[str, ModuleType] = {}
+            self._is_hooked = False
+            self._wrapped: list[tuple[Any, str]] = []
+
+    @abstractmethod
+    def patches(self) -> Mapping[str, Patch]:
+        """By module what to do with it once it is imported: :meth:`wrap` some of its methods."""
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        """The releases this is tested with."""
+        return self.requires
+
+    def instrument(self, **kwargs: Any) -> Any:
+        """Switch on: for every call, or with ``only_in_recordings`` for those within recordings."""
+        # Here, because the base class passes over a second call: a recording may have come first.
+        if not kwargs.get("only_in_recordings"):
+            capture.capture_everywhere(enabled=True)
+        return super().instrument(**kwargs)
+
+    def is_wanted(self) -> bool:
+        """Whether what happens here and now should become a span."""
+        return self.is_active and capture.is_wanted()
+
+    def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Put a plain function in a method's place: it pickles and inspects as the method did.
+
+        Args:
+            owner: The class, or module, that holds the method itself and does not inherit it.
+            name: The method.
+            make: Gives the function that is to stand there, of the one that stands there now.
+        """
+        original = owner.__dict__[name]
+        if getattr(original, MARK, None) is None:
+            wrapper = functools.wraps(original)(make(original))
+            setattr(wrapper, MARK, original)
+            setattr(owner, name, wrapper)
+            self._wrapped.append((owner, name))
+
+    def _instrument(self, **kwargs: Any) -> None:
+        self.is_active = True
+        capture.refresh_settings()
+        if self._is_hooked:
+            for module in list(self._imported.values()):
+                self._patch_if_active(module)
+        else:
+            self._is_hooked = True
+            for module_name in self.patches():
+                wrapt.register_post_import_hook(self._patch_if_active, module_name)
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        self.is_active = False
+        capture.capture_everywhere(enabled=False)
+        self._wrapped = [
+            (owner, name) for owner, name in self._wrapped if not _restore(owner, name)
+        ]
+
+    def _patch_if_active(self, module: ModuleType) -> None:
+        self._imported[module.__name__] = module
+        if self.is_active:
+            capture.guarded(self.patches()[module.__name__], module)
+
+
+def _restore(owner: Any, name: str) -> bool:
+    """Put the original method back; False where a wrapper stands before ours, which must stay."""
+    found = owner.__dict__.get(name)
+    original = getattr(found, MARK, None) if not hasattr(found, "__self__") else None
+    # A wrapper around ours shows our mark too, but what it wraps is ours.
+    if original is None or found.__wrapped__ is not original:
+        return False
+    setattr(owner, name, original)
+    return True

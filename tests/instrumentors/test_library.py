@@ -1,0 +1,98 @@
+"""What every instrumentor does alike."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+
+
+class Greeting(LibraryInstrumentor):
+    """Of two modules that are made for the test."""
+
+    requires = ("greeting >= 1",)
+
+    def patches(self) -> Mapping[str, Patch]:
+        """Both modules."""
+        return {"greeting": self._patch, "greeting_later": self._patch}
+
+    def _patch(self, module: ModuleType) -> None:
+        self.wrap(module.Host, "greet", self._louder)
+
+    def _louder(self, original: Any) -> Any:
+        def greet(self_: Any) -> str:
+            said = str(original(self_))
+            return said.upper() if self.is_active else said
+
+        return greet
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Greeting]:
+    """The instrumentor, with its library importable and not imported."""
+    for name in ("greeting", "greeting_later"):
+        (tmp_path / f"{name}.py").write_text(
+            "class Host:\n    def greet(self):\n        return 'hello'\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield Greeting()
+    Greeting().uninstrument()
+    Greeting._instance = None
+    for name in ("greeting", "greeting_later"):
+        sys.modules.pop(name, None)
+
+
+def imported(name: str) -> Any:
+    """The module, imported."""
+    return __import__(name)
+
+
+def test_library_is_patched_when_it_is_imported(library: Greeting) -> None:
+    """Before or after switching on; and it is not imported for that."""
+    early = imported("greeting").Host()
+
+    library.instrument(skip_dep_check=True, only_in_recordings=True)
+
+    assert "greeting_later" not in sys.modules
+    assert early.greet() == "HELLO"
+    assert imported("greeting_later").Host().greet() == "HELLO"
+
+
+def test_library_switched_off_is_what_it_was(library: Greeting) -> None:
+    """The very functions stand there again; what is imported later is left alone."""
+    host = imported("greeting").Host
+    before = host.__dict__["greet"]
+    library.instrument(skip_dep_check=True, only_in_recordings=True)
+
+    library.uninstrument()
+
+    assert host.__dict__["greet"] is before
+    assert imported("greeting_later").Host().greet() == "hello"
+
+
+def test_library_can_be_switched_on_and_off_many_times(library: Greeting) -> None:
+    """Each time it is wrapped once."""
+    host = imported("greeting").Host()
+    said = []
+    for _ in range(3):
+        library.instrument(skip_dep_check=True, only_in_recordings=True)
+        said.append(host.greet())
+        library.uninstrument()
+        said.append(host.greet())
+
+    assert said == ["HELLO", "hello"] * 3
+
+
+def test_library_with_another_shape_is_left_alone(
+    library: Greeting, faults_allowed: None, tmp_path: Path
+) -> None:
+    """A release without the method imports and works, untraced."""
+    (tmp_path / "greeting_later.py").write_text("class Host:\n    pass\n")
+
+    library.instrument(skip_dep_check=True, only_in_recordings=True)
+
+    assert imported("greeting_later").Host is not None
