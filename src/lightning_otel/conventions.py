@@ -19,6 +19,9 @@ SCOPE: Final = "lightning_otel"
 OPERATION: Final = "gen_ai.operation.name"
 PROVIDER: Final = "gen_ai.provider.name"
 AGENT_NAME: Final = "gen_ai.agent.name"
+AGENT_ID: Final = "gen_ai.agent.id"
+AGENT_DESCRIPTION: Final = "gen_ai.agent.description"
+WORKFLOW_NAME: Final = "gen_ai.workflow.name"
 CONVERSATION_ID: Final = "gen_ai.conversation.id"
 OUTPUT_TYPE: Final = "gen_ai.output.type"
 
@@ -27,7 +30,11 @@ TEXT_COMPLETION: Final = "text_completion"
 GENERATE_CONTENT: Final = "generate_content"
 EMBEDDINGS: Final = "embeddings"
 EXECUTE_TOOL: Final = "execute_tool"
+EXECUTE_TASK: Final = "execute_task"
+"""Not in the conventions: a step of a workflow that is given to an agent, as CrewAI's tasks are."""
 INVOKE_AGENT: Final = "invoke_agent"
+CREATE_AGENT: Final = "create_agent"
+INVOKE_WORKFLOW: Final = "invoke_workflow"
 
 GENERATIVE_OPERATIONS: Final = frozenset({CHAT, TEXT_COMPLETION, GENERATE_CONTENT})
 """Operations whose answer is an action: these calls become transitions."""
@@ -68,6 +75,8 @@ OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"
 TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
 TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_DESCRIPTION: Final = "gen_ai.tool.description"
+TOOL_TYPE: Final = "gen_ai.tool.type"
 TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
 TOOL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
 TOOL_RESULT: Final = "gen_ai.tool.call.result"
@@ -95,8 +104,14 @@ RESPONSE_LOGPROBS: Final = "lightning.response.logprobs"
 """Log-probability of each sampled token, base64 of little-endian float64, [R]; one per choice."""
 ABANDONED: Final = "lightning.abandoned"
 """True on a call whose stream the program left before the end."""
+HANDOFF_TARGET: Final = "lightning.handoff.target"
+"""Name of the agent that an agent handed the conversation to."""
+STOP_REASON: Final = "lightning.stop_reason"
+"""Why a team of agents stopped, in its own words."""
 CUT: Final = "lightning.cut"
 """JSON object: for each value too large to keep whole, its length and the kept part's SHA-256."""
+WORKFLOW_STEP: Final = "lightning.workflow.step"
+"""Name of the workflow's step, such as a task, that an agent is working on."""
 TRACK_ONLY: Final = "lightning.track_only"
 """Agent names (or globs) whose calls become training data; absent means all."""
 RESOURCE_VERSION: Final = "lightning.resource.version"
@@ -163,6 +178,7 @@ CONTENT_KEYS: Final = frozenset(
         OPERATION_INPUT,
         OPERATION_OUTPUT,
         TASK,
+        STOP_REASON,
     }
 )
 """What people wrote and models answered: kept in the local store, sent out only when allowed."""

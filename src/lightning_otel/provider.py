@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 INSTRUMENTORS: Mapping[str, str] = {
     "openai": "lightning_otel.instrumentors.openai:OpenAIInstrumentor",
+    "crewai": "lightning_otel.instrumentors.crewai:CrewAIInstrumentor",
 }
 """The library each instrumentor needs, and where it stands."""
 

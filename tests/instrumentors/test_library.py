@@ -96,3 +96,13 @@ def test_library_with_another_shape_is_left_alone(
     library.instrument(skip_dep_check=True, only_in_recordings=True)
 
     assert imported("greeting_later").Host is not None
+
+
+def test_library_is_patched_by_the_name_it_was_imported_by(library: Greeting) -> None:
+    """A module may carry another's ``__name__`` by then, as several of CrewAI's do."""
+    module = imported("greeting")
+    module.__name__ = "another.module"
+
+    library.instrument(skip_dep_check=True, only_in_recordings=True)
+
+    assert module.Host().greet() == "HELLO"

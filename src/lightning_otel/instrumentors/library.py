@@ -76,12 +76,14 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         self.is_active = True
         capture.refresh_settings()
         if self._is_hooked:
-            for module in list(self._imported.values()):
-                self._patch_if_active(module)
+            for module_name, module in list(self._imported.items()):
+                self._patch_if_active(module_name, module)
         else:
             self._is_hooked = True
             for module_name in self.patches():
-                wrapt.register_post_import_hook(self._patch_if_active, module_name)
+                # Bound here: a module's own ``__name__`` may be another's, as CrewAI's are.
+                patch = functools.partial(self._patch_if_active, module_name)
+                wrapt.register_post_import_hook(patch, module_name)
 
     def _uninstrument(self, **kwargs: Any) -> None:
         self.is_active = False
@@ -90,10 +92,10 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
             (owner, name) for owner, name in self._wrapped if not _restore(owner, name)
         ]
 
-    def _patch_if_active(self, module: ModuleType) -> None:
-        self._imported[module.__name__] = module
+    def _patch_if_active(self, module_name: str, module: ModuleType) -> None:
+        self._imported[module_name] = module
         if self.is_active:
-            capture.guarded(self.patches()[module.__name__], module)
+            capture.guarded(self.patches()[module_name], module)
 
 
 def _restore(owner: Any, name: str) -> bool:

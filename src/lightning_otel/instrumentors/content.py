@@ -1,0 +1,108 @@
+"""Arguments and results of any type as bounded JSON text, without running any code of theirs.
+
+Frameworks hand over whatever the program made: objects whose ``__str__`` raises or sleeps, dicts
+that hold themselves, generators that must not be drained, strings of 100 MB. Plain JSON types,
+dataclasses and pydantic models are written out; of everything else only the type's name is.
+"""
+
+import dataclasses
+import enum
+import json
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Final
+
+import orjson
+
+TEXT_LIMIT: Final = 4 * 1024 * 1024
+"""Characters of one value's text; the store's own limit is 8 MiB a record."""
+ITEM_LIMIT: Final = 10_000
+DEPTH_LIMIT: Final = 24
+
+
+def text_of(value: object) -> str:
+    """The value as JSON text, and a string as it is; what is too large or too deep is left out."""
+    if isinstance(value, str):
+        return _text(value, TEXT_LIMIT)
+    plain = _Writer().plain(value, DEPTH_LIMIT)
+    try:
+        return orjson.dumps(plain).decode()
+    except (TypeError, ValueError):  # an integer of more than 64 bits
+        return json.dumps(plain, ensure_ascii=False)
+
+
+class _Writer:
+    """Makes plain copies, of no more items and characters than it has left."""
+
+    def __init__(self) -> None:
+        self._items = ITEM_LIMIT
+        self._characters = TEXT_LIMIT
+
+    def plain(self, value: Any, depth: int) -> Any:
+        """A copy of plain types only."""
+        self._items -= 1
+        kind = type(value)
+        if value is None or kind is bool or kind is int or kind is float:
+            return value
+        if isinstance(value, str):
+            return self._take(value)
+        if depth == 0 or self._items <= 0:
+            return f"<{kind.__name__}>"
+        # By the built-in's own methods: a subclass may have overridden them.
+        if isinstance(value, dict):
+            return self._object(dict.items(value), depth)
+        if isinstance(value, list):
+            return self._array(list.__iter__(value), depth)
+        if isinstance(value, tuple):
+            return self._array(tuple.__iter__(value), depth)
+        if isinstance(value, set | frozenset):
+            return self._array(
+                (set if isinstance(value, set) else frozenset).__iter__(value), depth
+            )
+        return self._of_class(value, kind, depth)
+
+    def _of_class(self, value: Any, kind: type, depth: int) -> Any:
+        if isinstance(value, enum.Enum):
+            return self.plain(value._value_, depth - 1)
+        if kind is not type and "__dataclass_fields__" in dir(kind):
+            names = (found.name for found in dataclasses.fields(kind))
+            return self._object(((name, _field(value, name)) for name in names), depth)
+        if "model_fields" in dir(kind) or "__pydantic_fields__" in dir(kind):
+            held = _field(value, "__dict__")
+            if isinstance(held, dict):
+                return self._object(dict.items(held), depth)
+        return f"<{kind.__name__}>"
+
+    def _object(self, items: Iterable[tuple[Any, Any]], depth: int) -> dict[str, Any]:
+        return {
+            self._key(key): self.plain(value, depth - 1)
+            for key, value in islice(items, max(self._items, 0))
+        }
+
+    def _array(self, items: Iterable[Any], depth: int) -> list[Any]:
+        return [self.plain(item, depth - 1) for item in islice(items, max(self._items, 0))]
+
+    def _key(self, key: Any) -> str:
+        if isinstance(key, str):
+            return self._take(key)
+        is_plain = key is None or type(key) in (bool, int, float)
+        return json.dumps(key) if is_plain else f"<{type(key).__name__}>"
+
+    def _take(self, text: str) -> str:
+        taken = _text(text, max(self._characters, 0))
+        self._characters -= len(taken)
+        return taken
+
+
+def _field(value: Any, name: str) -> Any:
+    # Past the class's own __getattribute__ and properties, which may do anything.
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return None
+
+
+def _text(text: str, limit: int) -> str:
+    """An exact, valid and bounded string."""
+    kept = str.__getitem__(text, slice(limit))
+    return kept if str.isascii(kept) else kept.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,262 @@
+"""Runs tests against real releases that cannot all live in one environment.
+
+    python tests/environments.py [NAME ...] [--folder FOLDER] [--list]
+
+Each name is one virtual environment, made here one after the other: the newest releases of what
+lives together, the oldest we claim, and one for each library that pins what the others need. A
+framework's tests skip themselves where the framework is missing; in the environment that is made
+for them such a skip is a failure.
+
+With a folder the environments are kept there, and made anew only when their requirements changed.
+"""
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+INSTALL_LIMIT_S = 1200
+TEST_LIMIT_S = 900
+TAIL_LINES = 40
+RUNNERS = (
+    # openai breaks when a pre-release of the old httpx is importable.
+    "httpx<1",
+    "hypothesis>=6.140",
+    "pytest>=8.4",
+    "pytest-randomly>=4",
+    "pytest-timeout>=2.4",
+)
+"""What the tests themselves need, in every environment."""
+TOGETHER = (
+    "tests/test_capture.py",
+    "tests/instrumentors/test_library.py",
+    "tests/instrumentors/openai",
+    "tests/instrumentors/langchain",
+    "tests/instrumentors/autogen",
+    "tests/instrumentors/agents",
+)
+"""Tests of what lives in one environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One environment: what is installed into it, and which tests run there.
+
+    Attributes:
+        requirements: As pip takes them, beside this checkout and ``RUNNERS``.
+        paths: What pytest is given.
+        shown: Distributions whose releases are printed.
+    """
+
+    requirements: tuple[str, ...]
+    paths: tuple[str, ...]
+    shown: tuple[str, ...]
+
+
+TOGETHER_SHOWN = (
+    "openai",
+    "langchain-core",
+    "langchain-openai",
+    "langgraph",
+    "autogen-core",
+    "openai-agents",
+    "opentelemetry-sdk",
+)
+ENVIRONMENTS = {
+    "newest": Environment(
+        (
+            "openai>=3",
+            "langchain>=1",
+            "langchain-openai>=1",
+            "langgraph>=1",
+            "autogen-agentchat>=0.7.5",
+            "autogen-ext[openai]>=0.7.5",
+            "openai-agents",
+        ),
+        TOGETHER,
+        TOGETHER_SHOWN,
+    ),
+    "oldest": Environment(
+        (
+            "openai==2.0.0",
+            "langchain==1.0.0",
+            "langchain-core==1.0.0",
+            "langchain-openai==1.0.0",
+            "langgraph==1.0.0",
+            "autogen-agentchat==0.7.5",
+            "autogen-ext[openai]==0.7.5",
+            "openai-agents==0.4.0",
+            "opentelemetry-sdk==1.40.0",
+        ),
+        TOGETHER,
+        TOGETHER_SHOWN,
+    ),
+    "crewai": Environment(
+        ("crewai[litellm]>=1",),
+        ("tests/instrumentors/crewai", "tests/instrumentors/openai"),
+        ("crewai", "litellm", "openai"),
+    ),
+    "ag2": Environment(
+        ("ag2[openai]<1",),
+        ("tests/instrumentors/ag2",),
+        ("ag2", "openai"),
+    ),
+    "ag2-1": Environment(
+        ("ag2[openai]>=1",),
+        ("tests/instrumentors/ag2",),
+        ("ag2", "openai"),
+    ),
+    "litellm": Environment(
+        ("litellm",),
+        ("tests/instrumentors/litellm",),
+        ("litellm", "openai"),
+    ),
+}
+
+
+class FailedError(Exception):
+    """An environment could not be made, or its tests failed; says which, with the output's end."""
+
+
+def run(command: Sequence[str | Path], *, limit_s: float) -> str:
+    """What the command printed.
+
+    Raises:
+        FailedError: It failed, or took longer than the limit; it and its children were ended then.
+    """
+    shown = shlex.join(map(str, command))
+    # CrewAI asks on the console whether to show traces, and counts its users from elsewhere.
+    settings = {"CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TESTING": "true"}
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise FailedError(f"{shown}\nstill ran after {limit_s:.0f} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode != 0:
+        tail = "\n".join(output.splitlines()[-TAIL_LINES:])
+        raise FailedError(f"{shown}\nended with {process.returncode}:\n{tail}")
+    return output
+
+
+def make(folder: Path, environment: Environment) -> Path:
+    """The Python of the environment, made in the folder unless it stands there as it should."""
+    python = folder / "bin" / "python"
+    mark = folder / "requirements.txt"
+    wanted = [*environment.requirements, *RUNNERS]
+    written = "\n".join([*wanted, f"-e {ROOT}", ""])
+    if python.exists() and mark.exists() and mark.read_text() == written:
+        return python
+    venv.create(folder, clear=True, with_pip=True)
+    install = [python, "-m", "pip", "install", "--quiet", "--no-input"]
+    run([*install, *wanted, "--editable", ROOT], limit_s=INSTALL_LIMIT_S)
+    mark.write_text(written)
+    return python
+
+
+def releases(python: Path, distributions: Sequence[str]) -> str:
+    """The installed releases of some distributions, for the line that is printed."""
+    code = (
+        "import sys; from importlib.metadata import version\n"
+        "print(', '.join(f'{name} {version(name)}' for name in sys.argv[1:]))"
+    )
+    return run([python, "-c", code, *distributions], limit_s=60).strip()
+
+
+def test(python: Path, environment: Environment, report: Path) -> str:
+    """What came of the environment's tests, in words.
+
+    Raises:
+        FailedError: A test failed, none ran, or some were skipped for want of a library that this
+            environment is made to have.
+    """
+    paths = [path for path in environment.paths if (ROOT / path).exists()]
+    if not paths:
+        raise FailedError(f"none of its tests are here: {', '.join(environment.paths)}")
+    run(
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *paths],
+        limit_s=TEST_LIMIT_S,
+    )
+    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    skips = [skip for case in cases for skip in case.iter("skipped")]
+    missing = sorted({str(skip.get("message")) for skip in skips if _is_for_want(skip)})
+    if missing:
+        raise FailedError("skipped for want of what it is made to have:\n" + "\n".join(missing))
+    if len(skips) == len(cases):
+        raise FailedError("no test ran")
+    return f"{len(cases) - len(skips)} passed, {len(skips)} skipped"
+
+
+def _is_for_want(skip: ElementTree.Element) -> bool:
+    return "could not import" in str(skip.get("message"))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the environments that were asked for; 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ENVIRONMENTS))
+    parser.add_argument("--folder", type=Path, help="keep the environments here")
+    parser.add_argument("--list", action="store_true", help="print the names and requirements")
+    given = parser.parse_args(arguments)
+    unknown = sorted(set(given.names) - set(ENVIRONMENTS))
+    if unknown:
+        parser.error(f"no environment {', '.join(unknown)}; there are {', '.join(ENVIRONMENTS)}")
+    names = given.names or list(ENVIRONMENTS)
+    if given.list:
+        for name in names:
+            say(f"{name:8} {shlex.join(ENVIRONMENTS[name].requirements)}")
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.folder.resolve() if given.folder else Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        # A list, not a generator: all of them run, whatever came of the first.
+        results = [passes(name, folder, Path(scratch) / f"{name}.xml") for name in names]
+    return 0 if all(results) else 1
+
+
+def passes(name: str, folder: Path, report: Path) -> bool:
+    """Whether the environment could be made and its tests passed, having said so in one line."""
+    environment = ENVIRONMENTS[name]
+    started_s = time.monotonic()
+    try:
+        python = make(folder / name, environment)
+        found = releases(python, environment.shown)
+        outcome = test(python, environment, report)
+    except FailedError as failure:
+        say(f"{name:8} FAILED after {time.monotonic() - started_s:.0f} s\n{failure}")
+        return False
+    say(f"{name:8} ok  {outcome}, {time.monotonic() - started_s:.0f} s  ({found})")
+    return True
+
+
+def say(line: str) -> None:
+    """Print at once, also into a pipe."""
+    print(line, flush=True)  # noqa: T201  # a command's output
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
