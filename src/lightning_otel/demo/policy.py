@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from lightning_otel.demo.wishes import example, message_text, wished_calls, wished_speaker
+
 _PIECE = re.compile(r"\s*\S+|\s+")
-_EXPRESSION = re.compile(r"\d+(?:\.\d+)?(?:\s*[-+*/]\s*\d+(?:\.\d+)?)+")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 STYLES = ("copy", "guess", "round")
@@ -115,14 +116,6 @@ class Policy(Protocol):
         """The answer to a chat body, every choice drawn from `rng`."""
 
 
-def message_text(message: Mapping[str, Any]) -> str:
-    """Text of a chat message whose content is a string, a list of parts or nothing."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    return "".join(str(part.get("text") or "") for part in content or () if isinstance(part, dict))
-
-
 def prompt_tokens(body: Mapping[str, Any]) -> list[str]:
     """Pieces of the prompt a chat body stands for, up to where the model goes on writing.
 
@@ -154,13 +147,14 @@ def shape(reply: Reply, body: Mapping[str, Any]) -> Reply:
     """The reply held to the body's JSON schema and token limit, where it names them."""
     wanted = body.get("response_format") or {}
     if wanted.get("type") == "json_schema" and not reply.tool_calls:
-        example = _schema_example(wanted["json_schema"]["schema"])
-        reply = Reply(text=json.dumps(example), reasoning=reply.reasoning)
+        said = " ".join(map(message_text, body.get("messages") or ()))
+        found = example(wanted["json_schema"]["schema"], said)
+        reply = Reply(text=json.dumps(found), reasoning=reply.reasoning)
     return _cut_to_length(reply, body.get("max_completion_tokens") or body.get("max_tokens"))
 
 
 class ToyPolicy:
-    """Answers arithmetic with a calculator, and reports its result in one of three styles.
+    """Calls the tools that are asked for, and reports a number in one of three styles.
 
     Style `copy` tells the tool's number and is right; `guess` is off by one to three; `round` gives
     a neighbouring multiple of ten. A style's probability is the softmax of the weights. Temperature
@@ -195,17 +189,20 @@ class ToyPolicy:
         return {style: round(weight - total, 6) for style, weight in weights.items()}
 
     def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
-        """A calculator call, an answer made of the calculator's result, or a polite echo."""
-        messages = body.get("messages") or [{}]
-        last = messages[-1]
+        """Calls of the tools that are asked for, a report of what a tool said, or a polite echo."""
+        speaker = wished_speaker(body)
+        if speaker is not None:
+            return _certain(Reply(text=speaker))
+        calls = tuple(
+            ToolCall(f"call_{rng.getrandbits(96):024x}", name, json.dumps(given))
+            for name, given in wished_calls(body)
+        )
+        if calls:
+            return _certain(Reply(text="", tool_calls=calls, finish_reason="tool_calls"))
+        last = (body.get("messages") or [{}])[-1]
         said = message_text(last)
         if last.get("role") == "tool":
             return self._report(said, rng)
-        expression = _EXPRESSION.search(said)
-        if last.get("role") == "user" and expression and _offers(body, "calculator"):
-            arguments = json.dumps({"expression": expression.group()})
-            call = ToolCall(f"call_{rng.getrandbits(96):024x}", "calculator", arguments)
-            return _certain(Reply(text="", tool_calls=(call,), finish_reason="tool_calls"))
         return _certain(Reply(text=f"You said: {said}"))
 
     def _report(self, result: str, rng: random.Random) -> Reply:
@@ -217,12 +214,6 @@ class ToyPolicy:
         text = f"The answer is {_told(numbers[-1], style)}"
         rest = len(pieces(text)) - 1
         return Reply(text=text, logprobs=(logprobs[style], *[0.0] * rest))
-
-
-def _offers(body: Mapping[str, Any], name: str) -> bool:
-    if body.get("tool_choice") == "none":
-        return False
-    return any((tool.get("function") or {}).get("name") == name for tool in body.get("tools") or ())
 
 
 def _certain(reply: Reply) -> Reply:
@@ -256,24 +247,3 @@ def _cut_to_length(reply: Reply, limit: int | None) -> Reply:
         return reply
     text = "".join(reply.tokens[spare:kept])
     return replace(reply, text=text, finish_reason="length", logprobs=reply.logprobs[:kept])
-
-
-def _schema_example(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> object:
-    """A value that satisfies a JSON schema of the plain kind a pydantic model makes."""
-    root = schema if root is None else root
-    if "$ref" in schema:
-        return _schema_example(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root)
-    if "const" in schema:
-        return schema["const"]
-    if schema.get("enum"):
-        return schema["enum"][0]
-    for key in ("anyOf", "oneOf", "allOf"):
-        if schema.get(key):
-            return _schema_example(schema[key][0], root)
-    kind = schema.get("type")
-    kind = kind[0] if isinstance(kind, list) else kind
-    if kind == "object" or "properties" in schema:
-        properties = schema.get("properties") or {}
-        return {name: _schema_example(value, root) for name, value in properties.items()}
-    examples = {"string": "text", "integer": 1, "number": 1.5, "boolean": True, "array": []}
-    return examples.get(str(kind))

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, zip_longest
 from typing import Any
 
-from lightning_otel.demo.policy import Reply, Tokenizer, message_text, pieces, prompt_tokens
+from lightning_otel.demo.policy import Reply, Tokenizer, pieces, prompt_tokens
+from lightning_otel.demo.wishes import message_text
 
 Json = dict[str, Any]
 

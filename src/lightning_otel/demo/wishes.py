@@ -1,0 +1,215 @@
+"""What a chat body asks the toy model for: tools by name, the next speaker, an object of a schema.
+
+Belongs here: reading a request the plain way a person skims it, by the words in it. No program is
+known here, and nothing is drawn at random.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+Json = Mapping[str, Any]
+
+EXPRESSION: Final = re.compile(r"\d+(?:\.\d+)?(?:\s*[-+*/]\s*\d+(?:\.\d+)?)+")
+_NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
+_QUOTED: Final = re.compile(r"\"([^\"]+)\"|(?<!\w)'([^']+)'(?!\w)")
+_WORD: Final = re.compile(r"[a-z]+|\d+", re.IGNORECASE)
+_CHOICE_OF_SPEAKER: Final = re.compile(r"select the next (?:role|speaker) from \[([^\]]+)\]", re.I)
+_HANDS_OVER: Final = ("transfer to ", "transfer back to ", "handoff to ", "delegate to ")
+_LITTLE_WORDS: Final = frozenset({"a", "an", "and", "by", "for", "from", "get", "of", "the", "to"})
+
+Wish = tuple[str, dict[str, Any]]
+"""A tool's name and the arguments it is to be called with."""
+
+
+def message_text(message: Json) -> str:
+    """Text of a chat message whose content is a string, a list of parts or nothing."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") for part in content or () if isinstance(part, dict))
+
+
+def wished_calls(body: Json) -> list[Wish]:
+    """The tool calls that should come next, in the order their words stand in the request.
+
+    The last user message names tools, and may name one again that an earlier message named. The
+    instructions name tools too; what they ask for was done once it was done. A tool that takes an
+    expression is named by an arithmetic expression, and called for each one at once.
+    """
+    tools = offered(body)
+    choice = body.get("tool_choice") or "auto"
+    messages = body.get("messages") or ()
+    turn = _since_last_user(messages)
+    done = _made(turn)
+    if choice == "none" or _ends_with_unknown_result(turn, done):
+        return []
+    said = _texts(messages, ("user",))
+    wishes = _named(tools, said[-1:], done) or _named(
+        [tool for tool in tools if not _takes_expression(tool)],
+        _texts(messages, ("system", "developer")),
+        _made(messages),
+        values=said,
+    )
+    if wishes or done or not tools or choice == "auto":
+        return wishes
+    forced = (choice.get("function") or choice).get("name") if isinstance(choice, Mapping) else None
+    tool = next((tool for tool in tools if tool["name"] == forced), tools[0])
+    return [(tool["name"], arguments(tool.get("parameters") or {}, "\n".join(said[-1:])))]
+
+
+def offered(body: Json) -> list[Json]:
+    """The functions a body offers."""
+    found = [tool.get("function") for tool in body.get("tools") or ()]
+    return [function for function in found if isinstance(function, Mapping)]
+
+
+def wished_speaker(body: Json) -> str | None:
+    """Whom a prompt that lists roles and a conversation wants named; None if it is no such prompt.
+
+    It is the one who has spoken least so far, the first of the list if there are several.
+    """
+    for message in reversed(body.get("messages") or ()):
+        text = message_text(message)
+        found = _CHOICE_OF_SPEAKER.search(text)
+        if found:
+            roles = [role.strip(" '\"") for role in found[1].split(",")]
+            said = [str(item.get("name") or "") for item in body.get("messages") or ()]
+            said += re.findall(r"^(\w+):", text, re.MULTILINE)
+            return min(roles, key=said.count)
+    return None
+
+
+def arguments(schema: Json, text: str) -> dict[str, Any]:
+    """An object of a function's parameters, filled with what the text holds for them."""
+    values = _Values(text)
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or list(properties)
+    return {
+        name: values.of(name, wanted, schema)
+        for name, wanted in properties.items()
+        if name in required
+    }
+
+
+def example(schema: Json, text: str, root: Json | None = None) -> object:
+    """A value that satisfies a JSON schema of the plain kind a pydantic model makes."""
+    root = schema if root is None else root
+    if "$ref" in schema:
+        return example(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], text, root)
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        named = [value for value in schema["enum"] if str(value).lower() in text.lower()]
+        return (named or schema["enum"])[0]
+    for key in ("anyOf", "oneOf", "allOf"):
+        if schema.get(key):
+            return example(schema[key][0], text, root)
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "object" or "properties" in schema:
+        properties = schema.get("properties") or {}
+        return {name: example(value, text, root) for name, value in properties.items()}
+    examples = {"string": "text", "integer": 1, "number": 1.5, "boolean": True, "array": []}
+    return examples.get(str(kind))
+
+
+class _Values:
+    """What a text holds, handed out in the order it stands there."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._numbers = iter(_NUMBER.findall(text))
+        self._quoted = iter([first or second for first, second in _QUOTED.findall(text)])
+        self._expressions = iter(EXPRESSION.findall(text))
+
+    def of(self, name: str, wanted: Json, root: Json) -> object:
+        kind = wanted.get("type")
+        if kind == "string" and not wanted.get("enum"):
+            if "expression" in name:
+                return next(self._expressions, self._text)
+            return next(self._quoted, self._text)
+        if kind in ("integer", "number"):
+            number = next(self._numbers, "1")
+            return float(number) if kind == "number" else int(float(number))
+        return example(wanted, self._text, {**root, **wanted})
+
+
+def _named(
+    tools: Sequence[Json], texts: Sequence[str], done: list[Wish], *, values: Sequence[str] = ()
+) -> list[Wish]:
+    """The first tool named that was not called so; one that takes expressions, for all of them.
+
+    Args:
+        tools: Functions to look for.
+        texts: Where they may be named.
+        done: Calls not to repeat.
+        values: Where arguments are found, the latest first in line; by default in ``texts``.
+    """
+    text = "\n".join(texts)
+    given = "\n".join(reversed(values or texts))
+    places = sorted((_place(tool, text), i) for i, tool in enumerate(tools))
+    for tool in (tools[i] for place, i in places if place >= 0):
+        parts = EXPRESSION.findall(given) if _takes_expression(tool) else [given]
+        calls: list[Wish] = [
+            (tool["name"], arguments(tool.get("parameters") or {}, part)) for part in parts
+        ]
+        new = [call for call in calls if call not in done]
+        # A hand-over is made once, whatever it is told.
+        if new and not (_receiver(tool) and any(name == tool["name"] for name, _ in done)):
+            return new
+    return []
+
+
+def _place(tool: Json, text: str) -> int:
+    """Where the text names the tool: by an expression it takes, or by a word of its name; or -1."""
+    if _takes_expression(tool):
+        found = EXPRESSION.search(text)
+        return found.start() if found else -1
+    words = _WORD.findall((_receiver(tool) or tool["name"]).lower())
+    wanted = [word for word in words if len(word) > 2 and word not in _LITTLE_WORDS]
+    places = [
+        found.start()
+        for word in wanted
+        if (found := re.search(rf"(?<![a-z]){re.escape(word)}", text.lower()))
+    ]
+    return min(places) if len(places) == len(wanted) and places else -1
+
+
+def _receiver(tool: Json) -> str:
+    """Whom a hand-over's tool hands over to; empty for other tools."""
+    name = str(tool["name"]).replace("_", " ").lower()
+    return next((name.removeprefix(start) for start in _HANDS_OVER if name.startswith(start)), "")
+
+
+def _takes_expression(tool: Json) -> bool:
+    return "expression" in ((tool.get("parameters") or {}).get("properties") or {})
+
+
+def _since_last_user(messages: Sequence[Json]) -> Sequence[Json]:
+    places = [i for i, item in enumerate(messages) if item.get("role") == "user"]
+    return messages[places[-1] :] if places else messages
+
+
+def _texts(messages: Sequence[Json], roles: Sequence[str]) -> list[str]:
+    return [message_text(item) for item in messages if item.get("role") in roles]
+
+
+def _made(messages: Sequence[Json]) -> list[Wish]:
+    """The calls in messages, as wishes."""
+    calls = [call.get("function") or {} for m in messages for call in m.get("tool_calls") or ()]
+    return [(str(call.get("name")), _read(call.get("arguments"))) for call in calls]
+
+
+def _read(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _ends_with_unknown_result(turn: Sequence[Json], done: Sequence[Wish]) -> bool:
+    """Whether a tool answered that nobody is known to have called: then all is done."""
+    return bool(turn) and turn[-1].get("role") == "tool" and not done
