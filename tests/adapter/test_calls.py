@@ -93,6 +93,18 @@ def test_read_call_drops_a_failed_call(
     assert found == reason
 
 
+def test_read_call_keeps_an_answer_its_client_could_not_use() -> None:
+    """An error after the model's answer came to its end leaves a call that can be trained on."""
+    one = replace(chat(), status="ERROR", status_message="1 validation error for Plan")
+
+    found = calls.read_call(
+        replace(one, attributes={**one.attributes, c.FINISH_REASONS: ["stop"]}), ""
+    )
+
+    assert isinstance(found, Call)
+    assert found.action
+
+
 @pytest.mark.parametrize(
     ("names", "agent", "is_tracked"),
     [

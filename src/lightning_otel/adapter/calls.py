@@ -71,7 +71,9 @@ def _unusable(span: Span, agent: str) -> str | None:
         return INCOMPLETE
     if get(c.ABANDONED):
         return ABANDONED
-    if span.status == "ERROR":
+    # With a finish reason the model's answer is whole: what failed is what the client made of it,
+    # such as a structured output that did not validate.
+    if span.status == "ERROR" and not get(c.FINISH_REASONS):
         return f"failed: {get(c.ERROR_TYPE) or span.status_message or 'the call ended in an error'}"
     if not is_tracked(agent, get(c.TRACK_ONLY)):
         return NOT_TRACKED
