@@ -55,19 +55,19 @@ class _Writer:
             return self._array(list.__iter__(value), depth)
         if isinstance(value, tuple):
             return self._array(tuple.__iter__(value), depth)
-        if isinstance(value, set | frozenset):
-            return self._array(
-                (set if isinstance(value, set) else frozenset).__iter__(value), depth
-            )
+        if isinstance(value, set):
+            return self._array(set.__iter__(value), depth)
+        if isinstance(value, frozenset):
+            return self._array(frozenset.__iter__(value), depth)
         return self._of_class(value, kind, depth)
 
     def _of_class(self, value: Any, kind: type, depth: int) -> Any:
         if isinstance(value, enum.Enum):
             return self.plain(value._value_, depth - 1)
-        if kind is not type and "__dataclass_fields__" in dir(kind):
+        if _has(kind, "__dataclass_fields__"):
             names = (found.name for found in dataclasses.fields(kind))
             return self._object(((name, _field(value, name)) for name in names), depth)
-        if "model_fields" in dir(kind) or "__pydantic_fields__" in dir(kind):
+        if _has(kind, "__pydantic_fields__"):
             held = _field(value, "__dict__")
             if isinstance(held, dict):
                 return self._object(dict.items(held), depth)
@@ -92,6 +92,11 @@ class _Writer:
         taken = _text(text, max(self._characters, 0))
         self._characters -= len(taken)
         return taken
+
+
+def _has(kind: type, name: str) -> bool:
+    # A metaclass may answer getattr as it likes.
+    return any(name in vars(base) for base in kind.__mro__)
 
 
 def _field(value: Any, name: str) -> Any:

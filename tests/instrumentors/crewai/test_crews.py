@@ -1,0 +1,492 @@
+"""Crews as users write them: every call once, under its agent and task, results untouched."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from lightning_otel import Store, auto_trace, provider
+from lightning_otel import conventions as c
+from lightning_otel.demo.policy import Policy, Reply, ToolCall, ToyPolicy
+from lightning_otel.demo.server import DemoServer
+from tests.instrumentors.outline import agents_of, assert_each_call_once, named, outline
+
+crewai = pytest.importorskip("crewai", reason="could not import 'crewai': it has an environment")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+from crewai.tools import tool  # noqa: E402  # after the skip
+
+Way = Callable[[Any], Any]
+
+
+def kickoff(crew: Any) -> Any:
+    """In this thread."""
+    return crew.kickoff()
+
+
+def kickoff_async(crew: Any) -> Any:
+    """In a thread, from a coroutine."""
+    return asyncio.run(crew.kickoff_async())
+
+
+def akickoff(crew: Any) -> Any:
+    """In coroutines."""
+    return asyncio.run(crew.akickoff())
+
+
+WAYS = pytest.mark.parametrize("way", [kickoff, kickoff_async, akickoff])
+
+
+@tool("calculator")
+def calculator(expression: str) -> str:
+    """Works out an expression."""
+    return str(eval(expression, {}))
+
+
+@tool("calculator")
+def broken(expression: str) -> str:
+    """Fails."""
+    raise ZeroDivisionError(f"no {expression}")
+
+
+def mathematician(llm: Any, **more: Any) -> Any:
+    """An agent with a tool."""
+    asked: dict[str, Any] = {"tools": [calculator], "llm": llm, **more}
+    return crewai.Agent(role="Mathematician", goal="Be right.", backstory="Old.", **asked)
+
+
+def one_task_crew(agent: Any, **more: Any) -> Any:
+    """A crew of one agent with one sum to do."""
+    task = crewai.Task(
+        name="sum", description="What is 17*23?", expected_output="A number.", agent=agent, **more
+    )
+    return crewai.Crew(name="maths", agents=[agent], tasks=[task])
+
+
+ONE_TASK = """
+invoke_workflow maths
+  execute_task sum
+    invoke_agent Mathematician
+      chat toy
+      execute_tool calculator
+      chat toy
+""".strip()
+
+
+@WAYS
+def test_crew_is_an_outline_of_its_work(
+    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
+) -> None:
+    """Each call and tool stands under its agent, that under its task, that under the crew."""
+    with auto_trace(store=store) as recording:
+        result = way(one_task_crew(mathematician(llm())))
+
+    assert outline(recording) == ONE_TASK
+    assert_each_call_once(recording, server, facts)
+    assert agents_of(recording) == ["Mathematician"] * 2
+    called = (server.log[0].response or {})["choices"][0]["message"]["tool_calls"][0]
+    done = dict(named(recording, "execute_tool calculator").attributes)
+    assert done[c.TOOL_CALL_ID] == called["id"]
+    assert done[c.TOOL_ARGUMENTS] == called["function"]["arguments"]
+    assert done[c.TOOL_RESULT] == "391"
+    assert done[c.AGENT_NAME] == "Mathematician"
+    said = json.loads(str(named(recording, "invoke_workflow maths").attributes[c.OUTPUT_MESSAGES]))
+    assert said[0]["parts"][0]["content"] == result.raw
+
+
+@WAYS
+def test_crew_gives_and_sends_what_it_does_untraced(way: Way, llm: Any, store: Store) -> None:
+    """The same result, usage and requests, byte for byte, as without us."""
+
+    def run() -> tuple[Any, list[Any]]:
+        with DemoServer() as other:
+            model = crewai.LLM(model="openai/toy", base_url=other.base_url, api_key="k")
+            result = way(one_task_crew(mathematician(model)))
+            return result.model_dump(), [exchange.request for exchange in other.log]
+
+    plain, plain_requests = run()
+    with auto_trace(store=store):
+        traced, traced_requests = run()
+
+    assert without_ids(traced_requests) == without_ids(plain_requests)
+    assert traced["raw"] == plain["raw"]
+    assert traced["token_usage"] == plain["token_usage"]
+
+
+def without_ids(requests: list[Any]) -> str:
+    """The requests without the tool call ids, which differ from run to run."""
+    text = json.dumps(requests)
+    for request in requests:
+        for message in request["messages"]:
+            for call in message.get("tool_calls") or ():
+                text = text.replace(call["id"], "call")
+    return text
+
+
+def test_streamed_calls_are_recorded_whole(
+    llm: Any, store: Store, server: DemoServer, facts: Any
+) -> None:
+    """A model that streams gives the same outline, and each call's answer put together."""
+    with auto_trace(store=store) as recording:
+        kickoff(one_task_crew(mathematician(llm(stream=True))))
+
+    assert outline(recording) == ONE_TASK
+    assert all(exchange.is_stream for exchange in server.log)
+    assert_each_call_once(recording, server, facts)
+
+
+@WAYS
+def test_crew_that_streams_is_recorded_while_it_is_read(
+    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
+) -> None:
+    """The crew runs on a thread as its chunks are read, under what reads them."""
+    crew = one_task_crew(mathematician(llm()))
+    crew.stream = True
+
+    async def read() -> str:
+        streaming = await (crew.kickoff_async() if way is kickoff_async else crew.akickoff())
+        async for _ in streaming:
+            pass
+        return str(streaming.result.raw)
+
+    with auto_trace(store=store) as recording:
+        if way is kickoff:
+            streaming = crew.kickoff()
+            list(streaming)
+            raw = streaming.result.raw
+        else:
+            raw = asyncio.run(read())
+
+    assert raw.startswith("The answer is")
+    assert outline(recording) == ONE_TASK
+    assert_each_call_once(recording, server, facts)
+
+
+@WAYS
+def test_async_tasks_stand_under_their_crew(
+    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
+) -> None:
+    """Tasks on threads of their own are in the one trace, each call under its own agent."""
+    first, second = (
+        crewai.Agent(role=role, goal="g", backstory="b", llm=llm()) for role in ("Ann", "Bob")
+    )
+    tasks = [
+        crewai.Task(
+            name=name, description=f"{name}!", expected_output="x", agent=agent, async_execution=True
+        )
+        for name, agent in (("one", first), ("two", second))
+    ]
+    last = crewai.Task(
+        name="three", description="end", expected_output="x", agent=first, context=tasks
+    )
+
+    with auto_trace(store=store) as recording:
+        way(crewai.Crew(name="pair", agents=[first, second], tasks=[*tasks, last]))
+
+    assert_each_call_once(recording, server, facts)
+    assert outline(recording, is_ordered=False) == """
+invoke_workflow pair
+  execute_task one
+    invoke_agent Ann
+      chat toy
+  execute_task three
+    invoke_agent Ann
+      chat toy
+  execute_task two
+    invoke_agent Bob
+      chat toy
+""".strip()
+
+
+class Manager(Policy):
+    """Delegates once, then reports; coworkers answer at once."""
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """A call of the delegation tool where there is one and nothing came of it yet."""
+        names = [tool["function"]["name"] for tool in body.get("tools") or ()]
+        is_asked = not any(message["role"] == "tool" for message in body["messages"])
+        if "delegate_work_to_coworker" in names and is_asked:
+            work = {"task": "add up", "context": "none", "coworker": "Ann"}
+            call = ToolCall("call_1", "delegate_work_to_coworker", json.dumps(work))
+            return Reply("", tool_calls=(call,), finish_reason="tool_calls")
+        return Reply("done")
+
+
+@WAYS
+def test_delegated_work_stands_under_the_tool_that_delegates(
+    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
+) -> None:
+    """In a hierarchical crew the coworker's call hangs under the manager's delegation."""
+    server.policy = Manager()
+    ann = crewai.Agent(role="Ann", goal="g", backstory="b", llm=llm())
+    task = crewai.Task(name="sum", description="add", expected_output="x")
+    crew = crewai.Crew(
+        name="firm",
+        agents=[ann],
+        tasks=[task],
+        process=crewai.Process.hierarchical,
+        manager_llm=llm(),
+    )
+
+    with auto_trace(store=store) as recording:
+        way(crew)
+
+    assert_each_call_once(recording, server, facts)
+    assert outline(recording) == """
+invoke_workflow firm
+  execute_task sum
+    invoke_agent Crew Manager
+      chat toy
+      execute_tool delegate_work_to_coworker
+        invoke_agent Ann
+          chat toy
+      chat toy
+""".strip()
+
+
+def test_tool_error_is_a_failed_span_and_the_crew_goes_on(
+    llm: Any, store: Store, server: DemoServer, facts: Any
+) -> None:
+    """The model is told of the error, and so is the span."""
+    with auto_trace(store=store) as recording:
+        kickoff(one_task_crew(mathematician(llm(), tools=[broken])))
+
+    assert outline(recording) == ONE_TASK
+    assert_each_call_once(recording, server, facts)
+    failed = named(recording, "execute_tool calculator")
+    assert failed.status == "ERROR"
+    assert failed.attributes[c.ERROR_TYPE] == "ZeroDivisionError"
+    assert "no 17*23" in str(failed.attributes[c.TOOL_RESULT])
+
+
+@WAYS
+def test_guardrail_makes_the_agent_try_again_within_its_task(
+    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
+) -> None:
+    """Each try is an agent span under the one task."""
+    judged: list[str] = []
+
+    def guardrail(output: Any) -> tuple[bool, Any]:
+        judged.append(output.raw)
+        return (len(judged) > 1, output.raw if len(judged) > 1 else "say more")
+
+    agent = crewai.Agent(role="Ann", goal="g", backstory="b", llm=llm())
+    task = crewai.Task(
+        name="t", description="d", expected_output="x", agent=agent, guardrail=guardrail
+    )
+
+    with auto_trace(store=store) as recording:
+        way(crewai.Crew(name="strict", agents=[agent], tasks=[task]))
+
+    assert_each_call_once(recording, server, facts)
+    assert outline(recording) == """
+invoke_workflow strict
+  execute_task t
+    invoke_agent Ann
+      chat toy
+    invoke_agent Ann
+      chat toy
+""".strip()
+
+
+class Reasons(Policy):
+    """Asks for a tool in plain words, as models without tool calls do."""
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """The tool first, then the answer to what it observed."""
+        text = json.dumps(body["messages"])
+        if "Observation: 391" in text:
+            return Reply("Thought: I know.\nFinal Answer: 391")
+        return Reply('Thought: sum\nAction: calculator\nAction Input: {"expression": "17*23"}')
+
+
+def test_tool_asked_for_in_words_is_a_tool_span(
+    llm: Any, store: Store, server: DemoServer, facts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of models that have no tool calls, for which CrewAI parses the text."""
+    server.policy = Reasons()
+    model = llm()
+    monkeypatch.setattr(type(model), "supports_function_calling", lambda self: False)
+
+    with auto_trace(store=store) as recording:
+        result = kickoff(one_task_crew(mathematician(model)))
+
+    assert result.raw == "391"
+    assert outline(recording) == ONE_TASK
+    assert_each_call_once(recording, server, facts)
+    done = named(recording, "execute_tool calculator").attributes
+    assert (done[c.TOOL_ARGUMENTS], done[c.TOOL_RESULT]) == ('{"expression":"17*23"}', "391")
+
+
+@WAYS
+def test_calls_through_litellm_are_recorded_once(
+    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
+) -> None:
+    """LiteLLM sends by the ``openai`` client: one request, one span.
+
+    The model is one that LiteLLM knows no tool calls of: for those it wants a newer ``mcp`` than
+    CrewAI allows.
+    """
+    pytest.importorskip("litellm", reason="could not import 'litellm'")
+    server.policy = Reasons()
+
+    with auto_trace(store=store) as recording:
+        result = way(one_task_crew(mathematician(llm(is_litellm=True))))
+
+    assert result.raw == "391"
+    assert outline(recording) == ONE_TASK
+    assert_each_call_once(recording, server, facts)
+
+
+@WAYS
+def test_failing_model_fails_the_spans_and_the_program(
+    way: Way, llm: Any, store: Store, server: DemoServer
+) -> None:
+    """The program sees CrewAI's exception; every span around the call says so."""
+    with (
+        auto_trace(store=store) as recording,
+        pytest.raises(Exception, match="400"),
+    ):
+        way(one_task_crew(mathematician(llm("openai/fail-400", max_retries=0), max_retry_limit=0)))
+
+    spans = [span for span in recording.spans() if span.span_id != recording.span_id]
+    assert len([span for span in spans if span.name.startswith("chat ")]) == len(server.log)
+    assert {span.status for span in spans} == {"ERROR"}
+    outline(recording)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_agent_without_a_crew(
+    is_async: bool, llm: Any, store: Store, server: DemoServer, facts: Any
+) -> None:
+    """An agent asked directly is one agent span."""
+    agent = mathematician(llm())
+
+    with auto_trace(store=store) as recording:
+        if is_async:
+            asyncio.run(agent.kickoff_async("What is 17*23?"))
+        else:
+            agent.kickoff("What is 17*23?")
+
+    assert_each_call_once(recording, server, facts)
+    assert outline(recording) == """
+invoke_agent Mathematician
+  chat toy
+  execute_tool calculator
+  chat toy
+""".strip()
+
+
+def test_agent_asked_in_an_event_loop_is_one_span(
+    llm: Any, store: Store, server: DemoServer, facts: Any
+) -> None:
+    """There ``kickoff`` gives a coroutine; the span is that of its work, not of its making."""
+
+    async def ask() -> Any:
+        return await mathematician(llm()).kickoff("What is 17*23?")
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(ask())
+
+    assert outline(recording).count("invoke_agent") == 1
+    assert_each_call_once(recording, server, facts)
+
+
+def test_agent_with_a_time_limit_works_on_a_thread(
+    llm: Any, store: Store, server: DemoServer, facts: Any
+) -> None:
+    """The pool's thread stays under the agent."""
+    with auto_trace(store=store) as recording:
+        kickoff(one_task_crew(mathematician(llm(), max_execution_time=30)))
+
+    assert outline(recording) == ONE_TASK
+    assert_each_call_once(recording, server, facts)
+
+
+def test_flow_holds_its_crews(llm: Any, store: Store, server: DemoServer, facts: Any) -> None:
+    """A flow is a workflow span around all that its methods do; agents' own loops are none."""
+    from crewai.flow.flow import Flow, listen, start
+
+    class Sums(Flow):  # type: ignore[misc,type-arg]  # untyped where CrewAI is not installed
+        @start()
+        def first(self) -> str:
+            return str(one_task_crew(mathematician(llm())).kickoff().raw)
+
+        @listen(first)
+        def second(self, said: str) -> str:
+            return said.upper()
+
+    with auto_trace(store=store) as recording:
+        result = Sums().kickoff()
+
+    assert result.startswith("THE ANSWER IS")
+    assert_each_call_once(recording, server, facts)
+    indented = "\n".join(f"  {line}" for line in ONE_TASK.splitlines())
+    assert outline(recording) == f"invoke_workflow Sums\n{indented}"
+
+
+def test_each_input_is_a_crew_of_its_own(llm: Any, store: Store, server: DemoServer) -> None:
+    """Run for several inputs a crew is as many workflows, side by side."""
+    agent = crewai.Agent(role="Ann", goal="g", backstory="b", llm=llm())
+    task = crewai.Task(name="t", description="say {x}", expected_output="x", agent=agent)
+    crew = crewai.Crew(name="each", agents=[agent], tasks=[task])
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(crew.kickoff_for_each_async([{"x": "1"}, {"x": "2"}]))
+
+    lines = outline(recording).splitlines()
+    assert lines.count("invoke_workflow each") == 2
+    assert len(lines) == 8
+
+
+def test_program_of_its_own_nests_where_it_stands(llm: Any, store: Store) -> None:
+    """A span the program makes in a tool stands under the tool."""
+    from opentelemetry import trace
+
+    @tool("calculator")
+    def spanned(expression: str) -> str:
+        """Makes a span."""
+        with trace.get_tracer("mine").start_as_current_span("mine"):
+            return "391"
+
+    with auto_trace(store=store) as recording:
+        kickoff(one_task_crew(mathematician(llm(), tools=[spanned])))
+
+    assert "      execute_tool calculator\n        mine\n      chat toy" in outline(recording)
+
+
+def test_arguments_that_are_no_json_do_not_matter(llm: Any, store: Store, server: Any) -> None:
+    """A model that writes nonsense as arguments gets CrewAI's own answer, and a failed span."""
+
+    class Nonsense(ToyPolicy):
+        def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+            if any(message["role"] == "tool" for message in body["messages"]):
+                return Reply("sorry")
+            call = ToolCall("call_1", "calculator", '{"expression": ')
+            return Reply("", tool_calls=(call,), finish_reason="tool_calls")
+
+    server.policy = Nonsense()
+
+    with auto_trace(store=store) as recording:
+        result = kickoff(one_task_crew(mathematician(llm())))
+
+    assert result.raw == "sorry"
+    assert outline(recording) == ONE_TASK
+    assert named(recording, "execute_tool calculator").status == "ERROR"
+
+
+def test_nothing_is_recorded_once_switched_off(llm: Any, store: Store) -> None:
+    """After ``uninstrument`` CrewAI's own functions stand where they stood."""
+    owners = [crewai.Crew, crewai.Task, crewai.Agent]
+    before = [dict(vars(owner)) for owner in owners]
+    with auto_trace(store=store):
+        pass
+    provider.instrument()
+    assert [dict(vars(owner)) for owner in owners] != before
+
+    provider.uninstrument()
+
+    assert [dict(vars(owner)) for owner in owners] == before

@@ -1,0 +1,73 @@
+"""A recording's spans as an outline, and its calls held against the server's own log."""
+
+from typing import Any
+
+from lightning_otel import conventions as c
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.tracing import Recording
+from lightning_otel.types import Span
+
+
+def outline(recording: Recording, *, is_ordered: bool = True) -> str:
+    """The names of what was recorded, each below what it stands in; asserts that nothing is lost.
+
+    Args:
+        recording: One rollout, whose root span is left out.
+        is_ordered: False sorts siblings by name, where threads decide their order.
+    """
+    spans = recording.spans()
+    below: dict[str | None, list[Span]] = {}
+    for span in spans:
+        assert span.end_ns is not None, f"{span.name} never ended"
+        below.setdefault(span.parent_span_id, []).append(span)
+    assert {span.trace_id for span in spans} == {recording.trace_id}
+    lines: list[str] = []
+
+    def write(parent_id: str, depth: int) -> None:
+        found = below.pop(parent_id, [])
+        for span in found if is_ordered else sorted(found, key=lambda span: span.name):
+            lines.append("  " * depth + span.name)
+            write(span.span_id, depth + 1)
+
+    write(recording.span_id, 0)
+    below.pop(None, None)
+    assert not below, f"orphans: {below}"
+    return "\n".join(lines)
+
+
+def calls_of(recording: Recording) -> list[Span]:
+    """The spans that are requests to a model."""
+    return [
+        span for span in recording.spans() if span.attributes.get(c.OPERATION) in c.CALL_OPERATIONS
+    ]
+
+
+def assert_each_call_once(recording: Recording, server: DemoServer, facts: Any) -> None:
+    """Every request the server saw is one call span that says exactly what was sent and answered.
+
+    Of a failed request only the number is compared.
+    """
+    calls = {span.attributes.get(c.RESPONSE_ID): span for span in calls_of(recording)}
+    answered = {exchange.response_id: exchange for exchange in server.log if exchange.status == 200}
+    assert len(calls_of(recording)) == len(server.log)
+    assert {call for call in calls if call is not None} == set(answered)
+    for response_id, exchange in answered.items():
+        facts.agree(calls[response_id], exchange)
+
+
+def agents_of(recording: Recording) -> list[str]:
+    """For each call the innermost agent it stands in, in order."""
+    by_id = {span.span_id: span for span in recording.spans()}
+    found = []
+    for span in calls_of(recording):
+        inner: Span | None = span
+        while inner is not None and inner.attributes.get(c.OPERATION) != c.INVOKE_AGENT:
+            inner = by_id.get(inner.parent_span_id or "")
+        found.append(str(inner.attributes[c.AGENT_NAME]) if inner else "")
+    return found
+
+
+def named(recording: Recording, name: str) -> Span:
+    """The one span of that name."""
+    (span,) = [span for span in recording.spans() if span.name == name]
+    return span
