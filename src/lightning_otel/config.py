@@ -108,6 +108,11 @@ def otlp_protocol() -> str:
     )
 
 
+def has_chosen_autogen_messaging() -> bool:
+    """Whether the user said himself if AutoGen is to make spans of its messages."""
+    return "AUTOGEN_DISABLE_RUNTIME_TRACING" in os.environ
+
+
 def is_run_child() -> bool:
     """Whether this process runs under ``lightning-otel run``."""
     return _flag(RUN_ENV, default=False)

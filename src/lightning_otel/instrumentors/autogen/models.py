@@ -1,0 +1,220 @@
+"""Model calls that do not go through ``openai``: from AutoGen's own request and result.
+
+A client that has ``openai`` beneath it, or another client of AutoGen's, is known only once that one
+sends its request: it then takes the call over, and there is one span.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import capture
+from lightning_otel import conventions as c
+from lightning_otel.adapter.tokens import encode_logprobs
+from lightning_otel.instrumentors.autogen import runs, said
+from lightning_otel.instrumentors.autogen.agents import IsWanted
+from lightning_otel.instrumentors.library import MARK
+
+_OPENAI_CLIENT: Final = "BaseOpenAIChatCompletionClient"
+_DELEGATES: Final = frozenset(
+    {
+        "autogen_ext.models.cache._chat_completion_cache",
+        "autogen_ext.experimental.task_centric_memory.utils.chat_completion_client_recorder",
+    }
+)
+"""Clients that only ask another one, or answer from what it said before."""
+_PROVIDERS: Final = {
+    "openai": "openai",
+    "azure": "azure.ai.inference",
+    "anthropic": "anthropic",
+    "ollama": "ollama",
+    "llama_cpp": "llama_cpp",
+}
+_MODEL_FIELDS: Final = ("_model", "model", "_model_name", "model_name", "_model_id")
+_REASONS: Final = {"function_calls": "tool_calls"}
+_SCALARS: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
+    "temperature": (c.REQUEST_TEMPERATURE, (int, float)),
+    "top_p": (c.REQUEST_TOP_P, (int, float)),
+    "max_tokens": (c.REQUEST_MAX_TOKENS, int),
+    "seed": (c.REQUEST_SEED, int),
+}
+
+
+def is_left_out(cls: type) -> bool:
+    """Whether a client makes no calls of its own."""
+    return cls.__module__ in _DELEGATES
+
+
+class ModelRun(runs.Run):
+    """A call of a model."""
+
+    def __init__(self, operation: capture.Operation, context: Context) -> None:
+        super().__init__(operation, context)
+        self._started_s = time.perf_counter()
+        self._pieces: list[str] = []
+
+    def saw(self, item: Any) -> None:
+        """Keep a piece of a streamed answer, or the whole one."""
+        if isinstance(item, str):
+            if not self._pieces:
+                first_chunk_s = time.perf_counter() - self._started_s
+                self.operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
+            self._pieces.append(item)
+        elif not self.operation.is_over:
+            self.is_complete = True
+            self._answered(item)
+
+    def _answered(self, result: Any) -> None:
+        held = said.fields_of(result)
+        reason = held.get("finish_reason")
+        if isinstance(reason, str) and reason != "unknown":
+            reason = _REASONS.get(reason, reason)
+            self.operation.attributes[c.FINISH_REASONS] = [reason]
+        else:
+            reason = None
+        self.operation.attributes.update(_usage(held.get("usage")))
+        if capture.content_policy().is_kept:
+            self.operation.body[c.OUTPUT_MESSAGES] = said.model_answer(result, reason)
+            self.operation.body.update(_logprobs(held.get("logprobs")))
+
+    def abandon(self) -> None:
+        """End it with what was answered so far."""
+        if self._pieces and not self.is_complete and capture.content_policy().is_kept:
+            self.operation.body[c.OUTPUT_MESSAGES] = said.dumped(
+                [{"role": "assistant", "parts": said.parts("".join(self._pieces))}]
+            )
+        super().abandon()
+
+
+def _usage(usage: object) -> dict[str, AttributeValue]:
+    held = said.fields_of(usage)
+    given, made = held.get("prompt_tokens"), held.get("completion_tokens")
+    # Zero of both is how AutoGen writes that nothing is known.
+    if not isinstance(given, int) or not isinstance(made, int) or not (given or made):
+        return {}
+    return {c.INPUT_TOKENS: given, c.OUTPUT_TOKENS: made}
+
+
+def _logprobs(tokens: object) -> dict[str, str]:
+    if not isinstance(tokens, list) or not tokens:
+        return {}
+    values = [said.fields_of(token).get("logprob") for token in tokens]
+    if not all(isinstance(value, int | float) for value in values):
+        return {}
+    return {c.RESPONSE_LOGPROBS: encode_logprobs([values])}  # type: ignore[list-item]  # numbers, as asked
+
+
+def _begin(
+    is_wanted: IsWanted,
+    client: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    is_stream: bool,
+) -> ModelRun | None:
+    if not is_wanted() or _is_seen_below(client):
+        return None
+    outside = capture.parent_context()
+    operation = capture.claim_call()
+    body = _content(args[0] if args else kwargs.get("messages"), kwargs.get("tools"))
+    attributes, name = _attributes(client, kwargs, is_stream=is_stream)
+    if operation is None:
+        operation = capture.Operation(
+            capture.clean(name), SpanKind.CLIENT, attributes, body, parent=outside
+        )
+    else:
+        operation.span.update_name(capture.clean(name))
+        operation.attributes.update(attributes)
+        operation.body.update(body)
+    # Only the slot and not the span: a second request beneath it stands beside the first.
+    return ModelRun(operation, capture.CallSlot(operation).within(outside))
+
+
+def _is_seen_below(client: object) -> bool:
+    """Whether every request of a client is a span of the ``openai`` client's own."""
+    if not any(cls.__name__ == _OPENAI_CLIENT for cls in type(client).__mro__):
+        return False
+    base = sys.modules.get("openai._base_client")
+    found: Any = getattr(base, "AsyncAPIClient", None)
+    return hasattr(getattr(found, "request", None), MARK)
+
+
+def _attributes(
+    client: object, kwargs: Mapping[str, Any], *, is_stream: bool
+) -> tuple[dict[str, AttributeValue], str]:
+    found: dict[str, AttributeValue] = {c.OPERATION: c.CHAT, c.PROVIDER: _provider(client)}
+    model = _model(client)
+    if model is not None:
+        found[c.REQUEST_MODEL] = model
+    if is_stream:
+        found[c.REQUEST_STREAM] = True
+    wanted = kwargs.get("json_output")
+    if wanted is not None and wanted is not False:
+        found[c.OUTPUT_TYPE] = "json"
+    extra = kwargs.get("extra_create_args")
+    given: Mapping[str, Any] = extra if isinstance(extra, dict) else {}
+    for name, (key, kind) in _SCALARS.items():
+        if isinstance(given.get(name), kind):
+            found[key] = given[name]
+    return found, c.CHAT if model is None else f"{c.CHAT} {model}"
+
+
+def _model(client: object) -> str | None:
+    held = said.fields_of(client)
+    arguments = held.get("_create_args")
+    if isinstance(arguments, dict) and isinstance(arguments.get("model"), str):
+        return str(arguments["model"])
+    return next((held[name] for name in _MODEL_FIELDS if isinstance(held.get(name), str)), None)
+
+
+def _provider(client: object) -> str:
+    for cls in type(client).__mro__:
+        package, _, rest = cls.__module__.partition("autogen_ext.models.")
+        if not package and rest:
+            return _PROVIDERS.get(rest.partition(".")[0], runs.PROVIDER)
+    return runs.PROVIDER
+
+
+def _content(messages: object, tools: object) -> dict[str, str]:
+    if not capture.content_policy().is_kept:
+        return {}
+    found = {
+        c.INPUT_MESSAGES: capture.guarded(said.model_messages, messages),
+        c.TOOL_DEFINITIONS: capture.guarded(said.tool_definitions, tools),
+    }
+    return {key: text for key, text in found.items() if text is not None}
+
+
+def create(is_wanted: IsWanted) -> Callable[[Any], Any]:
+    """What stands in for a client's ``create``."""
+
+    def make(original: Any) -> Any:
+        async def create(self: Any, *args: Any, **kwargs: Any) -> Any:
+            begin = functools.partial(_begin, is_wanted, self, args, kwargs, is_stream=False)
+            return await runs.call(begin, original, self, *args, **kwargs)
+
+        return create
+
+    return make
+
+
+def create_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
+    """What stands in for a client's ``create_stream``."""
+
+    def make(original: Any) -> Any:
+        def create_stream(self: Any, *args: Any, **kwargs: Any) -> Any:
+            inner = original(self, *args, **kwargs)
+            if not hasattr(inner, "athrow"):
+                return inner
+            begin = functools.partial(_begin, is_wanted, self, args, kwargs, is_stream=True)
+            return runs.stream(begin, inner)
+
+        return create_stream
+
+    return make

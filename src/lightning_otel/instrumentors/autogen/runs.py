@@ -1,0 +1,216 @@
+"""One run of an agent, a team, a tool or a model as an operation: begun, fed, ended exactly once.
+
+AutoGen's streams are async generators. Ours around them hold nothing across a yield: the context is
+attached for each step alone.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import capture
+from lightning_otel import conventions as c
+
+_NATIVE_KEY = otel_context.create_key("lightning-otel-autogen-native-span")
+
+PROVIDER = "autogen"
+
+
+class Run:
+    """One operation, and what is read of its results.
+
+    Attributes:
+        operation: Its span.
+        context: The context of each of its steps.
+        is_complete: Whether its last result was seen: a stream left after that was not abandoned.
+    """
+
+    def __init__(self, operation: capture.Operation, context: Context) -> None:
+        self.operation = operation
+        self.context = context
+        self.is_complete = False
+
+    def __del__(self) -> None:
+        """A run whose generator or coroutine was dropped, never to go on, was abandoned."""
+        # At the interpreter's end the module may be gone before the last runs are.
+        if not self.operation.is_over and capture is not None:
+            capture.guarded(self.abandon)
+
+    def saw(self, item: Any) -> None:
+        """Take note of one item of a stream."""
+
+    def returned(self, result: Any) -> None:
+        """End it with the result of a call; a stream has none but its items."""
+        if result is not None:
+            capture.guarded(self.saw, result)
+        self.stop()
+
+    def stop(self) -> None:
+        """End it."""
+        self.operation.stop()
+
+    def fail(self, exc: BaseException) -> None:
+        """End it with what was raised; a generator or coroutine that is closed was abandoned."""
+        if isinstance(exc, GeneratorExit):
+            self.abandon()
+        else:
+            self.operation.fail(exc)
+
+    def abandon(self) -> None:
+        """End it as left by the program before its end."""
+        if not self.is_complete:
+            self.operation.attributes[c.ABANDONED] = True
+        self.stop()
+
+
+Begin: TypeAlias = Callable[[], Run | None]
+
+
+def start(
+    name: str,
+    attributes: Mapping[str, AttributeValue | None],
+    body: Mapping[str, str] | None = None,
+    parent: Context | None = None,
+) -> capture.Operation:
+    """The operation of a run; attributes that are None are left out."""
+    known = {key: value for key, value in attributes.items() if value is not None}
+    known[c.PROVIDER] = PROVIDER
+    content = dict(body) if body and capture.content_policy().is_kept else None
+    return capture.Operation(capture.clean(name), SpanKind.INTERNAL, known, content, parent=parent)
+
+
+def inside(operation: capture.Operation) -> Context:
+    """The context of what happens within an operation.
+
+    A model call that is waiting outside to be claimed cannot be from in there.
+    """
+    context = operation.context
+    return context if capture.open_slot() is None else capture.CallSlot().within(context)
+
+
+def has_span(context: Context) -> bool:
+    """Whether what starts in a context has something to stand in."""
+    return trace.get_current_span(context).get_span_context().is_valid
+
+
+class NativeSpan:
+    """The span AutoGen is about to make for a run that has its operation already.
+
+    Attributes:
+        operation: Stands in for the span; None once it was taken.
+    """
+
+    __slots__ = ("operation",)
+
+    def __init__(self, operation: capture.Operation) -> None:
+        self.operation: capture.Operation | None = operation
+
+    def within(self, context: Context) -> Context:
+        """A context in which it is taken."""
+        return otel_context.set_value(_NATIVE_KEY, self, context)
+
+
+def take_native() -> "contextlib.AbstractContextManager[Span] | None":
+    """What stands in for AutoGen's own span here, once; None if that is to be made."""
+    held = otel_context.get_value(_NATIVE_KEY)
+    if not isinstance(held, NativeSpan) or held.operation is None:
+        return None
+    operation, held.operation = held.operation, None
+    return contextlib.nullcontext(operation.span)
+
+
+def no_span() -> "contextlib.AbstractContextManager[Span]":
+    """What stands in for a span of AutoGen's that is not to be."""
+    return contextlib.nullcontext(INVALID_SPAN)
+
+
+async def call(
+    begin: Begin, function: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any
+) -> Any:
+    """The result of a coroutine function, run as an operation."""
+    run = capture.guarded(begin)
+    if run is None:
+        return await function(*args, **kwargs)
+    try:
+        with capture.attached(run.context):
+            result = await function(*args, **kwargs)
+    except BaseException as exc:
+        capture.guarded(run.fail, exc)
+        raise
+    capture.guarded(run.returned, result)
+    return result
+
+
+async def stream(begin: Begin, inner: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]:
+    """The items of an async generator, run as an operation.
+
+    Args:
+        begin: Starts it, at the first step.
+        inner: The library's generator; whatever is sent to or thrown into ours reaches it.
+    """
+    run = capture.guarded(begin)
+    step: Callable[[], Awaitable[Any]] = functools.partial(_first_step, inner)
+    while True:
+        try:
+            with _attached(run):
+                item = await step()
+        except StopAsyncIteration:
+            if run is not None:
+                capture.guarded(run.stop)
+            return
+        except BaseException as exc:
+            if run is not None:
+                capture.guarded(run.fail, exc)
+            raise
+        if run is not None:
+            capture.guarded(run.saw, item)
+        try:
+            sent = yield item
+        except GeneratorExit as exc:
+            await _close(run, inner, exc)
+            raise
+        except BaseException as exc:  # noqa: BLE001  # the library's generator is to see whatever it is
+            step = functools.partial(inner.athrow, exc)
+        else:
+            step = functools.partial(inner.asend, sent)
+
+
+def _attached(run: Run | None) -> "contextlib.AbstractContextManager[None]":
+    return contextlib.nullcontext() if run is None else capture.attached(run.context)
+
+
+async def _close(run: Run | None, inner: AsyncGenerator[Any, Any], left: GeneratorExit) -> None:
+    try:
+        with _attached(run):
+            await inner.aclose()
+    except BaseException as exc:
+        if run is not None:
+            capture.guarded(run.fail, exc)
+        raise
+    if run is not None:
+        capture.guarded(run.fail, left)
+
+
+def _first_step(inner: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
+    """The inner generator's first step, hidden from the event loop.
+
+    The loop closes every generator it knows; the inner one is closed by ours, and only once.
+    """
+    firstiter, finalizer = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, _leave)
+    try:
+        return inner.__anext__()
+    finally:
+        sys.set_asyncgen_hooks(firstiter, finalizer)
+
+
+def _leave(inner: AsyncGenerator[Any, Any]) -> None:
+    """Do nothing with an inner generator that is dropped: ours is closed, and closes it."""

@@ -1,0 +1,137 @@
+"""AutoGen's messages in the conventions' form, read without running any code of theirs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from lightning_otel.adapter.messages import (
+    message,
+    reasoning_part,
+    text_part,
+    tool_call_part,
+    tool_response_part,
+)
+from lightning_otel.instrumentors.content import text_of
+
+_USER: Final = "user"
+
+
+def fields_of(value: object) -> Mapping[str, Any]:
+    """What an object of AutoGen's holds, past its properties; empty if it holds nothing by name."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def text_field(value: object, name: str) -> str | None:
+    """A field of an object, if it is text."""
+    held = fields_of(value).get(name)
+    return held if isinstance(held, str) else None
+
+
+def dumped(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Messages as JSON text, bounded."""
+    return text_of(list(messages))
+
+
+def given(task: object) -> str | None:
+    """The messages of a task: a text, a message or a list of these; None if there is no task."""
+    if task is None:
+        return None
+    if isinstance(task, str):
+        return dumped([message(_USER, [text_part(task)])])
+    items = task if isinstance(task, list | tuple) else [task]
+    return dumped([_chat_message(item, "user") for item in items])
+
+
+def answered(item: object) -> str:
+    """The message an agent or a team ended with."""
+    return dumped([_chat_message(item, "assistant")])
+
+
+def handoff_target(item: object) -> str | None:
+    """Whom a message hands the conversation to; None if it is no hand-off."""
+    return text_field(item, "target") if fields_of(item).get("type") == "HandoffMessage" else None
+
+
+def _chat_message(item: object, role: str) -> dict[str, Any]:
+    held = fields_of(item)
+    source = held.get("source")
+    name = source if isinstance(source, str) and source != _USER else None
+    return message(role, parts(held.get("content", item)), name=name)
+
+
+def parts(content: object) -> list[Any]:
+    """Text, or a list of texts, images and calls, as parts; of anything else its fields."""
+    if isinstance(content, str):
+        return [text_part(content)] if content else []
+    if isinstance(content, list | tuple):
+        return [_part(item) for item in content]
+    return [text_part(text_of(content))]
+
+
+def _part(item: object) -> Any:
+    if isinstance(item, str):
+        return text_part(item)
+    held = fields_of(item)
+    if "arguments" in held:
+        return tool_call_part(held.get("id"), held.get("name"), held["arguments"])
+    if "call_id" in held:
+        return tool_response_part(held["call_id"], held.get("content"))
+    if type(item).__name__ == "Image":
+        # Its bytes would have to be encoded anew, with every call of a long chat.
+        return {"type": "blob", "modality": "image"}
+    return text_part(text_of(item))
+
+
+def model_messages(messages: object) -> str | None:
+    """What a model was asked; None if it is no list, which alone may be read without a trace."""
+    if not isinstance(messages, list | tuple):
+        return None
+    return dumped([_model_message(item) for item in messages])
+
+
+_ROLES: Final = {
+    "SystemMessage": "system",
+    "UserMessage": "user",
+    "AssistantMessage": "assistant",
+    "FunctionExecutionResultMessage": "tool",
+}
+
+
+def _model_message(item: object) -> dict[str, Any]:
+    held = fields_of(item)
+    role = _ROLES.get(str(held.get("type")), "user")
+    thought = [reasoning_part(held["thought"])] if isinstance(held.get("thought"), str) else []
+    return message(role, [*thought, *parts(held.get("content", item))])
+
+
+def model_answer(result: object, finish_reason: str | None) -> str:
+    """What a model answered."""
+    found = _model_message(result)
+    return dumped([message("assistant", found["parts"], finish_reason=finish_reason)])
+
+
+def tool_definitions(tools: object) -> str | None:
+    """The tools a model was offered, of those that are given as schemas or whose schema is kept."""
+    if not isinstance(tools, list | tuple) or not tools:
+        return None
+    return text_of([{"type": "function", **_schema(tool)} for tool in tools])
+
+
+def _schema(tool: object) -> Mapping[str, Any]:
+    if isinstance(tool, dict):
+        return tool
+    named = ((key, text_field(tool, f"_{key}")) for key in ("name", "description"))
+    return {key: value for key, value in named if value is not None}
+
+
+def texts(items: Iterable[object]) -> str:
+    """What people and agents said in a run, without what they did, a line each."""
+    lines = []
+    for item in items:
+        content = text_field(item, "content")
+        if content is not None:
+            lines.append(f"{text_field(item, 'source')}: {content}")
+    return text_of("\n\n".join(lines))

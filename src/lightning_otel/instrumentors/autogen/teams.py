@@ -1,0 +1,159 @@
+"""Teams: ``invoke_workflow`` around each run of one, and its agents under it.
+
+AutoGen's runtime delivers messages in tasks of its own. What it delivers to a team belongs to the
+run of that team, whatever context the runtime was started in.
+"""
+
+import functools
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from opentelemetry import context as otel_context
+from opentelemetry.context import Context
+from opentelemetry.trace import Span
+
+from lightning_otel import capture
+from lightning_otel import conventions as c
+from lightning_otel.instrumentors.autogen import agents, runs, said
+from lightning_otel.instrumentors.autogen.agents import IsWanted, Place, Spans
+
+_PLACE_KEY = otel_context.create_key("lightning-otel-autogen-place")
+
+_running: dict[str, "TeamRun"] = {}
+
+
+def running() -> int:
+    """How many teams are running."""
+    return len(_running)
+
+
+class TeamRun(runs.Run):
+    """A run of a team; known by the team's id until it is over."""
+
+    def __init__(self, operation: capture.Operation, context: Context, team_id: str) -> None:
+        super().__init__(operation, context)
+        self._team_id = team_id
+        self._last: Any = None
+
+    def saw(self, item: Any) -> None:
+        """Keep the result's last message, and why the team stopped."""
+        held = said.fields_of(item)
+        messages = held.get("messages")
+        if not isinstance(messages, list) or "stop_reason" not in held:
+            return
+        self.is_complete = True
+        if capture.content_policy().is_kept:
+            if messages:
+                self.operation.body[c.OUTPUT_MESSAGES] = said.answered(messages[-1])
+            if isinstance(held["stop_reason"], str):
+                self.operation.body[c.STOP_REASON] = held["stop_reason"]
+
+    def stop(self) -> None:
+        """End it."""
+        self._forget()
+        super().stop()
+
+    def fail(self, exc: BaseException) -> None:
+        """End it with what was raised."""
+        self._forget()
+        super().fail(exc)
+
+    def _forget(self) -> None:
+        if _running.get(self._team_id) is self:
+            del _running[self._team_id]
+
+
+def _begin(is_wanted: IsWanted, team: Any, task: object) -> TeamRun | None:
+    if not is_wanted():
+        return None
+    name, team_id = team.name, team._team_id
+    given = said.given(task) if capture.content_policy().is_kept else None
+    operation = runs.start(
+        f"{c.INVOKE_WORKFLOW} {name}",
+        {c.OPERATION: c.INVOKE_WORKFLOW, c.WORKFLOW_NAME: name},
+        {} if given is None else {c.INPUT_MESSAGES: given},
+    )
+    run = TeamRun(operation, runs.inside(operation), team_id)
+    # A team that is running refuses to run again: what it does still belongs to its first run.
+    _running.setdefault(team_id, run)
+    return run
+
+
+def run_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
+    """What stands in for ``BaseGroupChat.run_stream``, which ``run`` goes through too."""
+
+    def make(original: Any) -> Any:
+        def run_stream(self: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            begin = functools.partial(_begin, is_wanted, self, kwargs.get("task"))
+            return runs.stream(begin, original(self, **kwargs))
+
+        return run_stream
+
+    return make
+
+
+def on_message(is_active: IsWanted) -> Callable[[Any], Any]:
+    """What stands in for the method through which a team's parts get their messages."""
+
+    def make(original: Any) -> Any:
+        async def on_message_impl(self: Any, message: Any, ctx: Any) -> Any:
+            context = capture.guarded(_delivery, self) if is_active() else None
+            if context is None:
+                return await original(self, message, ctx)
+            with capture.attached(context):
+                return await original(self, message, ctx)
+
+        return on_message_impl
+
+    return make
+
+
+def _delivery(part: Any) -> Context | None:
+    """The context of what a part of a running team does; None if the team's run is not known."""
+    run = _running.get(part.id.key)
+    if run is None:
+        return None
+    # The run's own, not the current one: a span of AutoGen's messaging may be current there, which
+    # belongs to whatever provider its runtime was built with.
+    return otel_context.set_value(_PLACE_KEY, Place(part), run.context)
+
+
+def _place() -> Place | None:
+    found = otel_context.get_value(_PLACE_KEY)
+    return found if isinstance(found, Place) else None
+
+
+def log_message(is_active: IsWanted) -> Callable[[Any], Any]:
+    """What stands in for the method through which an agent's messages leave its container."""
+
+    def make(original: Any) -> Any:
+        async def _log_message(self: Any, message: Any) -> Any:
+            place = capture.guarded(_place) if is_active() else None
+            if place is not None and place.container is self:
+                place.last_said = message
+            return await original(self, message)
+
+        return _log_message
+
+    return make
+
+
+def native_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:
+    """What stands in for AutoGen's own span of an agent's turn in a team."""
+
+    def make(original: Spans) -> Spans:
+        def trace_invoke_agent_span(agent_name: str, **kwargs: Any) -> AbstractContextManager[Span]:
+            found = capture.guarded(_turn, agent_name, kwargs) if is_wanted() else None
+            return original(agent_name, **kwargs) if found is None else found
+
+        return trace_invoke_agent_span
+
+    return make
+
+
+def _turn(name: str, kwargs: dict[str, Any]) -> AbstractContextManager[Span] | None:
+    place = _place()
+    if place is None:
+        return None
+    return agents.Speaking(place, name, kwargs.get("agent_description"), kwargs.get("agent_id"))
