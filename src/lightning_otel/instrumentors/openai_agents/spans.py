@@ -1,0 +1,302 @@
+"""What of the SDK's spans and traces is under way, and the operation each stands for.
+
+A span of the SDK that adds nothing of its own, such as a turn, is passed over: what stands in it
+stands in what is around it. The spans themselves are held weakly, and nothing else is kept.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from opentelemetry import context as otel_context
+from opentelemetry.trace import SpanKind
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import capture
+from lightning_otel import conventions as c
+from lightning_otel.instrumentors.content import text_of
+from lightning_otel.instrumentors.openai_agents import items, model
+
+SESSION_KEY: Final = otel_context.create_key("lightning-otel-agents-session")
+
+_MODEL_KINDS: Final = ("generation", "response")
+_ENCLOSING: Final = ("agent", "function", "guardrail", "handoff", *_MODEL_KINDS)
+"""Spans of functions that await all they do: what runs in them can have their context, too."""
+_MASK: Final = "Agent run"
+"""Under this name the SDK hides the spans around a run whose tracing is disabled."""
+_NO_ID: Final = "no-op"
+
+Attributes = dict[str, AttributeValue]
+
+
+class Node:
+    """A span or trace of the SDK that is under way.
+
+    Attributes:
+        parent: What it stands in.
+        conversation: The conversation it belongs to.
+        operation: What it stands for; None if it is passed over, and once it is over.
+        deferred: Begins the operation once something stands in it.
+        error: An error the SDK noted on a span that keeps none.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_attached",
+        "_handled",
+        "conversation",
+        "deferred",
+        "error",
+        "operation",
+        "parent",
+    )
+
+    def __init__(self, parent: "Node | None", conversation: str | None) -> None:
+        self.parent = parent
+        self.conversation = conversation
+        self.operation: capture.Operation | None = None
+        self.deferred: Callable[[], capture.Operation] | None = None
+        self.error: object = None
+        self._attached: capture.attached | None = None
+        # What is being handled where a run begins is not what the run fails with.
+        self._handled = sys.exception()
+
+    def attach(self, context: otel_context.Context) -> None:
+        """Make the context current until :meth:`end`, if that comes where this came."""
+        self._attached = capture.attached(context)
+        self._attached.__enter__()
+
+    def end(self) -> capture.Operation | None:
+        """Put back the context from before; gives the operation that is to be ended, once."""
+        attached, self._attached = self._attached, None
+        if attached is not None:
+            attached.__exit__(None, None, None)
+        operation, self.operation, self.deferred = self.operation, None, None
+        return operation
+
+    def failure(self) -> BaseException | None:
+        """The exception that is on its way through the span."""
+        exc = sys.exception()
+        return None if exc is self._handled or isinstance(exc, GeneratorExit) else exc
+
+    def enclosing(self) -> capture.Operation | None:
+        """The operation it stands for, or of the nearest one around it that stands for one."""
+        node: Node | None = self
+        while node is not None:
+            if node.deferred is not None:
+                begin, node.deferred = node.deferred, None
+                node.operation = begin()
+            # A call is not what the next request of the same model stands in.
+            if node.operation is not None and not isinstance(node.operation, model.CallOperation):
+                return node.operation
+            node = node.parent
+        return None
+
+
+class SdkSpans:
+    """The SDK's spans and traces, from their start to their finish.
+
+    Attributes:
+        scope: The SDK's own ``Scope``, which knows the current span and trace.
+    """
+
+    def __init__(self) -> None:
+        self.scope: Any = None
+        self._nodes: WeakKeyDictionary[Any, Node] = WeakKeyDictionary()
+        self._by_id: WeakValueDictionary[str, Node] = WeakValueDictionary()
+        self._names: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
+
+    def innermost(self) -> capture.Operation | None:
+        """The operation of the innermost span under way; a model's call is known to the context."""
+        node = self._current()
+        return node.enclosing() if node is not None else None
+
+    def conversation(self) -> str | None:
+        """The conversation of what is under way."""
+        node = self._current()
+        return node.conversation if node is not None else None
+
+    def _current(self) -> Node | None:
+        if self.scope is None:
+            return None
+        for found in (self.scope.get_current_span(), self.scope.get_current_trace()):
+            node = self._nodes.get(found) if found is not None else None
+            if node is not None:
+                return node
+        return None
+
+    def start(self, span: Any, *, is_current: bool) -> None:
+        """Begin what a span stands for, in what the SDK says it stands in."""
+        if span in self._nodes or _is_mask(span):
+            return
+        current = self._current()
+        parent = self._named_parent(span) or current
+        node = Node(parent, parent.conversation if parent else _session())
+        data = span.span_data
+        kind = data.type
+        context = None
+        if parent is not None and parent is not current:
+            around = parent.enclosing()
+            context = around.within(otel_context.get_current()) if around is not None else None
+        if kind in _MODEL_KINDS:
+            call = model.current_call()
+            if call is not None:
+                call.data = data
+            elif is_current:
+                node.attach(_open_call(node, context))
+        elif (opened := _opened(data)) is not None:
+            name, attributes = opened
+            if node.conversation is not None:
+                attributes[c.CONVERSATION_ID] = node.conversation
+            node.operation = capture.Operation(
+                capture.clean(name), SpanKind.INTERNAL, attributes, parent=context
+            )
+            if is_current and kind in _ENCLOSING:
+                node.attach(node.operation.context)
+        self._nodes[span] = node
+        if span.span_id != _NO_ID:
+            self._by_id[span.span_id] = node
+
+    def _named_parent(self, span: Any) -> Node | None:
+        """The parent a span was given by name, where that is not the current one."""
+        if span.span_id == _NO_ID:
+            return None
+        return self._by_id.get(span.parent_id or span.trace_id)
+
+    def start_trace(self, trace: Any) -> None:
+        """Begin what a trace stands for; one that is disabled has kept its name elsewhere."""
+        if trace in self._nodes:
+            return
+        name, group_id = self._names.get(trace) or (trace.name, getattr(trace, "group_id", None))
+        if name == _NO_ID:
+            return
+        node = Node(self._current(), group_id if isinstance(group_id, str) else _session())
+        attributes: Attributes = {c.OPERATION: c.INVOKE_WORKFLOW, c.WORKFLOW_NAME: str(name)}
+        if node.conversation is not None:
+            attributes[c.CONVERSATION_ID] = node.conversation
+        title = capture.clean(f"{c.INVOKE_WORKFLOW} {name}")
+        if trace.trace_id != _NO_ID:
+            node.operation = capture.Operation(title, SpanKind.INTERNAL, attributes)
+            self._by_id[trace.trace_id] = node
+        else:
+            # Of a streamed run whose tracing is disabled the SDK makes two, and leaves one empty.
+            node.deferred = functools.partial(
+                capture.Operation,
+                title,
+                SpanKind.INTERNAL,
+                attributes,
+                start_ns=time.time_ns(),
+                parent=capture.parent_context(),
+            )
+        self._nodes[trace] = node
+
+    def finish(self, span: Any) -> None:
+        """End what a span or trace stands for; a second finish does nothing."""
+        node = self._nodes.get(span)
+        if node is None:
+            return
+        operation = node.end()
+        if operation is None:
+            return
+        try:
+            data = getattr(span, "span_data", None)
+            if data is not None:
+                capture.guarded(_fill, operation, data)
+        finally:
+            _end(operation, node.failure(), node.error or getattr(span, "error", None))
+
+    def note_error(self, span: Any, error: object) -> None:
+        """Keep what the SDK says of a span that forgets it."""
+        node = self._nodes.get(span)
+        if node is not None:
+            node.error = error
+
+    def note_names(
+        self, trace: Any, name: Any = None, trace_id: Any = None, group_id: Any = None, **_: Any
+    ) -> None:
+        """Keep the names of a trace that forgets them."""
+        if trace.trace_id == _NO_ID and isinstance(name, str):
+            self._names[trace] = (name, group_id)
+
+    def note_tool_call(self, context: Any) -> None:
+        """Note the id of the call that the tool under way answers."""
+        operation = self.innermost()
+        call_id = context.tool_call_id
+        if operation is not None and isinstance(call_id, str):
+            operation.attributes.setdefault(c.TOOL_CALL_ID, call_id)
+
+
+def _is_mask(span: Any) -> bool:
+    return span.span_id == _NO_ID and getattr(span.span_data, "name", None) == _MASK
+
+
+def _session() -> str | None:
+    found = otel_context.get_value(SESSION_KEY)
+    return found if isinstance(found, str) else None
+
+
+def _open_call(node: Node, parent: otel_context.Context | None) -> otel_context.Context:
+    """Begin the call a span stands for by itself, unless a client says that it is its own."""
+    node.operation = model.CallOperation(
+        c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT}, parent=parent
+    )
+    return node.operation.slot.within(node.operation.context)
+
+
+def _opened(data: Any) -> tuple[str, Attributes] | None:
+    """Name and attributes of what a span stands for; None if it adds nothing of its own."""
+    kind = data.type
+    name = str(getattr(data, "name", ""))
+    if kind == "agent":
+        return f"{c.INVOKE_AGENT} {name}", {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: name}
+    if kind == "function":
+        return f"{c.EXECUTE_TOOL} {name}", {
+            c.OPERATION: c.EXECUTE_TOOL,
+            c.TOOL_NAME: name,
+            c.TOOL_TYPE: "function",
+        }
+    if kind == "guardrail":
+        return f"{c.SPAN_GUARDRAIL} {name}", {c.GUARDRAIL_NAME: name}
+    if kind == "handoff":
+        return c.SPAN_HANDOFF, {}
+    if kind == "custom":
+        return c.SPAN_OPERATION, {c.OPERATION_NAME: name}
+    return None
+
+
+def _fill(operation: capture.Operation, data: Any) -> None:
+    """Put what a span knows at its end on its operation."""
+    kind = data.type
+    if isinstance(operation, model.CallOperation):
+        if not operation.is_claimed:
+            operation.take(items.of_span(data))
+    elif kind == "function":
+        for key, value in ((c.TOOL_ARGUMENTS, data.input), (c.TOOL_RESULT, data.output)):
+            if value is not None:
+                operation.body[key] = text_of(value)
+    elif kind == "guardrail":
+        operation.attributes[c.GUARDRAIL_TRIGGERED] = bool(data.triggered)
+    elif kind == "handoff":
+        if isinstance(data.to_agent, str):
+            operation.attributes[c.HANDOFF_TARGET] = data.to_agent
+            operation.span.update_name(capture.clean(f"{c.SPAN_HANDOFF} {data.to_agent}"))
+    elif kind == "custom" and data.data:
+        operation.body[c.OPERATION_INPUT] = text_of(data.data)
+
+
+def _end(operation: capture.Operation, exc: BaseException | None, error: object) -> None:
+    if isinstance(operation, model.CallOperation) and operation.is_claimed:
+        return  # the client's to end: it may still be reading the answer
+    if exc is not None:
+        operation.fail(exc)
+    elif isinstance(error, Mapping):
+        kind = str(error.get("message") or "error")
+        detail = error.get("data")
+        why = detail.get("error") if isinstance(detail, Mapping) else None
+        message = f"{kind}: {why}" if isinstance(why, str) else kind
+        operation.fail_with(kind, capture.scrubbed(message))
+    else:
+        operation.stop()
