@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from tests.instrumentors.outline import agents_of, assert_each_call_once, named, outline
 
 from lightning_otel import Store, auto_trace, provider
 from lightning_otel import conventions as c
 from lightning_otel.demo.policy import Policy, Reply, ToolCall, ToyPolicy
 from lightning_otel.demo.server import DemoServer
-from tests.instrumentors.outline import agents_of, assert_each_call_once, named, outline
 
 crewai = pytest.importorskip("crewai", reason="could not import 'crewai': it has an environment")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -175,7 +175,11 @@ def test_async_tasks_stand_under_their_crew(
     )
     tasks = [
         crewai.Task(
-            name=name, description=f"{name}!", expected_output="x", agent=agent, async_execution=True
+            name=name,
+            description=f"{name}!",
+            expected_output="x",
+            agent=agent,
+            async_execution=True,
         )
         for name, agent in (("one", first), ("two", second))
     ]
@@ -187,7 +191,7 @@ def test_async_tasks_stand_under_their_crew(
         way(crewai.Crew(name="pair", agents=[first, second], tasks=[*tasks, last]))
 
     assert_each_call_once(recording, server, facts)
-    assert outline(recording, is_ordered=False) == """
+    wanted = """
 invoke_workflow pair
   execute_task one
     invoke_agent Ann
@@ -198,7 +202,8 @@ invoke_workflow pair
   execute_task two
     invoke_agent Bob
       chat toy
-""".strip()
+"""
+    assert outline(recording, is_ordered=False) == wanted.strip()
 
 
 class Manager(Policy):
@@ -235,7 +240,7 @@ def test_delegated_work_stands_under_the_tool_that_delegates(
         way(crew)
 
     assert_each_call_once(recording, server, facts)
-    assert outline(recording) == """
+    wanted = """
 invoke_workflow firm
   execute_task sum
     invoke_agent Crew Manager
@@ -244,7 +249,8 @@ invoke_workflow firm
         invoke_agent Ann
           chat toy
       chat toy
-""".strip()
+"""
+    assert outline(recording) == wanted.strip()
 
 
 def test_tool_error_is_a_failed_span_and_the_crew_goes_on(
@@ -282,14 +288,15 @@ def test_guardrail_makes_the_agent_try_again_within_its_task(
         way(crewai.Crew(name="strict", agents=[agent], tasks=[task]))
 
     assert_each_call_once(recording, server, facts)
-    assert outline(recording) == """
+    wanted = """
 invoke_workflow strict
   execute_task t
     invoke_agent Ann
       chat toy
     invoke_agent Ann
       chat toy
-""".strip()
+"""
+    assert outline(recording) == wanted.strip()
 
 
 class Reasons(Policy):
@@ -372,12 +379,13 @@ def test_agent_without_a_crew(
             agent.kickoff("What is 17*23?")
 
     assert_each_call_once(recording, server, facts)
-    assert outline(recording) == """
+    wanted = """
 invoke_agent Mathematician
   chat toy
   execute_tool calculator
   chat toy
-""".strip()
+"""
+    assert outline(recording) == wanted.strip()
 
 
 def test_agent_asked_in_an_event_loop_is_one_span(

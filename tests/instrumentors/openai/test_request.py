@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 from opentelemetry.trace import SpanKind
+from tests.instrumentors.transport import http
 
 from lightning_otel import Store, auto_trace, capture
 from lightning_otel import conventions as c
@@ -212,10 +212,10 @@ def test_request_answered_in_half_characters_is_kept(
 def answering(body: bytes, **headers: str) -> openai.OpenAI:
     """A client whose server, a stand-in, sends what the demo server never does."""
 
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(200, content=body, headers=headers)
+    def answer(request: http.Request) -> http.Response:
+        return http.Response(200, content=body, headers=headers)
 
-    transport = httpx2.Client(transport=httpx2.MockTransport(answer))
+    transport = http.Client(transport=http.MockTransport(answer))
     return openai.OpenAI(base_url="http://127.0.0.1/v1", api_key="k", http_client=transport)
 
 
