@@ -1,0 +1,179 @@
+"""LangChain's and LangGraph's runs as spans: chains, models, tools, retrievers, agents, graphs.
+
+A handler in every callback manager tells of the runs. The few methods around which code runs that
+may be the program's are replaced, so that what happens there stands where it belongs, and so that
+calls and cancelled runs end whatever the handlers are told. ``langchain_core`` is never imported.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from opentelemetry import context as otel_context
+
+from lightning_otel import capture
+from lightning_otel import conventions as c
+from lightning_otel.instrumentors.langchain import calls, places, runs
+from lightning_otel.instrumentors.langchain.handler import Handler
+from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+
+
+class LangChainInstrumentor(LibraryInstrumentor):
+    """Switches the capture of LangChain's runs on and off.
+
+    Attributes:
+        is_everywhere: Whether every run is captured, not only those of objects that were wrapped.
+    """
+
+    requires = ("langchain-core >= 1",)
+    is_everywhere = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        if not hasattr(self, "_handlers"):
+            self._handlers: list[weakref.ref[Handler]] = []
+            self._everywhere: Handler | None = None
+            self._innermost: capture.InnermostOperation | None = None
+
+    def patches(self) -> Mapping[str, Patch]:
+        """The modules of what is replaced."""
+        return {
+            "langchain_core.callbacks.base": self._patch_managers,
+            "langchain_core.runnables.config": self._patch_config,
+            "langgraph._internal._runnable": self._patch_graph_config,
+            "langchain_core.language_models.chat_models": self._patch_chat_models,
+            "langchain_core.language_models.llms": self._patch_completion_models,
+            "langchain_core.tools.base": self._patch_tools,
+            "langchain_core.retrievers": self._patch_retrievers,
+        }
+
+    def is_wanted(self) -> bool:
+        """Whether a run that starts here and now, and stands in no other, should become a span."""
+        return self.is_everywhere and super().is_wanted()
+
+    def handler_for_one(self) -> Handler:
+        """A handler for one object, whose runs are captured while it lives."""
+        handler = make_handler(lambda: True)
+        self._handlers = [held for held in self._handlers if held() is not None]
+        self._handlers.append(weakref.ref(handler))
+        if not self.is_active:
+            super()._instrument()
+        return handler
+
+    def _instrument(self, **kwargs: Any) -> None:
+        self.is_everywhere = True
+        super()._instrument(**kwargs)
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        self.is_everywhere = False
+        super()._uninstrument(**kwargs)
+        if self._innermost is not None:
+            capture.remove_framework(self._innermost)
+        if any(held() is not None for held in self._handlers):
+            super()._instrument()
+
+    def _replace(self, owner: Any, replacements: Mapping[str, Callable[[Any], Any]]) -> None:
+        for name, make in replacements.items():
+            # Some are LangChain's own affair: a release without one loses no more than that one.
+            if name in vars(owner):
+                capture.guarded(self.wrap, owner, name, make)
+
+    def _patch_managers(self, module: ModuleType) -> None:
+        if self._everywhere is None:
+            self._everywhere = make_handler(self.is_wanted)
+        self._replace(module.BaseCallbackManager, {"__init__": self._with_handler})
+
+    def _with_handler(self, original: Any) -> Any:
+        def __init__(  # noqa: N807  # as it is called in a traceback
+            manager: Any, handlers: Any, inheritable_handlers: Any = None, *args: Any, **kwargs: Any
+        ) -> None:
+            original(manager, handlers, inheritable_handlers, *args, **kwargs)
+            if self.is_everywhere:
+                capture.guarded(self._inject, manager)
+
+        return __init__
+
+    def _inject(self, manager: Any) -> None:
+        if not self.is_wanted() or type(manager).__name__.endswith("GraphCallbackManager"):
+            return
+        handler = self._everywhere
+        # New lists: those that were given may be the program's own. And first among the handlers,
+        # since one of the program's may raise.
+        if handler not in manager.handlers:
+            manager.handlers = [handler, *manager.handlers]
+        if handler not in manager.inheritable_handlers:
+            manager.inheritable_handlers = [handler, *manager.inheritable_handlers]
+
+    def _patch_config(self, module: ModuleType) -> None:
+        self._replace(module, {"_set_config_context": _within_run})
+        config_variable = module.var_child_runnable_config
+
+        def innermost() -> capture.Operation | None:
+            config = config_variable.get(None)
+            run = _run_of(config) if config else None
+            return None if run is None else capture.operation_of(run.context)
+
+        if self._innermost is None:
+            self._innermost = innermost
+        capture.add_framework(self._innermost)
+
+    def _patch_graph_config(self, module: ModuleType) -> None:
+        self._replace(module, {"_set_config_context": _within_run})
+
+    def _patch_chat_models(self, module: ModuleType) -> None:
+        in_place = calls.stream_place(c.CHAT)
+        replacements = {
+            "_generate_with_cache": calls.chat,
+            "_agenerate_with_cache": calls.chat_async,
+            "stream": places.steps(in_place),
+            "astream": places.steps_async(in_place),
+            "_iter_v2_events": places.steps(calls.EventsPlace),
+            "_aiter_v2_events": places.steps_async(calls.EventsPlace),
+        }
+        self._replace(module.BaseChatModel, replacements)
+
+    def _patch_completion_models(self, module: ModuleType) -> None:
+        in_place = calls.stream_place(c.TEXT_COMPLETION)
+        replacements = {
+            "_generate_helper": calls.completion,
+            "_agenerate_helper": calls.completion_async,
+            "stream": places.steps(in_place),
+            "astream": places.steps_async(in_place),
+        }
+        self._replace(module.BaseLLM, replacements)
+
+    def _patch_tools(self, module: ModuleType) -> None:
+        replacements = {"run": places.around, "arun": places.around_async}
+        self._replace(module.BaseTool, replacements)
+
+    def _patch_retrievers(self, module: ModuleType) -> None:
+        replacements = {"invoke": places.around, "ainvoke": places.around_async}
+        self._replace(module.BaseRetriever, replacements)
+
+
+def make_handler(is_wanted: Callable[[], bool]) -> Handler:
+    """A handler of LangChain's own kind; LangChain must be there."""
+    base = sys.modules["langchain_core.callbacks.base"].BaseCallbackHandler
+    kind: type[Handler] = type("LightningHandler", (Handler, base), {})
+    return kind(is_wanted)
+
+
+def _within_run(original: Any) -> Any:
+    """LangChain's own: it is called in a copy of the context, in which code of a run will run."""
+
+    def _set_config_context(config: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(config, *args, **kwargs)
+        run = capture.guarded(_run_of, config)
+        if run is not None:
+            # Never undone: the copy is thrown away with all that was attached in it.
+            otel_context.attach(run.context)
+        return result
+
+    return _set_config_context
+
+
+def _run_of(config: Any) -> runs.Run | None:
+    """The open run that a config is for the children of."""
+    return runs.find(getattr(config.get("callbacks"), "parent_run_id", None))

@@ -1,0 +1,224 @@
+"""LangChain's open runs: which span each has, if any, and the context of what happens within it.
+
+Parentage comes from LangChain's run ids alone; the context at hand only decides whether a span of
+the program's own stands between two runs.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+from uuid import UUID
+
+from opentelemetry import context as otel_context
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import capture
+from lightning_otel import conventions as c
+
+OPEN_LIMIT: Final = 10_000
+"""Open runs that are kept. A run may never be told to end, as where a handler of the program's
+raises when it starts; the oldest is then given up."""
+
+_TRIVIAL: Final = re.compile(r"Runnable[A-Z]|Channel(Write|Read)<|_write$|__start__$|<lambda>$")
+_WITHOUT_CALLS: Final = frozenset({"prompt", "parser"})
+_GRAPHS: Final = {
+    "langgraph": c.INVOKE_WORKFLOW,
+    "langchain_create_agent": c.INVOKE_AGENT,
+}
+"""What LangGraph and ``create_agent`` say of themselves in a run's metadata, and what each is."""
+_NODE_TAG: Final = "graph:step:"
+_HIDDEN_TAG: Final = "langsmith:hidden"
+_NAME_KEYS: Final = {c.INVOKE_AGENT: c.AGENT_NAME, c.INVOKE_WORKFLOW: c.WORKFLOW_NAME}
+_NO_METADATA: Final[Mapping[str, Any]] = {}
+
+Attributes = dict[str, AttributeValue]
+
+
+class Call(Protocol):
+    """What a run must know of a model's call."""
+
+    def stop(self, generations: Iterable[Any], model_output: object = None) -> None:
+        """End it with its answer."""
+
+    def fail(self, exc: BaseException, generations: Iterable[Any] = ()) -> None:
+        """End it with what ended it."""
+
+
+class Run:
+    """One open run of LangChain's.
+
+    Attributes:
+        name: What LangChain calls it.
+        context: The context of what happens within it.
+        operation: Its own span; None if it has none, and what happens in it is its parent's.
+        graph: The operation it is as a graph, such as ``invoke_agent``; None if it is no graph.
+        agent: The agent's name that LangChain gives to everything within this run.
+        integration: What made the run, as LangChain's metadata say.
+        call: The call of a model whose end LangChain tells by its run only.
+    """
+
+    __slots__ = ("agent", "call", "context", "graph", "integration", "name", "operation")
+
+    def __init__(
+        self,
+        name: str,
+        context: Context,
+        operation: capture.Operation | None,
+        metadata: Mapping[str, Any] = _NO_METADATA,
+        graph: str | None = None,
+        call: "Call | None" = None,
+    ) -> None:
+        self.name = name
+        self.call = call
+        self.context = context
+        self.operation = operation
+        self.graph = graph
+        self.agent = metadata.get("lc_agent_name")
+        self.integration = metadata.get("ls_integration")
+
+    def has_node(self) -> None:
+        """Note that a node of this run's starts: then it is a graph, whatever it seemed to be."""
+        if self.graph is None and self.operation is not None:
+            self.graph = c.INVOKE_WORKFLOW
+            self.operation.span.update_name(capture.clean(f"{self.graph} {self.name}"))
+            self.operation.attributes.update(_graph_attributes(self.graph, self.name))
+
+    def stop(self) -> None:
+        """End its span, if it has one."""
+        if self.operation is not None:
+            self.operation.stop()
+
+    def fail(self, exc: BaseException) -> None:
+        """End its span with what ended the run."""
+        if self.operation is None:
+            return
+        if is_control_flow(exc):
+            self.operation.stop()
+        else:
+            self.operation.fail(exc)
+
+
+_open: dict[UUID, Run] = {}
+
+
+def find(run_id: Any) -> Run | None:
+    """The open run of an id, if it is known."""
+    return _open.get(run_id) if run_id is not None else None
+
+
+def add(run_id: UUID, run: Run) -> None:
+    """Keep a run until it is taken."""
+    _open[run_id] = run
+    if len(_open) > OPEN_LIMIT:
+        given_up = take(next(iter(_open)))
+        if given_up is not None:
+            given_up.stop()
+
+
+def take(run_id: Any) -> Run | None:
+    """The open run of an id, which is open no more."""
+    return _open.pop(run_id, None)
+
+
+def open_count() -> int:
+    """How many runs are open."""
+    return len(_open)
+
+
+def context_in(parent: Run | None) -> Context:
+    """The context of a new run: its parent's, or a span's that the program opened within that."""
+    if parent is None:
+        return capture.parent_context()
+    current = otel_context.get_current()
+    if current is parent.context:
+        return current
+    owner = capture.operation_of(parent.context)
+    return current if owner is None or owner.encloses(current) else parent.context
+
+
+def is_control_flow(exc: BaseException) -> bool:
+    """Whether it says that a run was left or interrupted on purpose: no error of the program's."""
+    return isinstance(exc, GeneratorExit) or any(
+        cls.__name__ == "GraphBubbleUp" for cls in type(exc).__mro__
+    )
+
+
+class Told(NamedTuple):
+    """What LangChain tells of a chain that starts."""
+
+    name: str
+    run_type: str | None
+    tags: Sequence[str]
+    metadata: Mapping[str, Any]
+    is_outermost: bool
+    """Whether it has no parent at all, known to us or not."""
+
+
+def start_chain(told: Told, parent: Run | None) -> Run:
+    """Start the run of a chain, graph or node, with a span if it is worth one.
+
+    Worth one are graphs, their nodes, and chains that are named or that stand in no other; the
+    steps that LangChain makes of an expression are not.
+    """
+    context = context_in(parent)
+    graph = None
+    attributes: Attributes = {}
+    name = told.name
+    if any(tag.startswith(_NODE_TAG) for tag in told.tags):
+        if parent is not None:
+            parent.has_node()
+        name = str(told.metadata.get("langgraph_node") or name)
+        if parent is not None and parent.graph == c.INVOKE_WORKFLOW:
+            # In a graph that is no agent itself it is the nodes that act.
+            attributes[c.AGENT_NAME] = name
+    else:
+        graph = _graph_of(told, parent)
+        if graph == c.INVOKE_AGENT:
+            name = str(told.metadata.get("lc_agent_name") or name)
+        if graph is not None:
+            attributes = _graph_attributes(graph, name)
+            name = f"{graph} {name}"
+    if graph is None and _is_trivial(told):
+        return Run(told.name, context, None, told.metadata)
+    attributes.update(conversation_of(told.metadata))
+    operation = capture.Operation(
+        capture.clean(name), SpanKind.INTERNAL, attributes, parent=context
+    )
+    return Run(told.name, operation.context, operation, told.metadata, graph)
+
+
+def conversation_of(metadata: Mapping[str, Any]) -> Attributes:
+    """The thread's id as the conversation's."""
+    thread_id = metadata.get("thread_id")
+    return {} if thread_id is None else {c.CONVERSATION_ID: _plain_id(thread_id)}
+
+
+def _plain_id(thread_id: object) -> str:
+    # An id of the program's own class is not asked what it says.
+    known = (str, int, UUID)
+    return str(thread_id) if type(thread_id) in known else f"<{type(thread_id).__name__}>"
+
+
+def _graph_of(told: Told, parent: Run | None) -> str | None:
+    """Which operation a run is as a graph; metadata pass on to all below, so news count only."""
+    if parent is None and not told.is_outermost:
+        return None
+    agent = told.metadata.get("lc_agent_name")
+    if agent is not None and (parent is None or parent.agent != agent or told.name == agent):
+        return c.INVOKE_AGENT
+    integration = told.metadata.get("ls_integration")
+    if isinstance(integration, str) and (parent is None or parent.integration != integration):
+        return _GRAPHS.get(integration)
+    return None
+
+
+def _graph_attributes(graph: str, name: str) -> Attributes:
+    return {c.OPERATION: graph, _NAME_KEYS[graph]: name}
+
+
+def _is_trivial(told: Told) -> bool:
+    if told.run_type in _WITHOUT_CALLS or _HIDDEN_TAG in told.tags:
+        return True
+    return not told.is_outermost and _TRIVIAL.match(told.name) is not None
