@@ -10,10 +10,19 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import credit, marks, trajectories
+from lightning_otel.adapter import credit, duplicates, marks, readers, trajectories
 from lightning_otel.adapter.attempts import AttemptKey, group
-from lightning_otel.adapter.attributes import text
-from lightning_otel.adapter.calls import NOT_TRACKED, is_call, is_tracked, read_call
+from lightning_otel.adapter.calls import (
+    CUT,
+    INCOMPLETE,
+    NOT_TRACKED,
+    UNREADABLE,
+    is_call,
+    is_tracked,
+    read_call,
+)
+from lightning_otel.adapter.duplicates import DUPLICATE
+from lightning_otel.adapter.readable import ReadableSpan, span_of
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tree import Tree, build
 from lightning_otel.errors import ConfigError
@@ -22,7 +31,10 @@ from lightning_otel.types import Call, Credit, Dropped, Report, Reward, Span, Tr
 MARKED_BESIDE_CALLS = "marked by hand beside model calls: the calls make the transitions"
 INCOMPLETE_MARK = "incomplete: the mark never ended"
 IDLE_MARK = "idle: its agent saw something and never acted"
-DUPLICATE = "a duplicate: the same response was recorded twice"
+_MENDED = (CUT, INCOMPLETE, UNREADABLE)
+"""Reasons against one record of a request that do not speak against another."""
+
+__all__ = ["DUPLICATE", "Adaptation", "TripletAdapter"]
 
 
 class Adaptation(NamedTuple):
@@ -57,16 +69,20 @@ class TripletAdapter:
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(f"gamma is {self.gamma!r}; it must lie between 0 and 1")
 
-    def adapt(self, spans: Iterable[Span]) -> list[Trajectory]:
-        """The trajectories in the spans, of any number of rollouts, in order of their start."""
+    def adapt(self, spans: Iterable[Span | ReadableSpan]) -> list[Trajectory]:
+        """The trajectories in the spans, of any number of rollouts, in order of their start.
+
+        Args:
+            spans: Spans of ours or of OpenTelemetry's SDK, in any convention that has a reader.
+        """
         return self.explain(spans).trajectories
 
-    def explain(self, spans: Iterable[Span]) -> Adaptation:
+    def explain(self, spans: Iterable[Span | ReadableSpan]) -> Adaptation:
         """The trajectories, with a reason for every call, reward and mark that is not in them.
 
         A reward whose link names a span or response of another attempt counts there.
         """
-        attempts = group(spans)
+        attempts = group(readers.read(map(span_of, spans)))
         found = [_Attempt(key, build(own), self).adapt() for key, own in attempts.items()]
         rollouts = Report(rollouts=len({key.rollout_id for key in attempts}))
         return Adaptation(
@@ -86,12 +102,17 @@ class _Attempt:
 
     def adapt(self) -> Adaptation:
         tree, adapter = self._tree, self._adapter
-        calls = self._calls()
-        duplicates = self._drop_duplicates(calls)
+        positions = [i for i, span in enumerate(tree.spans) if is_call(span)]
+        repeated = duplicates.find(tree, positions)
+        stand_in = {i: duplicates.place_of(tree, each) for each in repeated for i in each}
+        calls = self._calls(i for i in positions if i not in stand_in)
+        for each in repeated:
+            self._merge(each, calls)
         actions = self._actions({call.agent for call in calls.values()})
         steps = dict(sorted({**calls, **actions}.items()))
         rewards = self._rewards()
-        placement = credit.place(tree, list(steps), duplicates, rewards, adapter.credit)
+        others = {i: kept for i, kept in stand_in.items() if i != kept and kept in calls}
+        placement = credit.place(tree, list(steps), others, rewards, adapter.credit)
         for reward, reason in placement.unplaced:
             self._drop(reward.span, "reward", reason)
         found = trajectories.assemble(
@@ -100,7 +121,7 @@ class _Attempt:
         distinct = {id(step): step for path in found for step in path.transitions}.values()
         report = Report(
             spans=len(tree.spans),
-            calls=sum(map(is_call, tree.spans)) + len(actions),
+            calls=len(positions) + len(actions),
             transitions=len(distinct),
             exact=sum(step.capture == "exact" for step in distinct),
             rewards=placement.placed + sum(each.noun == "reward" for each in self._dropped),
@@ -113,47 +134,37 @@ class _Attempt:
     def _drop(self, span: Span, noun: Literal["call", "reward", "mark"], reason: str) -> None:
         self._dropped.append(Dropped(span.span_id, span.trace_id, noun, reason))
 
-    def _calls(self) -> dict[int, Call]:
+    def _calls(self, positions: Iterable[int]) -> dict[int, Call]:
         """The model calls that can be read, by position."""
         found: dict[int, Call] = {}
-        for position, span in enumerate(self._tree.spans):
-            if is_call(span):
-                call = read_call(span, self._tree.agents[position])
-                if isinstance(call, Call):
-                    found[position] = call
-                else:
-                    self._drop(span, "call", call)
+        for position in positions:
+            span = self._tree.spans[position]
+            call = read_call(span, self._tree.agents[position])
+            if isinstance(call, Call):
+                found[position] = call
+            else:
+                self._drop(span, "call", call)
         return found
 
-    def _drop_duplicates(self, calls: dict[int, Call]) -> dict[int, int]:
-        """Of calls with one response id that overlap in time, keep the one that holds most.
-
-        Several instrumentors may record one request; a server that repeats its ids is no such case,
-        for its calls come one after the other.
-
-        Returns:
-            For each position that was dropped the one that was kept.
-        """
-        clusters: list[list[int]] = []
-        latest: dict[str, tuple[int, list[int]]] = {}
-        for position, call in calls.items():
-            response_id = text(call.span.attributes, c.RESPONSE_ID)
-            if response_id is None:
-                continue
-            end, cluster = latest.get(response_id, (0, []))
-            if not cluster or end <= self._tree.starts[position]:
-                cluster = []
-                clusters.append(cluster)
-            cluster.append(position)
-            latest[response_id] = max(end, self._tree.ends[position]), cluster
-        kept: dict[int, int] = {}
-        for cluster in clusters:
-            if len(cluster) > 1:
-                best = max(cluster, key=lambda i: (len(calls[i].response_ids), -i))
-                kept.update({position: best for position in cluster if position != best})
-        for position in kept:
-            self._drop(calls.pop(position).span, "call", DUPLICATE)
-        return kept
+    def _merge(self, members: list[int], calls: dict[int, Call]) -> None:
+        """Make one call of several records of a request; each field is the richest one's."""
+        tree = self._tree
+        order = duplicates.ranked(tree, members)
+        agent = duplicates.agent_of(tree, members)
+        call = read_call(duplicates.merged(tree, order), agent)
+        for position in order[1:] if call in _MENDED else ():
+            rest = [other for other in order if other != position]
+            mended = read_call(duplicates.merged(tree, [position, *rest]), agent)
+            if isinstance(mended, Call):
+                call, order = mended, [position, *rest]
+                break
+        for position in order[1:]:
+            span = tree.spans[position]
+            self._drop(span, "call", duplicates.reason_of(span))
+        if isinstance(call, Call):
+            calls[duplicates.place_of(tree, members)] = call
+        else:
+            self._drop(tree.spans[order[0]], "call", call)
 
     def _actions(self, callers: set[str]) -> dict[int, Call]:
         """Actions marked by hand, read as calls, by position; agents with calls have none."""

@@ -1,0 +1,251 @@
+"""Several records of one request: which calls they are, and the one call they make together.
+
+Instrumentors of several makes may see one request. Their records have its response id in common; a
+record without an id is one with that of another make which lies within it, or which overlaps it
+under the same parent and was asked the same.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import text
+from lightning_otel.adapter.messages import parse_messages, plain_text
+from lightning_otel.adapter.tree import Tree
+from lightning_otel.types import Span
+
+DUPLICATE: Final = "duplicate: the same request was recorded twice"
+DUPLICATE_OF: Final = "duplicate: {} recorded the same request"
+
+_TOKENS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
+_SHARED: Final = (
+    c.INPUT_MESSAGES,
+    c.OUTPUT_MESSAGES,
+    c.SYSTEM_INSTRUCTIONS,
+    c.TOOL_DEFINITIONS,
+    c.PROVIDER,
+    c.REQUEST_MODEL,
+    c.RESPONSE_MODEL,
+    c.RESPONSE_ID,
+    c.FINISH_REASONS,
+    c.INPUT_TOKENS,
+    c.OUTPUT_TOKENS,
+    c.CACHED_TOKENS,
+    c.REASONING_TOKENS,
+    c.CONVERSATION_ID,
+    c.TRACK_ONLY,
+    c.RESOURCE_VERSION,
+)
+"""What one record may take from another where it has nothing itself."""
+
+
+def reason_of(span: Span) -> str:
+    """Why a record makes no call of its own."""
+    return DUPLICATE_OF.format(span.scope) if span.scope else DUPLICATE
+
+
+@dataclass(slots=True)
+class _Request:
+    """Records that are one request.
+
+    Attributes:
+        end: When the last of them had ended.
+    """
+
+    members: list[int]
+    scopes: set[str]
+    response_id: str | None
+    end: int
+
+
+def find(tree: Tree, calls: Sequence[int]) -> list[list[int]]:
+    """Positions of records of one request, at least two each, each in order.
+
+    Args:
+        tree: The attempt's spans.
+        calls: Positions of all that are calls, in order.
+    """
+    requests = _by_response(tree, calls)
+    if len({tree.spans[position].scope for position in calls}) > 1:
+        _join_nested(tree, calls, requests)
+        _join_beside(tree, calls, requests)
+    found = {id(request): request for request in requests.values() if len(request.members) > 1}
+    return [sorted(request.members) for request in found.values()]
+
+
+def _by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
+    """Each call's request, together with those that have its response id and belong to it."""
+    requests: dict[int, _Request] = {}
+    latest: dict[str, _Request] = {}
+    for position in calls:
+        span = tree.spans[position]
+        response_id = text(span.attributes, c.RESPONSE_ID)
+        held = latest.get(response_id) if response_id is not None else None
+        if held is None or not _belongs(tree, held, position):
+            held = _Request([], set(), response_id, 0)
+            if response_id is not None:
+                latest[response_id] = held
+        held.members.append(position)
+        held.scopes.add(span.scope)
+        held.end = max(held.end, tree.ends[position])
+        requests[position] = held
+    return requests
+
+
+def _belongs(tree: Tree, request: _Request, position: int) -> bool:
+    """Whether a record with the request's response id is of that very request.
+
+    A server that repeats its ids answers one call after the other, or several calls of one make
+    beside each other. Of one make only a record within another is the same request: LiteLLM tells
+    each call on two levels.
+    """
+    if request.end <= tree.starts[position]:
+        return False
+    scope = tree.spans[position].scope
+    if not scope or scope not in request.scopes:
+        return True
+    return any(
+        tree.contains(member, position) or tree.contains(position, member)
+        for member in request.members
+    )
+
+
+def _join_nested(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]) -> None:
+    """Join each call with those of other makes that lie within it."""
+    above: list[int] = []
+    inside: dict[int, list[int]] = {}
+    for position in sorted(calls, key=tree.first.__getitem__):
+        while above and not tree.contains(above[-1], position):
+            above.pop()
+        if above:
+            inside.setdefault(above[-1], []).append(position)
+        above.append(position)
+    for outer, inner in inside.items():
+        # Of several tries at one request the last that came through is what the outer one tells.
+        inner.sort(key=lambda i: (tree.spans[i].status != "ERROR", tree.ends[i]), reverse=True)
+        for position in inner:
+            if not _disagree(tree.spans[outer], tree.spans[position]):
+                _join(tree, requests, outer, position)
+
+
+def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]) -> None:
+    """Join overlapping calls of different makes under one parent that were asked the same."""
+    asked: dict[tuple[int, int], list[int]] = {}
+    for position in calls:
+        given = parse_messages(text(tree.spans[position].attributes, c.INPUT_MESSAGES))
+        if given:
+            key = (tree.parents[position], hash(_said(given)))
+            asked.setdefault(key, []).append(position)
+    for alike in asked.values():
+        for index, position in enumerate(alike):
+            for later in alike[index + 1 :]:
+                if tree.starts[later] >= tree.ends[position]:
+                    break
+                if _disagree(tree.spans[position], tree.spans[later]):
+                    continue
+                if _join(tree, requests, position, later):
+                    break
+
+
+def _join(tree: Tree, requests: dict[int, _Request], one: int, other: int) -> bool:
+    """Make two calls one request, if nothing speaks against it."""
+    kept, joining = requests[one], requests[other]
+    if kept is joining:
+        return True
+    ids = {kept.response_id, joining.response_id} - {None}
+    if len(ids) > 1 or kept.scopes & joining.scopes:
+        return False
+    if not _may_be_one_model(tree, kept, joining):
+        return False
+    kept.members += joining.members
+    kept.scopes |= joining.scopes
+    kept.response_id = kept.response_id or joining.response_id
+    kept.end = max(kept.end, joining.end)
+    for position in joining.members:
+        requests[position] = kept
+    return True
+
+
+def _may_be_one_model(tree: Tree, one: _Request, other: _Request) -> bool:
+    models = [_models(tree.spans[member] for member in each.members) for each in (one, other)]
+    return not all(models) or bool(models[0] & models[1])
+
+
+def _models(spans: Iterable[Span]) -> set[str]:
+    """Names of the models asked and answering, without a provider before them."""
+    return {
+        name.rpartition("/")[2]
+        for span in spans
+        for key in (c.REQUEST_MODEL, c.RESPONSE_MODEL)
+        if (name := text(span.attributes, key))
+    }
+
+
+def _disagree(one: Span, other: Span) -> bool:
+    """Whether two calls are known to have been answered differently."""
+    if one.attributes.get(c.OPERATION) != other.attributes.get(c.OPERATION) and (
+        c.EMBEDDINGS in (one.attributes.get(c.OPERATION), other.attributes.get(c.OPERATION))
+    ):
+        return True
+    answers = [
+        parse_messages(text(span.attributes, c.OUTPUT_MESSAGES)) or () for span in (one, other)
+    ]
+    texts = ["".join(_said(each).split()) for each in answers]
+    return all(texts) and texts[0] != texts[1]
+
+
+def _said(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The texts and tool calls, whoever said them: makes name the roles differently."""
+    try:
+        return plain_text(messages)
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+def ranked(tree: Tree, members: Sequence[int]) -> list[int]:
+    """Records of one request, the richest first."""
+
+    def wealth(position: int) -> tuple[object, ...]:
+        span = tree.spans[position]
+        attributes = span.attributes
+        return (
+            span.end_ns is not None,
+            c.RESPONSE_TOKEN_IDS in attributes,
+            c.PROMPT_TOKEN_IDS in attributes,
+            span.scope == c.SCOPE,
+            c.OUTPUT_MESSAGES in attributes,
+            c.INPUT_MESSAGES in attributes,
+            -position,
+        )
+
+    return sorted(members, key=wealth, reverse=True)
+
+
+def merged(tree: Tree, order: Sequence[int]) -> Span:
+    """The first record, with what it lacks from the others in their order."""
+    first, *others = [tree.spans[position] for position in order]
+    attributes = dict(first.attributes)
+    if c.RESPONSE_TOKEN_IDS not in attributes:
+        # Ids and logprobs stay together: those of two records may be cut differently.
+        for other in others:
+            if c.RESPONSE_TOKEN_IDS in other.attributes:
+                attributes |= {k: other.attributes[k] for k in _TOKENS if k in other.attributes}
+                break
+    for other in others:
+        for key in _SHARED:
+            value = other.attributes.get(key)
+            if value is not None and attributes.get(key) is None:
+                attributes[key] = value
+    return replace(first, attributes=attributes)
+
+
+def place_of(tree: Tree, members: Sequence[int]) -> int:
+    """The record that stands deepest in the tree, where agents and parents are known best."""
+    return max(members, key=lambda position: (tree.depths[position], -position))
+
+
+def agent_of(tree: Tree, members: Sequence[int]) -> str:
+    """The agent of the deepest record that knows of one."""
+    deepest_first = sorted(members, key=lambda position: -tree.depths[position])
+    return next((name for i in deepest_first if (name := tree.agents[i])), "")

@@ -1,0 +1,93 @@
+"""Spans of other conventions, read into the one convention the rest of the adapter knows.
+
+One reader each, and only a reader knows the keys of its convention: they stand in its file, once.
+A reader has two functions: ``summary`` gives who did what with which model (cheap: the store fills
+its hot columns with it), ``content`` gives messages, tools and token ids. Which readers look at a
+span is decided by the keys it has; spans of ours are looked at by none.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.readers import (
+    agentlightning,
+    agentops,
+    genai,
+    legacy,
+    litellm,
+    openinference,
+    openllmetry,
+)
+from lightning_otel.types import Span
+
+
+class Reader(Protocol):
+    """What the module of a convention offers."""
+
+    @property
+    def MARKS(self) -> tuple[str, ...]:  # noqa: N802  # a module's constant
+        """A span with one of these keys is its business."""
+
+    def summary(self, name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes of today's conventions: operation, names, model, ids and usage."""
+
+    def content(self, span: Span) -> dict[str, Any]:
+        """Attributes of today's conventions: messages, tools, arguments and token ids."""
+
+
+# What a later one says holds: the general ones come first.
+_READERS: Final[tuple[Reader, ...]] = (
+    genai,
+    legacy,
+    openllmetry,
+    openinference,
+    agentops,
+    agentlightning,
+    litellm,
+)
+_MARKED: Final = tuple((mark, reader) for reader in _READERS for mark in reader.MARKS)
+_OWN_KEYS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS)
+
+
+def summary(name: str, scope: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The attributes with what readers make of them; the very same where none has a say."""
+    if scope == c.SCOPE:
+        return attributes
+    found: dict[str, Any] = {}
+    for reader in _readers_of(attributes):
+        found |= reader.summary(name, attributes)
+    return {**attributes, **found} if found else attributes
+
+
+def read(spans: Iterable[Span]) -> Iterable[Span]:
+    """The spans, foreign ones with the attributes ours would have beside their own."""
+    parts: list[tuple[str, str, dict[str, Any]]] = []
+    read_so_far: list[Span] = []
+    for span in spans:
+        if span.scope != c.SCOPE:
+            span = _read(span)
+            if agentops.CALLED_TOOL in span.attributes:
+                part = span.attributes[agentops.CALLED_TOOL]
+                parts.append((span.trace_id, span.parent_span_id or "", part))
+        read_so_far.append(span)
+    return agentops.joined(read_so_far, parts) if parts else read_so_far
+
+
+def _read(span: Span) -> Span:
+    attributes = span.attributes
+    if any(key in attributes for key in _OWN_KEYS):
+        return span
+    found = agentlightning.ids_of(span)
+    for reader in _readers_of(attributes):
+        found |= reader.summary(span.name, attributes)
+        found |= reader.content(span)
+    if not found:
+        return span
+    return replace(span, attributes={**attributes, **found})
+
+
+def _readers_of(attributes: Mapping[str, Any]) -> Iterable[Reader]:
+    """The readers that have a say, each once and in order."""
+    return dict.fromkeys([reader for mark, reader in _MARKED if mark in attributes])

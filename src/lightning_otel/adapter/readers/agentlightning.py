@@ -1,0 +1,52 @@
+"""Agent Lightning 0.3: calls as AgentOps tells them, token ids beside, rollouts in the resource.
+
+Its rewards, messages, objects and operations have the keys of ours and need no reader.
+
+Source: Agent Lightning 0.3.0, ``semconv.py``, ``instrumentation/agentops.py``, ``tracer/otel.py``.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.readers import chat
+from lightning_otel.adapter.readers.flat import loaded
+from lightning_otel.types import Span
+
+_PROMPT_IDS: Final = "prompt_token_ids"
+_RESPONSE_IDS: Final = "response_token_ids"
+_LOGPROBS: Final = "logprobs.content"
+_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
+"""Where the deprecated ``@reward`` leaves a reward, as JSON."""
+
+MARKS = (_PROMPT_IDS, _RESPONSE_IDS, _LOGPROBS, *_OUTPUTS)
+
+
+def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """A reward that was given in the old way."""
+    for key in _OUTPUTS:
+        text = attributes.get(key)
+        if isinstance(text, str) and '"reward"' in text:
+            told = loaded(text)
+            if isinstance(told, Mapping) and told.get("type") == "reward":
+                value = told.get("value")
+                return {} if value is None else {c.REWARD_VALUE: value}
+    return {}
+
+
+def content(span: Span) -> dict[str, Any]:
+    """Token ids and logprobs of a call."""
+    get = span.attributes.get
+    logprobs = chat.logprobs_of(loaded(get(_LOGPROBS)))
+    return dict(chat.tokens(get(_PROMPT_IDS), [get(_RESPONSE_IDS)], [logprobs]))
+
+
+def ids_of(span: Span) -> dict[str, Any]:
+    """Rollout and attempt of a span whose resource names them and whose attributes do not."""
+    resource = span.otel_resource
+    if not resource.get(c.ROLLOUT_ID) or span.attributes.get(c.ROLLOUT_ID):
+        return {}
+    found = {c.ROLLOUT_ID: resource[c.ROLLOUT_ID]}
+    if resource.get(c.ATTEMPT_ID):
+        found[c.ATTEMPT_ID] = resource[c.ATTEMPT_ID]
+    return found

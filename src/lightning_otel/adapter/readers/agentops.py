@@ -1,0 +1,85 @@
+"""AgentOps 0.4: ``agentops.span.kind`` around calls that are told in the old ``gen_ai.*``.
+
+The tools an answer asks for are not on the call but on spans of their own below it, which are no
+executions; they are put back into the answer.
+
+Source: AgentOps 0.4.21, ``agentops/semconv``.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.messages import message, tool_call_part
+from lightning_otel.adapter.readers import chat
+from lightning_otel.adapter.readers.flat import loaded
+from lightning_otel.adapter.readers.openllmetry import called
+from lightning_otel.types import Span
+
+_KIND: Final = "agentops.span.kind"
+_NAME: Final = "operation.name"
+_CALL_TYPE: Final = "tool.call.type"
+_CALL_ID: Final = "tool.call.id"
+CALLED_TOOL: Final = "lightning.called_tool"
+"""On a span that stands for a part of its parent's answer, while spans are read: that part."""
+
+MARKS = (_KIND, _CALL_TYPE)
+
+_OPERATIONS: Final = {
+    "agent": (c.INVOKE_AGENT, c.AGENT_NAME),
+    "tool": (c.EXECUTE_TOOL, c.TOOL_NAME),
+}
+
+
+def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What agents and tools are, and their names."""
+    operation, key = _OPERATIONS.get(str(attributes.get(_KIND)), (None, ""))
+    if operation is None or _CALL_TYPE in attributes:
+        return {}
+    named = attributes.get(_NAME)
+    return {c.OPERATION: operation, **({key: named} if isinstance(named, str) and named else {})}
+
+
+def content(span: Span) -> dict[str, Any]:
+    """A tool's arguments and result; or the part of an answer that the span stands for."""
+    get = span.attributes.get
+    if _CALL_TYPE in span.attributes:
+        part = tool_call_part(get(_CALL_ID), get("tool.name"), get("tool.parameters"))
+        return {CALLED_TOOL: part}
+    if get(_KIND) != "tool":
+        return {}
+    return called(get("agentops.tool.input"), get("agentops.tool.output"))
+
+
+def joined(
+    spans: Sequence[Span], parts: Iterable[tuple[str, str, Mapping[str, Any]]]
+) -> list[Span]:
+    """The spans, with tool calls put into the answers that made them.
+
+    Args:
+        spans: Spans that were read.
+        parts: Trace id and span id of a call, and a tool call of its answer; in order.
+    """
+    wanted: dict[tuple[str, str], list[Any]] = {}
+    for trace_id, span_id, part in parts:
+        wanted.setdefault((trace_id, span_id), []).append(part)
+    return [
+        replace(span, attributes=_with(span.attributes, wanted[span.trace_id, span.span_id]))
+        if (span.trace_id, span.span_id) in wanted
+        else span
+        for span in spans
+    ]
+
+
+def _with(attributes: Mapping[str, Any], parts: list[Any]) -> dict[str, Any]:
+    """Attributes with further parts in the first answer, unless it has tool calls of its own."""
+    held = loaded(attributes.get(c.OUTPUT_MESSAGES))
+    answers = held if isinstance(held, list) and held else [message("assistant", [])]
+    first = dict(answers[0]) if isinstance(answers[0], Mapping) else message("assistant", [])
+    own = first.get("parts") or []
+    if '"tool_call"' in json.dumps(own):
+        return dict(attributes)
+    first["parts"] = [*own, *parts]
+    return {**attributes, c.OUTPUT_MESSAGES: chat.dump([first, *answers[1:]])}

@@ -1,0 +1,67 @@
+"""Today's ``gen_ai.*`` as others write it: the same keys, in a few other shapes.
+
+Source: the GenAI semantic conventions; ``opentelemetry-util-genai`` 1.3b0; Traceloop's 0.62.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.readers import chat
+from lightning_otel.adapter.readers.flat import loaded
+from lightning_otel.types import Span
+
+MARKS = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.FINISH_REASONS)
+
+# The conventions name it in the singular, the servers do not.
+_REASONS: Final = {"tool_call": "tool_calls"}
+
+
+def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing but the reasons for which the choices ended: the rest is as ours."""
+    reasons = attributes.get(c.FINISH_REASONS)
+    if isinstance(reasons, str) and reasons.startswith("["):
+        reasons = loaded(reasons)
+    if not isinstance(reasons, (list, tuple)):
+        return {}
+    spelt = [_REASONS.get(reason, reason) for reason in reasons if isinstance(reason, str)]
+    return {c.FINISH_REASONS: spelt}
+
+
+def content(span: Span) -> dict[str, Any]:
+    """Messages as ours are, where they are not."""
+    found = {}
+    for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES):
+        held = span.attributes.get(key)
+        # Structured values may stand on events; some put them on spans.
+        messages = loaded(held) if isinstance(held, str) else held
+        if isinstance(messages, (list, tuple)) and all(
+            isinstance(item, Mapping) for item in messages
+        ):
+            found[key] = chat.dump([_spelt(item) for item in messages])
+    return found
+
+
+def _spelt(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without empty fields and texts, and with its tool calls among its parts."""
+    kept = {key: value for key, value in item.items() if value is not None}
+    reason = kept.get("finish_reason")
+    if isinstance(reason, str):
+        kept["finish_reason"] = _REASONS.get(reason, reason)
+    parts = kept.get("parts")
+    if not isinstance(parts, list):
+        is_chat = parts is None and ("content" in kept or "tool_calls" in kept)
+        return chat.said(kept, finish_reason=kept.get("finish_reason")) if is_chat else kept
+    if "tool_call_id" in kept:
+        text = "".join(str(p.get("content", "")) for p in parts if isinstance(p, Mapping))
+        return chat.said({"role": "tool", "content": text, "id": kept["tool_call_id"]})
+    calls = kept.pop("tool_calls", None)
+    if isinstance(calls, list):
+        parts = [*parts, *(chat.tool_call(call) for call in calls if isinstance(call, Mapping))]
+    if len(parts) > 1:
+        parts = [part for part in parts if not _is_empty(part)]
+    return {**kept, "parts": parts}
+
+
+def _is_empty(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and not part.get("content")

@@ -1,0 +1,118 @@
+"""``gen_ai.*`` as it was: ``gen_ai.system``, messages flattened into keys or told as events.
+
+Also how OpenLLMetry, AgentOps and Agent Lightning flatten a call, which they took over from it.
+
+Source: the GenAI semantic conventions up to 1.36; ``opentelemetry-instrumentation-openai-v2`` 2.1;
+OpenLLMetry up to 0.5x; AgentOps 0.4.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.readers import chat
+from lightning_otel.adapter.readers.flat import known, loaded, rows
+from lightning_otel.types import Span
+
+_SYSTEM: Final = "gen_ai.system"
+_PROMPT: Final = "gen_ai.prompt"
+_COMPLETION: Final = "gen_ai.completion"
+_PROMPT_TOKENS: Final = "gen_ai.usage.prompt_tokens"
+_COMPLETION_TOKENS: Final = "gen_ai.usage.completion_tokens"
+_REQUEST_TYPES: Final = ("llm.request.type", "gen_ai.request.type")
+_FUNCTIONS: Final = ("llm.request.functions", "gen_ai.request.functions")
+
+MARKS = (_SYSTEM, *_REQUEST_TYPES, f"{_PROMPT}.0.role", _PROMPT_TOKENS)
+
+_OPERATIONS: Final = {
+    "chat": c.CHAT,
+    "completion": c.TEXT_COMPLETION,
+    "embedding": c.EMBEDDINGS,
+}
+_EVENTS: Final = {
+    "gen_ai.system.message": "system",
+    "gen_ai.user.message": "user",
+    "gen_ai.assistant.message": "assistant",
+    "gen_ai.tool.message": "tool",
+}
+_CHOICE_EVENT: Final = "gen_ai.choice"
+_EVENT_CONTENT: Final = "gen_ai.event.content"
+
+
+def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Operation, provider and usage under today's names, where those are not there."""
+    get = attributes.get
+    found: dict[str, Any] = {}
+    if c.OPERATION not in attributes:
+        asked = next((kind for key in _REQUEST_TYPES if (kind := get(key))), None)
+        operation = _OPERATIONS.get(str(asked))
+        if operation == c.TEXT_COMPLETION and f"{_PROMPT}.0.role" in attributes:
+            operation = c.CHAT
+        found[c.OPERATION] = operation or (c.CHAT if f"{_PROMPT}.0.role" in attributes else None)
+    system = get(_SYSTEM)
+    if c.PROVIDER not in attributes and isinstance(system, str):
+        found[c.PROVIDER] = system.lower()
+    for key, old in ((c.INPUT_TOKENS, _PROMPT_TOKENS), (c.OUTPUT_TOKENS, _COMPLETION_TOKENS)):
+        if key not in attributes:
+            found[key] = get(old)
+    reason = get(f"{_COMPLETION}.0.finish_reason")
+    if c.FINISH_REASONS not in attributes and isinstance(reason, str):
+        found[c.FINISH_REASONS] = [reason]
+    return known(found)
+
+
+def content(span: Span) -> dict[str, Any]:
+    """Messages and tools, where they are not told in today's form too."""
+    attributes = span.attributes
+    found: dict[str, Any] = {}
+    if c.INPUT_MESSAGES not in attributes and c.OUTPUT_MESSAGES not in attributes:
+        given, answered = _flattened(attributes)
+        if not given and not answered:
+            given, answered = _told(span)
+        if given:
+            found[c.INPUT_MESSAGES] = chat.dump(given)
+        if answered:
+            found[c.OUTPUT_MESSAGES] = chat.dump(answered)
+            if c.FINISH_REASONS not in attributes:
+                found[c.FINISH_REASONS] = chat.reasons(answered)
+    if c.TOOL_DEFINITIONS not in attributes:
+        for prefix in _FUNCTIONS:
+            if f"{prefix}.0.name" in attributes:
+                found[c.TOOL_DEFINITIONS] = chat.tools(map(_tool, rows(attributes, prefix)))
+    return known(found)
+
+
+def _flattened(attributes: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    given = [chat.said(_loaded(row), role="user") for row in rows(attributes, _PROMPT)]
+    answered = [
+        chat.said(_loaded(row), role="assistant", finish_reason=row.get("finish_reason"))
+        for row in rows(attributes, _COMPLETION)
+    ]
+    return given, answered
+
+
+def _loaded(row: dict[str, Any]) -> dict[str, Any]:
+    """A message whose list of parts is JSON text, with the list."""
+    text = row.get("content")
+    if isinstance(text, str) and text.startswith('[{"type"'):
+        parts = loaded(text)
+        return {**row, "content": parts} if isinstance(parts, list) else row
+    return row
+
+
+def _tool(row: dict[str, Any]) -> dict[str, Any]:
+    parameters = loaded(row.get("parameters"))
+    return {**row, "parameters": parameters} if parameters is not None else row
+
+
+def _told(span: Span) -> tuple[list[Any], list[Any]]:
+    """Messages told as events: the body as JSON in one attribute, or its fields as attributes."""
+    given, answered = [], []
+    for event in span.events:
+        held = loaded(event.attributes.get(_EVENT_CONTENT))
+        body = held if isinstance(held, Mapping) else event.attributes
+        if event.name in _EVENTS:
+            given.append(chat.said(body, role=_EVENTS[event.name]))
+        elif event.name == _CHOICE_EVENT:
+            answered += chat.answered([body])
+    return given, answered

@@ -1,0 +1,78 @@
+"""LiteLLM: the spans of its proxy and of its callback.
+
+It tells each call twice: as ``litellm_request`` in ``gen_ai.*``, where the ids of tool calls and
+whatever the server said of tokens are lost; and below it as ``raw_gen_ai_request``, which quotes
+the body as Python writes it, but of a stream holds nothing.
+
+Source: LiteLLM 1.109, ``integrations/opentelemetry.py``.
+"""
+
+import ast
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.readers import chat
+from lightning_otel.adapter.readers.flat import known, loaded, rows
+from lightning_otel.types import Span
+
+_CALL_ID: Final = "litellm.call_id"
+_STREAMING: Final = "llm.is_streaming"
+_RAW: Final = "llm."
+# A raw body's keys carry the provider's name.
+_PROVIDERS: Final = ("openai", "hosted_vllm", "azure", "openrouter", "vllm")
+
+MARKS = (_CALL_ID, _STREAMING, *(f"{_RAW}{provider}.choices" for provider in _PROVIDERS))
+
+
+def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing: the request's own span has today's keys, and the raw one would count it twice."""
+    return {}
+
+
+def content(span: Span) -> dict[str, Any]:
+    """The whole of a raw body; of a request the tool calls that its answer lacks."""
+    attributes = span.attributes
+    for provider in _PROVIDERS:
+        if f"{_RAW}{provider}.choices" in attributes:
+            return _raw(attributes, f"{_RAW}{provider}.")
+    held = loaded(attributes.get(c.OUTPUT_MESSAGES))
+    if not isinstance(held, list) or not held or held[0].get("parts"):
+        return {}
+    calls = [chat.said(row) for row in rows(attributes, "gen_ai.completion")]
+    parts = [part for call in calls for part in call["parts"]]
+    return {c.OUTPUT_MESSAGES: chat.dump([{**held[0], "parts": parts}, *held[1:]])} if parts else {}
+
+
+def _raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    body = {
+        name: _literal(attributes.get(prefix + name))
+        for name in ("choices", "messages", "tools", "usage", "prompt_token_ids")
+    }
+    choices = [each for each in body["choices"] or () if isinstance(each, Mapping)]
+    given = [each for each in body["messages"] or () if isinstance(each, Mapping)]
+    usage = body["usage"] if isinstance(body["usage"], Mapping) else {}
+    return known(
+        {
+            c.OPERATION: c.CHAT,
+            c.RESPONSE_ID: attributes.get(prefix + "id"),
+            c.RESPONSE_MODEL: attributes.get(prefix + "model"),
+            c.INPUT_TOKENS: usage.get("prompt_tokens"),
+            c.OUTPUT_TOKENS: usage.get("completion_tokens"),
+            c.FINISH_REASONS: chat.reasons(choices),
+            c.INPUT_MESSAGES: chat.dump([chat.said(item) for item in given]) if given else None,
+            c.OUTPUT_MESSAGES: chat.dump(chat.answered(choices)) if choices else None,
+            c.TOOL_DEFINITIONS: chat.tools(body["tools"] or ()),
+            **chat.choice_tokens(body),
+        }
+    )
+
+
+def _literal(text: object) -> Any:
+    """What a text of Python literals says; None where it is none."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None

@@ -1,0 +1,133 @@
+"""OpenInference: ``openinference.span.kind``, ``llm.*``, ``input.value`` and ``output.value``.
+
+Its calls hold the whole answer as JSON in ``output.value``, and so token ids and logprobs too.
+
+Source: ``openinference-semantic-conventions`` 0.1.42; ``openinference-instrumentation-openai``
+0.1.66.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.readers import chat
+from lightning_otel.adapter.readers.flat import known, loaded, rows
+from lightning_otel.types import Span
+
+_KIND: Final = "openinference.span.kind"
+_INPUT: Final = "input.value"
+_OUTPUT: Final = "output.value"
+_MODELS: Final = ("llm.model_name", "embedding.model_name")
+
+MARKS = (_KIND,)
+
+_OPERATIONS: Final = {
+    "LLM": c.CHAT,
+    "EMBEDDING": c.EMBEDDINGS,
+    "AGENT": c.INVOKE_AGENT,
+    "TOOL": c.EXECUTE_TOOL,
+}
+_KEYS: Final = {
+    c.INPUT_TOKENS: "llm.token_count.prompt",
+    c.OUTPUT_TOKENS: "llm.token_count.completion",
+    c.CACHED_TOKENS: "llm.token_count.prompt_details.cache_read",
+    c.REASONING_TOKENS: "llm.token_count.completion_details.reasoning",
+    c.CONVERSATION_ID: "session.id",
+    c.TOOL_NAME: "tool.name",
+    c.TOOL_CALL_ID: "tool_call.id",
+}
+# The id of an answer is a whole's first field; of a stream it comes after the choices, whose tool
+# calls have ids of another kind. Only the look-up by a reward's link rests on this.
+_ID: Final = re.compile(r'\A\{"id": ?"([^"]+)"|"id": ?"((?:chatcmpl|cmpl|resp|gen)[-_][^"]+)"')
+
+
+def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Operation, names, model, id and usage."""
+    get = attributes.get
+    kind = get(_KIND)
+    operation = _OPERATIONS.get(str(kind))
+    found: dict[str, Any] = {key: get(theirs) for key, theirs in _KEYS.items()}
+    if operation == c.CHAT and "llm.prompts.0.prompt.text" in attributes:
+        operation = c.TEXT_COMPLETION
+    found[c.OPERATION] = operation
+    # An agent of this convention may be named by its span alone.
+    found[c.AGENT_NAME] = get("agent.name") or (name if kind == "AGENT" else None)
+    if operation in c.CALL_OPERATIONS:
+        found[c.PROVIDER] = get("llm.provider") or get("llm.system")
+        found[c.RESPONSE_MODEL] = next((model for key in _MODELS if (model := get(key))), None)
+        output = get(_OUTPUT)
+        match = _ID.search(output) if isinstance(output, str) else None
+        found[c.RESPONSE_ID] = match and (match[1] or match[2])
+        reason = get("llm.finish_reason")
+        found[c.FINISH_REASONS] = [reason] if isinstance(reason, str) else None
+    elif kind == "TOOL":
+        found[c.TOOL_NAME] = found[c.TOOL_NAME] or name
+    return known(found)
+
+
+def content(span: Span) -> dict[str, Any]:
+    """Messages, tools and token ids of a call; arguments and result of a tool."""
+    attributes = span.attributes
+    kind = attributes.get(_KIND)
+    if kind == "TOOL":
+        return known(
+            {c.TOOL_ARGUMENTS: attributes.get(_INPUT), c.TOOL_RESULT: attributes.get(_OUTPUT)}
+        )
+    return _call(attributes) if kind == "LLM" else {}
+
+
+def _call(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    body = loaded(attributes.get(_OUTPUT))
+    body = body if isinstance(body, Mapping) else {}
+    choices = [each for each in body.get("choices") or () if isinstance(each, Mapping)]
+    found: dict[str, Any] = dict(chat.choice_tokens(body))
+    given = _messages(attributes, "llm.input_messages")
+    given = given or _texts(attributes, "user", "llm.prompts", "prompt")
+    answered = chat.answered(choices) if any("message" in each for each in choices) else []
+    answered = answered or _messages(attributes, "llm.output_messages", "assistant")
+    answered = answered or _texts(attributes, "assistant", "llm.choices", "completion")
+    if given:
+        found[c.INPUT_MESSAGES] = chat.dump(given)
+    if answered:
+        found[c.OUTPUT_MESSAGES] = chat.dump(answered)
+    found[c.RESPONSE_ID] = body["id"] if isinstance(body.get("id"), str) else None
+    found[c.FINISH_REASONS] = chat.reasons(choices)
+    schemas = [loaded(_held(row, "tool").get("json_schema")) for row in _rows(attributes)]
+    found[c.TOOL_DEFINITIONS] = chat.tools(schemas)
+    return known(found)
+
+
+def _rows(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return rows(attributes, "llm.tools")
+
+
+def _held(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    held = row.get(key)
+    return held if isinstance(held, Mapping) else {}
+
+
+def _messages(attributes: Mapping[str, Any], prefix: str, role: str = "user") -> list[Any]:
+    found = []
+    for row in rows(attributes, prefix):
+        item = dict(_held(row, "message"))
+        calls = item.get("tool_calls")
+        if isinstance(calls, list):
+            item["tool_calls"] = [_held(call, "tool_call") for call in calls if call]
+        parts = item.get("contents")
+        if isinstance(parts, list) and not item.get("content"):
+            item["content"] = [_part(_held(part, "message_content")) for part in parts if part]
+        found.append(chat.said(item, role=role))
+    return found
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a message's content; an image is three levels down."""
+    if part.get("type") == "image":
+        url = _held(_held(part, "image"), "image").get("url")
+        return {"type": "uri", "modality": "image", "uri": url}
+    return dict(part)
+
+
+def _texts(attributes: Mapping[str, Any], role: str, prefix: str, inner: str) -> list[Any]:
+    return chat.texts(role, [_held(row, inner).get("text") for row in rows(attributes, prefix)])

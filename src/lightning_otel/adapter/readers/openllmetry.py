@@ -1,0 +1,56 @@
+"""OpenLLMetry: ``traceloop.*`` around calls that are told in ``gen_ai.*``, today's or the old form.
+
+Source: ``opentelemetry-semantic-conventions-ai`` 0.5; ``traceloop-sdk`` 0.62.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.readers import chat
+from lightning_otel.adapter.readers.flat import loaded
+from lightning_otel.types import Span
+
+_KIND: Final = "traceloop.span.kind"
+_ENTITY: Final = "traceloop.entity.name"
+_INPUT: Final = "traceloop.entity.input"
+_OUTPUT: Final = "traceloop.entity.output"
+
+MARKS = (_KIND,)
+
+_OPERATIONS: Final = {
+    "agent": (c.INVOKE_AGENT, c.AGENT_NAME),
+    "tool": (c.EXECUTE_TOOL, c.TOOL_NAME),
+}
+
+
+def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What agents and tools are, and their names."""
+    operation, key = _OPERATIONS.get(str(attributes.get(_KIND)), (None, ""))
+    if operation is None:
+        return {}
+    entity = attributes.get(_ENTITY)
+    named = {key: entity} if isinstance(entity, str) and entity else {}
+    return {c.OPERATION: operation, **named}
+
+
+def content(span: Span) -> dict[str, Any]:
+    """A tool's arguments and result."""
+    get = span.attributes.get
+    if get(_KIND) != "tool":
+        return {}
+    return called(get(_INPUT), get(_OUTPUT))
+
+
+def called(given: object, result: object) -> dict[str, Any]:
+    """A function call told as ``{"args": …, "kwargs": …}``, and what it gave, both JSON text."""
+    found: dict[str, Any] = {}
+    arguments = loaded(given)
+    if isinstance(arguments, Mapping):
+        named = arguments.get("kwargs")
+        is_plain = isinstance(named, Mapping) and not arguments.get("args")
+        found[c.TOOL_ARGUMENTS] = chat.dump(named if is_plain else arguments)
+    if isinstance(result, str):
+        told = loaded(result)
+        found[c.TOOL_RESULT] = told if isinstance(told, str) else result
+    return found
