@@ -23,7 +23,11 @@ log = logging.getLogger(__name__)
 
 INSTRUMENTORS: Mapping[str, str] = {
     "openai": "lightning_otel.instrumentors.openai:OpenAIInstrumentor",
+    "langchain_core": "lightning_otel.instrumentors.langchain:LangChainInstrumentor",
+    "autogen_core": "lightning_otel.instrumentors.autogen:AutoGenInstrumentor",
+    "agents": "lightning_otel.instrumentors.openai_agents:OpenAIAgentsInstrumentor",
     "crewai": "lightning_otel.instrumentors.crewai:CrewAIInstrumentor",
+    "autogen": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
 }
 """The library each instrumentor needs, and where it stands."""
 
