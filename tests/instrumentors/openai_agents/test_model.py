@@ -1,0 +1,309 @@
+"""A request to a model is one call, whoever sends it, and however many models hand it on."""
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+
+import lightning_otel
+from lightning_otel import Store, auto_trace
+from lightning_otel import conventions as c
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.tracing import Recording
+from lightning_otel.types import Span
+
+from .conftest import agents, client_of, model_calls, named, tree
+
+CALL = ("chat toy", ())
+
+
+@agents.function_tool  # type: ignore[untyped-decorator]  # of a module imported if it is there
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def said(span: Span, key: str = c.OUTPUT_MESSAGES) -> Any:
+    """Messages of a call."""
+    return json.loads(span.attributes[key])
+
+
+def scripted(*steps: Any, **options: Any) -> Any:
+    """The SDK's own model without a server."""
+    return agents.testing.ScriptedModel(list(steps), **options)
+
+
+def step(*output: Any, **fields: Any) -> Any:
+    """An answer with its usage."""
+    usage = agents.Usage(requests=1, input_tokens=11, output_tokens=7, total_tokens=18)
+    return agents.testing.model.ModelStep(output=list(output), usage=usage, **fields)
+
+
+TEXT = agents.testing.model.assistant_message
+ASKS = agents.testing.model.function_call
+
+
+async def ask(agent: Any, asked: str, *, is_stream: bool) -> Any:
+    """What the agent says."""
+    if not is_stream:
+        return (await agents.Runner.run(agent, asked)).final_output
+    result = agents.Runner.run_streamed(agent, asked)
+    async for _ in result.stream_events():
+        pass
+    return result.final_output
+
+
+@pytest.mark.parametrize("emits_traces", [False, True])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_model_without_a_client_is_a_call_all_the_same(
+    store: Store, *, is_stream: bool, emits_traces: bool
+) -> None:
+    """With what the SDK knows: messages, tools, settings, usage, finish reason, response id."""
+    model = scripted(
+        step(ASKS("add", {"a": 3, "b": 4}, call_id="call-1"), response_id="resp-1"),
+        step(TEXT("It is 7."), response_id="resp-2"),
+        emit_traces=emits_traces,
+    )
+    agent = agents.Agent(
+        name="math",
+        instructions="Add.",
+        model=model,
+        tools=[add],
+        model_settings=agents.ModelSettings(temperature=0.5, max_tokens=9),
+    )
+
+    with auto_trace(store=store) as recording:
+        assert asyncio.run(ask(agent, "3 and 4?", is_stream=is_stream)) == "It is 7."
+
+    ((_, (flow,)),) = (tree(recording),)
+    assert flow[1] == (
+        ("invoke_agent math", (("chat", ()), ("execute_tool add", ()), ("chat", ()))),
+    )
+    first, second = model_calls(recording)
+    assert (first.kind, first.status) == ("CLIENT", "UNSET")
+    assert first.attributes[c.REQUEST_TEMPERATURE] == 0.5
+    assert first.attributes[c.REQUEST_MAX_TOKENS] == 9
+    assert (first.attributes[c.INPUT_TOKENS], first.attributes[c.OUTPUT_TOKENS]) == (11, 7)
+    assert [span.attributes[c.FINISH_REASONS] for span in (first, second)] == [
+        ["tool_calls"],
+        ["stop"],
+    ]
+    assert [span.attributes[c.RESPONSE_ID] for span in (first, second)] == ["resp-1", "resp-2"]
+    assert said(first, c.SYSTEM_INSTRUCTIONS) == [{"type": "text", "content": "Add."}]
+    (tool,) = said(first, c.TOOL_DEFINITIONS)
+    assert (tool["name"], tool["description"]) == ("add", "Add two numbers.")
+    assert tool["parameters"]["required"] == ["a", "b"]
+    call = {"type": "tool_call", "id": "call-1", "name": "add", "arguments": {"a": 3, "b": 4}}
+    assert said(first)[0]["parts"] == [call]
+    assert said(second, c.INPUT_MESSAGES) == [
+        {"role": "user", "parts": [{"type": "text", "content": "3 and 4?"}]},
+        {"role": "assistant", "parts": [call]},
+        {
+            "role": "tool",
+            "parts": [{"type": "tool_call_response", "id": "call-1", "response": "7"}],
+        },
+    ]
+    assert said(second) == [
+        {
+            "role": "assistant",
+            "parts": [{"type": "text", "content": "It is 7."}],
+            "finish_reason": "stop",
+        }
+    ]
+    (path,) = recording.trajectories()
+    assert [(step.agent, step.finish_reason) for step in path.transitions] == [
+        ("math", "tool_calls"),
+        ("math", "stop"),
+    ]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_model_that_raises_is_a_failed_call(store: Store, *, is_stream: bool) -> None:
+    """And the program gets its exception, the very object."""
+    error = RuntimeError("no such weights")
+    failing = scripted(agents.testing.model.ModelStep.raise_error(error))
+
+    with auto_trace(store=store) as recording, pytest.raises(RuntimeError) as raised:
+        asyncio.run(ask(agents.Agent(name="a", model=failing), "x", is_stream=is_stream))
+
+    assert raised.value is error
+    (call,) = model_calls(recording)
+    assert (call.status, call.status_message) == ("ERROR", "no such weights")
+    assert call.attributes[c.ERROR_TYPE] == "RuntimeError"
+    tree(recording)
+
+
+class Handing(agents.Model):  # type: ignore[misc]  # of a module imported if it is there
+    """Hands every request on to others, one after the other, and gives the last one's answer."""
+
+    def __init__(self, *others: Any) -> None:
+        self.others = others
+
+    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
+        """The last one's."""
+        for other in self.others:
+            response = await other.get_response(*args, **kwargs)
+        return response
+
+    async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """The last one's."""
+        for other in self.others[:-1]:
+            async for _ in other.stream_response(*args, **kwargs):
+                pass
+        async for event in self.others[-1].stream_response(*args, **kwargs):
+            yield event
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_model_that_hands_on_makes_no_call_of_its_own(
+    store: Store, server: DemoServer, model: Any, *, count: int, is_stream: bool
+) -> None:
+    """One for each request, beside each other under the agent."""
+    handing = Handing(*[model] * count)
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(ask(agents.Agent(name="a", model=handing), "hello", is_stream=is_stream))
+
+    assert len(server.log) == count
+    ((_, (flow,)),) = (tree(recording),)
+    assert flow[1] == (("invoke_agent a", (CALL,) * count),)
+    found = [span.attributes[c.RESPONSE_ID] for span in model_calls(recording)]
+    assert found == [exchange.response_id for exchange in server.log]
+
+
+class Thinking(agents.Model):  # type: ignore[misc]  # as above
+    """Tells the SDK nothing, and does things of its own on the way."""
+
+    model = "thinker"
+
+    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
+        """An echo."""
+        with trace.get_tracer("the program").start_as_current_span("by hand"):
+            await asyncio.sleep(0)
+        with lightning_otel.operation("marked"):
+            await asyncio.sleep(0)
+        return agents.ModelResponse(output=[TEXT("yes")], usage=agents.Usage(), response_id=None)
+
+    async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Two events."""
+        for _ in range(2):
+            with lightning_otel.operation("marked"):
+                await asyncio.sleep(0)
+            yield agents.testing.model.assistant_message("x")
+
+
+def test_model_runs_within_its_call(store: Store) -> None:
+    """What it does on its way stands in the call; it has a name, and no usage it did not say."""
+    with auto_trace(store=store) as recording:
+        asyncio.run(ask(agents.Agent(name="a", model=Thinking()), "x", is_stream=False))
+
+    ((_, (flow,)),) = (tree(recording),)
+    within = (("by hand", ()), (c.SPAN_OPERATION, ()))
+    assert flow[1] == (("invoke_agent a", (("chat thinker", within),)),)
+    (call,) = model_calls(recording)
+    assert c.INPUT_TOKENS not in call.attributes
+    assert c.RESPONSE_ID not in call.attributes
+
+
+def test_model_stream_left_early_is_abandoned(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the program does between two events is not in the call; closed elsewhere, it ends."""
+
+    async def close(stream: Any) -> None:
+        await stream.aclose()
+
+    async def work() -> None:
+        await ask(agents.Agent(name="a", model=scripted(step(TEXT("x")))), "x", is_stream=False)
+        stream = Thinking().stream_response(None, "asked")
+        await anext(stream)
+        trace.get_tracer("the program").start_span("between").end()
+        await asyncio.create_task(close(stream))
+        dropped = Thinking().stream_response(None, "asked")
+        await anext(dropped)
+        del dropped
+        gc.collect()
+        await asyncio.sleep(0.01)
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(work())
+
+    calls = named(recording, "chat thinker")
+    assert [span.attributes.get(c.ABANDONED) for span in calls] == [True, True]
+    assert all(span.end_ns is not None for span in calls)
+    (between,) = named(recording, "between")
+    (root,) = named(recording, c.SPAN_ROLLOUT)
+    assert between.parent_span_id == root.span_id
+    assert "detach" not in caplog.text
+
+
+def hand_made(recording: Recording) -> Span:
+    """The only call."""
+    (call,) = model_calls(recording)
+    return call
+
+
+def test_generation_span_of_the_program_is_a_call(store: Store) -> None:
+    """Of a model the SDK knows nothing of, as the program describes it."""
+    with (
+        auto_trace(store=store) as recording,
+        agents.trace("flow"),
+        agents.generation_span(
+            input=[{"role": "user", "content": "hi"}],
+            output=[
+                {
+                    "role": "assistant",
+                    "content": "ho",
+                    "tool_calls": [
+                        {
+                            "id": "1",
+                            "type": "function",
+                            "function": {"name": "f", "arguments": "{}"},
+                        }
+                    ],
+                }
+            ],
+            model="mine",
+            usage={"input_tokens": 3, "output_tokens": 2},
+        ),
+    ):
+        trace.get_tracer("the program").start_span("by hand").end()
+
+    call = hand_made(recording)
+    assert call.name == "chat mine"
+    assert (call.attributes[c.INPUT_TOKENS], call.attributes[c.OUTPUT_TOKENS]) == (3, 2)
+    assert call.attributes[c.FINISH_REASONS] == ["tool_calls"]
+    assert said(call, c.INPUT_MESSAGES) == [
+        {"role": "user", "parts": [{"type": "text", "content": "hi"}]}
+    ]
+    assert said(call)[0]["parts"] == [
+        {"type": "text", "content": "ho"},
+        {"type": "tool_call", "id": "1", "name": "f", "arguments": {}},
+    ]
+    (by_hand,) = named(recording, "by hand")
+    assert by_hand.parent_span_id == call.span_id
+
+
+def test_generation_span_around_a_client_is_the_clients_call(
+    store: Store, server: DemoServer
+) -> None:
+    """One call for one request, with the client's payload."""
+
+    async def work() -> None:
+        with agents.trace("flow"), agents.generation_span(model="told"):
+            await client_of(server.base_url).chat.completions.create(
+                model="toy", messages=[{"role": "user", "content": "hi"}]
+            )
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(work())
+
+    call = hand_made(recording)
+    assert call.name == "chat toy"
+    assert call.attributes[c.RESPONSE_ID] == server.log[0].response_id
+    assert tree(recording)[1] == (("invoke_workflow flow", (CALL,)),)
