@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from lightning_otel import Span, Store, auto_trace, context, emit_action, emit_message, emit_reward
+from lightning_otel import (
+    Span,
+    Store,
+    auto_trace,
+    context,
+    emit_action,
+    emit_message,
+    emit_reward,
+    emit_span,
+)
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError
 from lightning_otel.tracing import Recording
@@ -215,7 +224,7 @@ print(here, len(recording.spans()), len(store.spans(rollout_id=recording.rollout
 
 
 def test_forked_child_reads_the_recording_from_the_store(tmp_path: Path) -> None:
-    """A child's recording is what the store holds; the parent's its own until it asks for all."""
+    """A child's recording is what the store holds, and so is the parent's, read from segments."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FORKED)],
         cwd=tmp_path,
@@ -227,5 +236,101 @@ def test_forked_child_reads_the_recording_from_the_store(tmp_path: Path) -> None
 
     in_child, counts = done.stdout.splitlines()
     assert in_child == str(sorted([c.SPAN_ROLLOUT, c.SPAN_MESSAGE, c.SPAN_MESSAGE]))
-    assert counts == "2 3 3"
+    assert counts == "3 3 3"
     assert done.stderr == ""
+
+
+TARGETS = ("rollout_id", "span_id", "response_id")
+
+
+def recorded_call(store: Store) -> tuple[Recording, dict[str, str]]:
+    """A finished recording of one call, and what a reward may name of it."""
+    message = '[{"role":"user","parts":[{"type":"text","content":"hi"}]}]'
+    call = {
+        c.OPERATION: "chat",
+        c.RESPONSE_ID: "chatcmpl-1",
+        c.INPUT_MESSAGES: message,
+        c.OUTPUT_MESSAGES: message.replace("user", "assistant"),
+    }
+    with auto_trace(store=store) as recording:
+        span_id = emit_span("chat m", metadata=call)
+    assert span_id is not None
+    targets = {
+        "rollout_id": recording.rollout_id,
+        "span_id": span_id,
+        "response_id": "chatcmpl-1",
+    }
+    return recording, targets
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_recording_has_rewards_given_in_another_rollout(store: Store, name: str) -> None:
+    """A reward that a later rollout of the process gives is among its spans, not the other's."""
+    recording, targets = recorded_call(store)
+
+    with auto_trace(store=store) as judge:
+        emit_reward(0.5, **{name: targets[name]})
+
+    assert names(recording) == [c.SPAN_ROLLOUT, "chat m", c.SPAN_ANNOTATION]
+    assert names(judge) == [c.SPAN_ROLLOUT]
+    for each in (recording, judge):
+        assert each.spans() == store.spans(rollout_id=each.rollout_id).rows()
+    (trajectory,) = recording.trajectories()
+    assert [step.reward for step in trajectory.transitions] == [0.5]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_recording_has_rewards_of_other_processes(store: Store, name: str) -> None:
+    """So is one that another process gives, while its segment is live and once it is settled."""
+    recording, targets = recorded_call(store)
+    script = (
+        "import sys; from lightning_otel import Store, emit_reward, auto_trace\n"
+        "with auto_trace(store=Store(sys.argv[1])): emit_reward(2.0, **{sys.argv[2]: sys.argv[3]})"
+    )
+
+    subprocess.run([sys.executable, "-c", script, store.name, name, targets[name]], check=True)
+
+    live = recording.spans()
+    assert [span.name for span in live] == [c.SPAN_ROLLOUT, "chat m", c.SPAN_ANNOTATION]
+    assert live == store.spans(rollout_id=recording.rollout_id).rows()
+    store.settle()
+    assert recording.spans() == live
+
+
+def test_recording_has_what_a_child_process_records_for_its_rollout(store: Store) -> None:
+    """Spans that another process records under the same ids are its own too."""
+    with auto_trace(store=store) as recording:
+        script = (
+            "import sys; from lightning_otel import Store, emit_message, auto_trace\n"
+            "with auto_trace(store=Store(sys.argv[1]), rollout_id=sys.argv[2]): emit_message('hi')"
+        )
+        subprocess.run([sys.executable, "-c", script, store.name, recording.rollout_id], check=True)
+
+    assert names(recording) == [c.SPAN_ROLLOUT, c.SPAN_ROLLOUT, c.SPAN_MESSAGE]
+
+
+def test_reward_within_for_an_older_response_leaves_the_recording(store: Store) -> None:
+    """What a recording gives to something recorded before it began is not its own."""
+    older, targets = recorded_call(store)
+
+    with auto_trace(store=store) as recording:
+        emit_action("judge", "good")
+        emit_reward(1.0, response_id=targets["response_id"])
+        emit_reward(0.5)
+        emit_reward(0.1, response_id="chatcmpl-unknown")
+
+    rewards = [span.attributes.get(c.REWARD_VALUE) for span in recording.spans()]
+    assert rewards == [None, None, 0.5, 0.1]
+    assert [span.attributes.get(c.REWARD_VALUE) for span in older.spans()] == [None, None, 1.0]
+
+
+def test_part_has_the_rewards_linked_to_it(store: Store) -> None:
+    """A nested recording has the rewards that name something of it, and no others."""
+    with auto_trace(store=store) as outer:
+        with auto_trace() as part:
+            span_id = emit_action("think", "aloud")
+        emit_reward(0.5, span_id=span_id)
+        emit_reward(0.1)
+
+    assert names(part) == [c.SPAN_ROLLOUT, c.SPAN_ACTION, c.SPAN_ANNOTATION]
+    assert len(outer.spans()) == 5

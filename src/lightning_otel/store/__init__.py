@@ -6,7 +6,9 @@ here are imported when they are used, so that the traced process pays for none o
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
@@ -118,11 +120,13 @@ class Store:
         Raises:
             QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.
         """
-        from lightning_otel.store.table import Query, Table, check_read_only
+        from lightning_otel.store.table import Query, Table, add_views, check_read_only
 
-        con = self.connect()
+        con = self.source.connect(("spans",))
         check_read_only(con, query)
-        found = Query(con, query, list(parameters))
+        with self._reading():
+            add_views(con, query)
+        found = Query(con, query, list(parameters), data=self._data)
         found.take(lambda relation: relation.columns)
         return Table(lambda: found, found.dicts, "rows")
 
@@ -130,9 +134,11 @@ class Store:
         """Spans in order of their start.
 
         Args:
-            rollout_id: Only this rollout's.
+            rollout_id: Only this rollout's: with the rewards given to it elsewhere or later, and
+                without those given here to another.
             trace_id: Only this trace's.
         """
+        from lightning_otel.store.batches import whole
         from lightning_otel.store.source import Selection
         from lightning_otel.store.table import Query, Table
 
@@ -143,7 +149,7 @@ class Store:
         )
 
         def query() -> Query:
-            return self.source.fetch(selection)
+            return self.source.fetch(whole(self.source, selection) if rollout_id else selection)
 
         return Table(query, lambda: map(span_of, query().dicts()), "spans")
 
@@ -201,6 +207,7 @@ class Store:
 
         Raises:
             StoreMissingError: There is no store.
+            StoreError: A settled file that must be looked into is damaged; nothing is lost.
         """
         from lightning_otel.store.settle import Settled, settle
         from lightning_otel.store.source import ensure_catalogue
@@ -209,7 +216,8 @@ class Store:
             return Settled()
         self.layout.require()
         ensure_catalogue(self.layout)
-        return settle(self.layout)
+        with self._reading():
+            return settle(self.layout)
 
     def pack(self, path: str | os.PathLike[str]) -> int:
         """Write everything into one self-contained DuckDB database with real tables.
@@ -222,8 +230,8 @@ class Store:
         """
         from lightning_otel.store.pack import pack
 
-        with self.connect() as con:
-            return pack(con, path)
+        with self.source.connect(("spans",)) as con:
+            return pack(con, path, self.layout)
 
     def find(self, prefix: str) -> tuple[str, str]:
         """The one rollout, trace, span or response whose id begins with a prefix; ``@last`` works.
@@ -234,15 +242,28 @@ class Store:
         Raises:
             NotFoundError: None does, or several do.
         """
-        from lightning_otel.store.find import find
+        from lightning_otel.store.find import LAST, find
 
-        return find(self.connect(), prefix)
+        con = self.source.connect(("spans", "rollouts") if prefix == LAST else ("spans",))
+        with self._reading():
+            return find(con, prefix)
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
         """The rollout that a found trace, span or response belongs to."""
         from lightning_otel.store.find import rollout_of
 
-        return rollout_of(self.connect(), noun, whole_id)
+        con = self.source.connect(("spans",))
+        with self._reading():
+            return rollout_of(con, noun, whole_id)
+
+    @property
+    def _data(self) -> Path | None:
+        return self.layout.data if self.layout is not None else None
+
+    def _reading(self) -> AbstractContextManager[None]:
+        from lightning_otel.store.damage import reading
+
+        return reading(self.layout)
 
     def _adapt(self, adapter: TripletAdapter, rollout_id: str | None) -> Iterator[Adaptation]:
         from lightning_otel.store.batches import batches

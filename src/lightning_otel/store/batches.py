@@ -1,10 +1,12 @@
 """Spans in batches of whole rollouts, each reward with the rollout it judges, in bounded memory."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from lightning_otel.store.damage import reading
 from lightning_otel.store.schema import span_of
-from lightning_otel.store.source import Selection, SpanSource
+from lightning_otel.store.source import Selection, SpanName, SpanSource
 from lightning_otel.store.views import HOMES, ROLLOUT
 from lightning_otel.types import Span
 
@@ -17,7 +19,7 @@ BATCH_SPANS: Final = 20_000
 class _Moved(NamedTuple):
     """A reward that was recorded in another rollout than the one it judges."""
 
-    name: tuple[str, str]
+    name: SpanName
     own_rollout: str
     start_ns: int
 
@@ -31,37 +33,47 @@ def batches(source: SpanSource, rollout_id: str | None = None) -> Iterator[Itera
         source: Where the spans are.
         rollout_id: Only this rollout's.
     """
-    con = source.connect()
-    con.execute(
-        f"CREATE TEMP TABLE moved AS WITH {HOMES} "
-        "SELECT * FROM homes WHERE home_rollout <> own_rollout"
-    )
-    for selection in _selections(con, rollout_id):
-        left = _moved(con, "own_rollout", selection)
-        arrived = _moved(con, "home_rollout", selection)
-        yield _spans(source, selection, left, arrived)
+    con = _with_moved(source)
+    for selection in _selections(source, con, rollout_id):
+        yield map(span_of, source.fetch(_complete(con, selection)).dicts())
 
 
-def _spans(
-    source: SpanSource, selection: Selection, left: list[_Moved], arrived: list[_Moved]
-) -> Iterator[Span]:
-    """The selection's spans, without rewards that left its rollouts, with those that arrived."""
-    names = {reward.name for reward in left}
-    for span in map(span_of, source.fetch(selection).dicts()):
-        if not names or (span.trace_id, span.span_id) not in names:
-            yield span
+def whole(source: SpanSource, selection: Selection) -> Selection:
+    """The selection of whole rollouts that has each reward with the rollout it judges.
+
+    Args:
+        source: Where the spans are.
+        selection: Names the rollouts.
+    """
+    return _complete(_with_moved(source), selection)
+
+
+def _with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
+    """A connection whose table ``moved`` holds the rewards that go to another rollout."""
+    con = source.connect(("spans",))
+    with reading(source.layout):
+        con.execute(
+            f"CREATE TEMP TABLE moved AS WITH {HOMES} "
+            "SELECT * FROM homes WHERE home_rollout <> own_rollout"
+        )
+    return con
+
+
+def _complete(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Selection:
+    """The selection without rewards that left its rollouts, and with those that arrived."""
+    left = _moved(con, "own_rollout", selection)
+    arrived = _moved(con, "home_rollout", selection)
     if not arrived:
-        return
-    names = {reward.name for reward in arrived}
+        return replace(selection, without=[reward.name for reward in left])
     times = [reward.start_ns for reward in arrived]
-    apart = Selection(
+    also = Selection(
         rollout_ids=sorted({reward.own_rollout for reward in arrived}),
+        trace_ids=selection.trace_ids,
         since_ns=min(times),
         until_ns=max(times),
+        only=[reward.name for reward in arrived],
     )
-    for span in map(span_of, source.fetch(apart).dicts()):
-        if (span.trace_id, span.span_id) in names:
-            yield span
+    return replace(selection, without=[reward.name for reward in left], also=also)
 
 
 def _moved(con: "duckdb.DuckDBPyConnection", column: str, selection: Selection) -> list[_Moved]:
@@ -73,14 +85,17 @@ def _moved(con: "duckdb.DuckDBPyConnection", column: str, selection: Selection) 
     return [_Moved((trace_id, span_id), own, start_ns) for trace_id, span_id, own, start_ns in rows]
 
 
-def _selections(con: "duckdb.DuckDBPyConnection", rollout_id: str | None) -> Iterator[Selection]:
+def _selections(
+    source: SpanSource, con: "duckdb.DuckDBPyConnection", rollout_id: str | None
+) -> Iterator[Selection]:
     """Whole rollouts until they hold enough spans, with the time they lie in."""
     where = f"WHERE {ROLLOUT} = ?" if rollout_id else ""
-    rows = con.execute(
-        f"SELECT {ROLLOUT}, count(*), min(start_ns), max(start_ns) "
-        f"FROM spans ANTI JOIN moved USING (trace_id, span_id) {where} GROUP BY 1 ORDER BY 3, 1",
-        [rollout_id] if rollout_id else [],
-    ).fetchall()
+    with reading(source.layout):
+        rows = con.execute(
+            f"SELECT {ROLLOUT}, count(*), min(start_ns), max(start_ns) FROM spans "
+            f"ANTI JOIN moved USING (trace_id, span_id) {where} GROUP BY 1 ORDER BY 3, 1",
+            [rollout_id] if rollout_id else [],
+        ).fetchall()
     ids: list[str] = []
     spans, low, high = 0, 0, 0
     for name, count, first, last in rows:

@@ -15,6 +15,8 @@ _COLUMNS = {
     "response": "response_id",
 }
 _SHOWN = 5
+LAST = "@last"
+"""Stands for the rollout that began last; the view ``rollouts`` is read for it."""
 
 
 def rollout_of(con: "duckdb.DuckDBPyConnection", noun: str, whole_id: str) -> str:
@@ -34,7 +36,7 @@ def find(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
     Raises:
         NotFoundError: Nothing has such an id, or several have.
     """
-    if prefix == "@last":
+    if prefix == LAST:
         # Not the newest span's: that may be a reward for an older rollout, in a trace of its own.
         row = con.execute(
             "SELECT rollout_id FROM rollouts ORDER BY start_ns DESC LIMIT 1"

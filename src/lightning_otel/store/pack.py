@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_otel.errors import StoreError
+from lightning_otel.store.damage import damage_of
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.views import derived_view_statements, quoted
 
@@ -13,8 +15,15 @@ if TYPE_CHECKING:
     import duckdb
 
 
-def pack(con: "duckdb.DuckDBPyConnection", path: str | os.PathLike[str]) -> int:
+def pack(
+    con: "duckdb.DuckDBPyConnection", path: str | os.PathLike[str], layout: Layout | None = None
+) -> int:
     """Write the spans visible on a connection into a new database, with the views over them.
+
+    Args:
+        con: The connection.
+        path: The new database.
+        layout: Where the spans come from, to name a damaged file.
 
     Returns:
         The number of spans written.
@@ -35,7 +44,12 @@ def pack(con: "duckdb.DuckDBPyConnection", path: str | os.PathLike[str]) -> int:
             made.chmod(0o600)
             os.replace(made, final)
     except (duckdb.Error, OSError) as exc:
-        raise StoreError(f"cannot write {final}: {exc}; name a writable place with room") from exc
+        damage = None
+        if layout is not None and isinstance(exc, duckdb.Error):
+            damage = damage_of(exc, layout.data)
+        raise damage or StoreError(
+            f"cannot write {final}: {exc}; name a writable place with room"
+        ) from exc
     return count
 
 

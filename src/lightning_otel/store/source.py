@@ -5,13 +5,14 @@ import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lightning_otel.errors import StoreError
 from lightning_otel.store import views
+from lightning_otel.store.damage import damage_of
 from lightning_otel.store.layout import EMPTY_DATA, Layout, now_us, write_private
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.table import Query
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STAMP: Final = "catalogue.stamp"
+_SELECT: Final = f"SELECT {', '.join(COLUMNS)} FROM spans"
+
+SpanName = tuple[str, str]
+"""Trace and span id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,9 @@ class Selection:
         trace_ids: Whole ids.
         since_ns: Spans that start at this time or later.
         until_ns: Spans that start at this time or earlier.
+        only: Names of the spans wanted.
+        without: Names of spans not wanted.
+        also: What is fetched besides.
         is_ordered: Whether order matters; sorting wide rows costs more than reading them.
     """
 
@@ -41,16 +49,32 @@ class Selection:
     trace_ids: Sequence[str] = ()
     since_ns: int | None = None
     until_ns: int | None = None
+    only: Sequence[SpanName] = ()
+    without: Sequence[SpanName] = ()
+    also: "Selection | None" = None
     is_ordered: bool = False
 
-    def where(self) -> tuple[str, list[Any]]:
-        """The selection as a SQL condition and its parameters."""
+    def query(self) -> tuple[str, list[Any]]:
+        """The selection as a SQL query and its parameters."""
+        parts = [self] if self.also is None else [self, self.also]
+        found = [part._where() for part in parts]
+        # Not one condition with OR: that would keep DuckDB from leaving out whole row groups.
+        text = " UNION ALL ".join(f"{_SELECT} WHERE {where}" for where, _ in found)
+        if self.is_ordered:
+            text = f"SELECT * FROM ({text}) ORDER BY start_ns, process, sequence"
+        return text, [value for _, values in found for value in values]
+
+    def _where(self) -> tuple[str, list[Any]]:
         terms: list[str] = ["true"]
         values: list[Any] = []
         for column, ids in ((views.ROLLOUT, self.rollout_ids), ("trace_id", self.trace_ids)):
             if ids:
                 terms.append(f"{column} IN (SELECT unnest(?))")
                 values.append(list(ids))
+        for word, names in (("IN", self.only), ("NOT IN", self.without)):
+            if names:
+                terms.append(f"(trace_id, span_id) {word} (SELECT unnest(?), unnest(?))")
+                values += [list(ids) for ids in zip(*names, strict=True)]
         if self.since_ns is not None:
             terms.append("start_ns >= ?")
             values.append(self.since_ns)
@@ -63,11 +87,15 @@ class Selection:
 class SpanSource(Protocol):
     """An engine that holds spans."""
 
+    @property
+    def layout(self) -> Layout | None:
+        """Its paths, where it keeps files on this machine."""
+
     def fetch(self, selection: Selection) -> Query:
         """The selected spans, Arrow-capable, with the store's columns."""
 
-    def connect(self) -> "duckdb.DuckDBPyConnection":
-        """A connection of one's own in which the four views stand."""
+    def connect(self, names: Collection[str] = views.NAMES) -> "duckdb.DuckDBPyConnection":
+        """A connection of one's own in which the views named stand, ``spans`` always."""
 
     def writer(self) -> SpanWriter:
         """This process's writer into the engine."""
@@ -79,7 +107,7 @@ class LocalSource:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
-    def connect(self) -> "duckdb.DuckDBPyConnection":
+    def connect(self, names: Collection[str] = views.NAMES) -> "duckdb.DuckDBPyConnection":
         """An in-memory DuckDB over the files.
 
         Raises:
@@ -87,15 +115,6 @@ class LocalSource:
             StoreVersionError: A newer version wrote it.
             StoreError: It cannot be read.
         """
-        return self._opened(views.view_statements)
-
-    def fetch(self, selection: Selection) -> Query:
-        """The selected spans."""
-        return _selected(self._opened(views.spans_statements), selection)
-
-    def _opened(
-        self, statements: Callable[[Layout, Iterable[str]], Iterable[str]]
-    ) -> "duckdb.DuckDBPyConnection":
         import duckdb
 
         self.layout.require()
@@ -103,21 +122,21 @@ class LocalSource:
         ensure_catalogue(self.layout)
         con = new_connection()
         try:
-            for statement in statements(self.layout, settled):
+            for statement in views.view_statements(self.layout, settled, names):
                 con.execute(statement)
         except duckdb.Error as exc:
-            raise StoreError(f"cannot read {self.layout.catalogue}: {exc}") from exc
+            raise damage_of(exc, self.layout.data) or StoreError(
+                f"cannot read {self.layout.catalogue}: {exc}; see: lightning-otel doctor"
+            ) from exc
         return con
+
+    def fetch(self, selection: Selection) -> Query:
+        """The selected spans."""
+        return Query(self.connect(("spans",)), *selection.query(), data=self.layout.data)
 
     def writer(self) -> SpanWriter:
         """This process's writer of the store, made if it is not there."""
         return writer_for(self.layout)
-
-
-def _selected(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Query:
-    where, values = selection.where()
-    order = "ORDER BY start_ns, process, sequence" if selection.is_ordered else ""
-    return Query(con, f"SELECT {', '.join(COLUMNS)} FROM spans WHERE {where} {order}", values)
 
 
 def new_connection(path: str = ":memory:") -> "duckdb.DuckDBPyConnection":
@@ -205,9 +224,10 @@ class MemorySource:
     """Spans kept in this process and gone with it, for tests and short looks."""
 
     def __init__(self) -> None:
+        self.layout = None
         self._writer = SpanWriter(None)
 
-    def connect(self) -> "duckdb.DuckDBPyConnection":
+    def connect(self, names: Collection[str] = views.NAMES) -> "duckdb.DuckDBPyConnection":
         """An in-memory DuckDB with the spans recorded so far."""
         con = new_connection()
         with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
@@ -217,13 +237,13 @@ class MemorySource:
             _write_empty_data(con, layout)
             (layout.live / "memory.ndjson").write_bytes(b"".join(self._writer.lines))
             con.execute(f"CREATE TABLE spans AS {views.spans_query(layout)}")
-        for statement in views.derived_view_statements():
+        for statement in views.derived_view_statements(names):
             con.execute(statement)
         return con
 
     def fetch(self, selection: Selection) -> Query:
         """The selected spans."""
-        return _selected(self.connect(), selection)
+        return Query(self.connect(("spans",)), *selection.query())
 
     def writer(self) -> SpanWriter:
         """The writer all recordings into this source share."""

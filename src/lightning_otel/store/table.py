@@ -9,12 +9,14 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import orjson
 
 from lightning_otel.errors import ConfigError, QueryError, StoreError
-from lightning_otel.store.views import quoted
+from lightning_otel.store.damage import damage_of
+from lightning_otel.store.views import NAMES, derived_view_statements, quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -28,11 +30,25 @@ class Query:
     """One SELECT on a connection of its own: Arrow for whoever reads that, rows for us."""
 
     def __init__(
-        self, con: "duckdb.DuckDBPyConnection", text: str, parameters: Sequence[object] = ()
+        self,
+        con: "duckdb.DuckDBPyConnection",
+        text: str,
+        parameters: Sequence[object] = (),
+        *,
+        data: Path | None = None,
     ) -> None:
+        """Hold a query.
+
+        Args:
+            con: A connection for this query alone.
+            text: One SELECT.
+            parameters: What stands for its question marks.
+            data: The folder of settled files, if it reads any.
+        """
         self._con = con
         self._text = text
         self._parameters = list(parameters)
+        self._data = data
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow C stream interface."""
@@ -45,7 +61,7 @@ class Query:
             QueryError: DuckDB refuses the query.
             StoreError: A file cannot be read.
         """
-        return _again(lambda: get(self._con.sql(self._text, params=self._parameters or None)))
+        return self._again(lambda: get(self._con.sql(self._text, params=self._parameters or None)))
 
     def dicts(self) -> Iterator[dict[str, Any]]:
         """Each row as a dict of columns, fetched a few thousand at a time.
@@ -61,29 +77,31 @@ class Query:
             cursor.execute(self._text, self._parameters)
             return cursor.fetchmany(_FETCH)
 
-        rows = _again(first)
+        rows = self._again(first)
         names = [column[0] for column in cursor.description or ()]
         while rows:
             for row in rows:
                 yield dict(zip(names, row, strict=True))
-            rows = _again(lambda: cursor.fetchmany(_FETCH), times=1)
+            rows = self._again(lambda: cursor.fetchmany(_FETCH), times=1)
 
+    def _again(self, act: Callable[[], T], times: int = 5) -> T:
+        """What reading gives, tried again if a settler took a file away that was listed already."""
+        import duckdb
 
-def _again(act: Callable[[], T], times: int = 5) -> T:
-    """What reading gives, tried again if a settler took a file away that was listed already."""
-    import duckdb
+        for left in reversed(range(times)):
+            try:
+                return act()
+            except duckdb.IOException as exc:
+                if not left:
+                    raise self._damage(exc) or StoreError(
+                        f"cannot read the store ({exc}); see: lightning-otel doctor"
+                    ) from exc
+            except duckdb.Error as exc:
+                raise self._damage(exc) or QueryError(f"DuckDB refused the query: {exc}") from exc
+        raise AssertionError("the last time returns or raises")
 
-    for left in reversed(range(times)):
-        try:
-            return act()
-        except duckdb.IOException as exc:
-            if not left:
-                raise StoreError(
-                    f"cannot read the store ({exc}); see: lightning-otel doctor"
-                ) from exc
-        except duckdb.Error as exc:
-            raise QueryError(f"DuckDB refused the query: {exc}") from exc
-    raise AssertionError("the last time returns or raises")
+    def _damage(self, exc: "duckdb.Error") -> StoreError | None:
+        return damage_of(exc, self._data) if self._data is not None else None
 
 
 class Table(Generic[T]):
@@ -209,6 +227,20 @@ def check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> None:
             f"only SELECT, DESCRIBE and EXPLAIN of these read; this is {statement.type.name}; "
             "use connect() for a database of your own over the same views"
         )
+
+
+def add_views(con: "duckdb.DuckDBPyConnection", query: str) -> None:
+    """Make the views over ``spans`` that a query names; all of them where that cannot be told."""
+    import duckdb
+
+    try:
+        names = {name.lower() for name in con.get_table_names(query)}
+    except duckdb.Error:
+        names = set()
+    # Whoever names no view of ours, or asks DuckDB for a list of them, shall find them all.
+    is_told = names and names <= NAMES and "duckdb_" not in query.lower()
+    for statement in derived_view_statements(names if is_told else NAMES):
+        con.execute(statement)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

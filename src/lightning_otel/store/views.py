@@ -4,7 +4,7 @@ What counts is decided at each query by the manifest, as of the start of the que
 transaction; so a catalogue, once written, stays right whatever is recorded or settled after.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import MAX_RECORD_BYTES
 from lightning_otel.store.schema import COLUMNS
 
-ROLLOUT: Final = "coalesce(rollout_id, trace_id)"
+ROLLOUT: Final = "coalesce(nullif(rollout_id, ''), trace_id)"
 """The rollout a span belongs to: the one it names, else its trace."""
 
 SAME_SPAN_NS: Final = 86_400_000_000_000
@@ -113,9 +113,8 @@ live AS NOT MATERIALIZED (
 )
 SELECT {columns} FROM settled
 UNION ALL BY NAME
-SELECT {columns} FROM live WHERE NOT EXISTS (
-  SELECT 1 FROM settled WHERE settled.trace_id = live.trace_id
-    AND settled.span_id = live.span_id AND {same_span("settled", "live")})"""
+SELECT {columns} FROM live ANTI JOIN settled ON settled.trace_id = live.trace_id
+  AND settled.span_id = live.span_id AND {same_span("settled", "live")}"""
 
 
 CALLS: Final = f"""
@@ -153,6 +152,10 @@ def _nearest(column: str) -> str:
     )
 
 
+def _is_named(kind: str, column: str) -> str:
+    return f"{column} IN (SELECT id FROM named WHERE kind = {quoted(kind)})"
+
+
 HOMES: Final = f"""
 bare AS MATERIALIZED (
   SELECT trace_id, span_id, {ROLLOUT} AS rollout, attempt_id, start_ns,
@@ -175,17 +178,20 @@ named AS MATERIALIZED (
   SELECT 'rollout', rollout, trace_id, span_id, rollout, attempt_id, start_ns
   FROM bare WHERE attempt_id IS NULL
 ),
+near AS MATERIALIZED (
+  -- One look at the spans for all three: each costs a parse of every live segment.
+  SELECT response_id, span_id, {ROLLOUT} AS rollout, coalesce(attempt_id, '1') AS attempt, start_ns
+  FROM spans WHERE NOT {_BARE} AND ({_is_named("response", "response_id")}
+    OR {_is_named("span", "span_id")} OR {_is_named("rollout", ROLLOUT)})
+),
 held AS (
-  SELECT 'response' AS kind, response_id AS id, {ROLLOUT} AS rollout,
-    coalesce(attempt_id, '1') AS attempt, start_ns FROM spans
-  WHERE response_id IN (SELECT id FROM named WHERE kind = 'response') AND NOT {_BARE}
+  SELECT 'response' AS kind, response_id AS id, rollout, attempt, start_ns FROM near
+  WHERE {_is_named("response", "response_id")}
   UNION ALL
-  SELECT 'span', span_id, {ROLLOUT}, coalesce(attempt_id, '1'), start_ns FROM spans
-  WHERE span_id IN (SELECT id FROM named WHERE kind = 'span') AND NOT {_BARE}
+  SELECT 'span', span_id, rollout, attempt, start_ns FROM near WHERE {_is_named("span", "span_id")}
   UNION ALL
-  SELECT 'rollout', {ROLLOUT}, {ROLLOUT}, coalesce(attempt_id, '1'), min(start_ns) FROM spans
-  WHERE {ROLLOUT} IN (SELECT id FROM named WHERE kind = 'rollout') AND NOT {_BARE}
-  GROUP BY ALL
+  SELECT 'rollout', rollout, rollout, attempt, min(start_ns) FROM near
+  WHERE {_is_named("rollout", "rollout")} GROUP BY ALL
 ),
 events AS (
   SELECT kind, id, rollout, attempt, start_ns, false AS is_reward, '' AS trace_id, '' AS span_id
@@ -246,22 +252,30 @@ FROM spans LEFT JOIN homes USING (trace_id, span_id)
 GROUP BY 1, 2"""
 
 
-def view_statements(layout: Layout, settled: Iterable[str] = ()) -> list[str]:
-    """``CREATE VIEW`` for each view, in order; see :func:`spans_query`."""
-    return [*spans_statements(layout, settled), *derived_view_statements()]
+DERIVED: Final = {"calls": CALLS, "rewards": REWARDS, "rollouts": ROLLOUTS}
+"""The views over ``spans``."""
+
+NAMES: Final = frozenset({"spans", *DERIVED})
 
 
-def spans_statements(layout: Layout, settled: Iterable[str] = ()) -> list[str]:
-    """``CREATE VIEW`` for ``spans`` alone: to bind the others takes as long as to read a little."""
-    return [f"CREATE OR REPLACE VIEW spans AS {spans_query(layout, settled)}"]
+def view_statements(
+    layout: Layout, settled: Iterable[str] = (), names: Collection[str] = NAMES
+) -> list[str]:
+    """``CREATE VIEW`` for the views wanted, in order; see :func:`spans_query`.
+
+    To bind a view takes as long as to read a little, so ask for no more than are looked at.
+    ``spans`` is always among them: the others stand on it.
+    """
+    spans = f"CREATE OR REPLACE VIEW spans AS {spans_query(layout, settled)}"
+    return [spans, *derived_view_statements(names)]
 
 
-def derived_view_statements() -> list[str]:
+def derived_view_statements(names: Collection[str] = NAMES) -> list[str]:
     """``CREATE VIEW`` for the views over ``spans``, be that a view or a table."""
     return [
-        f"CREATE OR REPLACE VIEW calls AS {CALLS}",
-        f"CREATE OR REPLACE VIEW rewards AS {REWARDS}",
-        f"CREATE OR REPLACE VIEW rollouts AS {ROLLOUTS}",
+        f"CREATE OR REPLACE VIEW {name} AS {query}"
+        for name, query in DERIVED.items()
+        if name in names
     ]
 
 

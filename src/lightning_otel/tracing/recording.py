@@ -1,11 +1,17 @@
 """What is known of one rollout: its ids, its spans, and what they come to."""
 
 import json
+import time
+from collections.abc import Iterable
 
 from opentelemetry.trace import SpanContext
 
+from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.adapter.attempts import AttemptKey, group
+from lightning_otel.adapter.rewards import read_links
 from lightning_otel.store import Store
+from lightning_otel.store.live import records_of_others
 from lightning_otel.store.schema import span_of
 from lightning_otel.types import Credit, Report, Span, Trajectory
 
@@ -43,6 +49,7 @@ class Recording:
         self._is_part = False
         # The process that recorded it and where its lines begin; None if they are not to be used.
         self._since: tuple[str, tuple[int, int]] | None = None
+        self._since_ns = time.time_ns()
         if store is not None:
             writer = store.writer()
             self._since = writer.process, writer.position()
@@ -78,34 +85,55 @@ class Recording:
     def spans(self) -> list[Span]:
         """The rollout's spans so far, in order of their start; of a nested recording its own part.
 
-        What this process recorded is read without DuckDB; ``store.spans(rollout_id=…)`` also has
-        what other processes recorded for the same rollout.
+        They are those that any process recorded since it began, with the rewards given to them
+        elsewhere or later. DuckDB is asked only where live segments cannot tell them all.
         """
         if not self.rollout_id:
             return []
-        found = self._own_spans()
+        found = self._live_spans()
         if found is None:
             found = self.store.spans(rollout_id=self.rollout_id).rows()
-        found = [span for span in found if span.attempt_id == self.attempt_id]
-        return _below(found, self.span_id) if self._is_part else found
+        # A reward that names no attempt, or something of another one, belongs to what it judges.
+        found = group(found).get(AttemptKey(self.rollout_id, self.attempt_id), [])
+        found.sort(key=lambda span: (span.start_ns, span.process, span.sequence))
+        return _part(found, self.span_id) if self._is_part else found
 
-    def _own_spans(self) -> list[Span] | None:
+    def _live_spans(self) -> list[Span] | None:
+        """The rollout's spans, and rewards linked to whatever; None if the store must be asked."""
         writer = self.store.writer()
         # A forked child's lines are not those of the process that began the recording.
         if self._since is None or self._since[0] != writer.process:
             return None
         as_written = json.dumps(self.rollout_id, ensure_ascii=False)[1:-1]
-        records = writer.records(self._since[1], as_written)
-        if records is None:
-            return None
+        mentions = (as_written, f"{c.LINK_PREFIX}.0.key_match")
+        records = []
+        for mention in mentions:
+            own = writer.records(self._since[1], mention)
+            if own is None:
+                return None
+            records += own
+        if writer.layout is not None:
+            others = records_of_others(writer.layout, writer.process, self._since_ns, mentions)
+            if others is None:
+                return None
+            records += others
         found: dict[tuple[str, str], Span] = {}
-        for record in records:
-            span = span_of(record)
+        for span in map(span_of, records):
             known = found.get((span.trace_id, span.span_id))
             if known is None or known.is_incomplete:  # an end counts more than a start, and once
                 found[span.trace_id, span.span_id] = span
-        own = [span for span in found.values() if span.rollout_id == self.rollout_id]
-        return sorted(own, key=lambda span: span.sequence)
+        spans = list(found.values())
+        return None if self._is_link_open(spans) else spans
+
+    def _is_link_open(self, spans: list[Span]) -> bool:
+        """Whether a reward of the rollout may have left it for a span that is not among these."""
+        own = [span for span in spans if span.rollout_id == self.rollout_id]
+        known = _linkable(own)
+        return any(
+            not known.issuperset(target)
+            for span in own
+            if c.REWARD_VALUE in span.attributes and (target := _targets(span))
+        )
 
     def trajectories(self, *, credit: Credit = "next", gamma: float = 0.99) -> list[Trajectory]:
         """The rollout's trajectories so far."""
@@ -119,8 +147,8 @@ class Recording:
         return TripletAdapter(credit, gamma).explain(self.spans())
 
 
-def _below(spans: list[Span], root_id: str) -> list[Span]:
-    """The root and everything below it, in the order given."""
+def _part(spans: list[Span], root_id: str) -> list[Span]:
+    """The root, everything below it, and rewards linked to that, in the order given."""
     children: dict[str | None, list[str]] = {}
     for span in spans:
         children.setdefault(span.parent_span_id, []).append(span.span_id)
@@ -130,4 +158,20 @@ def _below(spans: list[Span], root_id: str) -> list[Span]:
         new = [child for child in children.get(waiting.pop(), ()) if child not in inside]
         inside.update(new)
         waiting += new
-    return [span for span in spans if span.span_id in inside]
+    known = _linkable(span for span in spans if span.span_id in inside)
+    return [span for span in spans if span.span_id in inside or known & _targets(span)]
+
+
+def _linkable(spans: Iterable[Span]) -> set[tuple[str, str]]:
+    """What a link may name of the spans."""
+    found = set()
+    for span in spans:
+        found.add((c.LINK_SPAN_ID, span.span_id))
+        found.add((c.RESPONSE_ID, span.attributes.get(c.RESPONSE_ID, "")))
+    return found
+
+
+def _targets(span: Span) -> set[tuple[str, str]]:
+    """What a span's link names."""
+    links = read_links(span.attributes)
+    return {(key, links[key]) for key in (c.LINK_SPAN_ID, c.RESPONSE_ID) if links.get(key)}
