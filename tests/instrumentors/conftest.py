@@ -249,7 +249,8 @@ def chat_message(message: dict[str, Any]) -> dict[str, Any]:
         parts.append(text(message["content"]))
     for call in message.get("tool_calls") or ():
         parts.append(tool_call(call["id"], call["function"]))
-    return {"role": message["role"], "parts": parts}
+    name = {"name": message["name"]} if message.get("name") else {}
+    return {"role": message["role"], "parts": parts, **name}
 
 
 def tool_call(call_id: str, function: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ AutoGen's streams are async generators. Ours around them hold nothing across a y
 attached for each step alone.
 """
 
+import asyncio
 import contextlib
 import functools
 import sys
@@ -37,6 +38,7 @@ class Run:
         self.operation = operation
         self.context = context
         self.is_complete = False
+        self._is_left = False
 
     def __del__(self) -> None:
         """A run whose generator or coroutine was dropped, never to go on, was abandoned."""
@@ -57,9 +59,16 @@ class Run:
         """End it."""
         self.operation.stop()
 
+    def interrupted(self, exc: BaseException) -> None:
+        """Take note of what is thrown into a stream between two items.
+
+        A loop that is going away closes its streams in tasks, and cancels these: nobody reads on.
+        """
+        self._is_left = isinstance(exc, asyncio.CancelledError)
+
     def fail(self, exc: BaseException) -> None:
         """End it with what was raised; a generator or coroutine that is closed was abandoned."""
-        if isinstance(exc, GeneratorExit):
+        if isinstance(exc, GeneratorExit) or self._is_left:
             self.abandon()
         else:
             self.operation.fail(exc)
@@ -163,28 +172,22 @@ async def stream(begin: Begin, inner: AsyncGenerator[Any, Any]) -> AsyncGenerato
             with _attached(run):
                 item = await step()
         except StopAsyncIteration:
-            if run is not None:
-                capture.guarded(run.stop)
+            _tell(run, Run.stop)
             return
         except BaseException as exc:
-            if run is not None:
-                capture.guarded(run.fail, exc)
+            _tell(run, Run.fail, exc)
             raise
-        if run is not None:
-            capture.guarded(run.saw, item)
+        _tell(run, Run.saw, item)
         try:
             sent = yield item
         except GeneratorExit as exc:
             await _close(run, inner, exc)
             raise
-        except BaseException as exc:  # noqa: BLE001  # the library's generator is to see whatever it is
+        except BaseException as exc:  # noqa: BLE001  # whatever it is, the inner generator is to see it
+            _tell(run, Run.interrupted, exc)
             step = functools.partial(inner.athrow, exc)
         else:
             step = functools.partial(inner.asend, sent)
-
-
-def _attached(run: Run | None) -> "contextlib.AbstractContextManager[None]":
-    return contextlib.nullcontext() if run is None else capture.attached(run.context)
 
 
 async def _close(run: Run | None, inner: AsyncGenerator[Any, Any], left: GeneratorExit) -> None:
@@ -192,11 +195,18 @@ async def _close(run: Run | None, inner: AsyncGenerator[Any, Any], left: Generat
         with _attached(run):
             await inner.aclose()
     except BaseException as exc:
-        if run is not None:
-            capture.guarded(run.fail, exc)
+        _tell(run, Run.fail, exc)
         raise
+    _tell(run, Run.fail, left)
+
+
+def _attached(run: Run | None) -> "contextlib.AbstractContextManager[None]":
+    return contextlib.nullcontext() if run is None else capture.attached(run.context)
+
+
+def _tell(run: Run | None, what: Callable[..., None], *args: Any) -> None:
     if run is not None:
-        capture.guarded(run.fail, left)
+        capture.guarded(getattr(run, what.__name__), *args)
 
 
 def _first_step(inner: AsyncGenerator[Any, Any]) -> Awaitable[Any]:

@@ -127,11 +127,13 @@ def _schema(tool: object) -> Mapping[str, Any]:
     return {key: value for key, value in named if value is not None}
 
 
-def texts(items: Iterable[object]) -> str:
-    """What people and agents said in a run, without what they did, a line each."""
-    lines = []
-    for item in items:
-        content = text_field(item, "content")
-        if content is not None:
-            lines.append(f"{text_field(item, 'source')}: {content}")
+def result_text(messages: Iterable[object], *, is_last_only: bool) -> str:
+    """What a run of agents says to the model that called it as a tool.
+
+    Source: ``TaskRunnerTool.return_value_as_string`` of ``autogen_agentchat``.
+    """
+    said = [(text_field(item, "source"), text_field(item, "content")) for item in messages]
+    if is_last_only:
+        return text_of(said[-1][1] if said else None)
+    lines = [f"{source}: {text}" for source, text in said if text is not None and source != _USER]
     return text_of("\n\n".join(lines))

@@ -17,6 +17,12 @@ class ToolRun(runs.Run):
     """A run of a tool; the last it gives is its result."""
 
     _last: Any = None
+    _is_last_only = False
+
+    def of(self, tool: object) -> "ToolRun":
+        """This run, which gives what the tool was told to give of a whole conversation."""
+        self._is_last_only = said.fields_of(tool).get("_return_value_as_last_message") is True
+        return self
 
     def saw(self, item: Any) -> None:
         """Keep the result, or what of a stream may be the last."""
@@ -39,7 +45,9 @@ class ToolRun(runs.Run):
     def _keep(self, held: Mapping[str, Any]) -> None:
         messages = held.get("messages")
         if "stop_reason" in held and isinstance(messages, list):  # an agent's or a team's result
-            self.operation.body[c.TOOL_RESULT] = said.texts(messages)
+            self.operation.body[c.TOOL_RESULT] = said.result_text(
+                messages, is_last_only=self._is_last_only
+            )
         else:
             self.operation.body[c.TOOL_RESULT] = text_of(self._last)
 
@@ -63,7 +71,7 @@ def _begin(
         body,
     )
     context = runs.NativeSpan(operation).within(runs.inside(operation))
-    return ToolRun(operation, context)
+    return ToolRun(operation, context).of(tool)
 
 
 def run_json(is_wanted: IsWanted) -> Callable[[Any], Any]:

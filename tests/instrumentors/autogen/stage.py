@@ -1,0 +1,183 @@
+"""AutoGen programs before the demo server, and what their spans must say, from its log alone."""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from lightning_otel import Store, auto_trace
+from lightning_otel import conventions as c
+from lightning_otel.demo.policy import Reply, ToolCall, message_text
+from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.tracing import Recording
+from lightning_otel.types import Span
+
+INFO: Any = {
+    "vision": False,
+    "function_calling": True,
+    "json_output": True,
+    "family": "unknown",
+    "structured_output": True,
+}
+_WHO = re.compile(r"You are (\w+)\.")
+_CHOICES = re.compile(r"from \['(\w+)'")
+_DONE = "the work is done"
+
+
+def who(body: Mapping[str, Any]) -> str | None:
+    """The agent that asks, as its system message says; None if no agent does."""
+    found = _WHO.search(message_text(body["messages"][0]))
+    return found[1] if found else None
+
+
+class Cast:
+    """Plays every model of a chat: calls each tool it is offered once, then says who it is."""
+
+    def reply(self, body: Mapping[str, Any], rng: Any) -> Reply:
+        """A choice of speaker, a plan, a call of tools, or a few words."""
+        messages = body["messages"]
+        asked = message_text(messages[-1])
+        if "is_request_satisfied" in asked:
+            return Reply(text=self._ledger(messages))
+        if who(body) is None and (choice := _CHOICES.search(message_text(messages[0]))):
+            return Reply(text=choice[1])
+        names = [tool["function"]["name"] for tool in body.get("tools") or ()]
+        called = [message for message in messages if message.get("tool_calls")]
+        if names and not called:
+            return calls(rng, {name: self._arguments(name) for name in names})
+        return Reply(text=f"{who(body) or 'nobody'} says that {_DONE}")
+
+    def _ledger(self, messages: list[Any]) -> str:
+        is_done = any(_DONE in message_text(message) for message in messages[2:])
+        answers = {
+            "is_request_satisfied": is_done,
+            "is_in_loop": False,
+            "is_progress_being_made": True,
+            "next_speaker": "writer",
+            "instruction_or_question": "write",
+        }
+        return json.dumps({key: {"reason": "r", "answer": value} for key, value in answers.items()})
+
+    def _arguments(self, name: str) -> dict[str, str]:
+        if name.startswith("transfer_to"):
+            return {}
+        return {"expression": "6*7"} if name in ("calculator", "broken") else {"task": "help"}
+
+
+def calls(rng: Any, wanted: Mapping[str, Any]) -> Reply:
+    """A reply that calls these tools at once."""
+    made = tuple(
+        ToolCall(
+            f"call_{rng.getrandbits(64):016x}", name, json.dumps(arguments, separators=(",", ":"))
+        )
+        for name, arguments in wanted.items()
+    )
+    return Reply(text="", tool_calls=made, finish_reason="tool_calls")
+
+
+class Stage:
+    """Runs programs against the server, traced and not, and checks what was recorded."""
+
+    def __init__(self, server: DemoServer, store: Store, facts: Any) -> None:
+        self.server = server
+        self.store = store
+        self.facts = facts
+        self.recording: Recording | None = None
+
+    def client(self, **more: Any) -> Any:
+        """A model client of AutoGen's own."""
+        from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+        return OpenAIChatCompletionClient(
+            model="toy",
+            base_url=self.server.base_url,
+            api_key="k",
+            model_info=INFO,
+            max_retries=0,
+            **more,
+        )
+
+    def run(self, program: Callable[[Any], Awaitable[Any]]) -> Any:
+        """The result of a program that is given a model client."""
+
+        async def main() -> Any:
+            client = self.client()
+            try:
+                return await program(client)
+            finally:
+                await client.close()
+
+        return asyncio.run(main())
+
+    def trace(self, program: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Likewise, recorded."""
+        with auto_trace(store=self.store) as self.recording:
+            return self.run(program)
+
+    @property
+    def spans(self) -> list[Span]:
+        """What was recorded, but the making of agents."""
+        assert self.recording is not None
+        return [
+            span
+            for span in self.recording.spans()
+            if span.attributes.get(c.OPERATION) != c.CREATE_AGENT
+        ]
+
+    def named(self, *names: str) -> list[Span]:
+        """The spans of these names."""
+        return [span for span in self.spans if span.name in names]
+
+    def above(self, span: Span) -> list[Span]:
+        """The spans around a span, the nearest first."""
+        by_id = {known.span_id: known for known in self.spans}
+        found = []
+        while span.parent_span_id is not None and span.parent_span_id in by_id:
+            span = by_id[span.parent_span_id]
+            found.append(span)
+        return found
+
+    def path(self, span: Span) -> list[str]:
+        """The names of the spans around a span, the outermost first, without the rollout's."""
+        return [above.name for above in reversed(self.above(span))][1:]
+
+    def calls(self) -> list[Span]:
+        """The spans of model calls."""
+        return [span for span in self.spans if span.attributes.get(c.OPERATION) == c.CHAT]
+
+    def check(self, *, since: int = 0, output_types: Mapping[str, str] | None = None) -> None:
+        """Assert that the recording is whole: the calls those of the log, under the right agents.
+
+        Args:
+            since: How many exchanges were there before.
+            output_types: By the name of the agent, or "" for none, what its calls asked for.
+        """
+        exchanges = self.server.log[since:]
+        spans = self.calls()
+        assert sorted(str(span.attributes[c.RESPONSE_ID]) for span in spans) == sorted(
+            str(exchange.response_id) for exchange in exchanges
+        )
+        by_id = {exchange.response_id: exchange for exchange in exchanges}
+        for span in spans:
+            self._check_call(span, by_id[str(span.attributes[c.RESPONSE_ID])])
+        self.check_shape()
+
+    def _check_call(self, span: Span, exchange: Exchange) -> None:
+        assert exchange.request is not None
+        wanted = exchange.request.get("response_format", {}).get("type")
+        more = {"output_type": "json"} if wanted in ("json_object", "json_schema") else {}
+        self.facts.agree(span, exchange, **more)
+        nearest = self.above(span)[0].attributes
+        if (agent := who(exchange.request)) is not None:
+            assert nearest[c.AGENT_NAME] == agent
+        else:
+            assert c.WORKFLOW_NAME in nearest or nearest[c.AGENT_NAME] == "society"
+
+    def check_shape(self) -> None:
+        """Assert that there is one tree, and that every span of it is ours and has ended."""
+        roots = [span for span in self.spans if len(self.above(span)) == 0]
+        assert [root.name for root in roots] == [c.SPAN_ROLLOUT]
+        assert len({span.trace_id for span in self.spans}) == 1
+        assert {span.scope for span in self.spans} == {c.SCOPE}
+        assert [span.name for span in self.spans if span.end_ns is None] == []

@@ -1,0 +1,267 @@
+"""Runs that end before their end: cancelled, left, broken. Each span ends once, and says how."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("autogen_agentchat")
+pytest.importorskip("autogen_ext.models.openai")
+
+from autogen_agentchat.teams import RoundRobinGroupChat
+from autogen_core import CancellationToken
+from opentelemetry import trace
+from tests.instrumentors.autogen.programs import agent, broken, calculator
+from tests.instrumentors.autogen.stage import Stage
+
+from lightning_otel import auto_trace
+from lightning_otel import conventions as c
+from lightning_otel.instrumentors.autogen import teams
+from lightning_otel.types import Span
+
+CANCELLED = "asyncio.exceptions.CancelledError"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """OpenTelemetry never complains of a context, and no run of a team stays known."""
+    with caplog.at_level(logging.WARNING, "opentelemetry"):
+        yield
+    assert [r.getMessage() for r in caplog.records if r.name.startswith("opentelemetry")] == []
+    gc.collect()
+    assert teams.running() == 0
+
+
+def team_of(client: Any, **more: Any) -> Any:
+    """Two agents in turn."""
+    return RoundRobinGroupChat(
+        [agent("writer", client, **more), agent("critic", client)], max_turns=2, name="pair"
+    )
+
+
+def error_of(span: Span) -> tuple[str, object]:
+    """How a span ended."""
+    return span.status, span.attributes.get(c.ERROR_TYPE)
+
+
+@pytest.mark.parametrize("kind", ["agent", "team"])
+@pytest.mark.parametrize("way", ["token", "task"])
+def test_cancelled_run_fails_every_open_span(
+    stage: Stage, silent: Any, kind: str, way: str
+) -> None:
+    """The model's call, the agent and the team are cancelled, and say so."""
+    stage.server = silent
+
+    async def program(client: Any) -> None:
+        token = CancellationToken()
+        runner = agent("writer", client) if kind == "agent" else team_of(client)
+        task = asyncio.create_task(runner.run(task="go", cancellation_token=token))
+        await silent.asked(1)
+        # The team's own task waits for its agents, which only the token reaches.
+        token.cancel() if way == "token" or kind == "team" else task.cancel()
+        if way == "task":
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    stage.trace(program)
+
+    stage.check_shape()
+    failed = stage.named("chat toy", "invoke_agent writer", "invoke_workflow pair")
+    assert len(failed) == (2 if kind == "agent" else 3)
+    assert {error_of(span) for span in failed} == {("ERROR", CANCELLED)}
+
+
+@pytest.mark.parametrize("way", ["break", "aclose", "held"])
+@pytest.mark.parametrize("kind", ["agent", "team"])
+def test_abandoned_stream_ends_its_spans(stage: Stage, kind: str, way: str) -> None:
+    """A stream that is left ends its span, marked as abandoned, however it is left."""
+
+    async def program(client: Any) -> None:
+        runner = agent("writer", client) if kind == "agent" else team_of(client)
+        stream = runner.run_stream(task="go")
+        async for _ in stream:
+            break
+        if way == "aclose":
+            await stream.aclose()
+        elif way == "break":
+            del stream
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+
+    stage.trace(program)
+
+    stage.check_shape()
+    (outer,) = stage.named("invoke_agent writer" if kind == "agent" else "invoke_workflow pair")[:1]
+    assert outer.attributes[c.ABANDONED] is True
+    assert outer.status == "UNSET"
+
+
+def test_stream_left_after_its_result_was_not_abandoned(stage: Stage) -> None:
+    """Who stops reading once the result is there has read it all."""
+
+    async def program(client: Any) -> None:
+        stream = agent("writer", client).run_stream(task="go")
+        async for item in stream:
+            if hasattr(item, "stop_reason"):
+                break
+        await stream.aclose()
+
+    stage.trace(program)
+
+    (span,) = stage.named("invoke_agent writer")
+    assert c.ABANDONED not in span.attributes
+    stage.check()
+
+
+@pytest.mark.parametrize("kind", ["agent", "team"])
+def test_span_between_two_items_is_no_child_of_the_stream(stage: Stage, kind: str) -> None:
+    """What the program does while it holds a stream stands where the program stands."""
+
+    async def program(client: Any) -> None:
+        runner = agent("writer", client) if kind == "agent" else team_of(client)
+        tracer = trace.get_tracer("program")
+        async for _ in runner.run_stream(task="go"):
+            tracer.start_span("between").end()
+
+    stage.trace(program)
+
+    between = [span for span in stage.spans if span.name == "between"]
+    assert len(between) >= 3
+    assert {stage.above(span)[0].name for span in between} == {c.SPAN_ROLLOUT}
+
+
+def test_stream_may_be_read_by_another_task_at_each_step(stage: Stage) -> None:
+    """A context attached for one step is never missed or left behind in another task."""
+
+    async def program(client: Any) -> None:
+        stream = team_of(client).run_stream(task="go")
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                await asyncio.create_task(anext(stream))
+
+    stage.trace(program)
+
+    stage.check()
+
+
+def test_many_teams_in_one_loop_stay_apart(stage: Stage) -> None:
+    """Of teams that run at once each has its own agents and calls."""
+
+    async def program(client: Any) -> Any:
+        return await asyncio.gather(*(team_of(client).run(task=f"go {n}") for n in range(8)))
+
+    stage.trace(program)
+
+    stage.check()
+    runs = stage.named("invoke_workflow pair")
+    assert len(runs) == 8
+    for run in runs:
+        below = [span.name for span in stage.spans if span.parent_span_id == run.span_id]
+        assert sorted(below) == ["invoke_agent critic", "invoke_agent writer"]
+        task = str(run.attributes[c.INPUT_MESSAGES])
+        for call in stage.calls():
+            if run in stage.above(call):
+                assert task[task.index("go") : task.index("go") + 4] in str(
+                    call.attributes[c.INPUT_MESSAGES]
+                )
+
+
+def test_rollouts_at_once_stay_apart(stage: Stage) -> None:
+    """Teams that run at once in recordings of their own are recorded there."""
+    recordings = []
+
+    async def one(client: Any) -> None:
+        with auto_trace(store=stage.store) as recording:
+            await team_of(client).run(task="go")
+        recordings.append(recording)
+
+    async def program(client: Any) -> None:
+        await asyncio.gather(*(one(client) for _ in range(4)))
+
+    stage.run(program)
+
+    assert len(recordings) == 4
+    for recording in recordings:
+        names = sorted(span.name for span in recording.spans())
+        assert names.count("chat toy") == 2
+        assert names.count("invoke_workflow pair") == 1
+
+
+@pytest.mark.parametrize("model", ["fail-400", "fail-500"])
+def test_failed_call_fails_agent_and_team(stage: Stage, model: str) -> None:
+    """An error of the server is the call's, the agent's and the team's, and reaches the program."""
+    stage.server.fault = model
+
+    async def program(client: Any) -> None:
+        with pytest.raises(RuntimeError, match="the demo server refuses"):
+            await team_of(client).run(task="go")
+
+    stage.trace(program)
+
+    stage.check_shape()
+    (call,) = stage.named("chat toy")
+    (turn,) = stage.named("invoke_agent writer")
+    (team,) = stage.named("invoke_workflow pair")
+    assert call.attributes[c.ERROR_TYPE] == turn.attributes[c.ERROR_TYPE]
+    assert error_of(team) == ("ERROR", "RuntimeError")
+
+
+def test_tool_that_raises_is_a_failed_tool_of_an_agent_that_goes_on(stage: Stage) -> None:
+    """The exception is the tool's span's; the agent tells the model, and ends well."""
+
+    async def program(client: Any) -> Any:
+        return await agent("calc", client, tools=[calculator, broken]).run(task="go")
+
+    stage.trace(program)
+
+    (failed,) = stage.named("execute_tool broken")
+    (good,) = stage.named("execute_tool calculator")
+    (whole,) = stage.named("invoke_agent calc")
+    assert error_of(failed) == ("ERROR", "ValueError")
+    assert c.TOOL_RESULT not in failed.attributes
+    assert (good.status, good.attributes[c.TOOL_RESULT]) == ("UNSET", "42")
+    assert whole.status == "UNSET"
+
+
+def test_loop_that_ends_with_a_stream_half_read_leaves_no_open_span(stage: Stage) -> None:
+    """The event loop closes the streams it knows, each once, and ours among them."""
+    kept = []
+
+    async def program(client: Any) -> None:
+        stream = agent("writer", client, model_client_stream=True).run_stream(task="go")
+        kept.append(stream)
+        await anext(stream)
+        await anext(stream)
+
+    stage.trace(program)
+    kept.clear()
+
+    stage.check_shape()
+    (span,) = stage.named("invoke_agent writer")
+    assert span.attributes[c.ABANDONED] is True
+
+
+def test_stream_takes_what_is_sent_and_thrown_into_it(stage: Stage) -> None:
+    """An exception thrown into the stream reaches AutoGen's generator, and comes out of it."""
+
+    class ThrownError(Exception):
+        """The program's own."""
+
+    async def program(client: Any) -> None:
+        stream = agent("writer", client).run_stream(task="go")
+        await anext(stream)
+        thrown = ThrownError("mine")
+        with pytest.raises(ThrownError) as caught:
+            await stream.athrow(thrown)
+        assert caught.value is thrown
+
+    stage.trace(program)
+
+    (span,) = stage.named("invoke_agent writer")
+    assert span.status == "ERROR"
+    assert str(span.attributes[c.ERROR_TYPE]).endswith("ThrownError")

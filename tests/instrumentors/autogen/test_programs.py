@@ -1,0 +1,68 @@
+"""Whole programs: every call once, under its agent, and nothing changed for the program."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("autogen_agentchat")
+pytest.importorskip("autogen_ext.models.openai")
+
+from tests.instrumentors.autogen import programs
+from tests.instrumentors.autogen.stage import Cast, Stage
+
+from lightning_otel import Store, provider
+from lightning_otel.demo.server import DemoServer
+
+Program = Callable[[Any], Awaitable[Any]]
+every_program = pytest.mark.parametrize("program", programs.ALL, ids=lambda found: found.__name__)
+
+# AutoGen writes its log of a structured answer through pydantic, which warns, traced or not.
+pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+
+
+@every_program
+def test_program_is_recorded_whole(stage: Stage, program: Program) -> None:
+    """Every request is one call span with the server's facts, under its agent, in one tree."""
+    stage.trace(program)
+
+    assert stage.calls()
+    stage.check()
+
+
+@every_program
+def test_program_does_not_see_that_it_is_recorded(
+    stage: Stage, store: Store, facts: Any, program: Program
+) -> None:
+    """Its result and the bytes of its requests are those of an unrecorded run."""
+    traced = stage.trace(program)
+    provider.uninstrument()
+    with DemoServer(Cast()) as other:
+        plain = Stage(other, store, facts).run(program)
+
+        assert seen(traced) == seen(plain)
+        assert sent(stage.server) == sent(other)
+
+
+def seen(result: Any) -> Any:
+    """A result without what differs from run to run."""
+    if isinstance(result, list):
+        return [seen(item) for item in result]
+    if hasattr(result, "messages"):
+        return [result.stop_reason, *(seen(item) for item in result.messages)]
+    left = {"id", "created_at", "full_message_id", "request_id"}
+    return type(result), result.model_dump_json(exclude=left)
+
+
+def sent(server: DemoServer) -> list[str]:
+    """The requests a server got, with their headers, in an order of their own."""
+    return sorted(
+        json.dumps([exchange.path, exchange.request, headers_of(exchange.headers)])
+        for exchange in server.log
+    )
+
+
+def headers_of(headers: Any) -> dict[str, str]:
+    """The headers but the server's own address."""
+    return {name: value for name, value in headers.items() if name != "host"}
