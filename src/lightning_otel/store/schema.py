@@ -1,8 +1,8 @@
 """The columns of a stored span, and a span's way into a record and back.
 
 A record is one JSON object whose fields are the store's columns; so DuckDB reads segments as they
-are. Hot columns are typed and copied from the attributes, which always hold them too. Nothing in
-here imports DuckDB.
+are. Hot columns are typed and copied from the attributes, which always hold them too; of a span in
+a foreign convention they hold what its reader makes of them. Nothing in here imports DuckDB.
 """
 
 import math
@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter import readers
 from lightning_otel.store.values import text_of, text_or_none, time_of
 from lightning_otel.types import Event, Link, Span
 
@@ -104,7 +105,11 @@ def record_of(
 
     A hot column of the wrong type stays empty: DuckDB would step over the whole line.
     """
-    get = attributes.get
+    known: Mapping[str, Any] = attributes
+    if scope != c.SCOPE:
+        resource = otel_resource if isinstance(otel_resource, Mapping) else {}
+        known = readers.summary(name, scope, attributes, resource)
+    get = known.get
     record: Record = {
         "record": "span",
         "trace_id": trace_id,
@@ -123,8 +128,8 @@ def record_of(
         "response_id": text_or_none(get(c.RESPONSE_ID)),
         "input_tokens": _integer(get(c.INPUT_TOKENS)),
         "output_tokens": _integer(get(c.OUTPUT_TOKENS)),
-        "rollout_id": text_or_none(get(c.ROLLOUT_ID)),
-        "attempt_id": text_or_none(get(c.ATTEMPT_ID)),
+        "rollout_id": text_or_none(get(c.ROLLOUT_ID)) or None,
+        "attempt_id": text_or_none(get(c.ATTEMPT_ID)) or None,
         "reward": _number(get(c.REWARD_VALUE)),
         "process": process,
         "sequence": sequence,
@@ -133,7 +138,7 @@ def record_of(
     }
     for column, key in BODY_COLUMNS.items():
         # On the span of a foreign shape, it stays where any shape can be.
-        on_span = attributes.pop(key) if type(get(key)) is str else None
+        on_span = attributes.pop(key) if type(attributes.get(key)) is str else None
         text = body.get(key, on_span)
         if text is not None:
             record[column] = text

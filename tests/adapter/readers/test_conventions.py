@@ -205,4 +205,5 @@ def test_our_spans_are_not_looked_at() -> None:
     """A span of ours is passed on as the very object it is."""
     assert all(a is b for a, b in zip(OURS, readers.read(OURS), strict=True))
     for span in OURS:
-        assert readers.summary(span.name, span.scope, span.attributes) is span.attributes
+        summary = readers.summary(span.name, span.scope, span.attributes, span.otel_resource)
+        assert summary is span.attributes

@@ -51,11 +51,13 @@ _MARKED: Final = tuple((mark, reader) for reader in _READERS for mark in reader.
 _OWN_KEYS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS)
 
 
-def summary(name: str, scope: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+def summary(
+    name: str, scope: str, attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """The attributes with what readers make of them; the very same where none has a say."""
     if scope == c.SCOPE:
         return attributes
-    found: dict[str, Any] = {}
+    found = agentlightning.ids_of(attributes, otel_resource)
     for reader in _readers_of(attributes):
         found |= reader.summary(name, attributes)
     return {**attributes, **found} if found else attributes
@@ -79,7 +81,7 @@ def _read(span: Span) -> Span:
     attributes = span.attributes
     if any(key in attributes for key in _OWN_KEYS):
         return span
-    found = agentlightning.ids_of(span)
+    found = agentlightning.ids_of(attributes, span.otel_resource)
     for reader in _readers_of(attributes):
         found |= reader.summary(span.name, attributes)
         found |= reader.content(span)

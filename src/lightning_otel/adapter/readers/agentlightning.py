@@ -41,12 +41,11 @@ def content(span: Span) -> dict[str, Any]:
     return dict(chat.tokens(get(_PROMPT_IDS), [get(_RESPONSE_IDS)], [logprobs]))
 
 
-def ids_of(span: Span) -> dict[str, Any]:
+def ids_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]) -> dict[str, Any]:
     """Rollout and attempt of a span whose resource names them and whose attributes do not."""
-    resource = span.otel_resource
-    if not resource.get(c.ROLLOUT_ID) or span.attributes.get(c.ROLLOUT_ID):
+    if not otel_resource.get(c.ROLLOUT_ID) or attributes.get(c.ROLLOUT_ID):
         return {}
-    found = {c.ROLLOUT_ID: resource[c.ROLLOUT_ID]}
-    if resource.get(c.ATTEMPT_ID):
-        found[c.ATTEMPT_ID] = resource[c.ATTEMPT_ID]
+    found = {c.ROLLOUT_ID: otel_resource[c.ROLLOUT_ID]}
+    if otel_resource.get(c.ATTEMPT_ID):
+        found[c.ATTEMPT_ID] = otel_resource[c.ATTEMPT_ID]
     return found

@@ -6,7 +6,6 @@ executions; they are put back into the answer.
 Source: AgentOps 0.4.21, ``agentops/semconv``.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -75,11 +74,10 @@ def joined(
 
 def _with(attributes: Mapping[str, Any], parts: list[Any]) -> dict[str, Any]:
     """Attributes with further parts in the first answer, unless it has tool calls of its own."""
-    held = loaded(attributes.get(c.OUTPUT_MESSAGES))
-    answers = held if isinstance(held, list) and held else [message("assistant", [])]
-    first = dict(answers[0]) if isinstance(answers[0], Mapping) else message("assistant", [])
-    own = first.get("parts") or []
-    if '"tool_call"' in json.dumps(own):
+    answers = chat.objects(loaded(attributes.get(c.OUTPUT_MESSAGES)))
+    first = dict(answers[0]) if answers else message("assistant", [])
+    own = chat.objects(first.get("parts"))
+    if any(part.get("type") == "tool_call" for part in own):
         return dict(attributes)
     first["parts"] = [*own, *parts]
     return {**attributes, c.OUTPUT_MESSAGES: chat.dump([first, *answers[1:]])}

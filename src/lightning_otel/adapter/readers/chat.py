@@ -47,7 +47,7 @@ def said(item: Mapping[str, Any], *, role: str = "", **extra: Any) -> dict[str, 
     if isinstance(item.get("refusal"), str) and item["refusal"]:
         parts.append({"type": "refusal", "content": item["refusal"]})
     calls = item.get("tool_calls")
-    parts += [tool_call(call) for call in _objects(calls)]
+    parts += [tool_call(call) for call in objects(calls)]
     if not calls and isinstance(item.get("function_call"), Mapping):
         parts.append(tool_call(item["function_call"]))
     return message(role, parts, name=item.get("name"), **extra)
@@ -65,7 +65,7 @@ def content_parts(content: object) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [text_part(content)] if content else []
     found = []
-    for part in _objects(content):
+    for part in objects(content):
         text = part.get("text")
         if part.get("type") in _TEXTS and isinstance(text, str):
             found.append(text_part(text))
@@ -86,7 +86,7 @@ def answered(choices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages of an answer's choices."""
     return [
         said(
-            _object(choice.get("message")),
+            object_of(choice.get("message")),
             role="assistant",
             finish_reason=choice.get("finish_reason"),
         )
@@ -138,32 +138,34 @@ def tokens(
 
 def choice_tokens(body: Mapping[str, Any]) -> dict[str, str]:
     """Token ids and logprobs of a whole answer as vLLM gives it."""
-    choices = _objects(body.get("choices"))
+    choices = objects(body.get("choices"))
     return tokens(
         body.get("prompt_token_ids"),
         [_ids(choice) for choice in choices],
-        [logprobs_of(_object(choice.get("logprobs")).get("content")) for choice in choices],
+        [logprobs_of(object_of(choice.get("logprobs")).get("content")) for choice in choices],
     )
 
 
 def _ids(choice: Mapping[str, Any]) -> object:
     """A choice's token ids; LiteLLM keeps them among what it does not know."""
     held = choice.get("token_ids")
-    return held or _object(choice.get("provider_specific_fields")).get("token_ids")
+    return held or object_of(choice.get("provider_specific_fields")).get("token_ids")
 
 
 def logprobs_of(content: object) -> list[Any]:
     """The log-probability of each token in a choice's ``logprobs.content``."""
-    return [token.get("logprob") for token in _objects(content)]
+    return [token.get("logprob") for token in objects(content)]
 
 
-def _objects(value: object) -> list[Mapping[str, Any]]:
+def objects(value: object) -> list[Mapping[str, Any]]:
+    """The objects in a list; empty for anything else."""
     if not isinstance(value, (list, tuple)):
         return []
     return [item for item in value if isinstance(item, Mapping)]
 
 
-def _object(value: object) -> Mapping[str, Any]:
+def object_of(value: object) -> Mapping[str, Any]:
+    """The value if it is an object, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -36,8 +36,8 @@ def content(span: Span) -> dict[str, Any]:
     for provider in _PROVIDERS:
         if f"{_RAW}{provider}.choices" in attributes:
             return _raw(attributes, f"{_RAW}{provider}.")
-    held = loaded(attributes.get(c.OUTPUT_MESSAGES))
-    if not isinstance(held, list) or not held or held[0].get("parts"):
+    held = chat.objects(loaded(attributes.get(c.OUTPUT_MESSAGES)))
+    if not held or held[0].get("parts"):
         return {}
     calls = [chat.said(row) for row in rows(attributes, "gen_ai.completion")]
     parts = [part for call in calls for part in call["parts"]]
@@ -49,9 +49,8 @@ def _raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         name: _literal(attributes.get(prefix + name))
         for name in ("choices", "messages", "tools", "usage", "prompt_token_ids")
     }
-    choices = [each for each in body["choices"] or () if isinstance(each, Mapping)]
-    given = [each for each in body["messages"] or () if isinstance(each, Mapping)]
-    usage = body["usage"] if isinstance(body["usage"], Mapping) else {}
+    choices, given = chat.objects(body["choices"]), chat.objects(body["messages"])
+    usage = chat.object_of(body["usage"])
     return known(
         {
             c.OPERATION: c.CHAT,
@@ -62,7 +61,7 @@ def _raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
             c.FINISH_REASONS: chat.reasons(choices),
             c.INPUT_MESSAGES: chat.dump([chat.said(item) for item in given]) if given else None,
             c.OUTPUT_MESSAGES: chat.dump(chat.answered(choices)) if choices else None,
-            c.TOOL_DEFINITIONS: chat.tools(body["tools"] or ()),
+            c.TOOL_DEFINITIONS: chat.tools(chat.objects(body["tools"])),
             **chat.choice_tokens(body),
         }
     )

@@ -78,9 +78,8 @@ def content(span: Span) -> dict[str, Any]:
 
 
 def _call(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    body = loaded(attributes.get(_OUTPUT))
-    body = body if isinstance(body, Mapping) else {}
-    choices = [each for each in body.get("choices") or () if isinstance(each, Mapping)]
+    body = chat.object_of(loaded(attributes.get(_OUTPUT)))
+    choices = chat.objects(body.get("choices"))
     found: dict[str, Any] = dict(chat.choice_tokens(body))
     given = _messages(attributes, "llm.input_messages")
     given = given or _texts(attributes, "user", "llm.prompts", "prompt")
@@ -93,18 +92,14 @@ def _call(attributes: Mapping[str, Any]) -> dict[str, Any]:
         found[c.OUTPUT_MESSAGES] = chat.dump(answered)
     found[c.RESPONSE_ID] = body["id"] if isinstance(body.get("id"), str) else None
     found[c.FINISH_REASONS] = chat.reasons(choices)
-    schemas = [loaded(_held(row, "tool").get("json_schema")) for row in _rows(attributes)]
+    offered = rows(attributes, "llm.tools")
+    schemas = [loaded(_held(row, "tool").get("json_schema")) for row in offered]
     found[c.TOOL_DEFINITIONS] = chat.tools(schemas)
     return known(found)
 
 
-def _rows(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return rows(attributes, "llm.tools")
-
-
-def _held(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    held = row.get(key)
-    return held if isinstance(held, Mapping) else {}
+def _held(row: object, key: str) -> Mapping[str, Any]:
+    return chat.object_of(chat.object_of(row).get(key))
 
 
 def _messages(attributes: Mapping[str, Any], prefix: str, role: str = "user") -> list[Any]:
@@ -113,10 +108,10 @@ def _messages(attributes: Mapping[str, Any], prefix: str, role: str = "user") ->
         item = dict(_held(row, "message"))
         calls = item.get("tool_calls")
         if isinstance(calls, list):
-            item["tool_calls"] = [_held(call, "tool_call") for call in calls if call]
+            item["tool_calls"] = [_held(call, "tool_call") for call in calls]
         parts = item.get("contents")
         if isinstance(parts, list) and not item.get("content"):
-            item["content"] = [_part(_held(part, "message_content")) for part in parts if part]
+            item["content"] = [_part(_held(part, "message_content")) for part in parts]
         found.append(chat.said(item, role=role))
     return found
 
