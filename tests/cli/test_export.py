@@ -1,14 +1,15 @@
 """``export`` and ``pack``: data out of a store, whole, into lines, Parquet and a database."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import duckdb
 import pytest
 
-from lightning_otel import Store
+from lightning_otel import Span, Store, TripletAdapter
+from lightning_otel.adapter import Adaptation
 from lightning_otel.store.layout import Layout
 
 Cli = Callable[..., CompletedProcess[str]]
@@ -101,6 +102,27 @@ def test_triplets_are_transitions(cli: Cli, kept: Path) -> None:
     assert talk[0] == "8 transitions → stdout"
     assert talk[1] == "from 9 calls in 5 rollouts: 3 rewarded, 6 with exact token ids"
     assert talk[2].startswith("  left out: 1 × ")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_triplets_are_adapted_once(
+    cli: Cli, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The funnel told at the end is that of the rows, not of a second pass over the spans."""
+    adapted = []
+    explain = TripletAdapter.explain
+
+    def counted(self: TripletAdapter, spans: Iterable[Span]) -> Adaptation:
+        adapted.append(found := explain(self, spans))
+        return found
+
+    monkeypatch.setattr(TripletAdapter, "explain", counted)
+
+    done = cli("export", "triplets", "-o", tmp_path / "out", "--format", kind, "--store", kept)
+
+    assert done.returncode == 0
+    assert len(adapted) == 1
+    assert f"from {adapted[0].report.calls} calls" in done.stderr
 
 
 def test_triplets_by_agent_and_rollout(cli: Cli, kept: Path) -> None:

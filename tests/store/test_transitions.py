@@ -158,6 +158,17 @@ def test_transitions_apply_the_credit_rule(store: Store) -> None:
     assert [step.reward for step in found] == [0.5, 1.0]
 
 
+def test_transitions_report_what_led_to_them(store: Store) -> None:
+    """The table's funnel is the store's, before a pass over its rows and after one."""
+    store.add([*rollout("r1").spans, *rollout("r2", tick=10).spans, late("lost", 1.0)])
+    fresh, read = store.transitions(credit="last"), store.transitions(credit="last")
+
+    rows = read.rows()
+
+    assert fresh.report() == read.report() == store.report(credit="last")
+    assert read.report().transitions == len(rows)
+
+
 def test_distinct_keeps_equal_ids_of_different_traces_apart() -> None:
     """A span id is one within its trace only."""
     found: list[Trajectory] = []

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from lightning_otel.store import Store
 
 _CREDITS = ("next", "last", "sibling", "discounted")
-_JSON_COLUMNS = frozenset({"observation", "action", "next_observation", "rewards", "tools"})
+_JSON_COLUMNS = frozenset(
+    {"observation", "action", "next_observation", "rewards", "tools", "resources"}
+)
 _STDOUT = "-"
 
 _output_option = click.option(
@@ -95,7 +97,7 @@ def triplets(
     else:
         count = _write_lines(output, map(parsed, table.dicts()))
         talk(f"{counted(count, 'transition')} → {_place(output)}")
-    report = opened.report(credit=credit, gamma=gamma, rollout_id=rollout_id)
+    report = table.report()
     which = " (all agents)" if agents else ""
     talk(
         f"from {counted(report.calls, 'call')} in {counted(report.rollouts, 'rollout')}{which}: "

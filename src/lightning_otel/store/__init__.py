@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from lightning_otel.store.settle import Settled
     from lightning_otel.store.source import SpanSource
-    from lightning_otel.store.table import Table
+    from lightning_otel.store.table import Table, Transitions
     from lightning_otel.store.writer import SpanWriter
 
 MEMORY = ":memory:"
@@ -46,6 +46,7 @@ TRANSITION_COLUMNS: Mapping[str, str] = {
     "logprobs": "DOUBLE[]",
     "capture": "VARCHAR",
     "resource_version": "VARCHAR",
+    "resources": "JSON",
     "model": "VARCHAR",
     "response_id": "VARCHAR",
     "finish_reason": "VARCHAR",
@@ -171,8 +172,10 @@ class Store:
         credit: Credit = "next",
         gamma: float = 0.99,
         rollout_id: str | None = None,
-    ) -> "Table[Transition]":
+    ) -> "Transitions":
         """Transitions, one row each; one that several branches share appears once.
+
+        Its ``report()`` is the funnel behind the rows, without adapting the spans once more.
 
         Args:
             agents: Only agents whose name matches this glob.
@@ -181,19 +184,27 @@ class Store:
             rollout_id: Only this rollout's.
         """
         from lightning_otel.store.source import new_connection
-        from lightning_otel.store.table import Query, Table, query_of
+        from lightning_otel.store.table import Query, Transitions, query_of
 
         adapter = TripletAdapter(credit, gamma)
 
         def steps() -> Iterator[tuple[Transition, int]]:
-            found = self._adapt(adapter, rollout_id)
-            return distinct((path for each in found for path in each.trajectories), agents)
+            reports: list[Report] = []
+
+            def paths() -> Iterator[Trajectory]:
+                for each in self._adapt(adapter, rollout_id):
+                    reports.append(each.report)
+                    yield from each.trajectories
+
+            yield from distinct(paths(), agents)
+            table.keep(Report.total(reports))
 
         def query() -> Query:
             rows = (transition_row(step, branch) for step, branch in steps())
             return query_of(new_connection(), rows, TRANSITION_COLUMNS)
 
-        return Table(query, lambda: (step for step, _ in steps()), "transitions")
+        table = Transitions(query, lambda: (step for step, _ in steps()), "transitions")
+        return table
 
     def report(
         self, *, credit: Credit = "next", gamma: float = 0.99, rollout_id: str | None = None

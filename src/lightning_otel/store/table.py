@@ -17,6 +17,7 @@ import orjson
 from lightning_otel.errors import ConfigError, QueryError, StoreError
 from lightning_otel.store.damage import damage_of
 from lightning_otel.store.views import NAMES, derived_view_statements, quoted
+from lightning_otel.types import Report, Transition
 
 if TYPE_CHECKING:
     import duckdb
@@ -179,6 +180,28 @@ class Table(Generic[T]):
         """Write the rows to a zstd Parquet file; needs no other library."""
         copy = f"COPY result TO {quoted(os.fspath(path))} (FORMAT parquet, COMPRESSION zstd)"
         self._query().take(lambda relation: relation.query("result", copy))
+
+
+class Transitions(Table[Transition]):
+    """Transitions, and the funnel that led to them."""
+
+    _report: Report | None = None
+
+    def report(self) -> Report:
+        """The funnel from spans to these rows, of every agent, with every reason for a loss.
+
+        It is that of the latest whole pass over the rows, in whatever form; if there was none, they
+        are gone through for it.
+        """
+        if self._report is None:
+            for _ in self:
+                pass
+        assert self._report is not None
+        return self._report
+
+    def keep(self, report: Report) -> None:
+        """Keep the funnel of a pass that came to its end."""
+        self._report = report
 
 
 def query_of(
