@@ -179,6 +179,26 @@ def test_child_environment_is_what_a_child_inherits(
     assert config.store_path() == "/s.duckdb"
     assert config.inherited_rollout() == ("r1", "2")
     assert config.inherited_trace_parent() == "00-a-b-01"
+    assert config.inherited_agent() is None
+
+
+@pytest.mark.parametrize(("outer", "inner", "heard"), [
+    (None, "bob", "bob"), ("alice", "bob", "bob"), ("alice", None, "alice"), ("", None, None),
+])  # fmt: skip
+def test_child_environment_names_who_acts(
+    outer: str | None, inner: str | None, heard: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's own ``--agent`` reaches its child, else that of a run around it."""
+    if outer is not None:
+        monkeypatch.setenv("LIGHTNING_OTEL_RUN_AGENT", outer)
+
+    child = config.child_environment(
+        store="/s.duckdb", rollout_id="r1", attempt_id="2", trace_parent="00-a-b-01",
+        startup=Path("/startup"), agent=inner,
+    )  # fmt: skip
+
+    monkeypatch.setenv("LIGHTNING_OTEL_RUN_AGENT", child.get("LIGHTNING_OTEL_RUN_AGENT", ""))
+    assert config.inherited_agent() == heard
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ ROLLOUT_ENV: Final = "LIGHTNING_OTEL_ROLLOUT_ID"
 ATTEMPT_ENV: Final = "LIGHTNING_OTEL_ATTEMPT_ID"
 RUN_ENV: Final = "LIGHTNING_OTEL_RUN"
 """Set by ``lightning-otel run`` in its child: trace from the start; the parent forwards."""
+AGENT_ENV: Final = "LIGHTNING_OTEL_RUN_AGENT"
+"""Set by ``lightning-otel run`` in its child: who acts where the program does not say."""
 CONTENT_ENV: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 DEFAULT_STORE: Final = ".lightning/traces.duckdb"
@@ -124,13 +126,24 @@ def inherited_rollout() -> tuple[str, str] | None:
     return (rollout_id, os.environ.get(ATTEMPT_ENV) or "1") if rollout_id else None
 
 
+def inherited_agent() -> str | None:
+    """Who acts where the program does not say, handed down by ``lightning-otel run``."""
+    return os.environ.get(AGENT_ENV) or None
+
+
 def inherited_trace_parent() -> str | None:
     """The W3C ``traceparent`` handed down by a parent process, if any."""
     return os.environ.get("TRACEPARENT")
 
 
 def child_environment(
-    *, store: str, rollout_id: str, attempt_id: str, trace_parent: str, startup: Path
+    *,
+    store: str,
+    rollout_id: str,
+    attempt_id: str,
+    trace_parent: str,
+    startup: Path,
+    agent: str | None = None,
 ) -> dict[str, str]:
     """The environment in which ``lightning-otel run`` starts its child.
 
@@ -140,10 +153,12 @@ def child_environment(
         attempt_id: The run's attempt.
         trace_parent: W3C ``traceparent`` of the run's root span.
         startup: Folder whose ``sitecustomize`` switches tracing on.
+        agent: Who acts where the program does not say; by default whom a run around this one named.
     """
     python_path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
+        **({AGENT_ENV: agent} if agent else {}),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(startup), python_path])),
         STORE_ENV: store,
         RUN_ENV: "1",

@@ -249,11 +249,11 @@ def _problem(opened: "Store") -> LightningOtelError | None:
 def _environment(opened: "Store", recording: "Recording", agent: str | None) -> dict[str, str]:
     from lightning_otel import config, startup
 
-    found = config.child_environment(
+    return config.child_environment(
         store=opened.name,
         rollout_id=recording.rollout_id,
         attempt_id=recording.attempt_id,
         trace_parent=f"00-{recording.trace_id}-{recording.span_id}-01",
         startup=Path(startup.__path__[0]),
+        agent=agent,
     )
-    return {**found, startup.AGENT_ENV: agent} if agent else found
