@@ -1,0 +1,20 @@
+"""Runs a program with another project's instrumentor switched on, as its users do.
+
+python foreign.py MODULE:CLASS program.py
+"""
+
+import runpy
+import sys
+from importlib import import_module
+
+
+def main(instrumentor: str, program: str) -> None:
+    """Switch it on, then be the program."""
+    module, _, name = instrumentor.partition(":")
+    getattr(import_module(module), name)().instrument()
+    sys.argv = [program]
+    runpy.run_path(program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

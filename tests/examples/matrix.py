@@ -1,0 +1,35 @@
+"""The README's matrix of what is captured, made from what the examples' tests prove.
+
+    python -m tests.examples.matrix
+
+A cell names a program; the test of that name fails if the program does not show it.
+"""
+
+from tests.examples.programs import COLUMNS, PROGRAMS
+
+NOT_APPLICABLE = {
+    ("openai", "agent"): "¹",
+    ("LangGraph", "tools"): "as LangChain",
+    ("LiteLLM", "agent"): "¹",
+}
+"""Cells without a program, and what stands there instead."""
+
+
+def cell(source: str, column: str) -> str:
+    """The first program that proves it, as a link; a dash if there is none."""
+    names = [p.name for p in PROGRAMS if p.source == source and column in p.shows]
+    if not names:
+        return NOT_APPLICABLE.get((source, column), "–")
+    return f"[✓](examples/{names[0]}.py)"
+
+
+def table() -> str:
+    """The whole matrix in Markdown."""
+    sources = dict.fromkeys(program.source for program in PROGRAMS)
+    rows = [("source", *COLUMNS), ("---",) * (len(COLUMNS) + 1)]
+    rows += [(source, *(cell(source, column) for column in COLUMNS)) for source in sources]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+if __name__ == "__main__":
+    print(table(), end="")  # noqa: T201

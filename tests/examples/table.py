@@ -1,0 +1,67 @@
+"""Prints, for each example program that can run here, what was captured of it.
+
+    python -m tests.examples.table
+
+A cell of the form ``a of b`` says how many of the server's requests have a span.
+"""
+
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tests.examples.checker import Recorded, problems, record, run
+from tests.examples.programs import PROGRAMS, Program
+
+from lightning_otel import conventions as c
+
+HEAD = ("program", "calls", "tokens", "exact", "agents", "tools", "orphans", "doubles", "wrong")
+
+
+def is_here(module: str) -> bool:
+    """Whether a module could be imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # one of its parents is missing
+        return False
+
+
+def row(program: Program) -> list[object]:
+    """What was captured of a program."""
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = record(program, Path(folder))
+        wrong = len(problems(program, run(program, Path(folder)), recorded))
+    agents = sorted(set(recorded.agents_of(recorded.calls)) - {""})
+    return [
+        program.name,
+        f"{len(recorded.calls)} of {len(recorded.requests)}",
+        _tokens(recorded),
+        recorded.report.exact,
+        ", ".join(agents) or "-",
+        len(recorded.tools),
+        len(recorded.orphans),
+        recorded.doubles,
+        wrong,
+    ]
+
+
+def _tokens(recorded: Recorded) -> str:
+    keys = (c.INPUT_TOKENS, c.OUTPUT_TOKENS)
+    given, made = (sum(call.attributes.get(key, 0) for call in recorded.calls) for key in keys)
+    return f"{given} + {made}"
+
+
+def lines(rows: Iterable[Sequence[object]]) -> list[str]:
+    """A Markdown table."""
+    rules = ["---", *("---:" for _ in HEAD[1:])]
+    return ["| " + " | ".join(map(str, cells)) + " |" for cells in (HEAD, rules, *rows)]
+
+
+if __name__ == "__main__":
+    here = [program for program in PROGRAMS if all(map(is_here, program.needs))]
+    missing = [program.name for program in PROGRAMS if program not in here]
+    if missing:
+        print(f"without {', '.join(missing)}: not installed here", file=sys.stderr)  # noqa: T201
+    for line in lines(row(program) for program in here):
+        print(line, flush=True)  # noqa: T201

@@ -1,0 +1,61 @@
+"""Each example program with another project's instrumentor switched on beside ours.
+
+The environment that holds them all is ``foreign`` of ``tests/environments.py``.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.examples.checker import host_problems, record, run, transition_problems
+from tests.examples.programs import LANGCHAIN, LANGGRAPH, PROGRAMS, Program
+
+DRIVER = Path(__file__).with_name("foreign.py")
+
+
+class Foreign(NamedTuple):
+    """An instrumentor of another project."""
+
+    name: str
+    instrumentor: str
+    of_langchain: bool = False
+
+
+FOREIGN = (
+    Foreign("official-openai", "opentelemetry.instrumentation.genai.openai:OpenAIInstrumentor"),
+    Foreign("openinference-openai", "openinference.instrumentation.openai:OpenAIInstrumentor"),
+    Foreign("openllmetry-openai", "opentelemetry.instrumentation.openai:OpenAIInstrumentor"),
+    Foreign(
+        "openinference-langchain",
+        "openinference.instrumentation.langchain:LangChainInstrumentor",
+        of_langchain=True,
+    ),
+    Foreign(
+        "openllmetry-langchain",
+        "opentelemetry.instrumentation.langchain:LangchainInstrumentor",
+        of_langchain=True,
+    ),
+)
+PAIRS = [
+    pytest.param(foreign, program, id=f"{foreign.name}-{program.name}")
+    for foreign in FOREIGN
+    for program in PROGRAMS
+    if program.source in (LANGCHAIN, LANGGRAPH) or not foreign.of_langchain
+]
+
+
+@pytest.mark.timeout(150)  # two programs
+@pytest.mark.parametrize(("foreign", "program"), PAIRS)
+def test_request_is_one_transition_beside(
+    foreign: Foreign, program: Program, tmp_path: Path
+) -> None:
+    """Two instrumentors, one transition for each request; and the host is as with theirs alone."""
+    for module in (foreign.instrumentor.partition(":")[0], *program.needs):
+        pytest.importorskip(module)
+    within = [str(DRIVER), foreign.instrumentor]
+
+    recorded = record(program, tmp_path, within)
+
+    theirs = run(program, tmp_path, within)
+    found = host_problems(theirs, recorded.host) + transition_problems(recorded)
+    assert not found, "\n".join(found)
