@@ -27,6 +27,7 @@ INSTRUMENTORS: Mapping[str, str] = {
     "autogen_core": "lightning_otel.instrumentors.autogen:AutoGenInstrumentor",
     "agents": "lightning_otel.instrumentors.openai_agents:OpenAIAgentsInstrumentor",
     "crewai": "lightning_otel.instrumentors.crewai:CrewAIInstrumentor",
+    "litellm": "lightning_otel.instrumentors.openai.litellm:LiteLLMInstrumentor",
     "autogen": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
 }
 """The library each instrumentor needs, and where it stands."""

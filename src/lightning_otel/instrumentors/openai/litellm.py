@@ -1,0 +1,148 @@
+"""Model calls that LiteLLM sends itself, in OpenAI's wire format but not by OpenAI's client.
+
+Most of LiteLLM's providers go through the ``openai`` client and are seen there. Some of those that
+matter here, ``hosted_vllm`` above all, are sent by LiteLLM's own two HTTP handlers: the same
+endpoints, the same bodies, on an ``httpx`` response. Requests in other formats pass untouched.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import orjson
+
+from lightning_otel import capture
+from lightning_otel import conventions as c
+from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.openai.body import BodyRecorder
+from lightning_otel.instrumentors.openai.request import ModelRequest, endpoint_of
+
+_END_MARK = b"data: [DONE]"
+
+
+class LiteLLMInstrumentor(LibraryInstrumentor):
+    """Switches the capture of LiteLLM's own requests on and off; it is never imported for it."""
+
+    requires = ("litellm >= 1.80",)
+
+    def patches(self) -> Mapping[str, Patch]:
+        """The module of the two HTTP handlers."""
+        return {"litellm.llms.custom_httpx.http_handler": self._patch_handlers}
+
+    def _patch_handlers(self, module: ModuleType) -> None:
+        self.wrap(module.HTTPHandler, "post", _post)
+        self.wrap(module.AsyncHTTPHandler, "post", _async_post)
+
+
+_instrumentor = LiteLLMInstrumentor()
+
+
+class _Address(NamedTuple):
+    host: str
+    port: int | None
+
+
+class _Recorder(BodyRecorder):
+    """Ends at a stream's own end mark: LiteLLM reads no further, and lets go some time later."""
+
+    def _keep(self, chunk: bytes) -> None:
+        super()._keep(chunk)
+        if chunk.rstrip().endswith(_END_MARK):
+            self._finish(is_whole=True)
+
+
+class _Call(ModelRequest):
+    """A call that is over where its stream says so."""
+
+    def observe(self, response: Any) -> None:
+        """Note the HTTP response: whole, or to be recorded as it is read."""
+        if response.is_closed:
+            super().observe(response)
+        else:
+            _Recorder(response, self._started_s, self._ended)
+            self._is_streaming = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request as the reader of the ``openai`` client's requests knows them: client and options.
+
+    Attributes:
+        url: Where it goes.
+        json_data: Its body.
+        base_url: The server.
+        method: Always a post.
+        extra_json: Nothing: the body is whole.
+    """
+
+    url: str
+    json_data: Mapping[str, Any]
+    base_url: _Address
+    method: str = "post"
+    extra_json: None = None
+
+
+def _begin(url: Any, data: Any = None, json: Any = None, **more: Any) -> ModelRequest | None:
+    if not _instrumentor.is_wanted() or not isinstance(url, str):
+        return None
+    if endpoint_of("post", url) is None:
+        return None
+    body = orjson.loads(data) if isinstance(data, str | bytes) else data or json
+    if not isinstance(body, dict):
+        return None
+    parts = urlsplit(url)
+    sent = _Request(url, body, _Address(parts.hostname or "", parts.port))
+    request = _Call.begin(sent, sent, is_stream=bool(body.get("stream")))
+    provider = getattr(more.get("logging_obj"), "custom_llm_provider", None)
+    if request is not None and isinstance(provider, str):
+        request.operation.attributes[c.PROVIDER] = provider
+    return request
+
+
+def _post(original: Any) -> Any:
+    def post(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = capture.guarded(_begin, *args[:3], **kwargs)
+        if request is None:
+            return original(self, *args, **kwargs)
+        try:
+            with capture.attached(request.operation.context):
+                response = original(self, *args, **kwargs)
+        except BaseException as exc:
+            capture.guarded(_failed, request, exc)
+            raise
+        capture.guarded(_answered, request, response)
+        return response
+
+    return post
+
+
+def _async_post(original: Any) -> Any:
+    async def post(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = capture.guarded(_begin, *args[:3], **kwargs)
+        if request is None:
+            return await original(self, *args, **kwargs)
+        try:
+            with capture.attached(request.operation.context):
+                response = await original(self, *args, **kwargs)
+        except BaseException as exc:
+            capture.guarded(_failed, request, exc)
+            raise
+        capture.guarded(_answered, request, response)
+        return response
+
+    return post
+
+
+def _answered(request: ModelRequest, response: Any) -> None:
+    request.observe(response)
+    request.returned(response)
+
+
+def _failed(request: ModelRequest, exc: BaseException) -> None:
+    """End the call with the answer that the exception carries, where the server sent one."""
+    response = getattr(exc, "response", None)
+    if getattr(response, "is_closed", False):
+        capture.guarded(request.observe, response)
+    request.fail(exc)
