@@ -1,0 +1,389 @@
+"""What agents, teams and tools were given and gave: kept beside their spans, in any state."""
+
+import dataclasses
+import json
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("autogen_agentchat")
+pytest.importorskip("autogen_ext.models.openai")
+
+from autogen_agentchat.agents import BaseChatAgent
+from autogen_agentchat.base import Response
+from autogen_agentchat.messages import (
+    BaseChatMessage,
+    HandoffMessage,
+    StructuredMessage,
+    TextMessage,
+)
+from autogen_agentchat.teams import RoundRobinGroupChat
+from autogen_core import CancellationToken
+from autogen_core.tools import BaseStreamTool, BaseTool, FunctionTool
+from opentelemetry import trace
+from pydantic import BaseModel
+from tests.instrumentors.autogen import programs
+from tests.instrumentors.autogen.stage import Stage
+
+from lightning_otel import conventions as c
+from lightning_otel.types import Span
+
+
+class Hostile:
+    """Raises wherever it is looked at."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("looked at")
+
+    __repr__ = __str__
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"asked for {name}")
+
+
+class Arguments(BaseModel):
+    """What the tools below take."""
+
+    text: str = ""
+
+
+class GivingTool(BaseTool[Arguments, Any]):
+    """Gives one thing."""
+
+    def __init__(self, gift: Any) -> None:
+        super().__init__(Arguments, object, "giving", "Gives.")
+        self.gift = gift
+
+    async def run(self, args: Arguments, cancellation_token: CancellationToken) -> Any:
+        """The one thing."""
+        return self.gift
+
+    def return_value_as_string(self, value: Any) -> str:
+        """Nothing that looks at it."""
+        return "given"
+
+
+class CountingTool(BaseStreamTool[Arguments, int, int]):
+    """Counts to three."""
+
+    def __init__(self) -> None:
+        super().__init__(Arguments, int, "counting", "Counts.")
+
+    async def run(self, args: Arguments, cancellation_token: CancellationToken) -> int:
+        """At once."""
+        return 3
+
+    async def run_stream(
+        self, args: Arguments, cancellation_token: CancellationToken
+    ) -> AsyncGenerator[int, None]:
+        """One by one."""
+        for number in (1, 2, 3):
+            yield number
+
+
+class Echo(BaseChatAgent):
+    """Answers with a message of the test's choice."""
+
+    def __init__(self, name: str, answer: BaseChatMessage) -> None:
+        super().__init__(name, "echoes")
+        self.answer = answer
+
+    @property
+    def produced_message_types(self) -> Sequence[type[BaseChatMessage]]:
+        """Of the answer's type."""
+        return (type(self.answer),)
+
+    async def on_messages(
+        self, messages: Sequence[BaseChatMessage], cancellation_token: CancellationToken
+    ) -> Response:
+        """The answer."""
+        return Response(chat_message=self.answer)
+
+    async def on_reset(self, cancellation_token: CancellationToken) -> None:
+        """Nothing is kept."""
+
+
+def content(span: Span, key: str) -> Any:
+    """Messages of a span."""
+    return json.loads(str(span.attributes[key]))
+
+
+def said(text: str, **more: Any) -> list[dict[str, Any]]:
+    """One message of text."""
+    return [{"role": "user", "parts": [{"type": "text", "content": text}], **more}]
+
+
+def test_team_has_its_task_its_answer_and_why_it_stopped(stage: Stage) -> None:
+    """What went into the team, what came out, and its stop reason."""
+    result = stage.trace(programs.nested_teams)
+
+    (outer,) = stage.named("invoke_workflow outer")
+    (inner,) = stage.named("invoke_workflow inner")
+    assert outer.attributes[c.OPERATION] == "invoke_workflow"
+    assert outer.attributes[c.WORKFLOW_NAME] == "outer"
+    assert outer.attributes[c.PROVIDER] == "autogen"
+    assert content(outer, c.INPUT_MESSAGES) == content(inner, c.INPUT_MESSAGES) == said("go")
+    assert outer.attributes[c.STOP_REASON] == result.stop_reason
+    answer = content(outer, c.OUTPUT_MESSAGES)[0]
+    assert answer["parts"][0]["content"] == result.messages[-1].content
+    assert answer["name"] == "critic"
+
+
+def test_agent_has_its_name_description_messages_and_answer(stage: Stage) -> None:
+    """In a team an agent is given what was said since it last spoke."""
+    result = stage.trace(programs.round_robin)
+
+    first, second = stage.named("invoke_agent writer")
+    (critic,) = stage.named("invoke_agent critic")
+    assert critic.attributes[c.AGENT_NAME] == "critic"
+    assert str(critic.attributes[c.AGENT_DESCRIPTION])
+    assert str(critic.attributes[c.AGENT_ID]).startswith("critic_")
+    assert (critic.kind, critic.scope) == ("INTERNAL", c.SCOPE)
+    assert content(first, c.INPUT_MESSAGES) == said("go")
+    spoken = result.messages[1].content
+    given = content(critic, c.INPUT_MESSAGES)
+    assert given == said("go") + said(spoken, name="writer")
+    assert content(first, c.OUTPUT_MESSAGES)[0]["parts"][0]["content"] == spoken
+    assert second.start_ns >= (critic.end_ns or 0)
+
+
+def test_hand_off_names_whom_it_goes_to(stage: Stage) -> None:
+    """The agent that hands over says to whom, and its transfer is a tool."""
+    stage.trace(programs.swarm)
+
+    (writer,) = stage.named("invoke_agent writer")
+    (critic,) = stage.named("invoke_agent critic")
+    (tool,) = stage.named("execute_tool transfer_to_critic")
+    assert writer.attributes[c.HANDOFF_TARGET] == "critic"
+    assert critic.attributes[c.HANDOFF_TARGET] == "user"
+    assert stage.path(tool) == ["invoke_workflow Swarm", "invoke_agent writer"]
+
+
+def test_tool_has_its_arguments_result_and_call(stage: Stage) -> None:
+    """A tool's span has what it was called with, what it gave, and the id of the model's call."""
+    stage.trace(programs.one_agent)
+
+    (tool,) = stage.named("execute_tool calculator")
+    (asking, telling) = stage.calls()
+    (part,) = content(asking, c.OUTPUT_MESSAGES)[0]["parts"]
+    assert tool.attributes[c.TOOL_CALL_ID] == part["id"]
+    assert content(tool, c.TOOL_ARGUMENTS) == {"expression": "6*7"}
+    assert tool.attributes[c.TOOL_RESULT] == "42"
+    assert tool.attributes[c.TOOL_DESCRIPTION] == "Work out a product."
+    assert (tool.kind, tool.attributes[c.TOOL_NAME]) == ("INTERNAL", "calculator")
+    assert stage.path(tool) == ["invoke_agent calc"]
+    assert "42" in str(telling.attributes[c.INPUT_MESSAGES])
+
+
+def test_agent_and_team_as_tools_give_what_the_model_reads(stage: Stage) -> None:
+    """The result of such a tool is the text that goes back to the model."""
+    for program, name in ((programs.agent_tool, "helper"), (programs.team_tool, "helpers")):
+        result = stage.trace(program)
+
+        (tool,) = stage.named(f"execute_tool {name}")
+        executed = next(m for m in result.messages if m.type == "ToolCallExecutionEvent")
+        assert tool.attributes[c.TOOL_RESULT] == executed.content[0].content
+
+
+def test_agent_called_by_its_own_methods_is_a_run(stage: Stage) -> None:
+    """``on_messages`` and its stream, called by the program itself, are runs of the agent."""
+
+    async def program(client: Any) -> None:
+        writer = programs.agent("writer", client)
+        asked = [TextMessage(content="go", source="user")]
+        await writer.on_messages(asked, CancellationToken())
+        async for _ in writer.on_messages_stream(asked, CancellationToken()):
+            pass
+        await Echo("echo", asked[0]).on_messages(asked, CancellationToken())
+
+    stage.trace(program)
+
+    stage.check()
+    assert len(stage.named("invoke_agent writer")) == 2
+    (echo,) = stage.named("invoke_agent echo")
+    assert content(echo, c.INPUT_MESSAGES) == said("go")
+    assert content(echo, c.OUTPUT_MESSAGES)[0]["parts"][0]["content"] == "go"
+
+
+def test_structured_answer_is_kept_as_its_fields(stage: Stage) -> None:
+    """A message that holds a model is kept as JSON."""
+    answer = StructuredMessage[Arguments](content=Arguments(text="typed"), source="echo")
+
+    async def program(client: Any) -> Any:
+        return await RoundRobinGroupChat([Echo("echo", answer)], max_turns=1).run(task="go")
+
+    stage.trace(program)
+
+    (echo,) = stage.named("invoke_agent echo")
+    (part,) = content(echo, c.OUTPUT_MESSAGES)[0]["parts"]
+    assert json.loads(part["content"]) == {"text": "typed"}
+
+
+def test_hand_off_to_a_run_by_itself_is_kept(stage: Stage) -> None:
+    """A hand-off at the end of a single agent's run is on its span, too."""
+    answer = HandoffMessage(content="yours", target="user", source="echo")
+
+    async def program(client: Any) -> Any:
+        return await Echo("echo", answer).run(task="go")
+
+    stage.trace(program)
+
+    (echo,) = stage.named("invoke_agent echo")
+    assert echo.attributes[c.HANDOFF_TARGET] == "user"
+
+
+def test_streaming_tool_gives_its_last(stage: Stage) -> None:
+    """A tool that streams has the last of what it gave as its result."""
+
+    async def program(client: Any) -> Any:
+        tool = CountingTool()
+        return [n async for n in tool.run_json_stream({"text": "x"}, CancellationToken(), "id-1")]
+
+    assert stage.trace(program) == [1, 2, 3]
+    (tool,) = stage.named("execute_tool counting")
+    assert tool.attributes[c.TOOL_RESULT] == "3"
+    assert tool.attributes[c.TOOL_CALL_ID] == "id-1"
+
+
+def test_span_made_within_a_tool_stands_under_it(stage: Stage) -> None:
+    """Plain functions on a worker's thread included."""
+
+    def look() -> str:
+        """Look something up."""
+        trace.get_tracer("program").start_span("looking").end()
+        return "found"
+
+    async def program(client: Any) -> Any:
+        return await FunctionTool(look, "Look.").run_json({}, CancellationToken())
+
+    assert stage.trace(program) == "found"
+    (looking,) = stage.named("looking")
+    assert stage.path(looking) == ["execute_tool look"]
+
+
+@dataclasses.dataclass
+class Node:
+    """Holds itself."""
+
+    inner: Any = None
+
+
+def gifts() -> dict[str, Any]:
+    """Results no tracer should trip over."""
+    own: dict[str, Any] = {}
+    own["own"] = own
+    node = Node()
+    node.inner = node
+    return {
+        "hostile": Hostile(),
+        "self": own,
+        "node": node,
+        "surrogate": "half \ud800",
+        "generator": (n for n in (1, 2)),
+        "bytes": b"\xff",
+        "class": Hostile,
+        "set": {1, Hostile()},
+        "keys": {Hostile(): 1, 3: None, None: 2},
+        "nothing": None,
+    }
+
+
+@pytest.mark.parametrize("name", gifts())
+def test_odd_result_reaches_the_program_as_it_is(stage: Stage, name: str) -> None:
+    """The same object comes back, and the span holds a safe form of it."""
+    gift = gifts()[name]
+
+    async def program(client: Any) -> Any:
+        return await GivingTool(gift).run_json({"text": "x"}, CancellationToken())
+
+    assert stage.trace(program) is gift
+    stage.check_shape()
+    (tool,) = stage.named("execute_tool giving")
+    assert tool.status == "UNSET"
+    if name == "generator":
+        assert list(gift) == [1, 2]
+
+
+@pytest.mark.parametrize("name", gifts())
+def test_odd_arguments_fail_as_without_us(stage: Stage, name: str) -> None:
+    """The tool's own check of its arguments is the first and only one."""
+    arguments: Any = {"text": gifts()[name]}
+
+    async def program(client: Any) -> Any:
+        try:
+            return await GivingTool(1).run_json(arguments, CancellationToken())
+        except Exception as exc:  # noqa: BLE001  # whatever it is, it is compared
+            return type(exc)
+
+    assert stage.trace(program) == stage.run(program)
+    stage.check_shape()
+
+
+def test_huge_result_is_cut_and_costs_little(stage: Stage) -> None:
+    """A string of 100 MB comes back whole; the span keeps its beginning."""
+    huge = "x" * 100_000_000
+
+    async def program(client: Any) -> Any:
+        started_s = time.perf_counter()
+        assert await GivingTool(huge).run_json({}, CancellationToken()) is huge
+        return time.perf_counter() - started_s
+
+    assert stage.trace(program) < 5
+    (tool,) = stage.named("execute_tool giving")
+    kept = str(tool.attributes[c.TOOL_RESULT])
+    assert 1000 < len(kept) < 9_000_000
+    assert huge.startswith(kept[:1000])
+
+
+@pytest.mark.parametrize("task", [5, object(), [], ["text"], b"x", (1,)], ids=repr)
+@pytest.mark.parametrize("kind", ["agent", "team"])
+def test_wrong_task_is_refused_as_without_us(stage: Stage, kind: str, task: Any) -> None:
+    """A task of a wrong type raises what AutoGen raises, and the span says so."""
+
+    async def program(client: Any) -> Any:
+        writer = programs.agent("writer", client)
+        runner = writer if kind == "agent" else RoundRobinGroupChat([writer], max_turns=1)
+        try:
+            await runner.run(task=task)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, it is compared
+            return type(exc), str(exc)
+
+    assert stage.trace(program) == stage.run(program)
+    failed = stage.named("invoke_agent writer", "invoke_workflow RoundRobinGroupChat")
+    assert [span.status for span in failed] == ["ERROR"]
+
+
+def test_content_is_left_out_where_the_user_says_so(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without content the structure, the names and the usage are all there."""
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "NO_CONTENT")
+
+    stage.trace(programs.swarm)
+
+    monkeypatch.delenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT")
+    for span in stage.spans:
+        assert not c.CONTENT_KEYS & span.attributes.keys()
+    assert stage.named("invoke_agent writer")[0].attributes[c.HANDOFF_TARGET] == "critic"
+    assert len(stage.calls()) == len(stage.server.log)
+
+
+def test_message_of_a_class_of_the_programs_own_is_read_by_its_fields(stage: Stage) -> None:
+    """Its methods, which may do anything, are not called."""
+
+    class OwnMessage(TextMessage):
+        """A message that minds being converted."""
+
+        def to_text(self) -> str:
+            raise AssertionError("converted")
+
+    async def program(client: Any) -> Any:
+        task = OwnMessage(content="go", source="user")
+        return await Echo("echo", TextMessage(content="x", source="echo")).run(task=task)
+
+    stage.trace(program)
+
+    (echo,) = stage.named("invoke_agent echo")
+    assert content(echo, c.INPUT_MESSAGES) == said("go")

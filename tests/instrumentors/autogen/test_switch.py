@@ -1,0 +1,311 @@
+"""Switching on and off: what is replaced, what AutoGen does itself meanwhile, and that all ends."""
+
+import gc
+import inspect
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("autogen_agentchat")
+pytest.importorskip("autogen_ext.models.openai")
+
+import autogen_agentchat.agents._base_chat_agent as agents_module
+import autogen_agentchat.teams._group_chat._chat_agent_container as container_module
+import autogen_core.tools._base as tools_module
+from autogen_agentchat.agents import AssistantAgent, BaseChatAgent
+from autogen_agentchat.teams import BaseGroupChat, RoundRobinGroupChat
+from autogen_core import SingleThreadedAgentRuntime
+from autogen_core._telemetry import TraceHelper
+from autogen_core.models import ChatCompletionClient
+from autogen_ext.models.openai import BaseOpenAIChatCompletionClient
+from autogen_ext.models.replay import ReplayChatCompletionClient
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.instrumentors.autogen import programs
+from tests.instrumentors.autogen.stage import Stage
+
+from lightning_otel import auto_trace, provider
+from lightning_otel import conventions as c
+from lightning_otel.instrumentors.autogen import AutoGenInstrumentor
+
+REPLACED: tuple[tuple[Any, str], ...] = (
+    (TraceHelper, "trace_block"),
+    (agents_module, "trace_invoke_agent_span"),
+    (agents_module, "trace_create_agent_span"),
+    (container_module, "trace_invoke_agent_span"),
+    (container_module.ChatAgentContainer, "_log_message"),
+    (tools_module, "trace_tool_span"),
+    (tools_module.BaseTool, "run_json"),
+    (tools_module.BaseStreamTool, "run_json_stream"),
+    (BaseChatAgent, "run"),
+    (BaseChatAgent, "run_stream"),
+    (BaseChatAgent, "on_messages_stream"),
+    (AssistantAgent, "on_messages"),
+    (AssistantAgent, "on_messages_stream"),
+    (BaseGroupChat, "run_stream"),
+    (BaseOpenAIChatCompletionClient, "create"),
+    (BaseOpenAIChatCompletionClient, "create_stream"),
+    (ReplayChatCompletionClient, "create"),
+)
+
+
+@pytest.fixture
+def exported() -> Iterator[InMemorySpanExporter]:
+    """All spans of the process, of whatever scope, as another exporter sees them."""
+    provider.ensure_provider()
+    exporter = InMemorySpanExporter()
+    found: Any = trace.get_tracer_provider()
+    processor = SimpleSpanProcessor(exporter)
+    found.add_span_processor(processor)
+    yield exporter
+    processor.shutdown()
+
+
+def scopes(exporter: InMemorySpanExporter) -> dict[str, int]:
+    """How many spans each scope has."""
+    found: dict[str, int] = {}
+    for span in exporter.get_finished_spans():
+        name = span.instrumentation_scope.name if span.instrumentation_scope else ""
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+def held() -> list[Any]:
+    """What stands at each place."""
+    return [owner.__dict__[name] for owner, name in REPLACED]
+
+
+def test_everything_is_put_back() -> None:
+    """After uninstrument the library is as it was, subclasses made meanwhile included."""
+    before = held()
+    hooks = [cls.__dict__.get("__init_subclass__") for cls in (BaseChatAgent, ChatCompletionClient)]
+
+    provider.instrument("autogen_core")
+
+    class Late(ReplayChatCompletionClient):
+        """Made while it is on."""
+
+        component_provider_override = "tests.Late"
+
+        async def create(self, *args: Any, **kwargs: Any) -> Any:
+            return await super().create(*args, **kwargs)
+
+    own = Late.__dict__["create"].__wrapped__
+    during = held()
+    provider.uninstrument()
+
+    assert all(now is not then for now, then in zip(during, before, strict=True))
+    assert held() == before
+    assert Late.__dict__["create"] is own
+    assert hooks == [
+        cls.__dict__.get("__init_subclass__") for cls in (BaseChatAgent, ChatCompletionClient)
+    ]
+
+
+def test_methods_keep_their_kind_and_signature() -> None:
+    """Whoever inspects them sees what was there."""
+    before = [(inspect.signature(found), found.__name__, found.__doc__) for found in held()]
+
+    provider.instrument("autogen_core")
+
+    assert [(inspect.signature(found), found.__name__, found.__doc__) for found in held()] == before
+    assert inspect.iscoroutinefunction(BaseChatAgent.run)
+    assert inspect.iscoroutinefunction(tools_module.BaseTool.run_json)
+    assert AssistantAgent.__abstractmethods__ == frozenset()
+
+
+def test_streams_are_async_generators(stage: Stage) -> None:
+    """Of the very type that AutoGen gives."""
+
+    async def program(client: Any) -> None:
+        writer = programs.agent("writer", client)
+        team = RoundRobinGroupChat([writer], max_turns=1)
+        for stream in (writer.run_stream(task="go"), team.run_stream(task="go")):
+            assert inspect.isasyncgen(stream)
+            async for _ in stream:
+                pass
+
+    stage.trace(program)
+
+    stage.check()
+
+
+def test_it_is_off_again(stage: Stage) -> None:
+    """After uninstrument nothing of AutoGen is recorded by us, nor are later teams known."""
+
+    async def program(client: Any) -> Any:
+        provider.uninstrument()
+        return await programs.round_robin(client)
+
+    stage.trace(program)
+
+    assert [span.name for span in stage.spans if span.scope == c.SCOPE] == [c.SPAN_ROLLOUT]
+
+
+def test_autogen_makes_its_own_spans_outside_recordings(
+    stage: Stage, exported: InMemorySpanExporter
+) -> None:
+    """A program's other telemetry is as it was where nothing is recorded."""
+    with auto_trace(store=stage.store):
+        pass
+    exported.clear()
+
+    stage.run(programs.round_robin)
+
+    found = scopes(exported)
+    assert found["autogen SingleThreadedAgentRuntime"] > 20
+    assert found["autogen-core"] >= 4
+    assert c.SCOPE not in found
+
+
+def test_recorded_program_makes_no_span_twice_for_anyone(
+    stage: Stage, exported: InMemorySpanExporter
+) -> None:
+    """Another exporter sees ours alone: neither AutoGen's own nor its messages."""
+    stage.trace(programs.round_robin)
+
+    assert set(scopes(exported)) == {c.SCOPE}
+    for span in exported.get_finished_spans():
+        attributes = dict(span.attributes or {})
+        assert "gen_ai.system" not in attributes
+        assert not c.CONTENT_KEYS & attributes.keys()
+
+
+@pytest.mark.parametrize("choice", ["true", "false"])
+def test_choice_of_the_user_is_kept(
+    stage: Stage,
+    exported: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    choice: str,
+) -> None:
+    """Who set AutoGen's own switch has its messages' spans, or has not; agents hang as ever."""
+    monkeypatch.setenv("AUTOGEN_DISABLE_RUNTIME_TRACING", choice)
+
+    stage.trace(programs.round_robin)
+
+    has_messages = "autogen SingleThreadedAgentRuntime" in scopes(exported)
+    assert has_messages == (choice == "false")
+    ids = {span.span_id for span in stage.spans}
+    assert [s.name for s in stage.spans if s.parent_span_id and s.parent_span_id not in ids] == []
+    for call in stage.calls():
+        assert stage.path(call)[0] == "invoke_workflow RoundRobinGroupChat"
+
+
+def test_runtime_with_a_provider_of_its_own_leaves_no_orphans(stage: Stage) -> None:
+    """Messages go to the provider the user named; agents still stand under their team."""
+    exporter = InMemorySpanExporter()
+    own = TracerProvider()
+    own.add_span_processor(SimpleSpanProcessor(exporter))
+
+    async def program(client: Any) -> Any:
+        runtime = SingleThreadedAgentRuntime(tracer_provider=own)
+        runtime.start()
+        team = RoundRobinGroupChat([programs.agent("writer", client)], max_turns=1, runtime=runtime)
+        result = await team.run(task="go")
+        await runtime.stop()
+        return result
+
+    stage.trace(program)
+
+    assert scopes(exporter)["autogen SingleThreadedAgentRuntime"] > 5
+    stage.check()
+
+
+def test_team_on_a_runtime_that_was_started_before(stage: Stage) -> None:
+    """Where the runtime's tasks know nothing of the recording, the team's id does."""
+
+    async def program(client: Any) -> None:
+        runtime = SingleThreadedAgentRuntime()
+        runtime.start()
+        team = RoundRobinGroupChat(
+            [programs.agent("writer", client), programs.agent("critic", client)],
+            max_turns=2,
+            runtime=runtime,
+        )
+        with auto_trace(store=stage.store) as stage.recording:
+            await team.run(task="go")
+        await runtime.stop_when_idle()
+
+    stage.run(program)
+
+    stage.check()
+    assert {stage.path(call)[0] for call in stage.calls()} == {
+        "invoke_workflow RoundRobinGroupChat"
+    }
+
+
+def test_agents_made_before_the_recording_make_no_trace_of_their_own(
+    stage: Stage, exported: InMemorySpanExporter
+) -> None:
+    """A span of an agent's making stands in a run, or is not there."""
+    AutoGenInstrumentor().instrument(skip_dep_check=True)
+    replay = ReplayChatCompletionClient(["one"])
+
+    programs.agent("alone", replay)
+    tracer = trace.get_tracer("program")
+    with tracer.start_as_current_span("program"):
+        programs.agent("within", replay)
+
+    made = [s for s in exported.get_finished_spans() if s.name.startswith("create_agent")]
+    assert [span.name for span in made] == ["create_agent within"]
+    assert made[0].parent is not None
+
+
+def test_invalid_name_of_an_agent_fails_its_making(stage: Stage) -> None:
+    """AutoGen's own error passes, and the span says so."""
+
+    async def program(client: Any) -> None:
+        with pytest.raises(ValueError, match="valid Python identifier"):
+            AssistantAgent("not a name", client)
+
+    stage.trace(program)
+
+    assert stage.recording is not None
+    (made,) = [s for s in stage.recording.spans() if s.name.startswith("create_agent")]
+    assert (made.status, made.attributes[c.ERROR_TYPE]) == ("ERROR", "ValueError")
+
+
+def test_nothing_of_the_program_is_kept(stage: Stage) -> None:
+    """Agents, teams and clients are freed once the program is done with them."""
+    kept: list[weakref.ref[Any]] = []
+
+    async def program(client: Any) -> None:
+        writer = programs.agent("writer", client)
+        team = RoundRobinGroupChat([writer], max_turns=1)
+        kept.extend(map(weakref.ref, (writer, team)))
+        await team.run(task="go")
+
+    stage.trace(program)
+    gc.collect()
+
+    assert [found() for found in kept] == [None, None]
+
+
+def test_everywhere_means_without_a_recording_too(
+    stage: Stage, exported: InMemorySpanExporter
+) -> None:
+    """Switched on as OpenTelemetry users do, each run outside a recording is a trace."""
+    provider.instrument("openai")
+    AutoGenInstrumentor().instrument(skip_dep_check=True)
+
+    stage.run(programs.one_agent)
+
+    names = sorted(span.name for span in exported.get_finished_spans())
+    assert names == ["chat toy", "chat toy", "execute_tool calculator", "invoke_agent calc"]
+    spans = exported.get_finished_spans()
+    assert len({span.context.trace_id for span in spans if span.context}) == 1
+
+
+def test_repeated_switching_does_no_harm(stage: Stage) -> None:
+    """On, off and on again records each call once."""
+    for _ in range(3):
+        provider.instrument()
+        provider.uninstrument()
+
+    stage.trace(programs.swarm)
+
+    stage.check()
