@@ -35,6 +35,7 @@ EXECUTE_TASK: Final = "execute_task"
 INVOKE_AGENT: Final = "invoke_agent"
 CREATE_AGENT: Final = "create_agent"
 INVOKE_WORKFLOW: Final = "invoke_workflow"
+RETRIEVAL: Final = "retrieval"
 
 GENERATIVE_OPERATIONS: Final = frozenset({CHAT, TEXT_COMPLETION, GENERATE_CONTENT})
 """Operations whose answer is an action: these calls become transitions."""
@@ -80,6 +81,8 @@ TOOL_TYPE: Final = "gen_ai.tool.type"
 TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
 TOOL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
 TOOL_RESULT: Final = "gen_ai.tool.call.result"
+RETRIEVAL_QUERY: Final = "gen_ai.retrieval.query.text"
+RETRIEVAL_DOCUMENTS: Final = "gen_ai.retrieval.documents"
 
 # --- openai, server, error -----------------------------------------------------------------------
 OPENAI_API: Final = "openai.api.type"
@@ -117,9 +120,11 @@ CUT: Final = "lightning.cut"
 WORKFLOW_STEP: Final = "lightning.workflow.step"
 """Name of the workflow's step, such as a task, that an agent is working on."""
 TRACK_ONLY: Final = "lightning.track_only"
-"""Agent names (or globs) whose calls become training data; absent means all."""
+"""Agents whose calls become training data: names, globs or ``re:…``; absent means all."""
 RESOURCE_VERSION: Final = "lightning.resource.version"
 """Version of the resource (prompt, model, weights) that produced the call."""
+RESOURCES: Final = "lightning.resources"
+"""JSON object: by name, glob or ``re:…`` of agents an object of each resource's version."""
 
 # --- agentlightning: rollouts, rewards and marks, as Agent Lightning 0.3 spells them --------------
 ROLLOUT_ID: Final = "agentlightning.rollout_id"
@@ -178,6 +183,8 @@ CONTENT_KEYS: Final = frozenset(
         *BODY_KEYS,
         TOOL_ARGUMENTS,
         TOOL_RESULT,
+        RETRIEVAL_QUERY,
+        RETRIEVAL_DOCUMENTS,
         MESSAGE_BODY,
         OBJECT_LITERAL,
         OBJECT_JSON,

@@ -157,6 +157,7 @@ class Transition:
         logprobs: Log-probability of each sampled token, [R]; empty likewise.
         capture: ``exact`` with the server's token ids, else ``text``.
         resource_version: Version of the prompt, model or weights that acted; None if not stamped.
+        resources: Version of each resource that acted, by name, where they were named.
     """
 
     rollout_id: str
@@ -185,6 +186,7 @@ class Transition:
     end_ns: int = 0
     input_tokens: int | None = None
     output_tokens: int | None = None
+    resources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,26 +105,6 @@ def test_read_call_keeps_an_answer_its_client_could_not_use() -> None:
     assert found.action
 
 
-@pytest.mark.parametrize(
-    ("names", "agent", "is_tracked"),
-    [
-        (None, "anyone", True),
-        (["planner"], "planner", True),
-        (["planner"], "planner2", False),
-        (("plan*", "critic"), "planner", True),
-        (["*"], "", True),
-        (["planner"], "", False),
-        ([], "planner", False),
-        ("planner", "planner", True),
-        ("planner", "critic", False),
-        (["Planner"], "planner", False),
-    ],
-)
-def test_is_tracked_matches_names_and_globs(names: object, agent: str, is_tracked: bool) -> None:
-    """Without a list all agents count; with one, those that a name or glob of it matches."""
-    assert calls.is_tracked(agent, names) == is_tracked
-
-
 def test_read_call_drops_an_untracked_agent() -> None:
     """Where track_only names other agents, the call is dropped with that reason."""
     one = span({**call_attributes("question", "answer"), c.TRACK_ONLY: ["critic"]})

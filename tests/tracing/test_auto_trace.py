@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from opentelemetry import trace
 from lightning_otel import Store, auto_trace, context, emit_message
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
+from lightning_otel.errors import ConfigError
 from lightning_otel.tracing import Options, Recording
 from lightning_otel.types import Span
 
@@ -144,7 +146,9 @@ def test_signature_spells_out_every_option(function: Any) -> None:
         ({"agent": "planner"}, c.AGENT_NAME, "planner"),
         ({"track_only": ["planner", "critic*"]}, c.TRACK_ONLY, ["planner", "critic*"]),
         ({"track_only": "planner"}, c.TRACK_ONLY, ["planner"]),
+        ({"track_only": ["re:^exec", "a"]}, c.TRACK_ONLY, ["re:^exec", "a"]),
         ({"resource_version": "prompt@3"}, c.RESOURCE_VERSION, "prompt@3"),
+        ({"resources": {"a*": {"prompt": "v3"}}}, c.RESOURCES, '{"a*":{"prompt":"v3"}}'),
         ({"conversation_id": "c1"}, c.CONVERSATION_ID, "c1"),
     ],
     ids=repr,
@@ -235,6 +239,55 @@ def test_track_only_keeps_other_agents_out_of_the_trajectories(
 
     assert recording.report().calls == 2
     assert [path.agent for path in recording.trajectories()] == ["planner"]
+
+
+@pytest.mark.parametrize("function", [auto_trace, context])
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"track_only": ["planner", "re:[a"]}, "track_only names 're:[a'"),
+        ({"track_only": "re:("}, "track_only names 're:('"),
+        ({"track_only": ["planner", 3]}, "track_only names 3"),
+        ({"resources": {"re:*": {"prompt": "v3"}}}, "resources names 're:*'"),
+        ({"resources": {"planner": "v3"}}, "resources of 'planner' are 'v3'"),
+        ({"resources": {"planner": {"prompt": object()}}}, "resources cannot be written"),
+        ({"resources": "prompt"}, "resources is 'prompt'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_at_once(
+    function: Any, options: dict[str, Any], wrong: str
+) -> None:
+    """Where they are written, by name; nothing has begun by then."""
+    with pytest.raises(ConfigError) as raised:
+        function(**options)
+
+    assert str(raised.value).startswith(wrong)
+
+
+def test_resources_reach_the_transitions_of_their_agents(store: Store, server: DemoServer) -> None:
+    """By pattern; what is named inside goes before what is named outside, resource by resource."""
+    everyone = {"*": {"model": "m", "prompt": "v1"}}
+    planner = {"planner": {"prompt": "v3", "sampling": {"temperature": 0.5}}}
+
+    with (
+        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
+        auto_trace(store=store, resources=everyone) as recording,
+    ):
+        for agent in ("planner", "critic"):
+            with context(agent=agent, resources=planner):
+                client.chat.completions.create(
+                    model="toy", messages=[{"role": "user", "content": agent}]
+                )
+
+    found = {path.agent: path.transitions[0] for path in recording.trajectories()}
+    assert {agent: step.resources for agent, step in found.items()} == {
+        "planner": {"model": "m", "prompt": "v3", "sampling": '{"temperature":0.5}'},
+        "critic": {"model": "m", "prompt": "v1"},
+    }
+    assert found["critic"].resource_version == "model@m,prompt@v1"
+    (row,) = store.transitions(agents="critic").dicts()
+    assert row["resource_version"] == "model@m,prompt@v1"
+    assert json.loads(row["resources"]) == {"model": "m", "prompt": "v1"}
 
 
 def test_track_only_from_an_iterator_lasts_for_every_entering(store: Store) -> None:

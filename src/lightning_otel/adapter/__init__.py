@@ -18,12 +18,12 @@ from lightning_otel.adapter.calls import (
     NOT_TRACKED,
     UNREADABLE,
     is_call,
-    is_tracked,
     read_call,
 )
 from lightning_otel.adapter.duplicates import DUPLICATE
 from lightning_otel.adapter.readable import ReadableSpan, span_of
 from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.adapter.tracking import is_tracked
 from lightning_otel.adapter.tree import Tree, build
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Call, Credit, Dropped, Report, Reward, Span, Trajectory

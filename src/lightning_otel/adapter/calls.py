@@ -3,13 +3,13 @@
 import json
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import message, parse_messages
 from lightning_otel.adapter.tokens import decode_ids, decode_logprobs
+from lightning_otel.adapter.tracking import is_tracked
 from lightning_otel.types import Call, Message, Span
 
 ABANDONED = "abandoned: the program left the stream before its end"
@@ -78,15 +78,6 @@ def _unusable(span: Span, agent: str) -> str | None:
     if not is_tracked(agent, get(c.TRACK_ONLY)):
         return NOT_TRACKED
     return None
-
-
-def is_tracked(agent: str, names: object) -> bool:
-    """Whether an agent's calls are training data: no list, or one of its names or globs matches."""
-    if isinstance(names, str):
-        names = (names,)
-    if not isinstance(names, (list, tuple)):
-        return True
-    return any(fnmatchcase(agent, str(name)) for name in names)
 
 
 def _messages(found: object) -> tuple[Message, ...] | None:

@@ -36,6 +36,7 @@ _SHARED: Final = (
     c.CONVERSATION_ID,
     c.TRACK_ONLY,
     c.RESOURCE_VERSION,
+    c.RESOURCES,
 )
 """What one record may take from another where it has nothing itself."""
 

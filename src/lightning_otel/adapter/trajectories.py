@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import branches, credit
+from lightning_otel.adapter import branches, credit, tracking
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import integer, text
 from lightning_otel.adapter.tree import Tree
@@ -99,6 +99,7 @@ def _transition(
 ) -> Transition:
     span = call.span
     attributes = span.attributes
+    resources = tracking.resources_of(call.agent, attributes.get(c.RESOURCES))
     return Transition(
         rollout_id=key.rollout_id,
         attempt_id=key.attempt_id,
@@ -116,7 +117,8 @@ def _transition(
         response_ids=call.response_ids,
         logprobs=call.logprobs,
         capture=call.capture,
-        resource_version=text(attributes, c.RESOURCE_VERSION),
+        resource_version=text(attributes, c.RESOURCE_VERSION) or tracking.one_version(resources),
+        resources=resources,
         model=text(attributes, c.RESPONSE_MODEL) or text(attributes, c.REQUEST_MODEL),
         response_id=text(attributes, c.RESPONSE_ID),
         finish_reason=_finish_reason(attributes.get(c.FINISH_REASONS)),

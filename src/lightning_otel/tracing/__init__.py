@@ -1,10 +1,12 @@
 """``auto_trace`` and ``context``: where a rollout begins and ends, and what is known of it."""
 
+import copy
 import inspect
 from collections.abc import Callable
 from inspect import Parameter
 from typing import Any, TypeVar, Unpack, overload
 
+from lightning_otel.adapter.tracking import checked_patterns, resources_text
 from lightning_otel.tracing.blocks import Begin, Block, is_function
 from lightning_otel.tracing.operations import operation
 from lightning_otel.tracing.recording import Recording
@@ -29,9 +31,12 @@ class Traced(Block[Scope]):
 
     def __init__(self, options: Options, *, has_root: bool = True) -> None:
         super().__init__()
-        tracked = options.get("track_only")
-        if tracked is not None and not isinstance(tracked, str):
-            options["track_only"] = list(tracked)  # an iterator would last for one entering
+        tracked, resources = options.get("track_only"), options.get("resources")
+        if tracked is not None:
+            options["track_only"] = checked_patterns(tracked)  # an iterator lasts for one entering
+        if resources is not None:
+            resources_text(resources)  # refused here, and never in the program's midst
+            options["resources"] = copy.deepcopy(resources)
         self._options = options
         self._has_root = has_root
 
@@ -92,13 +97,19 @@ def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
         function: The function to record, where this stands as a bare decorator.
         **options: ``name`` of the rollout's operation; ``store`` (a :class:`Store` or a path);
             ``rollout_id`` and ``attempt_id``; ``task``, any JSON value; ``agent``, who acts where
-            the code does not say; ``track_only``, names or globs of agents whose calls become
-            training data; ``resource_version`` of the prompt, model or weights at work;
+            the code does not say; ``track_only``, the agents whose calls become training
+            data, each by name, glob or regular expression (``re:^exec``); ``resource_version`` of
+            the prompt, model or weights at work; or ``resources``, by name, glob or ``re:…`` of
+            agents the version of each resource, such as ``{"planner": {"prompt": "v3"}}``;
             ``conversation_id``; ``reward_evaluator``, applied to the finished recording, which may
             be async where what it judges is.
 
     Returns:
         A context manager and decorator; or the decorated function.
+
+    Raises:
+        ConfigError: A pattern of agents is no valid regular expression, or the resources are not
+            of that form; this is said here, and never in the midst of the program.
     """
     _check("auto_trace", options)
     if function is None:
@@ -117,6 +128,9 @@ def context(**options: Unpack[Options]) -> Traced:
 
     Returns:
         A context manager, sync and async, and decorator.
+
+    Raises:
+        ConfigError: As for :func:`auto_trace`.
     """
     _check("context", options)
     return Traced(options, has_root=False)

@@ -18,6 +18,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config, provider
 from lightning_otel import conventions as c
+from lightning_otel.adapter.tracking import Resources, resources_text
 from lightning_otel.emitters import emit_reward, hush, json_of
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.store import Store
@@ -51,6 +52,7 @@ class Options(TypedDict, total=False):
     agent: str | None
     track_only: str | Iterable[str] | None
     resource_version: str | None
+    resources: Resources | None
     conversation_id: str | None
     reward_evaluator: RewardEvaluator | None
 
@@ -127,6 +129,9 @@ class Scope:
         tracked = self._options.get("track_only")
         if tracked is not None:
             named[c.TRACK_ONLY] = [tracked] if isinstance(tracked, str) else list(tracked)
+        resources = self._options.get("resources")
+        if resources is not None:
+            named[c.RESOURCES] = resources_text(resources, outer.get(c.RESOURCES))
         rollout_id = outer.get(c.ROLLOUT_ID)
         if rollout_id is not None and named.get(c.ROLLOUT_ID) in (None, rollout_id):
             return {**outer, **named}, True

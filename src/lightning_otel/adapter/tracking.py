@@ -1,0 +1,149 @@
+"""Which agents a pattern means: whose calls are training data, and what resources were at work.
+
+Belongs here: names, globs and regular expressions of agents, and what was named for each. What is
+recorded is not decided here: spans say what was asked for, and are read by it whenever they are.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Final
+
+from lightning_otel.errors import ConfigError
+
+REGEX: Final = "re:"
+"""What comes before a regular expression; it may match anywhere in a name."""
+
+Resources = Mapping[str, Mapping[str, object]]
+"""By pattern of agents the version of each named resource: text, or any JSON value."""
+
+
+def matches(agent: str, pattern: str) -> bool:
+    """Whether a pattern means an agent: by its exact name, as a glob, or as a regular expression.
+
+    A pattern that is no valid regular expression means nobody: spans are read whoever wrote them.
+    """
+    if agent == pattern:
+        return True
+    if not pattern.startswith(REGEX):
+        return fnmatchcase(agent, pattern)
+    compiled = _compiled(pattern)
+    return compiled is not None and compiled.search(agent) is not None
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> "re.Pattern[str] | None":
+    try:
+        return re.compile(pattern.removeprefix(REGEX))
+    except (re.error, RecursionError, OverflowError):
+        return None
+
+
+def is_tracked(agent: str, patterns: object) -> bool:
+    """Whether an agent's calls are training data: no list, or a pattern of it means the agent."""
+    if isinstance(patterns, str):
+        patterns = (patterns,)
+    if not isinstance(patterns, (list, tuple)):
+        return True
+    return any(isinstance(pattern, str) and matches(agent, pattern) for pattern in patterns)
+
+
+def checked_patterns(given: str | Iterable[str]) -> list[str]:
+    """The patterns of ``track_only``, in order.
+
+    Raises:
+        ConfigError: One of them is no text, or no valid regular expression.
+    """
+    patterns = [given] if isinstance(given, str) else list(given)
+    for pattern in patterns:
+        _check(pattern, "track_only")
+    return patterns
+
+
+def _check(pattern: object, option: str) -> None:
+    if not isinstance(pattern, str):
+        raise ConfigError(f"{option} names {pattern!r}; an agent's name, glob or re:… is text")
+    if pattern.startswith(REGEX):
+        try:
+            re.compile(pattern.removeprefix(REGEX))
+        except (re.error, RecursionError, OverflowError) as exc:
+            raise ConfigError(
+                f"{option} names {pattern!r}, which is no valid regular expression ({exc}); "
+                "correct it, or leave out the re: to mean the name itself"
+            ) from exc
+
+
+def resources_text(given: object, outer: object = None) -> str:
+    """The resources as the text that is stamped on spans.
+
+    Args:
+        given: What was named, which goes before what was named outside.
+        outer: The text stamped outside, if there is one.
+
+    Raises:
+        ConfigError: A pattern is none, or a version is nothing JSON knows.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"resources is {given!r}; write {{agent: {{resource: version}}}}")
+    found: dict[str, dict[str, object]] = {}
+    for pattern, versions in given.items():
+        _check(pattern, "resources")
+        if not isinstance(versions, Mapping) or not all(isinstance(key, str) for key in versions):
+            raise ConfigError(
+                f"resources of {pattern!r} are {versions!r}; write {{resource: version}}, "
+                'and {"*": {…}} for all agents'
+            )
+        found[pattern] = dict(versions)
+    for pattern, versions in _parsed(outer).items() if isinstance(outer, str) else ():
+        found[pattern] = {**versions, **found.get(pattern, {})}
+    try:
+        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ConfigError(
+            f"resources cannot be written as JSON ({exc}); give versions as text"
+        ) from exc
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> dict[str, dict[str, object]]:
+    """The resources that a text names; none where it cannot be read."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {pattern: held for pattern, held in found.items() if isinstance(held, dict)}
+
+
+@lru_cache(maxsize=256)
+def _resources_of(agent: str, text: str) -> dict[str, str]:
+    versions: dict[str, object] = {}
+    for pattern, held in _parsed(text).items():
+        if matches(agent, pattern):
+            versions = {**held, **versions}
+    return {name: _version(versions[name]) for name in sorted(versions)}
+
+
+def _version(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def resources_of(agent: str, stamped: object) -> dict[str, str]:
+    """The version of each resource an agent acted with, by name; of several the first named counts.
+
+    Args:
+        agent: The agent.
+        stamped: What was stamped on its span.
+    """
+    return dict(_resources_of(agent, stamped)) if isinstance(stamped, str) else {}
+
+
+def one_version(resources: Mapping[str, str]) -> str | None:
+    """One text for all of an agent's resources, such as ``model@m,prompt@v3``; None if none."""
+    return ",".join(f"{name}@{version}" for name, version in sorted(resources.items())) or None

@@ -1,0 +1,112 @@
+"""Patterns of agents mean the same wherever they are read, and never raise there."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_otel.adapter import tracking
+from lightning_otel.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("names", "agent", "is_tracked"),
+    [
+        (None, "anyone", True),
+        (["planner"], "planner", True),
+        (["planner"], "planner2", False),
+        (("plan*", "critic"), "planner", True),
+        (["*critic"], "the critic", True),
+        (["*"], "", True),
+        (["planner"], "", False),
+        ([], "planner", False),
+        ("planner", "planner", True),
+        ("planner", "critic", False),
+        (["Planner"], "planner", False),
+        (["agent[1]"], "agent[1]", True),
+        (["agent[1]"], "agent1", True),
+        (["re:^exec"], "executor", True),
+        (["re:^exec"], "an executor", False),
+        (["re:or$", "x"], "executor", True),
+        (["re:(?i)PLAN"], "planner", True),
+        (["re:("], "re:(", True),
+        (["re:("], "anyone", False),
+        (["re:(", "anyone"], "anyone", True),
+        ([3, None], "3", False),
+    ],
+)
+def test_is_tracked_by_name_glob_or_expression(names: object, agent: str, is_tracked: bool) -> None:
+    """Without a list all agents count; with one, those that a pattern of it means."""
+    assert tracking.is_tracked(agent, names) == is_tracked
+
+
+@given(agent=st.text(), patterns=st.lists(st.text(), max_size=3))
+def test_an_exact_name_always_counts(agent: str, patterns: list[str]) -> None:
+    """Whatever characters it has, and whatever stands beside it."""
+    assert tracking.is_tracked(agent, [*patterns, agent])
+
+
+@given(agent=st.text(), patterns=st.lists(st.text().map("re:{}".format), max_size=3))
+def test_patterns_read_from_spans_never_raise(agent: str, patterns: list[str]) -> None:
+    """Those that were not refused in time mean nobody."""
+    valid = []
+    for pattern in patterns:
+        try:
+            valid += tracking.checked_patterns(pattern)
+        except ConfigError as exc:
+            assert repr(pattern) in str(exc)  # noqa: PT017  # of some patterns it is raised
+
+    assert tracking.is_tracked(agent, patterns) == tracking.is_tracked(
+        agent, [*valid, *(pattern for pattern in patterns if pattern == agent)]
+    )
+
+
+def test_checked_patterns_keep_their_order() -> None:
+    """One by itself, or any number of them."""
+    assert tracking.checked_patterns("a") == ["a"]
+    assert tracking.checked_patterns(iter(["b", "re:^a", "*"])) == ["b", "re:^a", "*"]
+
+
+def test_resources_of_an_agent_are_the_first_named() -> None:
+    """Of each resource; those of other agents are not its own."""
+    text = tracking.resources_text(
+        {"re:^plan": {"prompt": "v3"}, "planner": {"prompt": "v4", "model": "m"}, "x": {"y": "z"}}
+    )
+
+    assert tracking.resources_of("planner", text) == {"model": "m", "prompt": "v3"}
+    assert tracking.resources_of("plan", text) == {"prompt": "v3"}
+    assert tracking.resources_of("critic", text) == {}
+
+
+def test_resources_named_inside_go_before_those_outside() -> None:
+    """What only the outside names stays."""
+    outer = tracking.resources_text({"*": {"model": "m", "prompt": "v1"}, "a": {"prompt": "v2"}})
+    inner = tracking.resources_text({"a": {"prompt": "v3"}}, outer)
+
+    assert json.loads(inner) == {"a": {"prompt": "v3"}, "*": {"model": "m", "prompt": "v1"}}
+    assert tracking.resources_of("a", inner) == {"model": "m", "prompt": "v3"}
+
+
+@pytest.mark.parametrize("stamped", [None, 3, "", "{", "[]", '{"a": 3}', '{"a": []}', "null"])
+def test_resources_that_cannot_be_read_are_none(stamped: object) -> None:
+    """Spans are read whoever wrote them."""
+    assert tracking.resources_of("a", stamped) == {}
+
+
+def test_resources_are_each_callers_own() -> None:
+    """What one does with the answer is not seen by the next."""
+    text = tracking.resources_text({"a": {"prompt": "v3"}})
+
+    tracking.resources_of("a", text).clear()
+
+    assert tracking.resources_of("a", text) == {"prompt": "v3"}
+
+
+@pytest.mark.parametrize(
+    ("resources", "version"),
+    [({}, None), ({"b": "2", "a": "1"}, "a@1,b@2"), ({"prompt": "v3"}, "prompt@v3")],
+)
+def test_one_version_names_them_all(resources: dict[str, str], version: str | None) -> None:
+    """In order of their names."""
+    assert tracking.one_version(resources) == version
