@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from lightning_otel.instrumentors.autogen import agents, messaging, models, teams, tools
+from lightning_otel.instrumentors.autogen import agents, core, messaging, models, teams, tools
 from lightning_otel.instrumentors.autogen.families import Family
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 
@@ -29,6 +29,8 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         teams_at = "autogen_agentchat.teams._group_chat"
         return {
             "autogen_core._telemetry._tracing": self._patch_messaging,
+            "autogen_core._routed_agent": self._patch_core_agents,
+            "autogen_core._single_threaded_agent_runtime": self._patch_runtime,
             "autogen_core.tools._base": self._patch_tools,
             "autogen_core.models._model_client": self._patch_models,
             "autogen_agentchat.agents._base_chat_agent": self._patch_agents,
@@ -40,6 +42,15 @@ class AutoGenInstrumentor(LibraryInstrumentor):
 
     def _patch_messaging(self, module: ModuleType) -> None:
         self.wrap(module.TraceHelper, "trace_block", messaging.trace_block(self.is_wanted))
+
+    def _patch_core_agents(self, module: ModuleType) -> None:
+        self.wrap(module.RoutedAgent, "on_message_impl", core.on_message(self.is_wanted))
+
+    def _patch_runtime(self, module: ModuleType) -> None:
+        runtime = module.SingleThreadedAgentRuntime
+        self.wrap(module, "get_telemetry_envelope_metadata", core.metadata(self.is_wanted))
+        self.wrap(runtime, "_process_send", core.process(self._is_on, is_published=False))
+        self.wrap(runtime, "_process_publish", core.process(self._is_on, is_published=True))
 
     def _patch_tools(self, module: ModuleType) -> None:
         self.wrap(module, "trace_tool_span", agents.native_span(self.is_wanted))
