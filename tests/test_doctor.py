@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
@@ -82,31 +82,66 @@ def test_examine_counts_incomplete_spans(store: Store) -> None:
     [
         "opentelemetry-instrumentation-openai",
         "opentelemetry-instrumentation-openai-v2",
-        "openinference-instrumentation-openai",
         "opentelemetry_instrumentation_genai_openai",
+        "openinference-instrumentation-openai",
+        "OpenInference-instrumentation-langchain",
+        "opentelemetry-instrumentation-anthropic",
     ],
 )
-def test_examine_names_a_rival(recorded: Store, install: Callable[..., None], name: str) -> None:
-    """Another instrumentor of openai is a problem, however its name is spelt."""
-    install(name, "9.9", "a_rival")
+def test_examine_names_a_foreign_instrumentor(
+    recorded: Store, install: Callable[..., None], name: str
+) -> None:
+    """One of another family is named, however it is spelt, with what becomes of its spans."""
+    install(name, "9.9", "a_foreigner")
 
-    (found,) = problems(recorded)
+    (found,) = (finding for finding in examine(recorded) if finding.level == "note")
 
-    assert name.replace("_", "-") in found.text
-    assert found.remedy == f"pip uninstall {name.replace('_', '-')}"
+    assert found.text.startswith(f"{name.lower().replace('_', '-')} 9.9 is installed")
+    assert "stays one transition" in found.text
+    assert found.remedy.endswith("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=openai")
+    assert problems(recorded) == []
 
 
-def test_examine_names_all_rivals_at_once(recorded: Store, install: Callable[..., None]) -> None:
-    """Two rivals are one problem with one remedy."""
-    install("opentelemetry-instrumentation-openai", "1", "first_rival")
-    install("openinference-instrumentation-openai", "2", "second_rival")
+def test_examine_names_each_foreign_instrumentor(
+    recorded: Store, install: Callable[..., None]
+) -> None:
+    """Two of them are two notes."""
+    install("opentelemetry-instrumentation-openai", "1", "first_foreigner")
+    install("openinference-instrumentation-openai", "2", "second_foreigner")
 
-    (found,) = problems(recorded)
+    notes = [finding.text for finding in examine(recorded) if finding.level == "note"]
 
-    assert sorted(found.remedy.split()[2:]) == [
+    assert [note.split()[0] for note in notes] == [
         "openinference-instrumentation-openai",
         "opentelemetry-instrumentation-openai",
     ]
+
+
+def test_examine_knows_which_is_active(recorded: Store, install: Callable[..., None]) -> None:
+    """An instrumentor that the process has switched on is told apart, and is not made anew."""
+    code = (
+        "from opentelemetry.instrumentation.instrumentor import BaseInstrumentor\n"
+        "class I(BaseInstrumentor):\n"
+        "    made = 0\n"
+        "    def __init__(self):\n"
+        "        type(self).made += 1\n"
+        "    def instrumentation_dependencies(self):\n"
+        "        return ()\n"
+        "    def _instrument(self, **settings):\n"
+        "        pass\n"
+        "    def _uninstrument(self, **settings):\n"
+        "        pass\n"
+    )
+    install("openinference-instrumentation-openai", "2", "an_active_one", code)
+    active = import_module("an_active_one").I()
+    before = [found.text for found in examine(recorded) if found.level == "note"]
+    active.instrument(skip_dep_check=True)
+
+    (note,) = (found for found in examine(recorded) if found.level == "note")
+
+    assert "is installed, and active under" in before[0]
+    assert "is active in this process" in note.text
+    assert (note.remedy, type(active).made) == ("", 1)
 
 
 @pytest.mark.parametrize("code", ["import not_there_at_all", "None.x", "1 + 'a'"])

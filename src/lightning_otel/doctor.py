@@ -1,6 +1,7 @@
 """What could keep spans from being captured or read here, each with the command that mends it."""
 
 import os
+import re
 import resource
 import stat
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -19,13 +20,14 @@ from lightning_otel.store.layout import Layout
 
 LOSSES: Final = ("lost", "damaged", "conflicts")
 """What a store counts of what it could not keep: spans, lines, spans whose id was taken."""
-_OPENAI_RIVALS = {
-    "opentelemetry-instrumentation-genai-openai",
-    "opentelemetry-instrumentation-openai-v2",
-    "opentelemetry-instrumentation-openai",
-    "openinference-instrumentation-openai",
-}
+_FOREIGN: Final = re.compile(
+    r"openinference-instrumentation-.+|opentelemetry-instrumentation-(?:genai-.+|openai(?:-v2)?"
+    r"|openai-agents(?:-v2)?|langchain|crewai|ag2|autogen|agno|anthropic|bedrock|cohere|google-.+"
+    r"|groq|haystack|litellm|llamaindex|mistralai|ollama|replicate|together|vertexai|watsonx)"
+)
+"""Distributions whose instrumentors record agents and models too: of three families."""
 _VERSIONS = ("duckdb", "opentelemetry-sdk", "opentelemetry-instrumentation", "openai")
+_DISABLED_ENV = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "fuse.sshfs", "afs")
 _FEW_FILES = 1024
 _PARQUET_MARK = b"PAR1"
@@ -80,22 +82,13 @@ def _version(name: str) -> str | None:
 
 
 def _instrumentors() -> Iterator[Finding]:
-    ours, rivals = [], []
+    ours, foreign = [], []
     for entry in metadata.entry_points(group="opentelemetry_instrumentor"):
         package = entry.dist.name.lower().replace("_", "-") if entry.dist is not None else "?"
         if package == "lightning-otel":
             ours.append(entry.name)
-        elif package in _OPENAI_RIVALS:
-            rivals.append(package)
-            try:
-                entry.load()
-            except (ImportError, AttributeError, TypeError) as exc:
-                yield Finding(
-                    "problem",
-                    f"{package} {_version(package)} cannot be imported ({exc}); "
-                    "opentelemetry-instrument says nothing of that",
-                    f"pip uninstall {package}",
-                )
+        elif _FOREIGN.fullmatch(package):
+            foreign.append((package, entry))
     if ours:
         yield Finding("ok", f"instrumentors: {', '.join(sorted(ours))}")
     else:
@@ -105,13 +98,41 @@ def _instrumentors() -> Iterator[Finding]:
             "find it",
             "pip install --force-reinstall lightning-otel",
         )
-    if rivals:
-        yield Finding(
+    for package, entry in sorted(foreign, key=lambda found: found[0]):
+        yield _foreign(package, entry)
+
+
+def _foreign(package: str, entry: metadata.EntryPoint) -> Finding:
+    """What another family's instrumentor does here, and how its spans are treated."""
+    known = f"{package} {_version(package)}"
+    was_imported = entry.module in sys.modules
+    try:
+        instrumentor = entry.load()
+    except (ImportError, AttributeError, TypeError) as exc:
+        return Finding(
             "problem",
-            f"{', '.join(rivals)} also record openai calls: under opentelemetry-instrument each "
-            "call becomes several spans",
-            f"pip uninstall {' '.join(rivals)}",
+            f"{known} cannot be imported ({exc}); opentelemetry-instrument says nothing of that",
+            f"pip uninstall {package}",
         )
+    treated = "its spans are read, and a request that ours recorded too stays one transition"
+    if was_imported and _is_active(instrumentor):
+        return Finding("note", f"{known} is active in this process: {treated}")
+    return Finding(
+        "note",
+        f"{known} is installed, and active under opentelemetry-instrument: {treated}",
+        f"to record each request once: {_DISABLED_ENV}={entry.name}",
+    )
+
+
+def _is_active(instrumentor: Any) -> bool:
+    """Whether an instrumentor has been switched on.
+
+    An instrumentor is one object whose constructor may reset its settings, so it is not called.
+    """
+    try:
+        return bool(instrumentor.__new__(instrumentor).is_instrumented_by_opentelemetry)
+    except (AttributeError, TypeError):
+        return False
 
 
 def _settings() -> Iterator[Finding]:
