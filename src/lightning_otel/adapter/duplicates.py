@@ -67,8 +67,14 @@ def find(tree: Tree, calls: Sequence[int]) -> list[list[int]]:
         tree: The attempt's spans.
         calls: Positions of all that are calls, in order.
     """
+    spans = [tree.spans[position] for position in calls]
+    has_makes = len({span.scope for span in spans}) > 1
+    # A list as an id, which some server may send, cannot be in a set.
+    ids = [held for span in spans if type(held := span.attributes.get(c.RESPONSE_ID)) is str]
+    if not has_makes and len(set(ids)) == len(ids):
+        return []
     requests = _by_response(tree, calls)
-    if len({tree.spans[position].scope for position in calls}) > 1:
+    if has_makes:
         _join_nested(tree, calls, requests)
         _join_beside(tree, calls, requests)
     found = {id(request): request for request in requests.values() if len(request.members) > 1}
