@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.examples.checker import host_problems, record, run, transition_problems
+from tests.examples.checker import OWN_HEADERS, host_problems, record, run, transition_problems
 from tests.examples.programs import LANGCHAIN, LANGGRAPH, PROGRAMS, Program
 
 DRIVER = Path(__file__).with_name("foreign.py")
+THEIR_HEADERS = (*OWN_HEADERS, "traceparent")
+"""OpenLLMetry sends the span's id to the model's server wherever spans are recorded."""
 
 
 class Foreign(NamedTuple):
@@ -57,5 +59,5 @@ def test_request_is_one_transition_beside(
     recorded = record(program, tmp_path, within)
 
     theirs = run(program, tmp_path, within)
-    found = host_problems(theirs, recorded.host) + transition_problems(recorded)
+    found = host_problems(theirs, recorded.host, THEIR_HEADERS) + transition_problems(recorded)
     assert not found, "\n".join(found)
