@@ -44,7 +44,7 @@ TOGETHER = (
     "tests/instrumentors/openai",
     "tests/instrumentors/langchain",
     "tests/instrumentors/autogen",
-    "tests/instrumentors/agents",
+    "tests/instrumentors/openai_agents",
 )
 """Tests of what lives in one environment."""
 
@@ -103,22 +103,23 @@ ENVIRONMENTS = {
         TOGETHER_SHOWN,
     ),
     "crewai": Environment(
-        ("crewai[litellm]>=1",),
+        ("crewai[litellm]>=1.15",),
+        # CrewAI keeps openai below its third release: these tests hold there as well.
         ("tests/instrumentors/crewai", "tests/instrumentors/openai"),
         ("crewai", "litellm", "openai"),
     ),
     "ag2": Environment(
         ("ag2[openai]<1",),
-        ("tests/instrumentors/ag2",),
+        ("tests/instrumentors/ag2/test_classic.py",),
         ("ag2", "openai"),
     ),
     "ag2-1": Environment(
         ("ag2[openai]>=1",),
-        ("tests/instrumentors/ag2",),
+        ("tests/instrumentors/ag2/test_turns.py",),
         ("ag2", "openai"),
     ),
     "litellm": Environment(
-        ("litellm",),
+        ("litellm>=1.80",),
         ("tests/instrumentors/litellm",),
         ("litellm", "openai"),
     ),

@@ -29,6 +29,7 @@ INSTRUMENTORS: Mapping[str, str] = {
     "crewai": "lightning_otel.instrumentors.crewai:CrewAIInstrumentor",
     "litellm": "lightning_otel.instrumentors.openai.litellm:LiteLLMInstrumentor",
     "autogen": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
+    "ag2": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
 }
 """The library each instrumentor needs, and where it stands."""
 

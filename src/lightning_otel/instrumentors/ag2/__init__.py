@@ -1,28 +1,35 @@
-"""The classic AutoGen API, ``autogen`` of AG2 0.x: chats, agents' replies and tools as spans.
+"""AG2, both products of that name: chats, turns, agents' replies and tools as spans.
 
-Its methods of conversation are wrapped where every way of starting one passes. Model calls are left
-to the layer that sends them. AG2's own ``autogen.opentelemetry``, where a program uses it, goes on
-as it was: it wraps single agents by hand.
+The classic AutoGen API, ``autogen`` of AG2 0.x, is wrapped where every way of starting a chat
+passes; AG2 1.x, ``ag2``, is given a middleware. Where a client's own instrumentor sees the request,
+the model call's payload is left to it. AG2's own instrumentation of either, where a program uses
+it, goes on as it was: it is put onto single agents by hand.
 """
 
 from collections.abc import Mapping
 from types import ModuleType
 
-from lightning_otel.instrumentors.ag2 import reading
+from lightning_otel.instrumentors.ag2 import reading, turns
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.steps import around, around_async
 
 
 class AG2Instrumentor(LibraryInstrumentor):
-    """Switches the capture of the classic API on and off; ``autogen`` itself is never imported."""
+    """Switches the capture of AG2 on and off; neither ``autogen`` nor ``ag2`` is ever imported."""
 
-    requires = ("ag2 >= 0.9, < 1",)
+    requires = ("ag2 >= 0.9",)
 
     def patches(self) -> Mapping[str, Patch]:
-        """The module of the class that all agents of the classic API are."""
-        return {"autogen.agentchat.conversable_agent": self._patch_agent}
+        """The modules of the class that all agents are, of either product."""
+        return {
+            "autogen.agentchat.conversable_agent": self._patch_classic_agent,
+            "ag2.agent": self._patch_agent,
+        }
 
     def _patch_agent(self, module: ModuleType) -> None:
+        self.wrap(module.Agent, "_turn_scope", turns.wrapped(self.is_wanted))
+
+    def _patch_classic_agent(self, module: ModuleType) -> None:
         agent = module.ConversableAgent
         chat = (self.is_wanted, ("recipient",), reading.chat, reading.chat_result)
         self.wrap(agent, "initiate_chat", around(*chat))

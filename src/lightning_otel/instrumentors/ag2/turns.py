@@ -1,0 +1,193 @@
+"""AG2 1.x, another product than 0.x: its agents' turns, tools and model calls as spans.
+
+By its own extension point, a middleware, which each turn gets from us last of all: no agent is
+changed by it. AG2's own ``TelemetryMiddleware`` does much the same, but puts all that was said on
+the spans, and knows nothing of the client's span for the same request.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from opentelemetry.trace import SpanKind
+
+from lightning_otel import capture
+from lightning_otel import conventions as c
+from lightning_otel.adapter.messages import message, text_part, tool_call_part, tool_response_part
+from lightning_otel.instrumentors.content import text_of
+from lightning_otel.instrumentors.steps import agent_step, answered, around_async, tool_step, word
+
+
+def wrapped(is_wanted: Any) -> Any:
+    """What is to stand in the place of an agent's ``_turn_scope``, through which each turn goes."""
+
+    def make(original: Any) -> Any:
+        def _turn_scope(self: Any, event: Any, **kwargs: Any) -> Any:
+            if not capture.guarded(is_wanted):
+                return original(self, event, **kwargs)
+            given = kwargs.get("additional_middleware", ())
+            kwargs["additional_middleware"] = (*given, _Middleware)
+            return _Scope(original(self, event, **kwargs), self, event)
+
+        return _turn_scope
+
+    return make
+
+
+class _Scope:
+    """A turn's scope, whose turn is a step of the agent."""
+
+    def __init__(self, scope: Any, agent: Any, event: Any) -> None:
+        self._scope, self._agent, self._event = scope, agent, event
+
+    async def __aenter__(self) -> Any:
+        drive = await self._scope.__aenter__()
+        agent, event = self._agent, self._event
+        make = around_async(lambda: True, (), lambda *_: _turn(agent, event), _reply)
+        driven = make(_drive)
+
+        async def step() -> Any:
+            return await driven(drive)
+
+        return step
+
+    async def __aexit__(self, *exc: Any) -> Any:
+        return await self._scope.__aexit__(*exc)
+
+
+async def _drive(drive: Any) -> Any:
+    return await drive()
+
+
+def _turn(agent: Any, event: Any) -> Any:
+    asked = _values(getattr(event, "parts", None))
+    # Not the agent itself: a turn within its own turn is one of its own.
+    return agent_step(object(), word(getattr(agent, "name", None)) or "agent", asked)
+
+
+def _reply(operation: capture.Operation, reply: Any) -> None:
+    operation.body.update(answered(word(getattr(reply, "body", None))))
+
+
+class _Middleware:
+    """One turn's middleware: made by AG2, called around each tool and each model call."""
+
+    def __init__(self, event: Any, context: Any) -> None:
+        self.initial_event, self.context = event, context
+
+    async def on_turn(self, call_next: Any, event: Any, context: Any) -> Any:
+        """Nothing: the turn is seen where its scope is opened, around all other middleware."""
+        return await call_next(event, context)
+
+    async def on_human_input(self, call_next: Any, event: Any, context: Any) -> Any:
+        """Nothing."""
+        return await call_next(event, context)
+
+    async def on_tool_execution(self, call_next: Any, event: Any, context: Any) -> Any:
+        """A tool is a step."""
+        return await _execute(event, call_next, context)
+
+    async def on_llm_call(self, call_next: Any, events: Any, context: Any) -> Any:
+        """A model call stands ready for whichever client sends the request."""
+        slot = capture.guarded(_open_call)
+        operation = slot.operation if slot is not None else None
+        if slot is None or operation is None:
+            return await call_next(events, context)
+        try:
+            with capture.attached(slot.within(operation.context)):
+                response = await call_next(events, context)
+        except BaseException as exc:
+            capture.guarded(operation.fail, exc)
+            raise
+        if not operation.is_over:
+            capture.guarded(_fill, operation, events, response)
+        capture.guarded(operation.stop)
+        return response
+
+
+def _execute_tool(event: Any, arguments: Any) -> Any:
+    name = word(event.name) or "tool"
+    return tool_step(object(), name, event.arguments, call_id=word(event.id), agent=None)
+
+
+def _executed(operation: capture.Operation, result: Any) -> None:
+    said = _values(getattr(getattr(result, "result", None), "parts", None))
+    if said is not None:
+        operation.body[c.TOOL_RESULT] = said
+    error = getattr(result, "error", None)
+    if isinstance(error, BaseException):
+        operation.fail(error)
+
+
+async def _call_tool(event: Any, call_next: Any, context: Any) -> Any:
+    return await call_next(event, context)
+
+
+_execute = around_async(lambda: True, (), _execute_tool, _executed)(_call_tool)
+
+
+def _open_call() -> capture.CallSlot:
+    return capture.CallSlot(capture.Operation(c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT}))
+
+
+def _fill(operation: capture.Operation, events: Any, response: Any) -> None:
+    """Say what AG2 knows of a call that no instrumented client sent."""
+    usage = response.usage
+    known = {
+        c.PROVIDER: response.provider,
+        c.REQUEST_MODEL: response.model,
+        c.RESPONSE_MODEL: response.model,
+        c.RESPONSE_ID: response.response_id,
+        c.INPUT_TOKENS: getattr(usage, "prompt_tokens", None),
+        c.OUTPUT_TOKENS: getattr(usage, "completion_tokens", None),
+        c.CACHED_TOKENS: getattr(usage, "cache_read_input_tokens", None),
+    }
+    for key, value in known.items():
+        if (isinstance(value, str | float) and value) or type(value) is int:
+            operation.attributes[key] = int(value) if isinstance(value, float) else value
+    finish = word(response.finish_reason)
+    if finish:
+        operation.attributes[c.FINISH_REASONS] = [finish]
+    if word(response.model):
+        operation.span.update_name(capture.clean(f"{c.CHAT} {response.model}"))
+    operation.body[c.INPUT_MESSAGES] = text_of(_history(events))
+    answer = message("assistant", _answer(response), finish_reason=finish)
+    operation.body[c.OUTPUT_MESSAGES] = text_of([answer])
+
+
+def _history(events: Sequence[Any]) -> list[dict[str, Any]]:
+    """The messages that AG2's events stand for, told apart by what they hold."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        if type(getattr(event, "parts", None)) is list:
+            found.append(message("user", [text_part(_values(event.parts) or "")]))
+        elif hasattr(event, "message") and hasattr(event, "tool_calls"):
+            found.append(message("assistant", _answer(event)))
+        elif type(getattr(event, "results", None)) is list:
+            found += [
+                message("tool", [tool_response_part(item.parent_id, _values(item.result.parts))])
+                for item in event.results
+            ]
+    return found
+
+
+def _answer(response: Any) -> list[dict[str, Any]]:
+    text = response.content
+    calls = getattr(response.tool_calls, "calls", ())
+    return [
+        *([text_part(text)] if isinstance(text, str) and text else ()),
+        *(tool_call_part(call.id, call.name, call.arguments) for call in calls),
+    ]
+
+
+def _values(parts: Any) -> str | None:
+    """What the parts of an input or a result say: text as it is, data as JSON."""
+    if type(parts) is not list:
+        return None
+    held = [
+        next((vars(part)[name] for name in _PARTS if name in vars(part)), None) for part in parts
+    ]
+    return "\n".join(text_of(value) for value in held if value is not None)
+
+
+_PARTS = ("content", "data", "url")
+"""Where AG2's kinds of input hold what they say."""
