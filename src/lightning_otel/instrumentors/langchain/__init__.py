@@ -96,15 +96,16 @@ class LangChainInstrumentor(LibraryInstrumentor):
         return __init__
 
     def _inject(self, manager: Any) -> None:
-        if not self.is_wanted() or type(manager).__name__.endswith("GraphCallbackManager"):
+        if not capture.is_wanted() or type(manager).__name__.endswith("GraphCallbackManager"):
             return
         handler = self._everywhere
         # New lists: those that were given may be the program's own. And first among the handlers,
         # since one of the program's may raise.
-        if handler not in manager.handlers:
-            manager.handlers = [handler, *manager.handlers]
-        if handler not in manager.inheritable_handlers:
-            manager.inheritable_handlers = [handler, *manager.inheritable_handlers]
+        handlers, inheritable = manager.handlers, manager.inheritable_handlers
+        if not handlers or handler not in handlers:
+            manager.handlers = [handler, *handlers]
+        if not inheritable or handler not in inheritable:
+            manager.inheritable_handlers = [handler, *inheritable]
 
     def _patch_config(self, module: ModuleType) -> None:
         self._replace(module, {"_set_config_context": _within_run})

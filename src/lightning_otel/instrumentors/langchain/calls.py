@@ -22,7 +22,7 @@ def _begin(
     model: Any, operation_name: str, manager: Any, given: Sequence[Any], tools: object
 ) -> ModelCall | None:
     """The call of a run that is ours to record, and that nothing around it records already."""
-    handler = next((found for found in manager.handlers if isinstance(found, Handler)), None)
+    handler = _handler_of(manager)
     place = current_place()
     run_id = manager.run_id
     if handler is None or (place is not None and place.run_id == run_id):
@@ -36,6 +36,14 @@ def _begin(
     call = ModelCall(model, operation_name, parent_context, given, manager.metadata, tools)
     runs.add(run_id, runs.Run("", call.context, None))
     return call
+
+
+def _handler_of(manager: Any) -> Handler | None:
+    """Our handler among a manager's: most often its first and only one."""
+    for handler in manager.handlers:
+        if isinstance(handler, Handler):
+            return handler
+    return None
 
 
 def chat(original: Any) -> Any:
@@ -180,7 +188,7 @@ class EventsPlace(StreamPlace):
             capture.guarded(self._begin, manager)
 
     def _begin(self, manager: Any) -> None:
-        handler = next((found for found in manager.handlers if isinstance(found, Handler)), None)
+        handler = _handler_of(manager)
         if handler is None or runs.find(manager.run_id) is not None:
             return
         parent, is_wanted = handler.parent(manager.parent_run_id)

@@ -17,7 +17,14 @@ from lightning_otel.adapter.messages import (
 )
 from lightning_otel.instrumentors.content import text_of
 
-_ROLES: Final = {"human": "user", "ai": "assistant", "function": "tool"}
+_ROLES: Final = {
+    "human": "user",
+    "ai": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "function": "tool",
+}
+_NO_FIELDS: Final[Mapping[str, Any]] = {}
 _TEXTS: Final = frozenset({"text", "input_text", "output_text", "plaintext"})
 _REASONINGS: Final = {"reasoning": "reasoning", "thinking": "thinking"}
 _CALLS: Final = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call"})
@@ -45,55 +52,65 @@ def answers_text(generations: Iterable[Any]) -> str:
 def _message(item: Any) -> dict[str, Any]:
     if isinstance(item, str):
         return message("user", [text_part(item)])
-    role = role_of(item)
-    content = getattr(item, "content", None)
+    held = fields_of(item)
+    role, content = _role(held), held.get("content")
+    if role == "user" and content and type(content) is str and not held.get("name"):
+        # Most messages of a long history are this plain, and each is read anew with every call.
+        return {"role": role, "parts": [{"type": "text", "content": content}]}
     if role == "tool":
-        call_id = getattr(item, "tool_call_id", None)
-        return message(role, [tool_response_part(call_id, content)])
-    return message(role, _parts(item, content), name=getattr(item, "name", None))
+        return message(role, [tool_response_part(held.get("tool_call_id"), content)])
+    return message(role, _parts(held), name=held.get("name"))
 
 
-def role_of(item: Any) -> str:
+def fields_of(item: Any) -> Mapping[str, Any]:
+    """An object's own fields: to ask a pydantic object for one it has not costs a microsecond."""
+    held = getattr(item, "__dict__", None)
+    return held if isinstance(held, dict) else _NO_FIELDS
+
+
+def _role(held: Mapping[str, Any]) -> str:
     """The conventions' role of a message."""
-    kind = getattr(item, "type", None)
+    kind = held.get("type")
     if not isinstance(kind, str):
         return "user"
+    if kind in _ROLES:
+        return _ROLES[kind]
     kind = kind.removesuffix("MessageChunk").lower()
     if kind == "chat":
-        kind = str(getattr(item, "role", kind))
+        kind = str(held.get("role", kind))
     return _ROLES.get(kind, kind)
 
 
 def _answer(generation: Any) -> dict[str, Any]:
     reason = finish_reason(generation)
-    held = getattr(generation, "message", None)
-    if held is None:
+    held = fields_of(getattr(generation, "message", None))
+    if not held:
         text = getattr(generation, "text", "")
         return message("assistant", [text_part(text)] if text else [], finish_reason=reason)
-    return message(role_of(held), _parts(held, held.content), finish_reason=reason)
+    return message(_role(held), _parts(held), finish_reason=reason)
 
 
 def finish_reason(generation: Any) -> str | None:
     """Why a model stopped, where it said so."""
-    held = getattr(generation, "message", None)
-    for told in (getattr(generation, "generation_info", None), response_metadata(held)):
-        if isinstance(told, Mapping):
+    answer = getattr(generation, "message", None)
+    for told in (getattr(generation, "generation_info", None), response_metadata(answer)):
+        if told and isinstance(told, dict):
             reason = told.get("finish_reason") or told.get("stop_reason") or told.get("done_reason")
             if isinstance(reason, str):
                 return reason
     return None
 
 
-def response_metadata(item: Any) -> Mapping[str, Any]:
+def response_metadata(answer: Any) -> Mapping[str, Any]:
     """What a model told beside its answer."""
-    found = getattr(item, "response_metadata", None)
-    return found if isinstance(found, dict) else {}
+    found = fields_of(answer).get("response_metadata")
+    return found if isinstance(found, dict) else _NO_FIELDS
 
 
-def _parts(item: Any, content: object) -> list[dict[str, Any]]:
+def _parts(held: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Reasoning, content and tool calls of a message, in that order."""
     parts: list[dict[str, Any]] = []
-    extra = getattr(item, "additional_kwargs", None)
+    extra, content = held.get("additional_kwargs"), held.get("content")
     reasoning = extra.get("reasoning_content") if isinstance(extra, dict) else None
     if isinstance(reasoning, str) and reasoning:
         parts.append(reasoning_part(reasoning))
@@ -103,7 +120,7 @@ def _parts(item: Any, content: object) -> list[dict[str, Any]]:
     elif isinstance(content, list):
         parts += [part for block in content if (part := _part(block)) is not None]
     for name in ("tool_calls", "invalid_tool_calls"):
-        calls = getattr(item, name, None)
+        calls = held.get(name)
         for call in calls if isinstance(calls, list) else ():
             parts.append(tool_call_part(call.get("id"), call.get("name"), call.get("args")))
     return parts

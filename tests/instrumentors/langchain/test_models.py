@@ -1,0 +1,265 @@
+"""Models of LangChain over the openai client: each request one span, and nothing else changed."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from pydantic import BaseModel, field_validator
+
+from lightning_otel import Store, auto_trace
+from lightning_otel import conventions as c
+from lightning_otel.demo.server import DemoServer
+from tests.instrumentors.langchain.conftest import Chat, Tree
+
+# langchain-openai adds up the usage of several answers, and does not know all the server's details.
+pytestmark = pytest.mark.filterwarnings("ignore:Unexpected type for token usage:UserWarning")
+
+ASKED: Any = [("system", "Be brief."), ("user", "héllo")]
+QUESTION: Any = [HumanMessage("one")]
+
+
+class Sum(BaseModel):
+    """What structured outputs ask for."""
+
+    value: int
+    words: str
+
+
+async def gathered(stream: Any) -> list[Any]:
+    """All of an async stream."""
+    return [item async for item in stream]
+
+
+def many(chat: Chat) -> list[Any]:
+    """Three questions, as one batch."""
+    return chat().batch(["one", "two", "three"], {"max_concurrency": 2})
+
+
+SYNC: dict[str, Callable[[Chat], Any]] = {
+    "invoke": lambda chat: chat(temperature=0.25, seed=7).invoke(ASKED),
+    "invoke, Responses": lambda chat: chat(use_responses_api=True).invoke(ASKED),
+    "stream": lambda chat: list(chat().stream(ASKED)),
+    "stream with usage": lambda chat: list(chat(stream_usage=True).stream(ASKED)),
+    "stream, Responses": lambda chat: list(chat(use_responses_api=True).stream(ASKED)),
+    "streaming=True": lambda chat: chat(streaming=True).invoke(ASKED),
+    "batch": many,
+    "generate": lambda chat: chat().generate([QUESTION, QUESTION]).generations,
+    "choices": lambda chat: chat(n=2).generate([QUESTION]).generations,
+    "tools": lambda chat: chat().bind_tools([Sum]).invoke("What is 17*23?"),
+    "logprobs": lambda chat: chat(logprobs=True).invoke(ASKED),
+    "token ids": lambda chat: chat(extra_body={"return_token_ids": True}).invoke(ASKED),
+    "with_retry": lambda chat: chat().with_retry().invoke(ASKED),
+    "chain": lambda chat: (
+        ChatPromptTemplate.from_messages([("user", "say {word}")]) | chat() | StrOutputParser()
+    ).invoke({"word": "hé"}),
+    "stream of a chain": lambda chat: list(
+        (
+            ChatPromptTemplate.from_messages([("user", "say {word}")]) | chat() | StrOutputParser()
+        ).stream({"word": "hé"})
+    ),
+}
+ASYNC: dict[str, Callable[[Chat], Any]] = {
+    "ainvoke": lambda chat: chat(temperature=0.25).ainvoke(ASKED),
+    "ainvoke, Responses": lambda chat: chat(use_responses_api=True).ainvoke(ASKED),
+    "astream": lambda chat: gathered(chat().astream(ASKED)),
+    "astream with usage": lambda chat: gathered(chat(stream_usage=True).astream(ASKED)),
+    "astream, Responses": lambda chat: gathered(chat(use_responses_api=True).astream(ASKED)),
+    "abatch": lambda chat: chat().abatch(["one", "two", "three"]),
+    "agenerate": lambda chat: chat().agenerate([QUESTION, QUESTION]),
+    "tools": lambda chat: chat().bind_tools([Sum]).ainvoke("What is 17*23?"),
+    "astream_events": lambda chat: gathered(chat().astream_events(ASKED, version="v2")),
+}
+
+
+def plain(value: Any) -> Any:
+    """A result without what differs from one run to the next."""
+    if isinstance(value, BaseModel):
+        return [type(value).__qualname__, plain(value.model_dump(warnings=False))]
+    if isinstance(value, dict):
+        skipped = ("id", "run_id", "created_at", "call_id", "item_id", "run", "parent_ids")
+        return {key: plain(item) for key, item in value.items() if key not in skipped}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def same_twice(
+    server: DemoServer, facts: Any, chat: Chat, store: Store, run: Callable[[Chat], Any]
+) -> Tree:
+    """Run it untraced, then traced; hold the two and the spans against each other and the log."""
+    fixed = DemoServer(seed=0)
+    with fixed:
+        before = run(lambda **options: chat(base_url=fixed.base_url, **options))
+    untraced = fixed.log
+
+    with auto_trace(store=store) as recording:
+        after = run(chat)
+
+    assert plain(after) == plain(before)
+    traced = server.log
+    key = repr
+    assert sorted((e.request for e in traced), key=key) == sorted(
+        (e.request for e in untraced), key=key
+    )
+    # The names of headers, not their values: a port and a retry's id are in some.
+    assert [sorted(e.headers) for e in traced] == [sorted(e.headers) for e in untraced]
+    tree = Tree(recording).check()
+    calls = {span.attributes[c.RESPONSE_ID]: span for span in facts.calls(recording)}
+    assert len(calls) == len(facts.calls(recording)) == len(traced)
+    for exchange in traced:
+        facts.agree(calls[exchange.response_id], exchange)
+    return tree
+
+
+@pytest.mark.parametrize("name", SYNC)
+def test_model_call_is_one_span(
+    name: str, server: DemoServer, facts: Any, chat: Chat, store: Store
+) -> None:
+    """Each request is one span with all the log says, and the program sees what it saw before."""
+    same_twice(server, facts, chat, store, SYNC[name])
+
+
+@pytest.mark.parametrize("name", ASYNC)
+def test_async_model_call_is_one_span(
+    name: str, server: DemoServer, facts: Any, chat: Chat, store: Store
+) -> None:
+    """The same of coroutines and async streams."""
+
+    def run(chat: Chat) -> Any:
+        async def main() -> Any:
+            return await ASYNC[name](chat)
+
+        return asyncio.run(main())
+
+    same_twice(server, facts, chat, store, run)
+
+
+def test_chain_has_one_span_and_its_steps_none(
+    server: DemoServer, facts: Any, chat: Chat, store: Store
+) -> None:
+    """Of an expression its outermost chain and its model's call are worth a span."""
+    tree = same_twice(server, facts, chat, store, SYNC["chain"])
+
+    assert tree.lines() == ["RunnableSequence", "  chat toy"]
+
+
+class Picky(BaseModel):
+    """What no answer of the demo server is, though it fits the schema."""
+
+    value: int
+
+    @field_validator("value")
+    @classmethod
+    def _refuse(cls, value: int) -> int:
+        raise ValueError("not good enough")
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_structured_output_that_is_refused_is_still_recorded(
+    method: Any, is_async: bool, server: DemoServer, chat: Chat, store: Store
+) -> None:
+    """What the model said is there to train on, though the client or LangChain raises for it."""
+    wanted = chat().with_structured_output(Picky, method=method)
+
+    with (
+        auto_trace(store=store) as recording,
+        pytest.raises(ValueError, match="not good enough"),
+    ):
+        asyncio.run(wanted.ainvoke("Take 7.")) if is_async else wanted.invoke("Take 7.")
+
+    (span,) = Tree(recording).check().named("chat toy")
+    assert span.attributes[c.RESPONSE_ID] == server.log[0].response_id
+    assert "value" in span.attributes[c.OUTPUT_MESSAGES]
+    (trajectory,) = recording.trajectories()
+    (step,) = trajectory.transitions
+    assert "value" in str(step.action)
+
+
+def test_fallback_has_a_span_for_each_request(server: DemoServer, chat: Chat, store: Store) -> None:
+    """A model that failed and the one that stood in for it stand side by side."""
+    model = chat(model="fail-500").with_fallbacks([chat()])
+
+    with auto_trace(store=store) as recording:
+        answer = model.invoke("hello")
+
+    assert isinstance(answer, BaseMessage)
+    tree = Tree(recording).check()
+    assert tree.lines() == ["RunnableWithFallbacks", "  chat fail-500", "  chat toy"]
+    assert [tree.named(name)[0].status for name in ("chat fail-500", "chat toy")] == [
+        "ERROR",
+        "UNSET",
+    ]
+    assert len(server.log) == 2
+
+
+def test_retry_has_a_span_for_each_attempt(server: DemoServer, chat: Chat, store: Store) -> None:
+    """Every attempt that LangChain makes is a request of its own."""
+    model = chat(model="fail-500").with_retry(stop_after_attempt=3, wait_exponential_jitter=False)
+
+    with auto_trace(store=store) as recording, pytest.raises(Exception, match="500"):
+        model.invoke("hello")
+
+    spans = Tree(recording).check().named("chat fail-500")
+    assert [span.status for span in spans] == ["ERROR"] * 3
+    assert len(server.log) == 3
+
+
+def test_stream_that_is_left_ends_its_span(server: DemoServer, chat: Chat, store: Store) -> None:
+    """A stream that the program leaves is marked so, and the next call is no child of it."""
+    with auto_trace(store=store) as recording:
+        for _ in chat(model="legion").stream("hello"):
+            break
+        chat().invoke("next")
+
+    tree = Tree(recording).check()
+    assert tree.lines() == ["chat legion", "chat toy"]
+    assert tree.named("chat legion")[0].attributes[c.ABANDONED] is True
+
+
+def test_span_between_two_chunks_is_no_child_of_the_stream(chat: Chat, store: Store) -> None:
+    """What the program does while it reads stands beside the stream."""
+    with auto_trace(store=store) as recording:
+        for _ in chat().stream("hello"):
+            chat(model="between").invoke("next")
+
+    lines = Tree(recording).check().lines()
+    assert lines[0] == "chat toy"
+    assert set(lines[1:]) == {"chat between"}
+
+
+def test_async_span_between_two_chunks_is_no_child_of_the_stream(chat: Chat, store: Store) -> None:
+    """The same of async streams, also of one that another task closes."""
+
+    async def main() -> None:
+        stream = chat().astream("hello")
+        async for _ in stream:
+            await chat(model="between").ainvoke("next")
+            break
+        await asyncio.create_task(stream.aclose())  # type: ignore[attr-defined]  # it is a generator
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(main())
+
+    assert Tree(recording).check().lines() == ["chat toy", "chat between"]
+
+
+def test_cancelled_call_ends_its_span(silent: Any, chat: Chat, store: Store) -> None:
+    """A call that is cancelled while it waits ends with that."""
+
+    async def main() -> None:
+        call = asyncio.create_task(chat(base_url=silent.base_url).ainvoke("hello"))
+        await silent.asked(1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(main())
+
+    (span,) = Tree(recording).check().named("chat toy")
+    assert span.attributes[c.ERROR_TYPE] == "asyncio.exceptions.CancelledError"
