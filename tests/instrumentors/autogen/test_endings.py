@@ -18,7 +18,7 @@ from opentelemetry import trace
 from tests.instrumentors.autogen.programs import agent, broken, calculator
 from tests.instrumentors.autogen.stage import Stage
 
-from lightning_otel import auto_trace
+from lightning_otel import auto_trace, provider
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import teams
 from lightning_otel.types import Span
@@ -209,6 +209,24 @@ def test_failed_call_fails_agent_and_team(stage: Stage, model: str) -> None:
     (team,) = stage.named("invoke_workflow pair")
     assert call.attributes[c.ERROR_TYPE] == turn.attributes[c.ERROR_TYPE]
     assert error_of(team) == ("ERROR", "RuntimeError")
+
+
+@pytest.mark.parametrize("model", ["fail-400", "html"])
+def test_error_of_a_team_reads_as_without_us(stage: Stage, model: str) -> None:
+    """AutoGen writes a traceback into it, in which our functions are not to stand."""
+    stage.server.fault = model
+
+    async def program(client: Any) -> str:
+        inner = RoundRobinGroupChat([agent("writer", client)], max_turns=1, name="inner")
+        with pytest.raises(RuntimeError) as caught:
+            await RoundRobinGroupChat([inner], max_turns=1).run(task="go")
+        return str(caught.value)
+
+    traced = stage.trace(program)
+    provider.uninstrument()
+
+    assert traced == stage.run(program)
+    assert "Traceback" in traced
 
 
 def test_tool_that_raises_is_a_failed_tool_of_an_agent_that_goes_on(stage: Stage) -> None:

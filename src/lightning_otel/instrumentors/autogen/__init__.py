@@ -5,11 +5,19 @@ across every yield. Ours stand in their place, so that there is one span of each
 AutoGen has none of, there is one too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from lightning_otel.instrumentors.autogen import agents, core, messaging, models, teams, tools
+from lightning_otel.instrumentors.autogen import (
+    agents,
+    core,
+    messaging,
+    models,
+    teams,
+    tools,
+    tracebacks,
+)
 from lightning_otel.instrumentors.autogen.families import Family
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 
@@ -21,8 +29,8 @@ class AutoGenInstrumentor(LibraryInstrumentor):
 
     def __init__(self) -> None:
         super().__init__()
-        if not hasattr(self, "_families"):
-            self._families: dict[str, Family] = {}
+        if not hasattr(self, "_leave"):
+            self._leave: list[Callable[[], None]] = []
 
     def patches(self) -> Mapping[str, Patch]:
         """The modules that hold the methods themselves, not those they are imported into."""
@@ -37,6 +45,7 @@ class AutoGenInstrumentor(LibraryInstrumentor):
             f"{teams_at}._base_group_chat": self._patch_teams,
             f"{teams_at}._sequential_routed_agent": self._patch_delivery,
             f"{teams_at}._chat_agent_container": self._patch_containers,
+            f"{teams_at}._events": self._patch_errors,
             "autogen_ext.tools.mcp._workbench": self._patch_mcp,
         }
 
@@ -58,7 +67,7 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         self.wrap(module.BaseStreamTool, "run_json_stream", tools.run_json_stream(self.is_wanted))
 
     def _patch_models(self, module: ModuleType) -> None:
-        self._families["models"] = Family(
+        clients = Family(
             module.ChatCompletionClient,
             {
                 "create": models.create(self.is_wanted),
@@ -66,19 +75,21 @@ class AutoGenInstrumentor(LibraryInstrumentor):
             },
             models.is_left_out,
         )
+        self._leave.append(clients.leave)
 
     def _patch_agents(self, module: ModuleType) -> None:
         self.wrap(module, "trace_invoke_agent_span", agents.native_span(self.is_wanted))
         self.wrap(module, "trace_create_agent_span", agents.create_span(self.is_wanted))
         self.wrap(module.BaseChatAgent, "run", agents.run(self.is_wanted))
         self.wrap(module.BaseChatAgent, "run_stream", agents.run_stream(self.is_wanted))
-        self._families["agents"] = Family(
+        family = Family(
             module.BaseChatAgent,
             {
                 "on_messages": agents.on_messages(self.is_wanted),
                 "on_messages_stream": agents.on_messages_stream(self.is_wanted),
             },
         )
+        self._leave.append(family.leave)
 
     def _patch_teams(self, module: ModuleType) -> None:
         self.wrap(module.BaseGroupChat, "run_stream", teams.run_stream(self.is_wanted))
@@ -90,6 +101,9 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         self.wrap(module, "trace_invoke_agent_span", teams.native_span(self.is_wanted))
         self.wrap(module.ChatAgentContainer, "_log_message", teams.log_message(self._is_on))
 
+    def _patch_errors(self, module: ModuleType) -> None:
+        self._leave.append(tracebacks.from_exception(module.SerializableException))
+
     def _patch_mcp(self, module: ModuleType) -> None:
         self.wrap(module, "trace_tool_span", agents.native_span(self.is_wanted))
         self.wrap(module.McpWorkbench, "call_tool", tools.call_tool(self.is_wanted))
@@ -99,5 +113,5 @@ class AutoGenInstrumentor(LibraryInstrumentor):
 
     def _uninstrument(self, **kwargs: Any) -> None:
         super()._uninstrument(**kwargs)
-        while self._families:
-            self._families.popitem()[1].leave()
+        while self._leave:
+            self._leave.pop()()
