@@ -98,3 +98,15 @@ def test_scrub_never_goes_back_and_forth(evil: str) -> None:
     found = scrub(evil * 200_000)
 
     assert found
+
+
+@pytest.mark.parametrize("rare", ["-", "_", "K", "b", ""])
+@pytest.mark.parametrize("secret", [f"sk-{'a1B2' * 8}", f"ghp_{'a1B2' * 10}", f"AKIA{'Q7' * 8}"])
+def test_scrub_finds_a_secret_wherever_it_stands_in_a_long_text(secret: str, rare: str) -> None:
+    """Many rare characters before it, a few, or none: a long text hides nothing."""
+    for filling in (f"word {rare} ", f"{'word ' * 200}{rare} "):
+        padding = filling * (100_000 // len(filling))
+
+        for text in (f"{secret} {padding}", f"{padding}{secret}", f"{padding} {secret} {padding}"):
+            assert secret not in scrub(text)
+            assert scrub(text).count("[redacted:") == 1

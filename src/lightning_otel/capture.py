@@ -32,6 +32,8 @@ T = TypeVar("T")
 _FRAME_KEY = otel_context.create_key("lightning-otel-frame")
 _OPERATION_KEY = otel_context.create_key("lightning-otel-operation")
 _SLOT_KEY = otel_context.create_key("lightning-otel-call-slot")
+(_SPAN_KEY,) = trace.set_span_in_context(trace.INVALID_SPAN, Context())
+"""Where a context holds its span: to set several values at once costs what one does."""
 _SUPPRESS_KEYS = ("suppress_instrumentation", "suppress_language_model_instrumentation")
 _MESSAGE_LIMIT = 8192
 _NO_BODY: Mapping[str, str] = {}
@@ -129,7 +131,8 @@ def is_recording() -> bool:
 
 def current_frame(context: Context | None = None) -> Frame | None:
     """The frame of a context (default: the current one), else the process's own."""
-    frame = otel_context.get_value(_FRAME_KEY, context)
+    held = otel_context.get_current() if context is None else context
+    frame = held.get(_FRAME_KEY)
     return frame if isinstance(frame, Frame) else _process.frame
 
 
@@ -151,10 +154,10 @@ def parent_context() -> Context:
             continue
         if _rollout_of(operation.context) == _rollout_of(context):
             return operation.within(context)
-    if trace.get_current_span(context).get_span_context().is_valid:
-        return context
     frame = current_frame(context)
     if frame is None or frame.parent is None:
+        return context
+    if trace.get_current_span(context).get_span_context().is_valid:
         return context
     # Only the span: whatever else the program put into its context is still there.
     return trace.set_span_in_context(trace.get_current_span(frame.parent), context)
@@ -225,9 +228,10 @@ def guarded(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | 
 
 def is_wanted() -> bool:
     """Whether a call made here and now should become a span."""
-    if current_frame() is None and not _process.is_global:
+    context = otel_context.get_current()
+    if current_frame(context) is None and not _process.is_global:
         return False
-    return not any(otel_context.get_value(key) for key in _SUPPRESS_KEYS)
+    return not any(context.get(key) for key in _SUPPRESS_KEYS)
 
 
 def take_body() -> Mapping[str, str]:
@@ -240,13 +244,22 @@ class Operation:
 
     Attributes:
         span: Its span.
-        context: The context of what happens within it.
         outer: The operation it stands in, of whichever library.
+        request: What the instrumentor that sends its request keeps with it.
         attributes: Set on the span at its end.
         body: Content, kept beside the span at its end.
     """
 
-    __slots__ = ("_is_over", "_lock", "attributes", "body", "context", "outer", "span")
+    __slots__ = (
+        "_is_over",
+        "_lock",
+        "_parent",
+        "attributes",
+        "body",
+        "outer",
+        "request",
+        "span",
+    )
 
     def __init__(
         self,
@@ -269,23 +282,35 @@ class Operation:
         """
         if parent is None:
             parent = parent_context()
+        frame = current_frame(parent)
+        if frame is not None and frame.stamps:
+            # Here, although the processor stamps every span: each setting of attributes costs.
+            attributes = {**frame.stamps, **attributes}
         self.span = tracer().start_span(
             name, parent, kind=kind, attributes=valid(attributes), start_time=start_ns
         )
         self.outer = operation_of(parent)
-        self.context = self.within(parent)
+        self._parent = parent
         self.attributes: dict[str, AttributeValue] = {}
         self.body: dict[str, str] = body or {}
+        self.request: object = None
         self._is_over = False
         # Guards _is_over: a stream may be finished by its reader and by the garbage collector of
         # another thread at once.
         self._lock = threading.Lock()
 
+    @property
+    def context(self) -> Context:
+        """The context of what happens within it.
+
+        Made anew each time: kept here, it would hold what holds it, and the span and all its
+        content would wait for the garbage collector.
+        """
+        return self.within(self._parent)
+
     def within(self, context: Context) -> Context:
         """A context with this operation as what is under way, and all else as it was."""
-        return otel_context.set_value(
-            _OPERATION_KEY, self, trace.set_span_in_context(self.span, context)
-        )
+        return Context({**context, _SPAN_KEY: self.span, _OPERATION_KEY: self})
 
     def encloses(self, context: Context) -> bool:
         """Whether the context is this operation's own, or that of one that stands in it."""
@@ -363,7 +388,7 @@ class CallSlot:
 
 def open_slot() -> CallSlot | None:
     """The slot of the current context, for the framework to fill once its call starts."""
-    slot = otel_context.get_value(_SLOT_KEY)
+    slot = otel_context.get_current().get(_SLOT_KEY)
     return slot if isinstance(slot, CallSlot) else None
 
 
@@ -378,7 +403,8 @@ def claim_call() -> Operation | None:
 
 def operation_of(context: Context | None = None) -> Operation | None:
     """The operation under way in a context (default: the current one), of whichever library."""
-    found = otel_context.get_value(_OPERATION_KEY, context)
+    held = otel_context.get_current() if context is None else context
+    found = held.get(_OPERATION_KEY)
     return found if isinstance(found, Operation) else None
 
 
@@ -397,11 +423,12 @@ def valid(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]
     """Attributes without the lone surrogates that text may hold."""
     found = dict(attributes)
     for key, value in attributes.items():
-        if type(value) is str:
-            if not value.isascii():
+        kind = type(value)
+        if kind is str:
+            if not value.isascii():  # type: ignore[union-attr]  # text, as its class says
                 found[key] = _valid_text(value)
-        elif type(value) is list:
-            found[key] = [_valid_text(item) for item in value]
+        elif kind is list:
+            found[key] = [_valid_text(item) for item in value]  # type: ignore[union-attr]  # a list
     return found
 
 

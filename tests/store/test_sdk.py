@@ -17,7 +17,7 @@ from lightning_otel import conventions as c
 from lightning_otel.store import lines as lines_module
 from lightning_otel.store.lines import line_of
 from lightning_otel.store.schema import span_of
-from lightning_otel.store.sdk import end_record, start_record
+from lightning_otel.store.sdk import end_record, identity_of, start_record
 from lightning_otel.store.values import fragment_of
 from lightning_otel.types import Span
 
@@ -48,6 +48,7 @@ def _stored(span: ReadableSpan, body: Mapping[str, str] | None = None) -> Span:
     record = end_record(
         span,
         body or {},
+        identity_of(span),
         process="p",
         sequence=3,
         end_sequence=4,
@@ -198,7 +199,7 @@ def test_start_record_has_what_is_known_at_the_start(bench: Bench) -> None:
             "chat x", attributes={c.OPERATION: "chat", c.AGENT_NAME: "planner", "n": b"x"}
         )
         assert isinstance(span, ReadableSpan)
-        record = start_record(span, process="p", sequence=7, otel_resource={})
+        record = start_record(span, identity_of(span), process="p", sequence=7, otel_resource={})
 
     found = span_of(orjson.loads(line_of(record)))
 
@@ -220,7 +221,7 @@ def test_start_record_too_large_for_a_line_is_cut(monkeypatch: pytest.MonkeyPatc
     span = wide.tracer.start_span("s", attributes={f"k{n:05d}": "v" * 300 for n in range(500)})
     assert isinstance(span, ReadableSpan)
 
-    line = line_of(start_record(span, process="p", sequence=1, otel_resource={}))
+    line = line_of(start_record(span, identity_of(span), process="p", sequence=1, otel_resource={}))
 
     assert len(line) < 100_000
     assert span_of(orjson.loads(line)).name == "s"
@@ -233,7 +234,7 @@ def test_records_are_made_without_the_spans_lock(bench: Bench) -> None:
     done = threading.Event()
 
     def make() -> None:
-        start_record(span, process="p", sequence=1, otel_resource={})
+        start_record(span, identity_of(span), process="p", sequence=1, otel_resource={})
         done.set()
 
     with span._lock:  # type: ignore[attr-defined]  # the lock a slow caller of the SDK would hold

@@ -44,12 +44,13 @@ class LightningSpanProcessor(SpanProcessor):
 
     def _start(self, span: Span, parent_context: Context | None) -> None:
         frame = capture.current_frame(parent_context)
-        if frame is None or frame.sink is None or not span.get_span_context().trace_flags.sampled:
-            return
-        if frame.stamps:
-            own = span.attributes or {}
-            span.set_attributes({k: v for k, v in frame.stamps.items() if k not in own})
         context = span.get_span_context()
+        if frame is None or frame.sink is None or not context.trace_flags.sampled:
+            return
+        own = span.attributes or {}
+        missing = {key: value for key, value in frame.stamps.items() if key not in own}
+        if missing:
+            span.set_attributes(missing)
         self._sinks[context.trace_id, context.span_id] = frame.sink
         frame.sink.started(span)
 

@@ -24,28 +24,34 @@ def line_of(record: Record) -> bytes:
 
     What is too large is cut, and the attribute ``lightning.cut`` says how much there was.
     """
-    size = sum(len(record[column]) for column in BODY_COLUMNS if column in record)
-    size += make_plain(record["attributes"])
-    for name in ("events", "links"):
-        for item in record.get(name, ()):
-            size += make_plain(item["attributes"])
+    size = make_plain(record["attributes"])
+    for column in BODY_COLUMNS:
+        if column in record:
+            size += len(record[column])
+    for item in (*record.get("events", ()), *record.get("links", ())):
+        size += make_plain(item["attributes"])
     if size <= MAX_RECORD_BYTES:
-        line = _dumped(record)
+        try:
+            line = orjson.dumps(record, option=_DUMP)
+        except (TypeError, ValueError):
+            line = orjson.dumps(repaired(record), option=_DUMP)
         if len(line) <= MAX_RECORD_BYTES:
             return line
     return _cut_line(record)
 
 
+def start_line_of(record: Record) -> bytes:
+    """As :func:`line_of`, for the little that a started span has: without a look at each value."""
+    try:
+        line = orjson.dumps(record, option=_DUMP)
+    except (TypeError, ValueError):
+        return line_of(record)
+    return line if len(line) <= MAX_RECORD_BYTES else line_of(record)
+
+
 def control_line(record: str, **fields: Any) -> bytes:
     """A line that is no span: a seal, or a count of spans lost."""
     return orjson.dumps({"record": record, **fields}, option=_DUMP)
-
-
-def _dumped(record: Record) -> bytes:
-    try:
-        return orjson.dumps(record, option=_DUMP)
-    except (TypeError, ValueError):
-        return orjson.dumps(repaired(record), option=_DUMP)
 
 
 def _cut_line(record: Record) -> bytes:

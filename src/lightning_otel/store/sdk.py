@@ -1,33 +1,46 @@
 """Spans of the OpenTelemetry SDK as records; only its public attributes are touched."""
 
 from collections.abc import Mapping
-from typing import Any
-
-from opentelemetry.sdk.trace import ReadableSpan
+from typing import TYPE_CHECKING, Any
 
 from lightning_otel import conventions as c
 from lightning_otel.store.schema import Record, record_of
 from lightning_otel.store.values import json_of, text_of, text_or_none, time_of
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.trace import Link
 
-def start_record(
-    span: ReadableSpan, *, process: str, sequence: int, otel_resource: object
-) -> Record:
+
+def identity_of(span: "ReadableSpan") -> Record:
+    """The columns of a span that stay as they are from its start to its end."""
+    context, parent, scope = span.context, span.parent, span.instrumentation_scope
+    return {
+        "trace_id": format(context.trace_id, "032x"),
+        "span_id": format(context.span_id, "016x"),
+        "parent_span_id": format(parent.span_id, "016x") if parent is not None else None,
+        "kind": getattr(span.kind, "name", "INTERNAL"),
+        "start_ns": time_of(span.start_time),
+        "scope": text_of(scope.name) if scope is not None else "",
+    }
+
+
+def start_record(span: "ReadableSpan", identity: Record, **place: object) -> Record:
     """The record of a span that just started.
 
     Written by hand, not by :func:`record_of`: it carries little and is written for every span.
+
+    Args:
+        span: The span.
+        identity: As :func:`identity_of` gave it.
+        **place: ``process``, ``sequence`` and ``otel_resource``.
     """
-    context, parent, scope = span.context, span.parent, span.instrumentation_scope
     attributes = _copied(span.attributes)
     get = attributes.get
     return {
         "record": "start",
-        "trace_id": format(context.trace_id, "032x"),
-        "span_id": format(context.span_id, "016x"),
-        "parent_span_id": format(parent.span_id, "016x") if parent is not None else None,
+        **identity,
         "name": text_of(span.name),
-        "kind": getattr(span.kind, "name", "INTERNAL"),
-        "start_ns": time_of(span.start_time),
         "end_ns": None,
         "status": "UNSET",
         "status_message": "",
@@ -36,19 +49,17 @@ def start_record(
         "model": text_or_none(get(c.REQUEST_MODEL)),
         "rollout_id": text_or_none(get(c.ROLLOUT_ID)),
         "attempt_id": text_or_none(get(c.ATTEMPT_ID)),
-        "process": process,
-        "sequence": sequence,
         "end_sequence": -1,
-        "scope": text_of(scope.name) if scope is not None else "",
+        **place,
         "attributes": attributes,
         "events": [],
-        "otel_resource": otel_resource,
     }
 
 
 def end_record(
-    span: ReadableSpan,
+    span: "ReadableSpan",
     body: Mapping[str, str],
+    identity: Record,
     *,
     process: str,
     sequence: int,
@@ -60,45 +71,26 @@ def end_record(
     Args:
         span: The span.
         body: Content that is kept beside it.
+        identity: As :func:`identity_of` gave it.
         process: Id of this process.
         sequence: Position of its start in the process.
         end_sequence: Position of its end.
         otel_resource: Its resource's attributes as JSON.
     """
-    context, parent, scope = span.context, span.parent, span.instrumentation_scope
     status = span.status
     attributes = _copied(span.attributes)
     if span.dropped_attributes or span.dropped_events or span.dropped_links:
         attributes[c.CUT] = json_of(_dropped_by_sdk(span))
     return record_of(
-        trace_id=format(context.trace_id, "032x"),
-        span_id=format(context.span_id, "016x"),
-        parent_span_id=format(parent.span_id, "016x") if parent is not None else None,
+        **identity,
         name=span.name,
-        kind=getattr(span.kind, "name", "INTERNAL"),
-        start_ns=span.start_time or 0,
         end_ns=span.end_time or 0,
         status=status.status_code.name,
         status_message=status.description or "",
         attributes=attributes,
-        events=[
-            {
-                "name": text_of(event.name),
-                "time_ns": time_of(event.timestamp),
-                "attributes": _copied(event.attributes),
-            }
-            for event in span.events
-        ],
-        links=[
-            {
-                "trace_id": format(link.context.trace_id, "032x"),
-                "span_id": format(link.context.span_id, "016x"),
-                "attributes": _copied(link.attributes),
-            }
-            for link in span.links
-        ],
+        events=[_event(event) for event in events] if (events := span.events) else [],
+        links=[_link(link) for link in links] if (links := span.links) else [],
         otel_resource=otel_resource,
-        scope=scope.name if scope is not None else "",
         process=process,
         sequence=sequence,
         end_sequence=end_sequence,
@@ -106,13 +98,32 @@ def end_record(
     )
 
 
+def _event(event: "Event") -> Record:
+    return {
+        "name": text_of(event.name),
+        "time_ns": time_of(event.timestamp),
+        "attributes": _copied(event.attributes),
+    }
+
+
+def _link(link: "Link") -> Record:
+    return {
+        "trace_id": format(link.context.trace_id, "032x"),
+        "span_id": format(link.context.span_id, "016x"),
+        "attributes": _copied(link.attributes),
+    }
+
+
 def _copied(attributes: Any) -> dict[str, Any]:
     # Ten times as fast as dict(), which asks the SDK's mapping for one key after the other.
-    copy = getattr(attributes, "copy", None)
-    return dict(copy() if copy is not None else attributes or ())
+    try:
+        found = attributes.copy()
+    except AttributeError:
+        found = attributes or ()
+    return found if type(found) is dict else dict(found)
 
 
-def _dropped_by_sdk(span: ReadableSpan) -> dict[str, Any]:
+def _dropped_by_sdk(span: "ReadableSpan") -> dict[str, Any]:
     """What the SDK's own limits took away, as the note on what was cut says it."""
     found = {}
     for name, kept, dropped in (

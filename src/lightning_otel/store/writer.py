@@ -14,18 +14,20 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
-from opentelemetry.sdk.trace import ReadableSpan
 
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import control_line, line_of
+from lightning_otel.store.lines import control_line, line_of, start_line_of
 from lightning_otel.store.schema import Record, record_of_span
-from lightning_otel.store.sdk import end_record, start_record
+from lightning_otel.store.sdk import end_record, identity_of, start_record
 from lightning_otel.store.segment import Segment, boot_id
 from lightning_otel.store.values import fragment_of
 from lightning_otel.types import Span
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,14 @@ PENDING_BYTES: Final = 8 << 20
 
 _SEAL: Final = "seal"
 _COUNT: Final = "count"
+
+
+class _Begun(NamedTuple):
+    """A span that has not ended: its start's line, its columns so far, its place in the process."""
+
+    line: bytes
+    identity: Record
+    sequence: int
 
 
 class SpanWriter:
@@ -61,7 +71,7 @@ class SpanWriter:
         self.paths: list[Path] = []
         self.lost = 0
         self.foreign = 0
-        self._open: dict[tuple[int, int], tuple[bytes, int]] = {}
+        self._open: dict[tuple[int, int], _Begun] = {}
         self._pending: deque[bytes] = deque()
         self._pending_bytes = 0
         self._next = itertools.count(1).__next__
@@ -71,36 +81,41 @@ class SpanWriter:
         self._is_refusal_told = False
         self._resource: tuple[object, orjson.Fragment] | None = None
 
-    def started(self, span: ReadableSpan) -> None:
+    def started(self, span: "ReadableSpan") -> None:
         """Note a started span, so that it is known if the process dies before its end."""
         self._forget_if_forked()
         sequence = self._next()
-        ids = span.context.trace_id, span.context.span_id
-        self._open[ids] = b"", sequence  # whatever becomes of the line, the end is ours
-        line = line_of(
+        context = span.context
+        ids = context.trace_id, context.span_id
+        identity: Record = {}
+        self._open[ids] = _Begun(b"", identity, sequence)  # whatever comes, the end is ours
+        identity.update(identity_of(span))
+        line = start_line_of(
             start_record(
                 span,
+                identity,
                 process=self.process,
                 sequence=sequence,
                 otel_resource=self._resource_of(span),
             )
         )
-        self._open[ids] = line, sequence
+        self._open[ids] = _Begun(line, identity, sequence)
         self._append(line, spans=0)
 
-    def ended(self, span: ReadableSpan, body: Mapping[str, str]) -> None:
+    def ended(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
         """Keep an ended span. One that began in a parent process, or before us, is only counted."""
         self._forget_if_forked()
-        begun = self._open.pop((span.context.trace_id, span.context.span_id), None)
+        context = span.context
+        begun = self._open.pop((context.trace_id, context.span_id), None)
         if begun is None:
             self.foreign += 1
         else:
-            self._keep(span, body, begun[1])
+            self._keep(span, body, begun.identity or identity_of(span), begun.sequence)
 
-    def exported(self, span: ReadableSpan) -> None:
+    def exported(self, span: "ReadableSpan") -> None:
         """Keep an ended span whose start we did not see, as an exporter gets it."""
         self._forget_if_forked()
-        self._keep(span, {}, self._next())
+        self._keep(span, {}, identity_of(span), self._next())
 
     def add(self, span: Span) -> None:
         """Keep a span that is complete already, such as one received or made by hand."""
@@ -135,7 +150,7 @@ class SpanWriter:
                 offset = 0
         except FileNotFoundError:
             return None
-        found = (orjson.loads(line) for line in lines if wanted in line)
+        found = (_parsed(line) for line in lines if wanted in line)
         return [record for record in found if "span_id" in record]
 
     def seal(self) -> None:
@@ -166,10 +181,13 @@ class SpanWriter:
         if os.getpid() != self.pid:
             self.forget()
 
-    def _keep(self, span: ReadableSpan, body: Mapping[str, str], sequence: int) -> None:
+    def _keep(
+        self, span: "ReadableSpan", body: Mapping[str, str], identity: Record, sequence: int
+    ) -> None:
         record = end_record(
             span,
             body,
+            identity,
             process=self.process,
             sequence=sequence,
             end_sequence=self._next(),
@@ -177,7 +195,7 @@ class SpanWriter:
         )
         self._append(line_of(record), spans=1)
 
-    def _resource_of(self, span: ReadableSpan) -> orjson.Fragment:
+    def _resource_of(self, span: "ReadableSpan") -> orjson.Fragment:
         resource = span.resource
         cached = self._resource
         if cached is None or cached[0] is not resource:
@@ -197,12 +215,16 @@ class SpanWriter:
                 if self._pending and refusal is None:
                     refusal = self._write(b"", 0)
                 self._is_writing = False
-        # Told without the lock: a log handler may wait for a thread that is about to end a span.
-        if refusal is not None and not self._is_refusal_told:
+        if refusal is not None:
+            self._tell_refusal(refusal)
+
+    def _tell_refusal(self, refusal: OSError) -> None:
+        # Without the lock: a log handler may wait for a thread that is about to end a span.
+        if not self._is_refusal_told:
             self._is_refusal_told = True
             log.warning(
                 "%s refuses spans (%s); up to 8 MiB are held in memory until it takes them",
-                self.layout.catalogue,
+                self.layout.catalogue if self.layout is not None else "memory",
                 refusal,
             )
 
@@ -273,7 +295,7 @@ class SpanWriter:
         except FileNotFoundError:
             self.layout.make_folders()  # somebody removed the store
             segment = Segment(self.layout, self.process, self._next_number())
-        starts = b"".join(start for start, _ in list(self._open.values()) if start is not line)
+        starts = b"".join(one.line for one in list(self._open.values()) if one.line is not line)
         if starts:
             try:
                 segment.append(starts)
@@ -302,6 +324,14 @@ class SpanWriter:
         self.segment = segment
         if segment is not None:
             self.paths.append(segment.path)
+
+
+def _parsed(line: bytes) -> Record:
+    try:
+        record: Any = orjson.loads(line)
+    except ValueError:  # torn, because another thread is writing it
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 _writers: "weakref.WeakSet[SpanWriter]" = weakref.WeakSet()

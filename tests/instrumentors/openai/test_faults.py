@@ -226,12 +226,13 @@ def test_fault_in_a_log_handler_stays_out_of_the_program(
 def test_all_our_modules_are_tried() -> None:
     """A new module of the instrumentor must be added to those whose functions are broken."""
     prefix = f"{instrumentor.__name__}."
+    others = {f"{prefix}litellm"}  # an instrumentor of its own, for another library
     held = [value for value in vars(instrumentor).values() if isinstance(value, ModuleType)]
 
     missing = {
         module.__name__
         for module in held
         if module.__name__.startswith(prefix) and module not in MODULES
-    }
+    } - others
 
     assert missing == set()

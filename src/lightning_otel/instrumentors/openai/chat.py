@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, Final
 
+import orjson
+
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import (
     message,
     reasoning_part,
-    tool_call_part,
     tool_response_part,
 )
 from lightning_otel.instrumentors.openai import fields
@@ -20,6 +21,11 @@ from lightning_otel.instrumentors.openai.fields import Attributes, Json
 
 OPERATION: Final = c.CHAT
 
+_PLAIN: Final = {
+    role: f'{{"role":"{role}","parts":[{{"type":"text","content":'
+    for role in ("system", "developer", "user", "assistant")
+}
+_TOOL: Final = '{"role":"tool","parts":[{"type":"tool_call_response","id":'
 _GROWING: Final = frozenset({"logprobs", "token_ids"})
 _CALLED: Final = frozenset({"function", "custom"})
 
@@ -35,19 +41,35 @@ def request_attributes(body: Json) -> Attributes:
 
 def request_content(body: Json) -> dict[str, str]:
     """Messages and tools of the request."""
-    messages = [_message(item) for item in fields.objects(body.get("messages"))]
-    content = {c.INPUT_MESSAGES: fields.dump(messages)}
+    texts = [_message_json(item) for item in fields.objects(body.get("messages"))]
+    content = {c.INPUT_MESSAGES: f"[{','.join(texts)}]"}
     tools = fields.tool_definitions(body.get("tools"))
     if tools:
         content[c.TOOL_DEFINITIONS] = tools
     return content
 
 
+def _message_json(item: Json) -> str:
+    """A message as JSON text.
+
+    Most messages of a long history are plain, and each is read anew with every call: these are
+    written as they are read, as every object made in between calls for the garbage collector.
+    """
+    role, content = item.get("role"), item.get("content")
+    if content and type(content) is str and type(role) is str:
+        try:
+            if len(item) == 2 and role in _PLAIN:
+                return f"{_PLAIN[role]}{orjson.dumps(content).decode()}}}]}}"
+            if len(item) == 3 and role == "tool" and type(item.get("tool_call_id")) is str:
+                call_id, response = orjson.dumps(item["tool_call_id"]), orjson.dumps(content)
+                return f'{_TOOL}{call_id.decode()},"response":{response.decode()}}}]}}'
+        except TypeError:  # a lone surrogate
+            pass
+    return fields.dump(_message(item))
+
+
 def _message(item: Json) -> dict[str, Any]:
     role, content = item.get("role", ""), item.get("content")
-    if len(item) == 2 and content and type(content) is str and role != "tool":
-        # Most messages of a long history are this plain, and each is read anew with every call.
-        return {"role": role, "parts": [{"type": "text", "content": content}]}
     if role == "tool":
         return message(role, [tool_response_part(item.get("tool_call_id"), content)])
     return message(str(role), _parts(item), name=item.get("name"))
@@ -65,7 +87,7 @@ def _parts(item: Json) -> list[dict[str, Any]]:
     for call in fields.objects(item.get("tool_calls")):
         held = fields.object_of(call.get("function") or call.get("custom"))
         arguments = held.get("arguments", held.get("input"))
-        parts.append(tool_call_part(call.get("id"), held.get("name"), arguments))
+        parts.append(fields.tool_call(call.get("id"), held.get("name"), arguments))
     return parts
 
 

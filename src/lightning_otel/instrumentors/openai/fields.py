@@ -11,7 +11,7 @@ import orjson
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import text_part
+from lightning_otel.adapter.messages import text_part, tool_call_part
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 
 Json: TypeAlias = Mapping[str, Any]
@@ -48,8 +48,24 @@ def dump(value: object) -> str:
         return json.dumps(value, default=_plain, skipkeys=True)
 
 
+def tool_call(call_id: Any, name: Any, arguments: object) -> dict[str, Any]:
+    """A tool call's part, its arguments ready JSON where they are JSON.
+
+    Only checked and not made anew: a long history's arguments are read with every call.
+    """
+    if type(arguments) is str:
+        try:
+            orjson.loads(arguments)
+        except ValueError:
+            return tool_call_part(call_id, name, arguments)
+        arguments = orjson.Fragment(arguments)
+    return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
+
+
 def _plain(value: Any) -> Any:
     """A value in the form the client sends it in, if it can send it at all."""
+    if type(value) is orjson.Fragment:
+        return json.loads(value.contents)
     dump_model = getattr(value, "model_dump", None)
     if dump_model is not None:
         return dump_model(mode="json", exclude_unset=True, by_alias=True)
@@ -75,8 +91,10 @@ def index_of(choice: Json) -> int:
 def request_scalars(body: Json) -> Attributes:
     """Sampling parameters and the like, where they have the type the conventions name."""
     found: Attributes = {}
-    for name, (key, kind) in _SCALARS.items():
-        value = body.get(name)
+    for name, value in body.items():
+        if name not in _SCALARS:
+            continue
+        key, kind = _SCALARS[name]
         if isinstance(value, kind) and not isinstance(value, bool):
             found[key] = float(value) if kind == _NUMBER else value  # type: ignore[arg-type, assignment]  # checked by kind
     stop = body.get("stop")

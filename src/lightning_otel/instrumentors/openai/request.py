@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import orjson
-from opentelemetry import context as otel_context
+from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
@@ -17,7 +17,6 @@ from lightning_otel import conventions as c
 from lightning_otel.instrumentors.openai import chat, completions, embeddings, responses
 from lightning_otel.instrumentors.openai.body import BodyRecorder
 
-_KEY = otel_context.create_key("lightning-otel-openai-request")
 _JSON_START = re.compile(rb"\s*\{")
 
 Attributes = dict[str, AttributeValue]
@@ -60,6 +59,8 @@ def endpoint_of(method: str, url: str) -> Endpoint | None:
     """The model endpoint a request goes to; None for everything else."""
     if method.lower() != "post":
         return None
+    if url in _ENDPOINTS:  # as the client's own methods write it
+        return _ENDPOINTS[url]
     path = f"/{urlsplit(url).path.strip('/')}"
     for suffix, endpoint in _ENDPOINTS.items():
         # The longest suffix stands first: "/chat/completions" also ends in "/completions".
@@ -70,7 +71,8 @@ def endpoint_of(method: str, url: str) -> Endpoint | None:
 
 def current_request() -> "ModelRequest | None":
     """The request being sent in this context."""
-    found = otel_context.get_value(_KEY)
+    operation = capture.operation_of()
+    found = operation.request if operation is not None else None
     return found if isinstance(found, ModelRequest) else None
 
 
@@ -81,7 +83,8 @@ class ModelRequest:
         self.client = client
         self.endpoint = endpoint
         self.operation = operation
-        self.context = otel_context.set_value(_KEY, self, operation.context)
+        operation.request = self
+        self.context = operation.context
         self._response: Any = None
         self._is_streaming = False
         self._started_s = time.perf_counter()
@@ -165,8 +168,8 @@ class ModelRequest:
         operation = self.operation
         if operation.is_over:
             return
-        # The context holds this request: apart, both and the answer's body are freed at once.
-        self.context, self._response = operation.context, None
+        # Apart, both and the answer's body are freed at once.
+        operation.request, self.context, self._response = None, Context(), None
         read = capture.guarded(self._read, body, first_chunk_s)
         if exc is not None:
             operation.fail(exc)

@@ -11,7 +11,6 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import (
     message,
     reasoning_part,
-    tool_call_part,
     tool_response_part,
 )
 from lightning_otel.instrumentors.openai import fields
@@ -87,7 +86,7 @@ def _item(item: Json) -> tuple[str, list[dict[str, Any]]]:
     if kind in _CALLS:
         arguments = item.get("arguments", item.get("input"))
         call_id = item.get("call_id") or item.get("id")
-        return "assistant", [tool_call_part(call_id, item.get("name"), arguments)]
+        return "assistant", [fields.tool_call(call_id, item.get("name"), arguments)]
     if kind in _RESULTS:
         return "tool", [tool_response_part(item.get("call_id"), item.get("output"))]
     if kind == "reasoning":
