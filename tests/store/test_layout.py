@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lightning_otel import Store
-from lightning_otel.errors import StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.exporters.duckdb import DuckDBSpanExporter
 from lightning_otel.store import layout as layout_module
 from lightning_otel.store.layout import (
     DataFile,
@@ -168,6 +169,20 @@ def test_create_says_where_it_cannot(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match=r"cannot make the store .*file.*--store"):
         Layout(tmp_path / "file" / "traces.duckdb").create()
+
+
+@pytest.mark.parametrize("path", ["clickhouse://host/db", "https://host/x.duckdb", ":memory:"])
+def test_layout_is_a_place_on_a_disk(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL, or a store in memory, makes no folder of that name, by whatever way it comes."""
+    monkeypatch.chdir(tmp_path)
+
+    for make in (Layout, DuckDBSpanExporter):
+        with pytest.raises(ConfigError, match=r"name a (local )?path"):
+            make(path)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_require_names_a_missing_store(layout: Layout) -> None:

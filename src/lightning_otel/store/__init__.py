@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
 from lightning_otel.adapter import Adaptation, TripletAdapter
-from lightning_otel.errors import ConfigError
-from lightning_otel.store.layout import Layout
+from lightning_otel.store.layout import MEMORY, Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from lightning_otel.store.table import Table, Transitions
     from lightning_otel.store.writer import SpanWriter
 
-MEMORY = ":memory:"
 TRANSITION_COLUMNS: Mapping[str, str] = {
     "rollout_id": "VARCHAR",
     "attempt_id": "VARCHAR",
@@ -73,8 +71,6 @@ class Store:
             ConfigError: The path is a URL of an engine this version does not know.
         """
         given = os.fspath(path) if path is not None else config.store_path()
-        if "://" in given:
-            raise ConfigError(f"no engine for {given!r}; name a local path or {MEMORY!r}")
         from lightning_otel.store.source import LocalSource, MemorySource
 
         self.layout: Layout | None = None if given == MEMORY else Layout(given)

@@ -16,8 +16,10 @@ from typing import Any, Final
 
 import orjson
 
-from lightning_otel.errors import StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
 
+MEMORY: Final = ":memory:"
+"""Names a store that is kept in this process and gone with it."""
 SCHEMA_VERSION: Final = 1
 SEGMENT_SUFFIX: Final = ".ndjson"
 _SEGMENT_NAME: Final = re.compile(r"[^-]+-\d+-\d+-\d+\.ndjson")
@@ -92,7 +94,15 @@ class Layout:
 
         Args:
             path: ``X.duckdb``, or a folder that holds (or will hold) ``traces.duckdb``.
+
+        Raises:
+            ConfigError: It is a URL, or ``:memory:``, and so no place on a disk.
         """
+        text = os.fspath(path)
+        if "://" in text:
+            raise ConfigError(f"no engine for {text!r}; name a local path")
+        if text == MEMORY:
+            raise ConfigError(f"{MEMORY!r} is no place on a disk, as is needed here; name a path")
         given = Path(path).expanduser()
         if given.suffix != ".duckdb":
             given = given / "traces.duckdb"
