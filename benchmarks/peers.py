@@ -11,9 +11,9 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,6 +66,7 @@ def start(
     return subprocess.Popen(
         [str(python), script, "--worker", worker, *map(str, options)],
         env={**inherited, **(settings or {})},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -96,6 +97,25 @@ def report(result: object) -> None:
     print(_RESULT + json.dumps(result), flush=True)
 
 
+def answer(process: "subprocess.Popen[str]", question: object = None) -> Any:
+    """A worker's next report, after a question if one is given; the worker goes on living."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    if question is not None:
+        process.stdin.write(json.dumps(question) + "\n")
+        process.stdin.flush()
+    for line in process.stdout:
+        if line.startswith(_RESULT):
+            return json.loads(line.removeprefix(_RESULT))
+    raise SystemExit(f"{process.args} ended with {process.wait()}")
+
+
+def questions() -> Iterator[Any]:
+    """In a worker: what its driver asks, until it asks no more."""
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
 def say(text: str) -> None:
     """Tell what is going on, beside the tables."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
@@ -123,6 +143,12 @@ def with_spread(values: Sequence[float], digits: int = 0) -> str:
         return f"{values[0]:,.{digits}f}"
     low, high = min(values), max(values)
     return f"{median(values):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+
+
+def with_quartiles(values: Sequence[float]) -> str:
+    """The median of many turns, with the first and the third quartile."""
+    low, middle, high = quantiles(values, n=4)
+    return f"{middle:,.0f} ({low:,.0f} to {high:,.0f})"
 
 
 def ratio(ours: float, theirs: float) -> str:
