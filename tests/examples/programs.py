@@ -151,6 +151,13 @@ PROGRAMS = (
         shows=("call", "tools", "agent"),
     ),
     Program(
+        "crewai_async",
+        CREWAI,
+        ("crewai",),
+        agents={"poet": 2},
+        shows=("stream", "async", "token ids"),
+    ),
+    Program(
         "ag2_chat",
         AG2,
         ("autogen.agentchat.conversable_agent",),
@@ -163,6 +170,13 @@ PROGRAMS = (
         },
         tools={("user", "calculator"): 1},
         shows=("call", "tools", "agent", "token ids"),
+    ),
+    Program(
+        "ag2_async",
+        AG2,
+        ("autogen.agentchat.conversable_agent",),
+        agents={"alpha": 1, "beta": 1},
+        shows=("stream", "async"),
     ),
     Program(
         "litellm_loop",
