@@ -20,9 +20,10 @@ if TYPE_CHECKING:
         emit_state,
     )
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
+    from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.store import Store
-    from lightning_otel.tracing import Recording, auto_trace, context, operation
+    from lightning_otel.tracing import Recording, auto_trace, carried, context, operation
     from lightning_otel.types import Report, Span, Trajectory, Transition
 
 _HOMES = {
@@ -37,11 +38,13 @@ _HOMES = {
     "emit_state": "emitters",
     "DuckDBSpanExporter": "exporters.duckdb",
     "LightningSpanProcessor": "exporters.duckdb",
+    "wrap_langchain": "instrumentors.langchain.wrap",
     "instrument": "provider",
     "uninstrument": "provider",
     "Store": "store",
     "Recording": "tracing",
     "auto_trace": "tracing",
+    "carried": "tracing",
     "context": "tracing",
     "operation": "tracing",
     "Report": "types",
@@ -62,6 +65,7 @@ __all__ = [
     "Transition",
     "TripletAdapter",
     "auto_trace",
+    "carried",
     "context",
     "emit_action",
     "emit_exception",
@@ -74,6 +78,7 @@ __all__ = [
     "instrument",
     "operation",
     "uninstrument",
+    "wrap_langchain",
 ]
 
 

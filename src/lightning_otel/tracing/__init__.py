@@ -8,6 +8,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from lightning_otel.adapter.tracking import checked_patterns, resources_text
 from lightning_otel.tracing.blocks import Begin, Block, is_function
+from lightning_otel.tracing.carrying import carried
 from lightning_otel.tracing.operations import operation
 from lightning_otel.tracing.recording import Recording
 from lightning_otel.tracing.scope import Options, RewardEvaluator, Scope
@@ -19,6 +20,7 @@ __all__ = [
     "Scope",
     "Traced",
     "auto_trace",
+    "carried",
     "context",
     "operation",
 ]

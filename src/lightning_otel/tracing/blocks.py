@@ -69,7 +69,7 @@ class Block(ABC, Generic[L]):
             wrapper = type(function)(self(function.__func__))
         else:
             begin = self._begin_call(function)
-            wrapper = functools.wraps(function)(_kind_of(function)(function, begin))
+            wrapper = functools.wraps(function)(kind_of(function)(function, begin))
         return wrapper  # type: ignore[no-any-return]  # the same kind of function
 
     def _enter(self) -> L:
@@ -117,7 +117,8 @@ async def _end_async(
         await lifetime.end_async(exc, result)
 
 
-def _kind_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any], Begin], Any]:
+def kind_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any], Begin], Any]:
+    """What makes a function of the same kind, each call of which is a lifetime."""
     if inspect.isasyncgenfunction(function):
         return _async_generator
     if inspect.isgeneratorfunction(function):

@@ -1,0 +1,151 @@
+"""``carried``: a function that goes on in the rollout it was handed over in, wherever it is run.
+
+Threads and thread pools are carried without it; process pools, executors of a framework's own and
+callbacks that run later are not.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import capture, config, provider
+from lightning_otel.store import Store
+from lightning_otel.tracing.blocks import kind_of
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_prepared_pids: set[int] = set()
+_told: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Luggage:
+    """What is taken along to another process.
+
+    Attributes:
+        store: The store's path; None if nothing is recorded there.
+        stamps: What is put on every span.
+        parent: The span it goes on in, as W3C trace context.
+    """
+
+    store: str | None
+    stamps: Mapping[str, AttributeValue]
+    parent: Mapping[str, str]
+
+
+class _Carried:
+    """A function with the context it is to run in; pickled it takes along what that says."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._context: Context | None = capture.guarded(capture.parent_context)
+        self._pid = os.getpid()
+        self._luggage = None
+        if self._context is not None:
+            self._luggage = capture.guarded(_packed, self._context)
+        functools.update_wrapper(self, function, updated=())
+
+    def __getstate__(self) -> tuple[Callable[..., Any], _Luggage | None]:
+        return self._function, self._luggage
+
+    def __setstate__(self, state: tuple[Callable[..., Any], _Luggage | None]) -> None:
+        self._function, self._luggage = state
+        self._context, self._pid = None, 0
+        functools.update_wrapper(self, self._function, updated=())
+
+    def __repr__(self) -> str:
+        return f"<carried {getattr(self._function, '__qualname__', type(self._function).__name__)}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return kind_of(self._function)(self._function, self._begin)(*args, **kwargs)
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Stay":
+        # A forked child holds its parent's context, whose writer and spans are the parent's.
+        if self._pid == os.getpid():
+            return _Stay(self._context)
+        return _Stay(capture.guarded(_unpacked, self._luggage) if self._luggage else None)
+
+
+class _Stay:
+    """One run of a carried function."""
+
+    def __init__(self, context: Context | None) -> None:
+        self._context = context
+
+    def attached(self) -> AbstractContextManager[None]:
+        """Makes the context it was carried from current for a block."""
+        if self._context is None:
+            return contextlib.nullcontext()
+        return capture.attached(self._context)
+
+    def end(self, exc: BaseException | None = None, result: object = None) -> None:
+        """There is no span of its own to end."""
+
+    async def end_async(self, exc: BaseException | None = None, result: object = None) -> None:
+        """As :meth:`end`."""
+
+
+def carried(function: F) -> F:
+    """The function, to run in the rollout and under the span that are current here and now.
+
+    Hand it to what runs it in another process or at another time: a process pool, an executor of a
+    framework, ``run_in_executor`` with either, a callback. Model calls in there belong to the same
+    rollout and stand in the same tree, written by their own process into the same store::
+
+        with ProcessPoolExecutor() as pool:
+            pool.map(lightning_otel.carried(solve), tasks)
+
+    Args:
+        function: Any callable, also async or a generator; for another process one that pickles.
+
+    Returns:
+        A callable that takes and gives what the function does.
+    """
+    return _Carried(function)  # type: ignore[return-value]  # called as the function is
+
+
+def _packed(context: Context) -> _Luggage:
+    parent: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(parent, context)
+    frame = capture.current_frame(context)
+    if frame is None or frame.sink is None:
+        return _Luggage(None, {}, parent)
+    layout = getattr(frame.sink, "layout", None)
+    store = str(layout.catalogue) if layout is not None else Store(":memory:").name
+    return _Luggage(store, dict(frame.stamps), parent)
+
+
+def _unpacked(luggage: _Luggage) -> Context:
+    """A context of this process that goes on with what was taken along."""
+    # From an empty one: what a forked worker's context holds is that of who happened to start it.
+    parent = TraceContextTextMapPropagator().extract(luggage.parent, Context())
+    if luggage.store is None or not config.is_enabled() or provider.is_broken():
+        return parent
+    store = Store(luggage.store)
+    if store.layout is None:
+        _tell_once("nothing is recorded in other processes: the store is in memory; name a path")
+        return parent
+    provider.ensure_provider()
+    if os.getpid() not in _prepared_pids:
+        _prepared_pids.add(os.getpid())
+        capture.guarded(provider.instrument)
+    above = parent if trace.get_current_span(parent).get_span_context().is_valid else None
+    return capture.in_frame(capture.Frame(store.writer(), luggage.stamps, above), parent)
+
+
+def _tell_once(text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        log.warning("%s", text)
