@@ -4,9 +4,11 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from tests.examples import matrix
 
 from lightning_otel.demo.server import DemoServer
 
@@ -84,3 +86,22 @@ def test_readme_data_commands_run(tmp_path: Path, shell: dict[str, str]) -> None
     assert "toy-policy" in out
     assert (tmp_path / "triplets.jsonl").read_text().count("\n") == 2
     assert (tmp_path / "everything.duckdb").exists()
+
+
+def test_readme_matrix_is_what_the_examples_prove() -> None:
+    """The matrix names for each cell the program whose test fails if the cell is not true."""
+    assert matrix.table() in README.read_text()
+
+
+def test_readme_extras_are_those_of_the_package() -> None:
+    """Every extra named exists, and every one that brings a library is named."""
+    extras = tomllib.loads((README.parent / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    (named,) = re.findall(r"The extras bring the libraries:.*?\n\n", README.read_text(), re.DOTALL)
+
+    found = set(re.findall(r"\[(\w+)\]|`(\w+)`", named))
+
+    assert {one or other for one, other in found} - {"openai"} == set(extras) - {
+        "openai", "demo", "distro", "test",
+    }  # fmt: skip
