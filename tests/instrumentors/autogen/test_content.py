@@ -304,6 +304,8 @@ def test_odd_result_reaches_the_program_as_it_is(stage: Stage, name: str) -> Non
     assert tool.status == "UNSET"
     if name == "generator":
         assert list(gift) == [1, 2]
+    elif name == "nothing":
+        assert tool.attributes[c.TOOL_RESULT] == "null"
 
 
 @pytest.mark.parametrize("name", gifts())

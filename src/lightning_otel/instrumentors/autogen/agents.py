@@ -1,6 +1,7 @@
 """Agents: ``invoke_agent`` around each run of one, in place of AutoGen's own span."""
 
 import functools
+import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -251,8 +252,9 @@ class Speaking(AbstractContextManager[Span]):
             capture.guarded(self._run.fail, exc)
 
     def _said(self) -> None:
-        if self._place.last_said is not None:
-            self._run.answered(self._place.last_said)
+        last, self._place.last_said = self._place.last_said, None
+        if last is not None:
+            self._run.answered(last)
 
 
 def _keeps() -> bool:
@@ -263,12 +265,17 @@ class Place:
     """Where a team's runtime delivers a message: a participant's container, or the team's manager.
 
     Attributes:
-        container: AutoGen's object there.
         last_said: The last message its agent gave in this turn.
     """
 
-    __slots__ = ("container", "last_said")
+    __slots__ = ("_container", "last_said")
 
     def __init__(self, container: object) -> None:
-        self.container = container
+        # Weakly: an open connection keeps the context it was made in, and that keeps this.
+        self._container = weakref.ref(container)
         self.last_said: Any = None
+
+    @property
+    def container(self) -> object | None:
+        """AutoGen's object there."""
+        return self._container()

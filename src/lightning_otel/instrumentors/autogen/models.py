@@ -121,9 +121,9 @@ def _begin(
     if not is_wanted() or _is_seen_below(client):
         return None
     outside = capture.parent_context()
-    operation = capture.claim_call()
     body = _content(args[0] if args else kwargs.get("messages"), kwargs.get("tools"))
     attributes, name = _attributes(client, kwargs, is_stream=is_stream)
+    operation = capture.claim_call()
     if operation is None:
         operation = capture.Operation(
             capture.clean(name), SpanKind.CLIENT, attributes, body, parent=outside

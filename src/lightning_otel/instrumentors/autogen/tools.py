@@ -28,6 +28,12 @@ class ToolRun(runs.Run):
         """Keep the result, or what of a stream may be the last."""
         self._last = item
 
+    def returned(self, result: Any) -> None:
+        """End it with its result, which may be none."""
+        if result is None and capture.content_policy().is_kept:
+            self.operation.body[c.TOOL_RESULT] = text_of(None)
+        super().returned(result)
+
     def stop(self) -> None:
         """End it with its result; a workbench gives what its tool raised as a result, too."""
         held = said.fields_of(self._last)
