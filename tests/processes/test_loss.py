@@ -37,8 +37,8 @@ def work(slot, count=SPANS):
 
 
 @lightning_otel.auto_trace(store=STORE)
-def traced_work(slot):
-    work(slot)
+def traced_work(slot, count=SPANS):
+    work(slot, count)
 
 
 def be_killed(slot):
@@ -64,13 +64,13 @@ def end(slot, way):
 
 
 def use_children(slot, kind, method):
-    """Have two processes work, each with a slot of its own."""
+    """Have other processes work, each with a slot of its own."""
     work(slot)
     slots = [slot + 1, slot + 2]
     # A forked child is within the recording; any other one makes its own.
-    target = work if method == "fork" else traced_work
+    target = work if method == "fork" and kind != "traced process" else traced_work
     context = multiprocessing.get_context(method)
-    if kind == "process":
+    if kind.endswith("process"):
         children = [context.Process(target=target, args=(each,)) for each in slots]
         for child in children:
             child.start()
@@ -86,10 +86,26 @@ def use_children(slot, kind, method):
         again = [sys.executable, __file__, json.dumps([["traced_work", slots[0]]]), STORE, ACKS]
         script = f"import subprocess; subprocess.run({again!r}, check=True)"
         subprocess.run([sys.executable, "-c", script], check=True)
+    if kind == "_exit":
+        child = os.fork()
+        if not child:
+            work(slots[0])
+            os._exit(0)
+        os.waitpid(child, 0)
+        work(slots[1])
     if kind == "both leave":
         child = os.fork()
         work(slots[1] if child else slots[0])
         if child:
+            os.waitpid(child, 0)
+    if kind == "all leave":
+        children = []
+        for each in slots:
+            children.append(os.fork())
+            if not children[-1]:
+                work(each)
+                sys.exit(0)
+        for child in children:
             os.waitpid(child, 0)
 
 
@@ -225,23 +241,26 @@ def test_exit_of_any_kind_loses_nothing(trial: Trial) -> None:
 
 def test_forked_children_of_any_kind_lose_nothing(trial: Trial) -> None:
     """What forked children record is kept, and each rollout has one root, whoever ends it."""
-    kinds = ("process", "pool", "executor", "both leave")
+    kinds = (
+        "process", "traced process", "pool", "executor", "_exit", "both leave", "all leave",
+    )  # fmt: skip
 
     program = trial.start(
         *(("use_children", 3 * number, kind, "fork") for number, kind in enumerate(kinds))
     )
     output, errors = program.communicate(timeout=50)
 
-    assert (json.loads(output), errors) == ([0] * 4, "")
-    assert trial.acked()[:12] == [40] * 12
+    assert (json.loads(output), errors) == ([0] * 7, "")
+    assert trial.acked()[:21] == [40] * 21
     trial.check()
-    assert trial.roots() == [True] * 4
+    assert trial.roots() == [True] * (7 + 2)  # the traced processes have their own
 
 
 @pytest.mark.parametrize(
     ("kind", "method", "acked"),
     [
         ("process", "spawn", [40, 40, 40]),
+        ("process", "forkserver", [40, 40, 40]),
         ("executor", "forkserver", [40, 40, 40]),
         ("grandchild", "spawn", [40, 40, 0]),
     ],
@@ -257,3 +276,21 @@ def test_started_children_of_any_kind_lose_nothing(
     assert trial.acked()[:3] == acked
     trial.check()
     assert trial.roots() == [True] * sum(count > 0 for count in acked)
+
+
+def test_eight_writers_and_a_reader_agree(trial: Trial) -> None:
+    """A reader that polls and settles while eight programs write sees a count that only grows."""
+    trial.store.writer()  # makes the store, so that the reader finds one
+
+    programs = [trial.start(("traced_work", slot, 400)) for slot in range(8)]
+    counts = []
+    while any(program.poll() is None for program in programs):
+        (row,) = trial.store.sql("SELECT count(*) AS n FROM spans WHERE scope = 'program'")
+        counts.append(row["n"])
+        trial.store.settle()
+
+    ends = [program.communicate() for program in programs]
+    assert ends == [("[0]\n", "")] * 8
+    assert counts == sorted(counts)
+    assert trial.acked()[:8] == [400] * 8
+    trial.check()
