@@ -155,7 +155,7 @@ ENVIRONMENTS = {
             "opentelemetry-semantic-conventions==0.66b2",
             "opentelemetry-util-genai==1.3b0",
         ),
-        ("tests/examples/test_foreign.py",),
+        ("tests/examples/test_foreign.py", "tests/instrumentors/foreign"),
         (
             "openinference-instrumentation-openai",
             "opentelemetry-instrumentation-genai-openai",
