@@ -307,3 +307,42 @@ def test_generation_span_around_a_client_is_the_clients_call(
     assert call.name == "chat toy"
     assert call.attributes[c.RESPONSE_ID] == server.log[0].response_id
     assert tree(recording)[1] == (("invoke_workflow flow", (CALL,)),)
+
+
+class Throwing(agents.Model):  # type: ignore[misc]  # of a module imported if it is there
+    """Answers an exception with an event, and what it is sent with another."""
+
+    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
+        """Is not asked."""
+        raise NotImplementedError
+
+    async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """What came in."""
+        try:
+            sent = yield "first"
+            yield sent
+        except KeyError as exc:
+            yield exc
+
+
+def test_model_stream_is_the_generator_it_was(store: Store) -> None:
+    """What it is sent or thrown reaches it, as without us."""
+    error = KeyError("x")
+
+    async def work() -> list[Any]:
+        one, other = (Throwing().stream_response(None, "x") for _ in range(2))
+        assert [await anext(one), await anext(other)] == ["first"] * 2
+        found = [await one.asend("sent"), await other.athrow(error)]  # type: ignore[attr-defined]  # they are generators
+        for stream in (one, other):
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+        return found
+
+    plain = asyncio.run(work())
+    with auto_trace(store=store) as recording:
+        with agents.trace("covers the models"), agents.agent_span("a"):
+            pass
+        traced = asyncio.run(work())
+
+    assert traced == plain == ["sent", error]
+    assert len(named(recording, "chat")) == 2

@@ -4,6 +4,7 @@ Where no client says that the request is its own (a model that does not use ``op
 over a websocket) the call says what the SDK knows of it.
 """
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
@@ -164,7 +165,8 @@ class ModelCall:
                 operation.stop()
             else:
                 operation.fail(exc)
-        # The context holds this call: apart, all are freed at once.
+        # The context and the slot hold this call: apart, all are freed at once.
+        operation.slot = capture.CallSlot()
         self.context, self._request, self._response, self.data = self.parent, {}, None, None
 
 
@@ -176,34 +178,31 @@ async def watched(stream: Any, begin: Callable[[], ModelCall | None]) -> AsyncIt
         begin: Begins its call.
     """
     call = capture.guarded(begin)
+    context = call.context if call is not None else None
+    step, sent = stream.asend, None
     try:
         while True:
             try:
-                if call is None:
-                    event = await anext(stream)
-                else:
-                    with capture.attached(call.context):
-                        event = await anext(stream)
+                with contextlib.nullcontext() if context is None else capture.attached(context):
+                    event = await step(sent)
             except StopAsyncIteration:
                 break
             if call is not None:
                 capture.guarded(call.saw, event)
-            yield event
-    except GeneratorExit:
-        await _close(stream, call)
-        raise
+            try:
+                step, sent = stream.asend, (yield event)
+            except GeneratorExit:
+                await stream.aclose()
+                raise
+            except BaseException as exc:  # noqa: BLE001  # handed to the stream, not swallowed
+                step, sent = stream.athrow, exc
     except BaseException as exc:
         if call is not None:
-            capture.guarded(call.fail, exc)
-        await stream.aclose()
+            if isinstance(exc, GeneratorExit):
+                capture.guarded(call.left)
+            else:
+                capture.guarded(call.fail, exc)
+        del sent  # it may know the exception, whose traceback knows this frame
         raise
     if call is not None:
         capture.guarded(call.left)
-
-
-async def _close(stream: Any, call: ModelCall | None) -> None:
-    try:
-        await stream.aclose()
-    finally:
-        if call is not None:
-            capture.guarded(call.left)

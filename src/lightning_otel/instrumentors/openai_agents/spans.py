@@ -41,6 +41,7 @@ class Node:
         operation: What it stands for; None if it is passed over, and once it is over.
         deferred: Begins the operation once something stands in it.
         error: An error the SDK noted on a span that keeps none.
+        is_tool: Whether it is a tool at work.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Node:
         "conversation",
         "deferred",
         "error",
+        "is_tool",
         "operation",
         "parent",
     )
@@ -60,6 +62,7 @@ class Node:
         self.operation: capture.Operation | None = None
         self.deferred: Callable[[], capture.Operation] | None = None
         self.error: object = None
+        self.is_tool = False
         self._attached: capture.attached | None = None
         # What is being handled where a run begins is not what the run fails with.
         self._handled = sys.exception()
@@ -149,6 +152,7 @@ class SdkSpans:
                 node.attach(_open_call(node, context))
         elif (opened := _opened(data)) is not None:
             name, attributes = opened
+            node.is_tool = kind == "function"
             if node.conversation is not None:
                 attributes[c.CONVERSATION_ID] = node.conversation
             node.operation = capture.Operation(
@@ -174,10 +178,10 @@ class SdkSpans:
         if name == _NO_ID:
             return
         node = Node(self._current(), group_id if isinstance(group_id, str) else _session())
-        attributes: Attributes = {c.OPERATION: c.INVOKE_WORKFLOW, c.WORKFLOW_NAME: str(name)}
+        attributes: Attributes = {c.OPERATION: c.INVOKE_WORKFLOW, c.WORKFLOW_NAME: _text(name)}
         if node.conversation is not None:
             attributes[c.CONVERSATION_ID] = node.conversation
-        title = capture.clean(f"{c.INVOKE_WORKFLOW} {name}")
+        title = capture.clean(f"{c.INVOKE_WORKFLOW} {_text(name)}")
         if trace.trace_id != _NO_ID:
             node.operation = capture.Operation(title, SpanKind.INTERNAL, attributes)
             self._by_id[trace.trace_id] = node
@@ -201,12 +205,10 @@ class SdkSpans:
         operation = node.end()
         if operation is None:
             return
-        try:
-            data = getattr(span, "span_data", None)
-            if data is not None:
-                capture.guarded(_fill, operation, data)
-        finally:
-            _end(operation, node.failure(), node.error or getattr(span, "error", None))
+        data = getattr(span, "span_data", None)
+        if data is not None:
+            capture.guarded(_fill, operation, data)
+        _end(operation, node.failure(), node.error or getattr(span, "error", None))
 
     def note_error(self, span: Any, error: object) -> None:
         """Keep what the SDK says of a span that forgets it."""
@@ -223,14 +225,20 @@ class SdkSpans:
 
     def note_tool_call(self, context: Any) -> None:
         """Note the id of the call that the tool under way answers."""
-        operation = self.innermost()
+        node = self._current()
         call_id = context.tool_call_id
-        if operation is not None and isinstance(call_id, str):
-            operation.attributes.setdefault(c.TOOL_CALL_ID, call_id)
+        if node is not None and node.is_tool and isinstance(call_id, str):
+            operation = node.enclosing()
+            if operation is not None:
+                operation.attributes.setdefault(c.TOOL_CALL_ID, call_id)
 
 
 def _is_mask(span: Any) -> bool:
     return span.span_id == _NO_ID and getattr(span.span_data, "name", None) == _MASK
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _session() -> str | None:
@@ -249,7 +257,7 @@ def _open_call(node: Node, parent: otel_context.Context | None) -> otel_context.
 def _opened(data: Any) -> tuple[str, Attributes] | None:
     """Name and attributes of what a span stands for; None if it adds nothing of its own."""
     kind = data.type
-    name = str(getattr(data, "name", ""))
+    name = _text(getattr(data, "name", None))
     if kind == "agent":
         return f"{c.INVOKE_AGENT} {name}", {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: name}
     if kind == "function":
@@ -290,10 +298,12 @@ def _fill(operation: capture.Operation, data: Any) -> None:
 def _end(operation: capture.Operation, exc: BaseException | None, error: object) -> None:
     if isinstance(operation, model.CallOperation) and operation.is_claimed:
         return  # the client's to end: it may still be reading the answer
+    if isinstance(operation, model.CallOperation):
+        operation.slot.operation = None  # held by it: apart, both are freed at once
     if exc is not None:
         operation.fail(exc)
     elif isinstance(error, Mapping):
-        kind = str(error.get("message") or "error")
+        kind = _text(error.get("message")) or "error"
         detail = error.get("data")
         why = detail.get("error") if isinstance(detail, Mapping) else None
         message = f"{kind}: {why}" if isinstance(why, str) else kind
