@@ -5,6 +5,7 @@ on untraced, with one warning.
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -31,15 +32,17 @@ INSTRUMENTORS: Mapping[str, str] = {
     "autogen": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
     "ag2": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
 }
-"""The library each instrumentor needs, and where it stands."""
+"""The library each instrumentor is for, and where it stands: imported when its library is."""
 
 
 class _Setup:
-    """What was set up in this process: the provider joined, the instrumentors switched on."""
+    """What was set up in this process: the provider joined, the libraries to be instrumented."""
 
     def __init__(self) -> None:
         self.provider: Any = None
         self.is_broken = False
+        self.wanted: set[str] = set()
+        self.awaited: set[str] = set()
         # Guards provider and the instrumentors: of several threads that begin at once one sets up.
         self.lock = threading.Lock()
         self.is_otlp_elsewhere = config.is_run_child()
@@ -128,25 +131,33 @@ def instrument(libraries: str | Iterable[str] | None = None) -> None:
     Raises:
         ConfigError: There is no instrumentor of that name.
     """
-    from importlib.util import find_spec
-
     from lightning_otel.instrumentors import threads
+    from lightning_otel.instrumentors.library import when_imported
 
     named = [libraries] if isinstance(libraries, str) else libraries
-    wanted = list(INSTRUMENTORS if named is None else named)
-    for library in wanted:
-        if library not in INSTRUMENTORS:
-            raise ConfigError(
-                f"no instrumentor for {library!r}; there is one for {', '.join(INSTRUMENTORS)}"
-            )
+    asked = set(INSTRUMENTORS if named is None else named)
+    for library in asked - set(INSTRUMENTORS):
+        raise ConfigError(
+            f"no instrumentor for {library!r}; there is one for {', '.join(INSTRUMENTORS)}"
+        )
     capture.refresh_settings()
     with _setup.lock:
         threads.carry_context()
-        for library in wanted:
-            if find_spec(library) is not None:
-                instrumentor = _instrumentor_of(library)
-                if not instrumentor.is_instrumented_by_opentelemetry:
-                    instrumentor.instrument(skip_dep_check=True, only_in_recordings=True)
+        _setup.wanted |= asked
+        for library in asked:
+            if library in sys.modules:
+                _switch_on(library)
+            elif library not in _setup.awaited:
+                _setup.awaited.add(library)
+                when_imported(library, _switch_on)
+
+
+def _switch_on(library: str) -> None:
+    """Switch an instrumentor on, now that its library is there; unless that was taken back."""
+    if library in _setup.wanted:
+        instrumentor = _instrumentor_of(library)
+        if not instrumentor.is_instrumented_by_opentelemetry:
+            instrumentor.instrument(skip_dep_check=True, only_in_recordings=True)
 
 
 def uninstrument() -> None:
@@ -154,11 +165,13 @@ def uninstrument() -> None:
     from lightning_otel.instrumentors import threads
 
     with _setup.lock:
+        _setup.wanted.clear()
         threads.leave_context()
-        for library in INSTRUMENTORS:
-            instrumentor = _instrumentor_of(library)
-            if instrumentor.is_instrumented_by_opentelemetry:
-                instrumentor.uninstrument()
+        for library, place in INSTRUMENTORS.items():
+            if place.partition(":")[0] in sys.modules:
+                instrumentor = _instrumentor_of(library)
+                if instrumentor.is_instrumented_by_opentelemetry:
+                    instrumentor.uninstrument()
 
 
 def _instrumentor_of(library: str) -> Any:

@@ -98,6 +98,13 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
             capture.guarded(self.patches()[module_name], module)
 
 
+def when_imported(library: str, function: Callable[[str], object]) -> None:
+    """Call a function with a library's name once the program has imported it."""
+    wrapt.register_post_import_hook(
+        lambda module: capture.guarded(function, module.__name__), library
+    )
+
+
 def _restore(owner: Any, name: str) -> bool:
     """Put the original method back; False where a wrapper stands before ours, which must stay."""
     found = owner.__dict__.get(name)
