@@ -1,6 +1,8 @@
 """LangChain's models over the demo server, and trees of spans to hold against what was run."""
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ pytest.importorskip("langchain")
 pytest.importorskip("langchain_openai")
 
 from langchain_openai import ChatOpenAI
+from langchain_openai.chat_models import _client_utils
 
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.langchain import runs
@@ -28,6 +31,29 @@ def chat(server: DemoServer) -> Chat:
         return ChatOpenAI(**(given | options))
 
     return make
+
+
+def _collect() -> None:
+    """Free what nobody holds; LangChain never closes its clients, which Python says aloud."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cached_clients() -> Iterator[None]:
+    """langchain-openai keeps a client for each address: they go here, and in no other test."""
+    yield
+    _client_utils._cached_sync_httpx_client.cache_clear()
+    _client_utils._cached_async_httpx_client.cache_clear()
+    _collect()
+
+
+@pytest.fixture
+def own_client() -> Iterator[None]:
+    """Asked for by tests whose models make a client that is not kept."""
+    yield
+    _collect()
 
 
 @pytest.fixture(autouse=True)

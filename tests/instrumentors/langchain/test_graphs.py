@@ -14,12 +14,12 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
 from opentelemetry import trace
+from tests.instrumentors.langchain.conftest import Chat, Tree
 
 from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.types import Span
-from tests.instrumentors.langchain.conftest import Chat, Tree
 
 QUESTION: Any = {"messages": [("user", "What is 17*23?")]}
 mine = trace.get_tracer("the program's own")

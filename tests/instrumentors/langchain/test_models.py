@@ -9,11 +9,11 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from pydantic import BaseModel, field_validator
+from tests.instrumentors.langchain.conftest import Chat, Tree
 
 from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
-from tests.instrumentors.langchain.conftest import Chat, Tree
 
 # langchain-openai adds up the usage of several answers, and does not know all the server's details.
 pytestmark = pytest.mark.filterwarnings("ignore:Unexpected type for token usage:UserWarning")

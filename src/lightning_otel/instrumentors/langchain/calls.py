@@ -25,7 +25,11 @@ def _begin(
     handler = _handler_of(manager)
     place = current_place()
     run_id = manager.run_id
-    if handler is None or (place is not None and place.run_id == run_id):
+    if isinstance(place, StreamPlace) and place.run_id == run_id:
+        # A model that has no stream: LangChain asks it once, and gives the answer as one piece.
+        place.is_whole()
+        return None
+    if handler is None:
         return None
     if runs.find(run_id) is not None:
         return None

@@ -287,7 +287,10 @@ def _call_of(run_id: UUID) -> runs.Call | None:
     if isinstance(place, StreamPlace) and place.run_id == run_id:
         return place.call
     run = runs.find(run_id)
-    return None if run is None else run.call
+    if run is None or run.call is None:
+        return None
+    runs.take(run_id)
+    return run.call
 
 
 def _serialized_name(serialized: Mapping[str, Any] | None) -> str | None:

@@ -145,6 +145,11 @@ class StreamPlace(Place):
         self.call = call
         self.take(run_id, call.context)
 
+    def is_whole(self) -> None:
+        """Note that the answer does not come in pieces after all."""
+        if self.call is not None:
+            self.call.operation.attributes.pop(c.REQUEST_STREAM, None)
+
     def over(self, exc: BaseException | None = None) -> None:
         """End it if LangChain has not said that it ended."""
         if self.call is not None:

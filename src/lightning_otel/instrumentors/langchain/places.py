@@ -184,8 +184,12 @@ def _first_step(inner: AsyncGenerator[Any, Any]) -> Any:
     one while the outer one does, which is an error.
     """
     hooks = sys.get_asyncgen_hooks()
-    sys.set_asyncgen_hooks(None, None)
+    sys.set_asyncgen_hooks(firstiter=None, finalizer=_leave_open)
     try:
         return inner.__anext__()
     finally:
         sys.set_asyncgen_hooks(*hooks)
+
+
+def _leave_open(inner: AsyncGenerator[Any, Any]) -> None:
+    """Nothing: the generator around it is collected with it, and will close it."""

@@ -1,0 +1,296 @@
+"""Switching the instrumentor on and off, and programs that hand LangChain bad things."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
+from langchain_core.callbacks.base import BaseCallbackManager
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.llms import BaseLLM
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda, config
+from langchain_core.tools import BaseTool, tool
+from langgraph._internal import _runnable
+from opentelemetry import trace
+from tests.instrumentors.langchain.conftest import Chat, Tree
+
+from lightning_otel import Store, auto_trace, provider
+from lightning_otel import conventions as c
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.instrumentors.langchain import LangChainInstrumentor
+from lightning_otel.instrumentors.langchain.handler import Handler
+
+OWNERS: list[Any] = [
+    BaseCallbackManager,
+    BaseChatModel,
+    BaseLLM,
+    BaseRetriever,
+    BaseTool,
+    _runnable,
+    config,
+]
+MARK = "__lightning_otel_wrapped__"
+
+
+def replaced() -> list[str]:
+    """The methods of LangChain's that are ours now."""
+    return [
+        f"{owner.__name__}.{name}"
+        for owner in OWNERS
+        for name, found in vars(owner).items()
+        if MARK in getattr(found, "__dict__", {})
+    ]
+
+
+def test_methods_are_replaced_and_put_back(store: Store) -> None:
+    """All that is replaced is known, and LangChain's own afterwards."""
+    before = [dict(vars(owner)) for owner in OWNERS]
+
+    with auto_trace(store=store):
+        assert len(replaced()) == 17
+    provider.uninstrument()
+
+    assert [dict(vars(owner)) for owner in OWNERS] == before
+    assert replaced() == []
+
+
+def test_nothing_is_recorded_once_it_is_off(server: DemoServer, chat: Chat, store: Store) -> None:
+    """After ``uninstrument()`` a model's calls are only requests."""
+    model = chat()
+    with auto_trace(store=store) as recording:
+        model.invoke("on")
+        provider.uninstrument()
+        model.invoke("off")
+        list(model.stream("off"))
+
+    assert len(server.log) == 3
+    assert Tree(recording).check().lines() == ["chat toy"]
+
+
+def test_nothing_is_added_outside_recordings(chat: Chat, store: Store) -> None:
+    """Where nothing is recorded, managers have the program's handlers only."""
+    with auto_trace(store=store):
+        inside = CallbackManager([])
+
+    assert [type(handler).__mro__[1] for handler in inside.handlers] == [Handler]
+    assert CallbackManager([]).handlers == []
+
+
+def test_programs_own_handlers_stay_as_they_are(chat: Chat, store: Store) -> None:
+    """A list of handlers that was given is not changed, and its handlers are told the same."""
+    told: list[str] = []
+
+    class Own(BaseCallbackHandler):
+        def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
+            told.append("start")
+
+        def on_llm_end(self, *args: Any, **kwargs: Any) -> None:
+            told.append("end")
+
+    own = [Own()]
+    with auto_trace(store=store):
+        manager = CallbackManager(own)
+        chat().invoke("hello", {"callbacks": manager})
+        chat().invoke("hello", {"callbacks": own})
+
+    assert len(own) == 1
+    assert told == ["start", "end"] * 2
+
+
+def test_langchain_is_not_imported_for_it() -> None:
+    """A program that does not use LangChain does not get it, and one that does is traced."""
+    script = (
+        "import sys, lightning_otel; lightning_otel.instrument('langchain_core'); "
+        "print([n for n in sys.modules if n.split('.')[0] in ('langchain_core', 'langgraph')]); "
+        "from langchain_core.tools import BaseTool; "
+        f"print(hasattr(BaseTool.run, '{MARK}'))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True
+    )
+
+    assert done.stdout.split() == ["[]", "True"]
+    assert done.stderr == ""
+
+
+def test_instrumentor_is_an_entry_point() -> None:
+    """OpenTelemetry finds it under our own name."""
+    from importlib.metadata import entry_points
+
+    found = entry_points(group="opentelemetry_instrumentor", name="lightning-langchain")
+
+    assert {entry.load() for entry in found} <= {LangChainInstrumentor}
+    assert isinstance(LangChainInstrumentor(), LangChainInstrumentor)
+
+
+class Hostile:
+    """An object that must not be asked for anything."""
+
+    def __str__(self) -> str:
+        time.sleep(5)
+        raise AssertionError("asked")
+
+    __repr__ = __str__
+
+
+class Loose(BaseChatModel):
+    """A model that gives back what it was told to."""
+
+    answer: Any = None
+
+    @property
+    def _llm_type(self) -> str:
+        return "loose"
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any):  # type: ignore[no-untyped-def]  # as LangChain's
+        return ChatResult(generations=[ChatGeneration(message=self.answer)])
+
+
+def looped() -> dict[str, Any]:
+    """A dict that holds itself."""
+    found: dict[str, Any] = {"a": 1}
+    found["self"] = found
+    return found
+
+
+BAD_VALUES: dict[str, Any] = {
+    "an object": Hostile,
+    "itself": looped,
+    "half a pair": lambda: "\ud800 and on",
+    "100 MB": lambda: "x" * 100_000_000,
+    "a generator": lambda: (number for number in range(3)),
+    "bytes": lambda: b"\xff",
+    "a set": lambda: {1, 2},
+    "a large number": lambda: 1 << 80,
+    "not a number": lambda: float("nan"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_tool_gets_and_gives_bad_values_untouched(name: str, store: Store) -> None:
+    """The tool has the very object it was given, and the program what the tool gave."""
+    value = BAD_VALUES[name]()
+    seen: list[Any] = []
+
+    @tool(response_format="content")
+    def take(value: Any) -> Any:
+        """Takes anything."""
+        seen.append(value)
+        return value
+
+    class Quiet(dict[str, Any]):
+        # LangChain itself writes a tool's input as text before it runs it.
+        def __str__(self) -> str:
+            return "quiet"
+
+    started = time.monotonic()
+    with auto_trace(store=store) as recording:
+        result = take.run(Quiet(value=value)) if name != "an object" else take.func(value)  # type: ignore[attr-defined]  # a plain tool
+
+    assert time.monotonic() - started < 4
+    assert result is value or result == value or value != value
+    assert seen[0] is value
+    if name == "a generator":
+        assert list(value) == [0, 1, 2]
+    for span in Tree(recording).check().named("execute_tool take"):
+        arguments = span.attributes.get(c.TOOL_ARGUMENTS)
+        assert arguments is not None
+        assert len(arguments) < 9_000_000
+
+
+class Counting:
+    """An object that counts how often it is asked for its text, as LangChain does."""
+
+    asked = 0
+
+    def __repr__(self) -> str:
+        Counting.asked += 1
+        return "counting"
+
+
+def test_model_answers_are_not_asked_for_their_text(store: Store) -> None:
+    """An object in an answer is asked as often as without us."""
+    answer = AIMessage("well")
+    answer.tool_calls = [{"name": "take", "args": {"a": Counting()}, "id": "c1"}]
+    Loose(answer=answer).invoke([HumanMessage("hello")])
+    untraced = Counting.asked
+
+    with auto_trace(store=store) as recording:
+        Loose(answer=answer).invoke([HumanMessage("hello")])
+
+    assert Counting.asked == 2 * untraced
+    (span,) = Tree(recording).check().named("chat Loose")
+    assert '"<Counting>"' in span.attributes[c.OUTPUT_MESSAGES]
+
+
+@pytest.mark.parametrize("name", ["itself", "half a pair", "a large number"])
+def test_model_answers_bad_arguments(name: str, store: Store) -> None:
+    """Arguments of a tool call that have no place in JSON leave the answer as it is."""
+    value = BAD_VALUES[name]()
+    call: Any = {"name": "take", "args": {"value": value}, "id": "c1", "type": "tool_call"}
+    answer = AIMessage("well")
+    answer.tool_calls = [call]
+
+    with auto_trace(store=store) as recording:
+        result = Loose(answer=answer).invoke([HumanMessage("hello")])
+
+    assert result.tool_calls[0]["args"]["value"] is value
+    (span,) = Tree(recording).check().named("chat Loose")
+    assert '"take"' in span.attributes[c.OUTPUT_MESSAGES]
+
+
+def test_graph_state_of_any_kind_passes(store: Store) -> None:
+    """A chain's input and output are nobody's to look at."""
+    value = Hostile()
+
+    with auto_trace(store=store) as recording:
+        result = RunnableLambda(lambda held: held).with_config(run_name="mine").invoke(value)
+
+    assert result is value
+    assert Tree(recording).check().lines() == ["mine"]
+
+
+def test_generator_as_messages_is_left_to_langchain(chat: Chat, store: Store) -> None:
+    """What LangChain refuses it refuses with us, in the same words."""
+    with pytest.raises(Exception) as before:  # noqa: PT011  # held against the traced one
+        chat().invoke(message for message in [HumanMessage("hello")])  # type: ignore[arg-type]  # on purpose
+
+    with auto_trace(store=store), pytest.raises(type(before.value)) as after:
+        chat().invoke(message for message in [HumanMessage("hello")])  # type: ignore[arg-type]  # on purpose
+
+    assert str(after.value).split("0x")[0] == str(before.value).split("0x")[0]
+
+
+def test_no_token_outlives_its_block(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """Streams read in several tasks never end in "Failed to detach context"."""
+
+    class Slow(Loose):
+        async def _astream(self, messages: Any, stop: Any = None, **kwargs: Any) -> Any:
+            from langchain_core.messages import AIMessageChunk
+            from langchain_core.outputs import ChatGenerationChunk
+
+            for piece in "abc":
+                await asyncio.sleep(0)
+                yield ChatGenerationChunk(message=AIMessageChunk(piece))
+
+    async def main() -> None:
+        before = trace.get_current_span()
+        stream: Any = Slow().astream("hello")
+        await asyncio.create_task(stream.__anext__())
+        await asyncio.create_task(stream.__anext__())
+        assert trace.get_current_span() is before
+        await asyncio.create_task(stream.aclose())
+        assert trace.get_current_span() is before
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(main())
+
+    assert "detach" not in caplog.text
+    assert Tree(recording).check().lines() == ["chat Slow"]

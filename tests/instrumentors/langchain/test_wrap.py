@@ -1,0 +1,187 @@
+"""One object traced by itself: of its own kind, and never doubled."""
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.tools import tool
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from tests.instrumentors.langchain.conftest import Chat, Tree
+
+from lightning_otel import Store, auto_trace, provider, wrap_langchain
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.instrumentors.langchain import LangChainInstrumentor
+
+QUESTION: Any = {"messages": [("user", "What is 17*23?")]}
+ASKED = [HumanMessage("hello")]
+
+
+@tool
+def calculator(expression: str) -> str:
+    """Works out an expression."""
+    return expression
+
+
+class Kept(SpanProcessor):
+    """Keeps ended spans until it is told to stop."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+        self.is_on = True
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Keep one."""
+        if self.is_on:
+            self.spans.append(span)
+
+
+@pytest.fixture
+def spans() -> Any:
+    """What OpenTelemetry's own provider is told."""
+    provider.ensure_provider()
+    kept = Kept()
+    found: Any = trace.get_tracer_provider()
+    found.add_span_processor(kept)
+    yield kept.spans
+    kept.is_on = False
+
+
+def names(spans: list[ReadableSpan]) -> list[str]:
+    """Names of the spans, in the order they began."""
+    return [span.name for span in sorted(spans, key=lambda span: span.start_time or 0)]
+
+
+async def all_of(stream: Any) -> list[Any]:
+    """Everything an async stream gives."""
+    return [item async for item in stream]
+
+
+RUNS: dict[str, Any] = {
+    "invoke": lambda model: model.invoke(ASKED),
+    "stream": lambda model: list(model.stream(ASKED)),
+    "batch": lambda model: model.batch([ASKED]),
+    "ainvoke": lambda model: asyncio.run(model.ainvoke(ASKED)),
+    "astream": lambda model: asyncio.run(all_of(model.astream(ASKED))),
+    "abatch": lambda model: asyncio.run(model.abatch([ASKED])),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_wrapped_model_is_traced_and_others_are_not(name: str, chat: Chat, spans: Any) -> None:
+    """With all instrumentation off, one model's calls are spans, and another's are none."""
+    model = chat()
+    wrapped = wrap_langchain(model)
+
+    RUNS[name](wrapped)
+    RUNS[name](chat(model="other", timeout=9))  # whose client is one of its own
+
+    assert type(wrapped) is type(model)
+    assert wrapped is not model
+    assert model.callbacks is None
+    assert names(spans) == ["chat toy"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_wrapped_model_is_not_doubled(
+    name: str, server: DemoServer, facts: Any, chat: Chat, store: Store
+) -> None:
+    """Where all is captured too, each request is still one span."""
+    wrapped = wrap_langchain(chat())
+
+    with auto_trace(store=store) as recording:
+        RUNS[name](RunnableLambda(lambda _: RUNS["invoke"](wrapped)))
+        RUNS[name](wrapped)
+
+    tree = Tree(recording).check()
+    calls = tree.named("chat toy")
+    assert len(calls) == len(server.log) == 2
+    for exchange in server.log:
+        (span,) = [s for s in calls if s.attributes["gen_ai.response.id"] == exchange.response_id]
+        facts.agree(span, exchange)
+
+
+def test_wrapped_agent_is_a_tree(chat: Chat, spans: Any) -> None:
+    """An agent's nodes, tools and calls are all traced, and it is a graph as before."""
+    agent = create_agent(chat(), [calculator], name="mathy")
+
+    wrapped = wrap_langchain(agent)
+    wrapped.invoke(QUESTION)
+    agent.invoke(QUESTION)
+
+    assert type(wrapped) is type(agent)
+    assert names(spans) == [
+        "invoke_agent mathy",
+        "model",
+        "chat toy",
+        "tools",
+        "execute_tool calculator",
+        "model",
+        "chat toy",
+    ]
+    by_id = {span.context.span_id: span for span in spans}
+    roots = [span.name for span in by_id.values() if span.parent is None]
+    assert roots == ["invoke_agent mathy"]
+
+
+def test_wrapped_agent_in_a_recording_is_not_doubled(chat: Chat, store: Store) -> None:
+    """The same tree, once."""
+    wrapped = wrap_langchain(create_agent(chat(), [calculator], name="mathy"))
+
+    with auto_trace(store=store) as recording:
+        wrapped.invoke(QUESTION)
+
+    assert [line.strip() for line in Tree(recording).check().lines()] == [
+        "invoke_agent mathy",
+        "model",
+        "chat toy",
+        "tools",
+        "execute_tool calculator",
+        "model",
+        "chat toy",
+    ]
+
+
+def test_wrapped_tool_and_chain_are_traced(chat: Chat, spans: Any) -> None:
+    """A tool stays a tool; a chain is what its own ``with_config`` gives."""
+    wrapped_tool = wrap_langchain(calculator)
+    chain = wrap_langchain(chat() | StrOutputParser())
+
+    wrapped_tool.invoke({"expression": "1"})
+    answer = chain.invoke(ASKED)
+
+    assert type(wrapped_tool) is type(calculator)
+    assert isinstance(chain, Runnable)
+    assert isinstance(answer, str)
+    assert names(spans) == ["execute_tool calculator", "RunnableSequence", "chat toy"]
+
+
+def test_wrapped_model_goes_on_after_uninstrument(chat: Chat, spans: Any, store: Store) -> None:
+    """It is traced while it lives, whatever is switched off; then nothing of ours is left."""
+    wrapped = wrap_langchain(chat())
+    with auto_trace(store=store):
+        pass
+
+    spans.clear()
+    provider.uninstrument()
+    wrapped.invoke(ASKED)
+
+    assert names(spans) == ["chat toy"]
+    del wrapped
+    gc.collect()
+    provider.instrument("langchain_core")
+    provider.uninstrument()
+    assert not LangChainInstrumentor().is_active
+    assert not hasattr(BaseChatModel._generate_with_cache, "__lightning_otel_wrapped__")
+
+
+def test_what_is_no_runnable_is_refused() -> None:
+    """The message says what was given."""
+    with pytest.raises(TypeError, match="not dict"):
+        wrap_langchain({})
