@@ -4,9 +4,10 @@ A family is an instrumentor of LangChain and one of ``openai``, both on. Each fa
 of its own, and so has LangChain as it is; all of them live at once and take turns of a few calls,
 so that whatever else the machine does meets them alike. What counts is the median over the turns of
 the difference from the plain process in the same turn, in CPU time of the caller's thread: on a
-clock, a run long enough to lose its core costs whatever the others do meanwhile. The models are one that answers by itself,
-and ``ChatOpenAI`` over a transport in memory. Peers hand their spans to a ``BatchSpanProcessor``
-with an exporter that does nothing; ours are recorded into a segment file on disk.
+clock, a run long enough to lose its core costs whatever the others do meanwhile. The models are one
+that answers by itself, and ``ChatOpenAI`` over a transport in memory. Peers hand their spans to a
+``BatchSpanProcessor`` with an exporter that does nothing, and its thread is not counted; ours are
+recorded into a segment file on disk.
 """
 
 import argparse
