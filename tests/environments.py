@@ -102,11 +102,16 @@ ENVIRONMENTS = {
             "langgraph==1.0.0",
             "autogen-agentchat==0.7.5",
             "autogen-ext[openai]==0.7.5",
-            "openai-agents==0.4.0",
             "opentelemetry-sdk==1.40.0",
         ),
-        TOGETHER,
-        TOGETHER_SHOWN,
+        tuple(path for path in TOGETHER if not path.endswith("openai_agents")),
+        tuple(name for name in TOGETHER_SHOWN if name != "openai-agents"),
+    ),
+    "oldest-agents": Environment(
+        # It needs a newer openai than the oldest that the rest holds on.
+        ("openai-agents==0.24.0", "opentelemetry-sdk==1.40.0"),
+        ("tests/instrumentors/openai_agents",),
+        ("openai-agents", "openai", "opentelemetry-sdk"),
     ),
     "crewai": Environment(
         ("crewai[litellm]>=1.15",),
@@ -144,6 +149,7 @@ ENVIRONMENTS = {
             "langchain-core<1.8",
             "langchain-openai>=1.7",
             "langgraph>=1.2",
+            "numpy>=2",
             "openai-agents>=0.24",
             "openinference-instrumentation-langchain==0.1.80",
             "openinference-instrumentation-openai==0.1.66",
@@ -212,7 +218,7 @@ def make(folder: Path, environment: Environment) -> Path:
     if python.exists() and mark.exists() and mark.read_text() == written:
         return python
     venv.create(folder, clear=True, with_pip=True)
-    install = [python, "-m", "pip", "install", "--quiet", "--no-input"]
+    install = [python, "-m", "pip", "install", "-qq", "--no-input"]
     run([*install, *wanted, "--editable", ROOT], limit_s=INSTALL_LIMIT_S)
     mark.write_text(written)
     return python
