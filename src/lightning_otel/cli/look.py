@@ -133,11 +133,12 @@ def show(
 def _part(spans: Sequence["Span"], noun: str, whole: str) -> list["Span"]:
     """A span, or the call that got a response, with everything beneath it."""
     from lightning_otel import conventions as c
+    from lightning_otel.adapter import readers
 
     root = next(
         span
-        for span in spans
-        if (span.span_id if noun == "span" else span.attributes.get(c.RESPONSE_ID)) == whole
+        for span, known in zip(spans, readers.read(spans), strict=True)
+        if (span.span_id if noun == "span" else known.attributes.get(c.RESPONSE_ID)) == whole
     )
     inside = {root.span_id}
     found = [root]

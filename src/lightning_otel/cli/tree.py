@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter import readers
 from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.cli.output import cut, seconds
 from lightning_otel.types import Span
@@ -21,7 +22,7 @@ def tree_lines(spans: Sequence[Span], width: int | None = None) -> Iterator[str]
     text_width = None if width is None else max(20, (width - 40) // 2)
     known = {span.span_id for span in spans}
     children: dict[str | None, list[Span]] = {}
-    for span in spans:
+    for span in readers.read(spans):
         parent = span.parent_span_id if span.parent_span_id in known else None
         children.setdefault(parent if parent != span.span_id else None, []).append(span)
     stack = [(span, "", True, True) for span in reversed(children.get(None, []))]
