@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,17 @@ def record(program: Program, folder: Path, within: Sequence[str] = ()) -> Record
     store = Store(path)
     spans = store.spans().rows() if path.exists() else []
     return Recorded(host, spans, TripletAdapter().explain(spans).report)
+
+
+def run_both(program: Program, folder: Path, within: Sequence[str] = ()) -> tuple[Host, Recorded]:
+    """Run it as it is and recorded, at the same time, in folders of their own."""
+    places = folder / "plain", folder / "recorded"
+    for place in places:
+        place.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        plain = pool.submit(run, program, places[0], within)
+        recorded = pool.submit(record, program, places[1], within)
+        return plain.result(), recorded.result()
 
 
 def problems(program: Program, plain: Host, recorded: Recorded) -> list[str]:

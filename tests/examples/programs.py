@@ -79,7 +79,7 @@ PROGRAMS = (
         shows=("tools", "agent"),
     ),
     Program("langchain_fallback", LANGCHAIN, _LANGCHAIN, agents={"": 10}, shows=("call",)),
-    Program("langchain_rag", LANGCHAIN, _LANGCHAIN, agents={"": 7}, shows=("call",)),
+    Program("langchain_rag", LANGCHAIN, ("numpy", *_LANGCHAIN), agents={"": 7}, shows=("call",)),
     Program(
         "langchain_structured",
         LANGCHAIN,

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.examples.checker import Recorded, problems, record, run
+from tests.examples.checker import Recorded, problems, run_both
 from tests.examples.programs import PROGRAMS, Program
 
 from lightning_otel import conventions as c
@@ -30,8 +30,8 @@ def is_here(module: str) -> bool:
 def row(program: Program) -> list[object]:
     """What was captured of a program."""
     with tempfile.TemporaryDirectory() as folder:
-        recorded = record(program, Path(folder))
-        wrong = len(problems(program, run(program, Path(folder)), recorded))
+        plain, recorded = run_both(program, Path(folder))
+    wrong = len(problems(program, plain, recorded))
     agents = sorted(set(recorded.agents_of(recorded.calls)) - {""})
     return [
         program.name,

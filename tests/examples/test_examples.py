@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.examples.checker import problems, record, run
+from tests.examples.checker import problems, run_both
 from tests.examples.programs import EXAMPLES, PROGRAMS, Program
 
 MOST_LINES = 80
@@ -15,9 +15,8 @@ def test_program_is_captured_once_and_undisturbed(program: Program, tmp_path: Pa
     """Same output, same requests; one call span a request, right in every fact; one whole tree."""
     for module in program.needs:
         pytest.importorskip(module)
-    plain = run(program, tmp_path)
 
-    recorded = record(program, tmp_path)
+    plain, recorded = run_both(program, tmp_path)
 
     found = problems(program, plain, recorded)
     assert not found, "\n".join(found)

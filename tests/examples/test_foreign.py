@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.examples.checker import OWN_HEADERS, host_problems, record, run, transition_problems
+from tests.examples.checker import OWN_HEADERS, host_problems, run_both, transition_problems
 from tests.examples.programs import AG2, CREWAI, LANGCHAIN, LANGGRAPH, LITELLM, PROGRAMS, Program
 
 DRIVER = Path(__file__).with_name("foreign.py")
@@ -59,8 +59,7 @@ def test_request_is_one_transition_beside(
         pytest.importorskip(module)
     within = [str(DRIVER), foreign.instrumentor]
 
-    recorded = record(program, tmp_path, within)
+    theirs, recorded = run_both(program, tmp_path, within)
 
-    theirs = run(program, tmp_path, within)
     found = host_problems(theirs, recorded.host, THEIR_HEADERS) + transition_problems(recorded)
     assert not found, "\n".join(found)
