@@ -20,9 +20,10 @@ ITEM_LIMIT: Final = 10_000
 DEPTH_LIMIT: Final = 24
 
 
-def text_of(value: object) -> str:
+def text_of(value: Any) -> str:
     """The value as JSON text, and a string as it is; what is too large or too deep is left out."""
-    if isinstance(value, str):
+    # By its type, not isinstance, here and below: that asks the value itself for its class.
+    if issubclass(type(value), str):
         return _text(value, TEXT_LIMIT)
     plain = _Writer().plain(value, DEPTH_LIMIT)
     try:
@@ -44,25 +45,25 @@ class _Writer:
         kind = type(value)
         if value is None or kind is bool or kind is int or kind is float:
             return value
-        if isinstance(value, str):
+        if issubclass(kind, str):
             return self._take(value)
         if depth == 0 or self._items <= 0:
             return f"<{kind.__name__}>"
         # By the built-in's own methods: a subclass may have overridden them.
-        if isinstance(value, dict):
+        if issubclass(kind, dict):
             return self._object(dict.items(value), depth)
-        if isinstance(value, list):
+        if issubclass(kind, list):
             return self._array(list.__iter__(value), depth)
-        if isinstance(value, tuple):
+        if issubclass(kind, tuple):
             return self._array(tuple.__iter__(value), depth)
-        if isinstance(value, set):
+        if issubclass(kind, set):
             return self._array(set.__iter__(value), depth)
-        if isinstance(value, frozenset):
+        if issubclass(kind, frozenset):
             return self._array(frozenset.__iter__(value), depth)
         return self._of_class(value, kind, depth)
 
     def _of_class(self, value: Any, kind: type, depth: int) -> Any:
-        if isinstance(value, enum.Enum):
+        if issubclass(kind, enum.Enum):
             return self.plain(value._value_, depth - 1)
         if _has(kind, "__dataclass_fields__"):
             names = (found.name for found in dataclasses.fields(kind))
@@ -83,7 +84,7 @@ class _Writer:
         return [self.plain(item, depth - 1) for item in islice(items, max(self._items, 0))]
 
     def _key(self, key: Any) -> str:
-        if isinstance(key, str):
+        if issubclass(type(key), str):
             return self._take(key)
         is_plain = key is None or type(key) in (bool, int, float)
         return json.dumps(key) if is_plain else f"<{type(key).__name__}>"

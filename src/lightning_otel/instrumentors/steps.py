@@ -182,6 +182,6 @@ def _message(role: str, text: str) -> str:
     return text_of([{"role": role, "parts": [{"type": "text", "content": text}]}])
 
 
-def word(value: object) -> str | None:
+def word(value: Any) -> str | None:
     """The value if it is a text of more than blanks, without those around it."""
-    return (str.strip(value) or None) if isinstance(value, str) else None
+    return (str.strip(value) or None) if issubclass(type(value), str) else None
