@@ -1,0 +1,168 @@
+"""A framework's methods as operations: begun, ended once, and otherwise exactly as they were."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from opentelemetry import context as otel_context
+from tests.instrumentors.outline import named, outline
+
+from lightning_otel import Store, auto_trace, capture
+from lightning_otel import conventions as c
+from lightning_otel.instrumentors.steps import (
+    Arguments,
+    Step,
+    agent_step,
+    answered,
+    around,
+    around_async,
+    tool_step,
+)
+
+
+class Host:
+    """A framework's agent, whose ways of working call each other."""
+
+    name = "ann"
+
+    def work(self, asked: str, *, times: int = 1) -> str:
+        """Work again and again, by itself."""
+        if times > 1:
+            return self.work(asked, times=times - 1)
+        if asked == "fail":
+            raise LookupError(asked)
+        return asked.upper()
+
+    def ask(self, other: "Host") -> str:
+        """Let another one work."""
+        return other.work("b")
+
+    async def wait(self, asked: str) -> str:
+        """Work in a coroutine."""
+        await asyncio.sleep(10 if asked == "long" else 0)
+        return asked.upper()
+
+
+def begin(owner: Any, arguments: Arguments) -> Step | None:
+    """An agent's step."""
+    return agent_step(owner, owner.name, str(arguments["asked"]))
+
+
+def ended(operation: capture.Operation, result: Any) -> None:
+    """Its result."""
+    operation.body.update(answered(result))
+
+
+def broken(*_: Any) -> Any:
+    """Fails."""
+    raise RuntimeError("broken on purpose")
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> type[Host]:
+    """The framework, wrapped."""
+    hooks = (capture.is_wanted, ("asked",), begin, ended)
+    monkeypatch.setattr(Host, "work", around(*hooks)(Host.work))
+    monkeypatch.setattr(Host, "wait", around_async(*hooks)(Host.wait))
+    return Host
+
+
+def test_step_holds_what_was_asked_and_answered(host: type[Host], store: Store) -> None:
+    """By position or by name; and afterwards the context is what it was."""
+    with auto_trace(store=store) as recording:
+        before = otel_context.get_current()
+        assert [host().work("a"), host().work(asked="a")] == ["A", "A"]
+        assert otel_context.get_current() is before
+
+    assert outline(recording) == "invoke_agent ann\ninvoke_agent ann"
+    for span in recording.spans()[1:]:
+        assert '"content":"a"' in str(span.attributes[c.INPUT_MESSAGES])
+        assert '"content":"A"' in str(span.attributes[c.OUTPUT_MESSAGES])
+
+
+def test_step_of_the_same_owner_within_itself_is_one(host: type[Host], store: Store) -> None:
+    """An agent that calls itself again goes on; another one has a step of its own."""
+    with auto_trace(store=store) as recording:
+        host().work("a", times=3)
+
+    assert outline(recording) == "invoke_agent ann"
+
+
+def test_step_of_the_same_owner_below_another_is_one_of_its_own(
+    host: type[Host], store: Store
+) -> None:
+    """As where an agent's tool asks that agent."""
+    ann = host()
+    hooks = (
+        capture.is_wanted,
+        (),
+        lambda *_: tool_step(object(), "t", {}, call_id=None, agent=None),
+    )
+    use = around(*hooks, lambda *_: None)(lambda owner: owner.work("b"))
+
+    with auto_trace(store=store) as recording:
+        outer = around(
+            capture.is_wanted, (), lambda owner, _: agent_step(owner, "ann", None), ended
+        )
+        outer(use)(ann)
+
+    assert outline(recording) == "invoke_agent ann\n  execute_tool t\n    invoke_agent ann"
+
+
+def test_failing_step_passes_the_very_exception_on(host: type[Host], store: Store) -> None:
+    """The span has failed with it."""
+    with auto_trace(store=store) as recording, pytest.raises(LookupError, match="fail"):
+        host().work("fail")
+
+    failed = named(recording, "invoke_agent ann")
+    assert (failed.status, failed.attributes[c.ERROR_TYPE]) == ("ERROR", "LookupError")
+
+
+def test_cancelled_step_has_failed(host: type[Host], store: Store) -> None:
+    """A coroutine that is cancelled, or never goes on, ends its span once."""
+
+    async def leave() -> None:
+        task = asyncio.create_task(host().wait("long"))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(leave())
+        left = host().wait("a")
+        left.send(None)
+        left.close()
+
+    kinds = [span.attributes[c.ERROR_TYPE] for span in recording.spans()[1:]]
+    assert kinds == ["asyncio.exceptions.CancelledError", "GeneratorExit"]
+
+
+def test_steps_of_many_tasks_keep_apart(host: type[Host], store: Store) -> None:
+    """Side by side in one loop none is the other's parent."""
+
+    async def both() -> list[str]:
+        return list(await asyncio.gather(host().wait("a"), host().wait("b")))
+
+    with auto_trace(store=store) as recording:
+        assert asyncio.run(both()) == ["A", "B"]
+
+    assert outline(recording) == "invoke_agent ann\ninvoke_agent ann"
+
+
+@pytest.mark.parametrize("hooks", [(broken, ended), (begin, broken)])
+def test_fault_of_ours_stays_with_us(hooks: Any, store: Store, faults_allowed: None) -> None:
+    """The method works as it did, whichever of the hooks fails."""
+    work = around(capture.is_wanted, ("asked",), *hooks)(Host.work)
+    wait = around_async(capture.is_wanted, ("asked",), *hooks)(Host.wait)
+
+    with auto_trace(store=store) as recording:
+        assert (work(Host(), "a"), asyncio.run(wait(Host(), "a"))) == ("A", "A")
+
+    outline(recording)
+
+
+def test_nothing_is_begun_where_nothing_is_recorded(host: type[Host]) -> None:
+    """Outside of a recording the method runs by itself."""
+    assert host().work("a") == "A"
+    assert asyncio.run(host().wait("a")) == "A"
