@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("autogen_ext.models.openai")
 
 from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_core import CancellationToken
+from autogen_ext.models.replay import ReplayChatCompletionClient
 from opentelemetry import trace
 from tests.instrumentors.autogen.programs import agent, broken, calculator
 from tests.instrumentors.autogen.stage import Stage
@@ -283,3 +285,142 @@ def test_stream_takes_what_is_sent_and_thrown_into_it(stage: Stage) -> None:
     (span,) = stage.named("invoke_agent writer")
     assert span.status == "ERROR"
     assert str(span.attributes[c.ERROR_TYPE]).endswith("ThrownError")
+
+
+def test_stream_dropped_with_its_loop_is_ended(stage: Stage) -> None:
+    """Where no loop is left to close the stream, it ends when it is freed."""
+    with auto_trace(store=stage.store) as stage.recording:
+        loop = asyncio.new_event_loop()
+        stream = agent("writer", ReplayChatCompletionClient(["one"])).run_stream(task="go")
+        loop.run_until_complete(anext(stream))
+        loop.close()
+        del stream
+        gc.collect()
+
+    stage.check_shape()
+    (span,) = stage.named("invoke_agent writer")
+    assert span.attributes[c.ABANDONED] is True
+
+
+def test_stream_dropped_in_a_cycle_is_closed_once(
+    stage: Stage, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The collector hands the stream to the loop, which closes it; nothing is closed twice."""
+    noticed: list[Any] = []
+
+    async def program(client: Any) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, about: noticed.append(about))
+        cycle: list[Any] = [agent("writer", client, model_client_stream=True).run_stream(task="go")]
+        cycle.append(cycle)
+        await anext(cycle[0])
+        await anext(cycle[0])
+        del cycle
+        gc.collect()
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+
+    stage.trace(program)
+
+    stage.check_shape()
+    assert noticed == []
+    (call,) = stage.calls()
+    (span,) = stage.named("invoke_agent writer")
+    assert span.attributes[c.ABANDONED] is True
+    assert call.end_ns is not None
+
+
+def test_stream_left_while_the_model_speaks_ends_its_call(stage: Stage) -> None:
+    """The call is abandoned with the stream that reads it."""
+    stage.server.chunk_delay_s = 0.05
+
+    async def program(client: Any) -> None:
+        stream = agent("writer", client, model_client_stream=True).run_stream(task="go")
+        async for item in stream:
+            if item.__class__.__name__ == "ModelClientStreamingChunkEvent":
+                break
+        await stream.aclose()
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+
+    stage.trace(program)
+
+    stage.check_shape()
+    (call,) = stage.calls()
+    (span,) = stage.named("invoke_agent writer")
+    assert call.attributes[c.ABANDONED] is span.attributes[c.ABANDONED] is True
+    assert {call.status, span.status} == {"UNSET"}
+
+
+def test_cancelled_tool_fails_with_its_agent(stage: Stage) -> None:
+    """A tool that is cancelled at work says so, and so does its agent."""
+    is_working = asyncio.Event()
+
+    async def calculator(expression: str) -> str:
+        """Never be done."""
+        is_working.set()
+        await asyncio.sleep(60)
+        return "late"
+
+    async def program(client: Any) -> None:
+        token = CancellationToken()
+        calc = agent("calc", client, tools=[calculator])
+        task = asyncio.create_task(calc.run(task="go", cancellation_token=token))
+        await is_working.wait()
+        # The token ends the tool alone: AutoGen's agent then waits for it in vain.
+        token.cancel()
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    stage.trace(program)
+
+    stage.check_shape()
+    failed = stage.named("execute_tool calculator", "invoke_agent calc")
+    assert [error_of(span) for span in failed] == [("ERROR", CANCELLED)] * 2
+
+
+def test_teams_on_several_threads_stay_apart(stage: Stage) -> None:
+    """Each thread has its own loop, and each recording its own team."""
+    recordings: list[Any] = []
+
+    def work() -> None:
+        with auto_trace(store=stage.store) as recording:
+            stage.run(lambda client: team_of(client).run(task="go"))
+        recordings.append(recording)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(recordings) == 4
+    for recording in recordings:
+        names = [span.name for span in recording.spans()]
+        assert names.count("chat toy") == 2
+        assert names.count("invoke_workflow pair") == 1
+        assert len({span.trace_id for span in recording.spans()}) == 1
+
+
+def test_team_that_runs_already_refuses_as_without_us(stage: Stage) -> None:
+    """The refused run is a failed span; the one under way keeps its agents."""
+
+    async def program(client: Any) -> None:
+        team = team_of(client)
+        stream = team.run_stream(task="go")
+        await anext(stream)
+        with pytest.raises(ValueError, match="already running"):
+            await team.run(task="more")
+        async for _ in stream:
+            pass
+
+    stage.trace(program)
+
+    stage.check()
+    refused, whole = sorted(
+        stage.named("invoke_workflow pair"), key=lambda span: span.status == "UNSET"
+    )
+    assert error_of(refused) == ("ERROR", "ValueError")
+    (turn,) = stage.named("invoke_agent writer")
+    assert stage.above(turn)[0].span_id == whole.span_id
