@@ -24,7 +24,7 @@ from lightning_otel.demo.policy import ToyPolicy
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.types import Report, Span
 
-LIMIT_S = 50
+LIMIT_S = 100
 SETTINGS = {
     "OPENAI_API_KEY": "none",
     "PYTHONHASHSEED": "0",

@@ -49,7 +49,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.timeout(150)  # two programs
+@pytest.mark.timeout(220)  # two programs
 @pytest.mark.parametrize(("foreign", "program"), PAIRS)
 def test_request_is_one_transition_beside(
     foreign: Foreign, program: Program, tmp_path: Path
