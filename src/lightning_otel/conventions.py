@@ -1,6 +1,7 @@
 """Every attribute key, span name and well-known value that lightning-otel writes or reads.
 
-A key stands here once and nowhere else. Three families:
+A key stands here once and nowhere else; those of foreign conventions stand in their readers. Three
+families:
 
 - ``gen_ai.*``: the OpenTelemetry GenAI semantic conventions, copied as literals because the
   constants of ``opentelemetry-semantic-conventions`` are all marked deprecated.

@@ -287,6 +287,17 @@ def openllmetry(base_url: str) -> Source:
     )
 
 
+def flattened(base_url: str) -> Source:
+    """Traceloop's instrumentor as it was: messages flattened into keys."""
+    from opentelemetry.instrumentation.openai import OpenAIInstrumentor
+
+    provider, spans = _provider()
+    OpenAIInstrumentor().instrument(tracer_provider=provider)
+    return Source(
+        _client(base_url).chat.completions.create, spans, around=_inside(provider, "work")
+    )
+
+
 def agentops(base_url: str) -> Source:
     """AgentOps, with agent and tool by its decorators."""
     import agentops

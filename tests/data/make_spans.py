@@ -88,6 +88,15 @@ SOURCES: Mapping[str, Source] = {
         # The SDK asks for every instrumentor of the family, which no one set of versions satisfies.
         bare=("traceloop-sdk==0.62.4", "opentelemetry-instrumentation-threading==0.66b1"),
     ),
+    "flattened": Source(
+        (
+            "openai==1.66.5",
+            "httpx<0.28",
+            "opentelemetry-sdk==1.31.1",
+            "opentelemetry-instrumentation-openai==0.40.14",
+        ),
+        {"TRACELOOP_TRACE_CONTENT": "true"},
+    ),
     "agentops": Source(("openai", "httpx<1", "agentops==0.4.21")),
     "litellm": Source(
         ("litellm==1.109.1", "mcp", "opentelemetry-sdk", "opentelemetry-exporter-otlp"),

@@ -14,7 +14,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import message, tool_call_part
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import loaded
-from lightning_otel.adapter.readers.openllmetry import called
+from lightning_otel.adapter.readers.functions import called
 from lightning_otel.types import Span
 
 _KIND: Final = "agentops.span.kind"

@@ -18,7 +18,12 @@ _SYSTEM: Final = "gen_ai.system"
 _PROMPT: Final = "gen_ai.prompt"
 _COMPLETION: Final = "gen_ai.completion"
 _PROMPT_TOKENS: Final = "gen_ai.usage.prompt_tokens"
-_COMPLETION_TOKENS: Final = "gen_ai.usage.completion_tokens"
+_USAGE: Final = {
+    c.INPUT_TOKENS: _PROMPT_TOKENS,
+    c.OUTPUT_TOKENS: "gen_ai.usage.completion_tokens",
+    c.CACHED_TOKENS: "gen_ai.usage.cache_read_input_tokens",
+    c.REASONING_TOKENS: "gen_ai.usage.reasoning_tokens",
+}
 _REQUEST_TYPES: Final = ("llm.request.type", "gen_ai.request.type")
 _FUNCTIONS: Final = ("llm.request.functions", "gen_ai.request.functions")
 
@@ -52,7 +57,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     system = get(_SYSTEM)
     if c.PROVIDER not in attributes and isinstance(system, str):
         found[c.PROVIDER] = system.lower()
-    for key, old in ((c.INPUT_TOKENS, _PROMPT_TOKENS), (c.OUTPUT_TOKENS, _COMPLETION_TOKENS)):
+    for key, old in _USAGE.items():
         if key not in attributes:
             found[key] = get(old)
     reason = get(f"{_COMPLETION}.0.finish_reason")

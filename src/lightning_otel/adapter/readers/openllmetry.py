@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.flat import loaded
+from lightning_otel.adapter.readers.functions import called
 from lightning_otel.types import Span
 
 _KIND: Final = "traceloop.span.kind"
@@ -40,17 +39,3 @@ def content(span: Span) -> dict[str, Any]:
     if get(_KIND) != "tool":
         return {}
     return called(get(_INPUT), get(_OUTPUT))
-
-
-def called(given: object, result: object) -> dict[str, Any]:
-    """A function call told as ``{"args": …, "kwargs": …}``, and what it gave, both JSON text."""
-    found: dict[str, Any] = {}
-    arguments = loaded(given)
-    if isinstance(arguments, Mapping):
-        named = arguments.get("kwargs")
-        is_plain = isinstance(named, Mapping) and not arguments.get("args")
-        found[c.TOOL_ARGUMENTS] = chat.dump(named if is_plain else arguments)
-    if isinstance(result, str):
-        told = loaded(result)
-        found[c.TOOL_RESULT] = told if isinstance(told, str) else result
-    return found
