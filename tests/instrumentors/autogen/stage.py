@@ -18,7 +18,7 @@ INFO: Any = {
     "function_calling": True,
     "json_output": True,
     "family": "unknown",
-    "structured_output": True,
+    "structured_output": False,
 }
 _WHO = re.compile(r"You are (\w+)\.")
 _CHOICES = re.compile(r"from \['(\w+)'")
@@ -49,7 +49,7 @@ class Cast:
         return Reply(text=f"{who(body) or 'nobody'} says that {_DONE}")
 
     def _ledger(self, messages: list[Any]) -> str:
-        is_done = any(_DONE in message_text(message) for message in messages[2:])
+        is_done = any("writer says" in message_text(message) for message in messages)
         answers = {
             "is_request_satisfied": is_done,
             "is_in_loop": False,

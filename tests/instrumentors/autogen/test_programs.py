@@ -1,6 +1,7 @@
 """Whole programs: every call once, under its agent, and nothing changed for the program."""
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,6 +16,23 @@ from tests.instrumentors.autogen.stage import Cast, Stage
 from lightning_otel import Store, provider
 from lightning_otel.demo.server import DemoServer
 
+CALLS: dict[str, dict[str, int]] = {
+    "one_agent": {"calc": 2},
+    "streamed": {"calc": 2},
+    "parallel_tools": {"calc": 1},
+    "round_robin": {"writer": 2, "critic": 1},
+    "streamed_team": {"writer": 2, "critic": 2},
+    "selector": {"": 2, "writer": 2},
+    "swarm": {"writer": 1, "critic": 1},
+    # Facts, plan, ledger, ledger again, and the final answer.
+    "magentic_one": {"": 5, "writer": 1},
+    "agent_tool": {"boss": 1, "helper": 1},
+    "team_tool": {"boss": 2, "helper": 1},
+    "society_of_mind": {"writer": 1, "critic": 1, "society": 1},
+    "nested_teams": {"writer": 1, "critic": 1},
+    "graph": {"writer": 1, "critic": 1, "third": 1},
+    "with_user": {"writer": 2},
+}
 Program = Callable[[Any], Awaitable[Any]]
 every_program = pytest.mark.parametrize("program", programs.ALL, ids=lambda found: found.__name__)
 
@@ -29,6 +47,16 @@ def test_program_is_recorded_whole(stage: Stage, program: Program) -> None:
 
     assert stage.calls()
     stage.check()
+
+
+@every_program
+def test_calls_become_transitions_of_who_made_them(stage: Stage, program: Program) -> None:
+    """Each request is one transition of its agent; what a team itself asked has no agent."""
+    stage.trace(program)
+
+    assert stage.recording is not None
+    found = Counter(path.agent for path in stage.recording.trajectories() for _ in path.transitions)
+    assert found == CALLS[program.__name__]
 
 
 @every_program
