@@ -146,7 +146,7 @@ class Store:
         )
 
         def query() -> Query:
-            return self.source.fetch(whole(self.source, selection) if rollout_id else selection)
+            return whole(self.source, selection) if rollout_id else self.source.fetch(selection)
 
         return Table(query, lambda: map(span_of, query().dicts()), "spans")
 

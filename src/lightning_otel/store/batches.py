@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from lightning_otel.store.damage import reading
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import Selection, SpanName, SpanSource
+from lightning_otel.store.table import Query
 from lightning_otel.store.views import HOMES, ROLLOUT
 from lightning_otel.types import Span
 
@@ -35,17 +36,18 @@ def batches(source: SpanSource, rollout_id: str | None = None) -> Iterator[Itera
     """
     con = _with_moved(source)
     for selection in _selections(source, con, rollout_id):
-        yield map(span_of, source.fetch(_complete(con, selection)).dicts())
+        yield map(span_of, source.fetch(_complete(con, selection), con).dicts())
 
 
-def whole(source: SpanSource, selection: Selection) -> Selection:
-    """The selection of whole rollouts that has each reward with the rollout it judges.
+def whole(source: SpanSource, selection: Selection) -> Query:
+    """The spans of whole rollouts, each reward with the rollout it judges.
 
     Args:
         source: Where the spans are.
         selection: Names the rollouts.
     """
-    return _complete(_with_moved(source), selection)
+    con = _with_moved(source)
+    return source.fetch(_complete(con, selection), con)
 
 
 def _with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":

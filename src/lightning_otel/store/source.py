@@ -91,8 +91,13 @@ class SpanSource(Protocol):
     def layout(self) -> Layout | None:
         """Its paths, where it keeps files on this machine."""
 
-    def fetch(self, selection: Selection) -> Query:
-        """The selected spans, Arrow-capable, with the store's columns."""
+    def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
+        """The selected spans, Arrow-capable, with the store's columns.
+
+        Args:
+            selection: Which spans.
+            con: A connection of this source to read on; by default a new one.
+        """
 
     def connect(self, names: Collection[str] = views.NAMES) -> "duckdb.DuckDBPyConnection":
         """A connection of one's own in which the views named stand, ``spans`` always."""
@@ -130,9 +135,10 @@ class LocalSource:
             ) from exc
         return con
 
-    def fetch(self, selection: Selection) -> Query:
+    def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans."""
-        return Query(self.connect(("spans",)), *selection.query(), data=self.layout.data)
+        con = con or self.connect(("spans",))
+        return Query(con, *selection.query(), data=self.layout.data)
 
     def writer(self) -> SpanWriter:
         """This process's writer of the store, made if it is not there."""
@@ -241,9 +247,9 @@ class MemorySource:
             con.execute(statement)
         return con
 
-    def fetch(self, selection: Selection) -> Query:
+    def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans."""
-        return Query(self.connect(("spans",)), *selection.query())
+        return Query(con or self.connect(("spans",)), *selection.query())
 
     def writer(self) -> SpanWriter:
         """The writer all recordings into this source share."""
