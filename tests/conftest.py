@@ -10,6 +10,7 @@ import pytest
 
 from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
+from lightning_otel.store.writer import writer_if_any
 
 _connect = socket.socket.connect
 
@@ -40,9 +41,14 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    """A local store that does not exist yet."""
-    return Store(tmp_path / "store" / "traces.duckdb")
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A local store that does not exist yet; its segment is closed at the end of the test."""
+    found = Store(tmp_path / "store" / "traces.duckdb")
+    yield found
+    assert found.layout is not None
+    writer = writer_if_any(found.layout)
+    if writer is not None:
+        writer.seal()
 
 
 @pytest.fixture
