@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from tests.instrumentors.outline import agents_of, assert_each_call_once, named, outline
+from tests.instrumentors.outline import agents_of, assert_each_call_once, calls_of, named, outline
 
 from lightning_otel import Store, auto_trace, provider
 from lightning_otel import conventions as c
@@ -346,6 +346,36 @@ def test_calls_through_litellm_are_recorded_once(
     assert result.raw == "391"
     assert outline(recording) == ONE_TASK
     assert_each_call_once(recording, server, facts)
+
+
+@WAYS
+def test_model_of_no_known_client_is_recorded_by_what_crewai_knows(way: Way, store: Store) -> None:
+    """A custom model's call is one span with its messages, under its agent."""
+
+    class Own(crewai.BaseLLM):  # type: ignore[misc]  # untyped where CrewAI is not installed
+        def call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+            text = json.dumps(messages)
+            if "Observation: 391" in text:
+                return "Thought: I know.\nFinal Answer: 391"
+            return 'Thought: sum\nAction: calculator\nAction Input: {"expression": "17*23"}'
+
+        async def acall(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+            return self.call(messages)
+
+        def supports_function_calling(self) -> bool:
+            return False
+
+    with auto_trace(store=store) as recording:
+        result = way(one_task_crew(mathematician(Own(model="own", provider="mine"))))
+
+    assert result.raw == "391"
+    assert outline(recording) == ONE_TASK.replace("toy", "own")
+    assert agents_of(recording) == ["Mathematician"] * 2
+    for span in calls_of(recording):
+        assert span.attributes[c.REQUEST_MODEL] == "own"
+        assert json.loads(str(span.attributes[c.INPUT_MESSAGES]))[-1]["parts"]
+    said = json.loads(str(calls_of(recording)[1].attributes[c.OUTPUT_MESSAGES]))
+    assert said[0]["parts"][0]["content"].endswith("Final Answer: 391")
 
 
 @WAYS

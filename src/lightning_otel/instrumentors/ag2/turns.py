@@ -93,7 +93,7 @@ class _Middleware:
         if slot is None or operation is None:
             return await call_next(events, context)
         try:
-            with capture.attached(slot.within(operation.context)):
+            with capture.attached(slot.within()):
                 response = await call_next(events, context)
         except BaseException as exc:
             capture.guarded(operation.fail, exc)

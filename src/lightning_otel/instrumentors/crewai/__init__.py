@@ -2,15 +2,17 @@
 
 Its event bus runs handlers on other threads, too late to give a context to what follows; and its
 own telemetry, a provider of its own, is none of our business. Model calls are left to the layer
-that sends them: CrewAI's models go through the ``openai`` client, or through LiteLLM to it.
+that sends them, where that is the ``openai`` client or LiteLLM.
 """
 
 from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
-from lightning_otel.instrumentors.crewai import reading
+from lightning_otel import capture
+from lightning_otel.instrumentors.crewai import models, reading
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.steps import around, around_async
+from lightning_otel.instrumentors.steps import Arguments, Begin, Step, around, around_async
 
 
 class CrewAIInstrumentor(LibraryInstrumentor):
@@ -46,23 +48,40 @@ class CrewAIInstrumentor(LibraryInstrumentor):
         self.wrap(module.Task, "_aexecute_core", around_async(*hooks))
 
     def _patch_agent(self, module: ModuleType) -> None:
-        hooks = (self.is_wanted, ("task",), reading.agent, reading.output)
+        hooks = (self.is_wanted, ("task",), self._seen(reading.agent), reading.output)
         self.wrap(module.Agent, "execute_task", around(*hooks))
         self.wrap(module.Agent, "aexecute_task", around_async(*hooks))
         names = ("messages",)
         self.wrap(
             module.Agent,
             "kickoff",
-            around(self.is_wanted, names, reading.agent_alone, reading.output),
+            around(self.is_wanted, names, self._seen(reading.agent_alone), reading.output),
         )
         self.wrap(
             module.Agent,
             "kickoff_async",
-            around_async(self.is_wanted, names, reading.agent_alone_async, reading.output),
+            around_async(
+                self.is_wanted, names, self._seen(reading.agent_alone_async), reading.output
+            ),
         )
 
+    def _seen(self, begin: Begin) -> Begin:
+        """The same beginning of an agent's step, with its model's class made known first."""
+
+        def begin_seen(owner: Any, arguments: Arguments) -> Step | None:
+            capture.guarded(self._wrap_model, getattr(owner, "llm", None))
+            return begin(owner, arguments)
+
+        return begin_seen
+
+    def _wrap_model(self, model: Any) -> None:
+        for cls, name in models.methods_of(model):
+            make = models.called if name == "call" else models.called_async
+            self.wrap(cls, name, make(self.is_wanted))
+
     def _patch_lite_agent(self, module: ModuleType) -> None:
-        hooks = (self.is_wanted, ("messages",), reading.agent_alone_async, reading.output)
+        alone = self._seen(reading.agent_alone_async)
+        hooks = (self.is_wanted, ("messages",), alone, reading.output)
         self.wrap(module.LiteAgent, "kickoff", around(*hooks))
 
     def _patch_executor(self, module: ModuleType) -> None:
