@@ -339,6 +339,24 @@ def test_huge_result_is_cut_and_costs_little(stage: Stage) -> None:
     assert huge.startswith(kept[:1000])
 
 
+def test_huge_and_invalid_messages_pass(stage: Stage) -> None:
+    """A task of 100 MB and an answer that is no valid text reach who they are for, as they are."""
+    huge = "x" * 100_000_000
+    answer = TextMessage(content="half \ud800 of it", source="echo")
+
+    async def program(client: Any) -> Any:
+        result = await Echo("echo", answer).run(task=huge)
+        return result.messages
+
+    asked, answered = stage.trace(program)
+
+    assert asked.content is huge
+    assert answered is answer
+    (echo,) = stage.named("invoke_agent echo")
+    assert 1000 < len(str(echo.attributes[c.INPUT_MESSAGES])) < 9_000_000
+    assert str(echo.attributes[c.OUTPUT_MESSAGES]).isascii()
+
+
 @pytest.mark.parametrize("task", [5, object(), [], ["text"], b"x", (1,)], ids=repr)
 @pytest.mark.parametrize("kind", ["agent", "team"])
 def test_wrong_task_is_refused_as_without_us(stage: Stage, kind: str, task: Any) -> None:

@@ -15,7 +15,6 @@ from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import runs, said
 from lightning_otel.instrumentors.autogen.agents import IsWanted
-from lightning_otel.instrumentors.content import text_of
 
 _ENTRY_KEY = otel_context.create_key("lightning-otel-autogen-entry")
 _CARRIED: Final = "_lightning_otel_carried"
@@ -117,6 +116,5 @@ def _begin(is_wanted: IsWanted, agent: Any, message: Any) -> CoreRun | None:
 
 
 def _content(message: object, role: str) -> str:
-    text = said.text_field(message, "content")
-    part = {"type": "text", "content": text_of(message) if text is None else text}
-    return said.dumped([{"role": role, "parts": [part]}])
+    content = said.fields_of(message).get("content", message)
+    return said.dumped([{"role": role, "parts": said.parts(content)}])

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import orjson
+
 from lightning_otel.adapter.messages import (
     message,
     reasoning_part,
@@ -10,7 +12,7 @@ from lightning_otel.adapter.messages import (
     tool_call_part,
     tool_response_part,
 )
-from lightning_otel.instrumentors.content import text_of
+from lightning_otel.instrumentors.content import TEXT_LIMIT, text_of
 
 _USER: Final = "user"
 
@@ -32,7 +34,11 @@ def text_field(value: object, name: str) -> str | None:
 
 def dumped(messages: Sequence[Mapping[str, Any]]) -> str:
     """Messages as JSON text, bounded."""
-    return text_of(list(messages))
+    try:
+        # Most messages are plain text in lists of ours: copying these would cost thrice as much.
+        return orjson.dumps(messages).decode()
+    except (TypeError, ValueError):
+        return text_of(list(messages))
 
 
 def given(task: object) -> str | None:
@@ -40,7 +46,7 @@ def given(task: object) -> str | None:
     if task is None:
         return None
     if isinstance(task, str):
-        return dumped([message(_USER, [text_part(task)])])
+        return dumped([message(_USER, [text_part(_bounded(task))])])
     items = task if isinstance(task, list | tuple) else [task]
     return dumped([_chat_message(item, "user") for item in items])
 
@@ -62,10 +68,16 @@ def _chat_message(item: object, role: str) -> dict[str, Any]:
     return message(role, parts(held.get("content", item)), name=name)
 
 
+def _bounded(value: Any) -> Any:
+    """The value, if it is text no longer than can be kept."""
+    # By its own method: a subclass may have overridden it. Of a short text this is the same object.
+    return str.__getitem__(value, slice(TEXT_LIMIT)) if isinstance(value, str) else value
+
+
 def parts(content: object) -> list[Any]:
     """Text, or a list of texts, images and calls, as parts; of anything else its fields."""
     if isinstance(content, str):
-        return [text_part(content)] if content else []
+        return [text_part(_bounded(content))] if content else []
     if isinstance(content, list | tuple):
         return [_part(item) for item in content]
     return [text_part(text_of(content))]
@@ -73,12 +85,12 @@ def parts(content: object) -> list[Any]:
 
 def _part(item: object) -> Any:
     if isinstance(item, str):
-        return text_part(item)
+        return text_part(_bounded(item))
     held = fields_of(item)
     if "arguments" in held:
-        return tool_call_part(held.get("id"), held.get("name"), held["arguments"])
+        return tool_call_part(held.get("id"), held.get("name"), _bounded(held["arguments"]))
     if "call_id" in held:
-        return tool_response_part(held["call_id"], held.get("content"))
+        return tool_response_part(held["call_id"], _bounded(held.get("content")))
     if type(item).__name__ == "Image":
         # Its bytes would have to be encoded anew, with every call of a long chat.
         return {"type": "blob", "modality": "image"}
