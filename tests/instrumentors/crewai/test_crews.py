@@ -3,10 +3,13 @@
 import asyncio
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.instrumentors.outline import agents_of, assert_each_call_once, calls_of, named, outline
 
 from lightning_otel import Store, auto_trace, provider
@@ -514,6 +517,67 @@ def test_arguments_that_are_no_json_do_not_matter(llm: Any, store: Store, server
     assert result.raw == "sorry"
     assert outline(recording) == ONE_TASK
     assert named(recording, "execute_tool calculator").status == "ERROR"
+
+
+def test_telemetry_of_crewai_gets_nothing_of_ours(
+    llm: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it sends to its maker holds none of our spans, and what we keep none of its own.
+
+    Its exporter is replaced by one in memory, as the real one would leave this machine.
+    """
+    from crewai.telemetry import telemetry
+
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr(telemetry, "SafeOTLPSpanExporter", lambda **_: exporter)
+    monkeypatch.setattr(telemetry.Telemetry, "_register_shutdown_handlers", lambda self: None)
+    monkeypatch.setattr(telemetry.Telemetry, "_instance", None)
+    monkeypatch.delenv("CREWAI_DISABLE_TELEMETRY")
+    theirs = telemetry.Telemetry()
+    theirs.set_tracer()
+    crew = one_task_crew(mathematician(llm()))
+
+    with auto_trace(store=store) as recording:
+        theirs.crew_creation(crew, None)
+        kickoff(crew)
+    theirs.provider.force_flush()
+
+    sent = exporter.get_finished_spans()
+    assert "Crew Created" in [span.name for span in sent]
+    assert c.SCOPE not in [span.instrumentation_scope.name for span in sent]
+    assert "17*23" not in "".join(span.to_json() for span in sent)
+    assert outline(recording) == ONE_TASK
+    theirs.provider.shutdown()
+
+
+PROGRAM = """
+import sys
+from crewai import LLM, Agent, Crew, Task
+
+llm = LLM(model="openai/toy", base_url=sys.argv[1], api_key="k")
+agent = Agent(role="Ann", goal="g", backstory="b", llm=llm)
+task = Task(name="t", description="say it", expected_output="x", agent=agent)
+print(Crew(name="small", agents=[agent], tasks=[task]).kickoff().raw)
+"""
+
+
+def test_program_run_from_outside_is_captured(store: Store, server: DemoServer) -> None:
+    """Under ``lightning-otel run`` CrewAI is wrapped while it is imported."""
+    command = [sys.executable, "-m", "lightning_otel", "run", "--store", store.name, "--"]
+
+    ran = subprocess.run(
+        [*command, sys.executable, "-c", PROGRAM, server.base_url],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    spans = store.spans().rows()
+    names = [span.name for span in sorted(spans, key=lambda span: span.sequence)]
+    assert names[-4:] == ["invoke_workflow small", "execute_task t", "invoke_agent Ann", "chat toy"]
+    assert len(server.log) == 1
 
 
 def test_nothing_is_recorded_once_switched_off(llm: Any, store: Store) -> None:
