@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.adapter.forest import Forest, call_attributes, said, token_attributes
+from tests.adapter.forest import SECOND, Forest, call_attributes, said, token_attributes
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter
@@ -102,6 +102,44 @@ def test_concurrent_calls_of_one_make_with_one_id_are_two() -> None:
     forest.close(*made)
 
     assert len(steps(forest)) == 2
+
+
+def test_a_record_made_after_the_fact_is_of_its_request() -> None:
+    """LiteLLM makes its spans when all is over, with the times of the request."""
+    forest = Forest()
+    with forest.inside("agent"):
+        ours = forest.make("ours", attributes("answer", "id-1"), scope=c.SCOPE)
+        made = forest._made[ours]
+        times = {"start_ns": made.start * SECOND, "end_ns": (made.end or 0) * SECOND}
+        late = forest.make("late", attributes("answer", "id-1"), scope="litellm", **times)
+
+    found = TripletAdapter().explain(forest.spans)
+
+    assert [s.span_id for path in found.trajectories for s in path.transitions] == [ours]
+    assert [dropped.span_id for dropped in found.report.dropped] == [late]
+
+
+def test_a_servers_repeated_id_does_not_join_two_makes_in_turn() -> None:
+    """One id for two requests in turn, each seen by another make, is two requests."""
+    forest = Forest()
+    forest.make("a", attributes("one", "same"), scope=c.SCOPE)
+    forest.make("b", attributes("two", "same"), scope=THEIRS)
+
+    assert len(steps(forest)) == 2
+
+
+def test_a_rollouts_span_is_no_call_whatever_is_written_on_it() -> None:
+    """LiteLLM's callback writes its calls' attributes on the span around them."""
+    forest = Forest()
+    written = attributes("answer", "id-1")
+    with forest.inside(c.SPAN_ROLLOUT, **written):
+        call = forest.make("ours", attributes("answer", "id-1"), scope=c.SCOPE)
+        forest.reward(0.5)
+
+    found = TripletAdapter().explain(forest.spans)
+
+    (step,) = found.trajectories[0].transitions
+    assert (step.span_id, step.reward, found.report.calls) == (call, 0.5, 1)
 
 
 def test_two_tries_within_one_record_are_one_request_and_a_try() -> None:

@@ -26,9 +26,17 @@ _HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def is_call(span: Span) -> bool:
-    """Whether the span is a request to a model."""
+    """Whether the span is a request to a model.
+
+    A rollout's span is none, whatever is written on it: LiteLLM's callback puts the attributes of
+    its calls on the span around them.
+    """
     operation = span.attributes.get(c.OPERATION)
-    return isinstance(operation, str) and operation in c.CALL_OPERATIONS
+    return (
+        isinstance(operation, str)
+        and operation in c.CALL_OPERATIONS
+        and span.name != c.SPAN_ROLLOUT
+    )
 
 
 def read_call(span: Span, agent: str) -> Call | str:

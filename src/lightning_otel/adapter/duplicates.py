@@ -18,6 +18,8 @@ from lightning_otel.types import Span
 DUPLICATE: Final = "duplicate: the same request was recorded twice"
 DUPLICATE_OF: Final = "duplicate: {} recorded the same request"
 
+_MOST_BESIDE: Final = 64
+"""How many equal requests at once are looked at for one: each pair costs."""
 _TOKENS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
 _SHARED: Final = (
     c.INPUT_MESSAGES,
@@ -48,16 +50,11 @@ def reason_of(span: Span) -> str:
 
 @dataclass(slots=True)
 class _Request:
-    """Records that are one request.
-
-    Attributes:
-        end: When the last of them had ended.
-    """
+    """Records that are one request."""
 
     members: list[int]
     scopes: set[str]
     response_id: str | None
-    end: int
 
 
 def find(tree: Tree, calls: Sequence[int]) -> list[list[int]]:
@@ -90,12 +87,11 @@ def _by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
         response_id = text(span.attributes, c.RESPONSE_ID)
         held = latest.get(response_id) if response_id is not None else None
         if held is None or not _belongs(tree, held, position):
-            held = _Request([], set(), response_id, 0)
+            held = _Request([], set(), response_id)
             if response_id is not None:
                 latest[response_id] = held
         held.members.append(position)
         held.scopes.add(span.scope)
-        held.end = max(held.end, tree.ends[position])
         requests[position] = held
     return requests
 
@@ -107,7 +103,7 @@ def _belongs(tree: Tree, request: _Request, position: int) -> bool:
     beside each other. Of one make only a record within another is the same request: LiteLLM tells
     each call on two levels.
     """
-    if request.end <= tree.starts[position]:
+    if not any(_overlap(tree, member, position) for member in request.members):
         return False
     scope = tree.spans[position].scope
     if not scope or scope not in request.scopes:
@@ -116,6 +112,19 @@ def _belongs(tree: Tree, request: _Request, position: int) -> bool:
         tree.contains(member, position) or tree.contains(position, member)
         for member in request.members
     )
+
+
+def _overlap(tree: Tree, earlier: int, later: int) -> bool:
+    """Whether two records have an instant in common, as the process counted or by the clock.
+
+    Some are made after the fact, with the times of the request: by count they come too late.
+    """
+    if tree.starts[later] < tree.ends[earlier]:
+        return True
+    one, other = tree.spans[earlier], tree.spans[later]
+    if one.end_ns is None or other.end_ns is None:
+        return False
+    return one.start_ns < other.end_ns and other.start_ns < one.end_ns
 
 
 def _join_nested(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]) -> None:
@@ -146,9 +155,9 @@ def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
             asked.setdefault(key, []).append(position)
     for alike in asked.values():
         for index, position in enumerate(alike):
-            for later in alike[index + 1 :]:
-                if tree.starts[later] >= tree.ends[position]:
-                    break
+            for later in alike[index + 1 : index + 1 + _MOST_BESIDE]:
+                if not _overlap(tree, position, later):
+                    continue
                 if _disagree(tree.spans[position], tree.spans[later]):
                     continue
                 if _join(tree, requests, position, later):
@@ -168,7 +177,6 @@ def _join(tree: Tree, requests: dict[int, _Request], one: int, other: int) -> bo
     kept.members += joining.members
     kept.scopes |= joining.scopes
     kept.response_id = kept.response_id or joining.response_id
-    kept.end = max(kept.end, joining.end)
     for position in joining.members:
         requests[position] = kept
     return True
