@@ -134,6 +134,12 @@ ENVIRONMENTS = {
         ("tests/instrumentors/ag2/test_turns.py",),
         ("ag2", "openai"),
     ),
+    # AutoGen's tools of MCP servers need mcp below its second release, which others are past.
+    "autogen-mcp": Environment(
+        ("autogen-agentchat>=0.7.5", "autogen-ext[openai,mcp]>=0.7.5", "mcp<2", "openai<3"),
+        ("tests/instrumentors/autogen",),
+        ("autogen-core", "mcp", "openai"),
+    ),
     "litellm": Environment(
         # Without mcp, completion() of 1.106 cannot take tools.
         ("litellm[mcp]>=1.80",),
