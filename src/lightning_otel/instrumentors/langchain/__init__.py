@@ -86,12 +86,21 @@ class LangChainInstrumentor(LibraryInstrumentor):
         self._replace(module.BaseCallbackManager, {"__init__": self._with_handler})
 
     def _with_handler(self, original: Any) -> Any:
-        def __init__(  # noqa: N807  # as it is called in a traceback
-            manager: Any, handlers: Any, inheritable_handlers: Any = None, *args: Any, **kwargs: Any
-        ) -> None:
-            original(manager, handlers, inheritable_handlers, *args, **kwargs)
-            if self.is_everywhere:
-                capture.guarded(self._inject, manager)
+        handler = self._everywhere
+
+        def __init__(manager: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # its name
+            original(manager, *args, **kwargs)
+            if not self.is_everywhere:
+                return
+            # A chain of three steps makes 26 managers: those of others have it, and that of a run
+            # for its children is empty only until it is given the run's.
+            handlers, inheritable = manager.handlers, manager.inheritable_handlers
+            if handlers:
+                if inheritable and handlers[0] is handler and inheritable[0] is handler:
+                    return
+            elif runs.find(manager.parent_run_id) is not None:
+                return
+            capture.guarded(self._inject, manager)
 
         return __init__
 

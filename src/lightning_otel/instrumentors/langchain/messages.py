@@ -3,7 +3,7 @@
 Read past the objects' own ``__str__`` and ``__repr__``: nothing of the program's runs for it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -147,7 +147,7 @@ def _part(block: object) -> dict[str, Any] | None:
 
 def tools_text(tools: object) -> str | None:
     """The tools a model was given, as far as their definitions are at hand."""
-    if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
+    if not isinstance(tools, list | tuple) or not tools:
         return None
     return dump([_tool(tool) for tool in tools])
 

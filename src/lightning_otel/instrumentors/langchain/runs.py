@@ -166,7 +166,7 @@ def start_chain(told: Told, parent: Run | None) -> Run:
     graph = None
     attributes: Attributes = {}
     name = told.name
-    if any(tag.startswith(_NODE_TAG) for tag in told.tags):
+    if _is_node(told.tags):
         if parent is not None:
             parent.has_node()
         name = str(told.metadata.get("langgraph_node") or name)
@@ -182,11 +182,16 @@ def start_chain(told: Told, parent: Run | None) -> Run:
             name = f"{graph} {name}"
     if graph is None and _is_trivial(told):
         return Run(told.name, context, None, told.metadata)
-    attributes.update(conversation_of(told.metadata))
+    if "thread_id" in told.metadata:
+        attributes.update(conversation_of(told.metadata))
     operation = capture.Operation(
         capture.clean(name), SpanKind.INTERNAL, attributes, parent=context
     )
     return Run(told.name, operation.context, operation, told.metadata, graph)
+
+
+def _is_node(tags: Sequence[str]) -> bool:
+    return bool(tags) and any(tag.startswith(_NODE_TAG) for tag in tags)
 
 
 def conversation_of(metadata: Mapping[str, Any]) -> Attributes:
