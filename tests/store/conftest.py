@@ -67,8 +67,10 @@ def run_python() -> Callable[..., str]:
     """A function that runs a script in a process of its own and gives what it printed."""
 
     def run(script: str, *arguments: object, timeout_s: float = 50) -> str:
+        # From 3.12 on Python warns of each fork in a process with threads, which is what is tested.
+        quiet = "-Wignore:This process:DeprecationWarning"
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+            [sys.executable, quiet, "-c", textwrap.dedent(script), *map(str, arguments)],
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
 from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.errors import StoreError
 from lightning_otel.store.layout import MEMORY, Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
@@ -214,7 +215,8 @@ class Store:
 
         Raises:
             StoreMissingError: There is no store.
-            StoreError: A settled file that must be looked into is damaged; nothing is lost.
+            StoreError: There is no room, or a file that must be looked into is damaged. Nothing is
+                lost by it: what waited to be settled goes on waiting.
         """
         from lightning_otel.store.settle import Settled, settle
         from lightning_otel.store.source import ensure_catalogue
@@ -223,8 +225,13 @@ class Store:
             return Settled()
         self.layout.require()
         ensure_catalogue(self.layout)
-        with self._reading():
-            return settle(self.layout)
+        try:
+            with self._reading("settle"):
+                return settle(self.layout)
+        except OSError as exc:
+            raise StoreError(
+                f"cannot settle {self.layout.catalogue}: {exc}; is there room?"
+            ) from exc
 
     def pack(self, path: str | os.PathLike[str]) -> int:
         """Write everything into one self-contained DuckDB database with real tables.
@@ -267,10 +274,10 @@ class Store:
     def _data(self) -> Path | None:
         return self.layout.data if self.layout is not None else None
 
-    def _reading(self) -> AbstractContextManager[None]:
+    def _reading(self, verb: str = "read") -> AbstractContextManager[None]:
         from lightning_otel.store.damage import reading
 
-        return reading(self.layout)
+        return reading(self.layout, verb)
 
     def _adapt(self, adapter: TripletAdapter, rollout_id: str | None) -> Iterator[Adaptation]:
         from lightning_otel.store.batches import batches

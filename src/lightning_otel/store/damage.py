@@ -16,8 +16,12 @@ _SUFFIX: Final = ".parquet"
 
 
 @contextlib.contextmanager
-def reading(layout: Layout | None) -> Iterator[None]:
+def reading(layout: Layout | None, verb: str = "read") -> Iterator[None]:
     """A block in which a damaged file of the store is an error that names it.
+
+    Args:
+        layout: The store's paths; None if it has no files.
+        verb: What is done to the store, for the error where no file is damaged.
 
     Raises:
         StoreError: DuckDB cannot read one of the store's files.
@@ -30,7 +34,7 @@ def reading(layout: Layout | None) -> Iterator[None]:
         if layout is None:
             raise
         raise damage_of(exc, layout.data) or StoreError(
-            f"cannot read {layout.catalogue}: {exc}; see: lightning-otel doctor"
+            f"cannot {verb} {layout.catalogue}: {exc}; see: lightning-otel doctor"
         ) from exc
 
 
