@@ -8,7 +8,8 @@ A cell of the form ``a of b`` says how many of the server's requests have a span
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from tests.examples.checker import Recorded, problems, run_both
@@ -52,10 +53,11 @@ def _tokens(recorded: Recorded) -> str:
     return f"{given} + {made}"
 
 
-def lines(rows: Iterable[Sequence[object]]) -> list[str]:
-    """A Markdown table."""
+def lines(rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """A Markdown table, line by line as the rows come."""
     rules = ["---", *("---:" for _ in HEAD[1:])]
-    return ["| " + " | ".join(map(str, cells)) + " |" for cells in (HEAD, rules, *rows)]
+    for cells in chain((HEAD, rules), rows):
+        yield f"| {' | '.join(map(str, cells))} |"
 
 
 if __name__ == "__main__":
