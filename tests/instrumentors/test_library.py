@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import wrapt
 
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 
@@ -106,3 +107,24 @@ def test_library_is_patched_by_the_name_it_was_imported_by(library: Greeting) ->
     library.instrument(skip_dep_check=True, only_in_recordings=True)
 
     assert module.Host().greet() == "HELLO"
+
+
+def test_method_that_another_tool_wrapped_before_is_still_called_as_one(library: Greeting) -> None:
+    """A wrapper of wrapt's binds its instance itself, which an unbound call would not let it."""
+    host = imported("greeting").Host
+    seen: list[object] = []
+
+    def note(wrapped: Any, instance: object, args: Any, kwargs: Any) -> Any:
+        seen.append((instance, args))
+        return wrapped(*args, **kwargs)
+
+    host.greet = wrapt.FunctionWrapper(host.greet, note)
+    before = host.__dict__["greet"]
+    one = host()
+
+    library.instrument(skip_dep_check=True, only_in_recordings=True)
+
+    assert one.greet() == "HELLO"
+    assert seen == [(one, ())]
+    library.uninstrument()
+    assert host.__dict__["greet"] is before

@@ -6,7 +6,7 @@ A library is never imported for it: its methods are replaced when the program im
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar, Final, TypeAlias
 
 import wrapt
@@ -67,7 +67,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         """
         original = owner.__dict__[name]
         if getattr(original, MARK, None) is None:
-            wrapper = functools.wraps(original)(make(original))
+            wrapper = functools.wraps(original)(make(as_function(owner, original)))
             setattr(wrapper, MARK, original)
             setattr(owner, name, wrapper)
             self._wrapped.append((owner, name))
@@ -103,6 +103,24 @@ def when_imported(library: str, function: Callable[[str], object]) -> None:
     wrapt.register_post_import_hook(
         lambda module: capture.guarded(function, module.__name__), library
     )
+
+
+def as_function(owner: Any, original: Any) -> Any:
+    """What stands in a class or a module as a function that takes its owner first.
+
+    Another tool's wrapper, such as wrapt's, may not be one: called unbound, it takes the instance
+    for the first of the method's own arguments.
+    """
+    # By its very type: wrapt's wrappers say that they are what they wrap.
+    if type(original) in (FunctionType, classmethod, staticmethod):
+        return original
+    if not isinstance(owner, type):
+        return original
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return original.__get__(self, type(self))(*args, **kwargs)
+
+    return method
 
 
 def _restore(owner: Any, name: str) -> bool:

@@ -6,7 +6,7 @@ from types import FunctionType
 from typing import Any
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.library import MARK
+from lightning_otel.instrumentors.library import MARK, as_function
 
 Make = Callable[[Any], Any]
 
@@ -67,12 +67,13 @@ class Family:
         if self._is_left_out(cls):
             return
         for name, make in self._methods.items():
-            original = cls.__dict__.get(name)
+            original: Any = cls.__dict__.get(name)
+            # Another tool's wrapper of wrapt's says that it is a function, too.
             if not isinstance(original, FunctionType) or hasattr(original, MARK):
                 continue
             if getattr(original, "__isabstractmethod__", False):
                 continue
-            wrapper = functools.wraps(original)(make(original))
+            wrapper = functools.wraps(original)(make(as_function(cls, original)))
             setattr(wrapper, MARK, original)
             setattr(cls, name, wrapper)
 
