@@ -13,7 +13,6 @@ from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 
 agents = pytest.importorskip("agents", reason="openai-agents is not installed")
-pytest.importorskip("agents.testing.model", reason="this openai-agents has no testing module")
 
 Tree = tuple[str, tuple[Any, ...]]
 

@@ -22,7 +22,7 @@ from lightning_otel.instrumentors.openai_agents.spans import SESSION_KEY, SdkSpa
 class OpenAIAgentsInstrumentor(LibraryInstrumentor):
     """Switches the capture of ``agents`` on and off; ``agents`` itself is never imported."""
 
-    requires = ("openai-agents >= 0.24",)
+    requires = ("openai-agents >= 0.20",)
 
     def patches(self) -> Mapping[str, Patch]:
         """The modules of its spans, traces, models, tools and runner."""
