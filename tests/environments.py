@@ -134,9 +134,16 @@ ENVIRONMENTS = {
         ("tests/instrumentors/ag2/test_turns.py",),
         ("ag2", "openai"),
     ),
-    # AutoGen's tools of MCP servers need mcp below its second release, which others are past.
+    # AutoGen's tools of MCP servers need mcp below its second release, which others are past; and
+    # here OpenInference's instrumentor of AutoGen is switched on beside ours.
     "autogen-mcp": Environment(
-        ("autogen-agentchat>=0.7.5", "autogen-ext[openai,mcp]>=0.7.5", "mcp<2", "openai<3"),
+        (
+            "autogen-agentchat>=0.7.5",
+            "autogen-ext[openai,mcp]>=0.7.5",
+            "mcp<2",
+            "openai<3",
+            "openinference-instrumentation-autogen-agentchat>=0.1.22",
+        ),
         ("tests/instrumentors/autogen",),
         ("autogen-core", "mcp", "openai"),
     ),

@@ -106,6 +106,7 @@ def test_an_openinference_agent_is_named_by_its_attribute_before_its_span() -> N
 
     assert one(found, name="on_messages").attributes[c.AGENT_NAME] == "on_messages"
     assert one({**found, "agent.name": "writer"}).attributes[c.AGENT_NAME] == "writer"
+    assert one({**found, "graph.node.id": "critic"}).attributes[c.AGENT_NAME] == "critic"
 
 
 def test_an_old_completion_of_openinference_is_text() -> None:

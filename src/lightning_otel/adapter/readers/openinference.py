@@ -51,8 +51,11 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     if operation == c.CHAT and "llm.prompts.0.prompt.text" in attributes:
         operation = c.TEXT_COMPLETION
     found[c.OPERATION] = operation
-    # An agent of this convention may be named by its span alone.
-    found[c.AGENT_NAME] = get("agent.name") or (name if kind == "AGENT" else None)
+    # An agent of this convention may be named by its place in a graph, as AutoGen's are, or by its
+    # span alone.
+    found[c.AGENT_NAME] = get("agent.name") or (
+        (get("graph.node.id") or name) if kind == "AGENT" else None
+    )
     if operation in c.CALL_OPERATIONS:
         found[c.PROVIDER] = get("llm.provider") or get("llm.system")
         found[c.RESPONSE_MODEL] = next((model for key in _MODELS if (model := get(key))), None)
