@@ -170,10 +170,12 @@ def test_overlapping_records_asked_the_same_under_one_parent_are_one() -> None:
 
 @pytest.mark.parametrize("difference", ["question", "time", "parent"])
 def test_records_beside_each_other_are_two_unless_all_fits(difference: str) -> None:
-    """Other messages, no overlap or another parent: two requests."""
+    """Other messages, no overlap, or another parent and no answer: two requests."""
     forest = Forest()
     asked = "else" if difference == "question" else "go on"
     theirs = {**call_attributes(asked, "answer"), c.REQUEST_MODEL: "m"}
+    if difference == "parent":
+        del theirs[c.OUTPUT_MESSAGES]
     with forest.inside("agent"):
         one = forest.open("theirs", theirs, scope=THEIRS)
         if difference == "time":
@@ -185,6 +187,20 @@ def test_records_beside_each_other_are_two_unless_all_fits(difference: str) -> N
             forest.close(one)
 
     assert len(steps(forest)) == 2
+
+
+@pytest.mark.parametrize(("answer", "count"), [("answer", 1), ("another", 2)])
+def test_records_in_trees_of_their_makes_are_one_if_answered_alike(answer: str, count: int) -> None:
+    """Each make tells the graph's node with a span of its own, and the call under that."""
+    forest = Forest()
+    with forest.inside("agent"):
+        our_node = forest.open("node", scope=c.SCOPE)
+        their_node = forest.open("node", scope=THEIRS)
+        ours = forest.open("ours", attributes("answer", "id-1"), parent=our_node, scope=c.SCOPE)
+        theirs = forest.open("theirs", attributes(answer), parent=their_node, scope=THEIRS)
+        forest.close(ours, theirs, our_node, their_node)
+
+    assert len(steps(forest)) == count
 
 
 def test_concurrent_equal_requests_pair_off() -> None:

@@ -81,7 +81,7 @@ SOURCES: Mapping[str, Source] = {
             "opentelemetry-instrumentation-logging==0.66b2",
             "opentelemetry-exporter-otlp-proto-grpc==1.45.2",
             "opentelemetry-exporter-otlp-proto-http==1.45.2",
-            "opentelemetry-semantic-conventions-ai",
+            "opentelemetry-semantic-conventions-ai==0.5.1",
             *("aiohttp", "colorama", "cuid", "deprecated", "jinja2", "tenacity"),
         ),
         {"TRACELOOP_TRACE_CONTENT": "true"},
@@ -97,14 +97,22 @@ SOURCES: Mapping[str, Source] = {
         ),
         {"TRACELOOP_TRACE_CONTENT": "true"},
     ),
-    "agentops": Source(("openai", "httpx<1", "agentops==0.4.21")),
+    "agentops": Source((*_OPENAI, *_SDK, "agentops==0.4.21")),
     "litellm": Source(
-        ("litellm==1.109.1", "mcp", "opentelemetry-sdk", "opentelemetry-exporter-otlp"),
+        (
+            "litellm==1.106.2",
+            "mcp==2.3.0",  # without it LiteLLM cannot take tools
+            "openai==2.54.0",
+            "opentelemetry-sdk==1.45.2",
+            "opentelemetry-exporter-otlp==1.45.2",
+        ),
         {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "USE_OTEL_LITELLM_REQUEST_SPAN": "true"},
     ),
     "agentlightning": Source(
         (
             "agentlightning==0.3.0",
+            "agentops==0.4.21",
+            "openai==2.54.0",
             "httpx<1",
             "opentelemetry-api==1.44.0",
             "opentelemetry-sdk==1.44.0",

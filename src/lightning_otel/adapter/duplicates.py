@@ -1,13 +1,14 @@
 """Several records of one request: which calls they are, and the one call they make together.
 
 Instrumentors of several makes may see one request. Their records have its response id in common; a
-record without an id is one with that of another make which lies within it, or which overlaps it
-under the same parent and was asked the same.
+record without an id is one with that of another make which lies within it, or which overlaps it and
+was asked the same: under the same parent, or, since two makes may tell two whole trees beside each
+other, with the same answer.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import text
@@ -146,19 +147,20 @@ def _join_nested(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
 
 
 def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]) -> None:
-    """Join overlapping calls of different makes under one parent that were asked the same."""
-    asked: dict[tuple[int, int], list[int]] = {}
+    """Join overlapping calls of different makes that were asked the same."""
+    asked: dict[str, list[int]] = {}
     for position in calls:
-        given = parse_messages(text(tree.spans[position].attributes, c.INPUT_MESSAGES))
+        given = _text_of(tree.spans[position], c.INPUT_MESSAGES)
         if given:
-            key = (tree.parents[position], hash(_said(given)))
-            asked.setdefault(key, []).append(position)
+            asked.setdefault(given, []).append(position)
     for alike in asked.values():
         for index, position in enumerate(alike):
             for later in alike[index + 1 : index + 1 + _MOST_BESIDE]:
                 if not _overlap(tree, position, later):
                     continue
-                if _disagree(tree.spans[position], tree.spans[later]):
+                one, other = tree.spans[position], tree.spans[later]
+                is_beside = tree.parents[position] == tree.parents[later]
+                if _disagree(one, other) or not (is_beside or _agree(one, other)):
                     continue
                 if _join(tree, requests, position, later):
                     break
@@ -203,19 +205,23 @@ def _disagree(one: Span, other: Span) -> bool:
         c.EMBEDDINGS in (one.attributes.get(c.OPERATION), other.attributes.get(c.OPERATION))
     ):
         return True
-    answers = [
-        parse_messages(text(span.attributes, c.OUTPUT_MESSAGES)) or () for span in (one, other)
-    ]
-    texts = ["".join(_said(each).split()) for each in answers]
-    return all(texts) and texts[0] != texts[1]
+    answers = [_text_of(span, c.OUTPUT_MESSAGES) for span in (one, other)]
+    return all(answers) and answers[0] != answers[1]
 
 
-def _said(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The texts and tool calls, whoever said them: makes name the roles differently."""
+def _agree(one: Span, other: Span) -> bool:
+    """Whether two calls are known to have been answered the same."""
+    answer = _text_of(one, c.OUTPUT_MESSAGES)
+    return bool(answer) and answer == _text_of(other, c.OUTPUT_MESSAGES)
+
+
+def _text_of(span: Span, key: str) -> str:
+    """Texts and tool calls of messages, whoever said them: makes name the roles differently."""
     try:
-        return plain_text(messages)
+        said = plain_text(parse_messages(text(span.attributes, key)) or ())
     except (TypeError, ValueError, RecursionError):
         return ""
+    return "".join(said.split())
 
 
 def ranked(tree: Tree, members: Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ It tells each call twice: as ``litellm_request`` in ``gen_ai.*``, where the ids 
 whatever the server said of tokens are lost; and below it as ``raw_gen_ai_request``, which quotes
 the body as Python writes it, but of a stream holds nothing.
 
-Source: LiteLLM 1.109, ``integrations/opentelemetry.py``.
+Source: LiteLLM 1.106, ``integrations/opentelemetry.py``.
 """
 
 import ast
