@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import warnings
 from typing import Any, TypedDict
 
 import openai
@@ -12,6 +13,7 @@ from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
+from langgraph.prebuilt import create_react_agent
 from langgraph.types import Command, Send, interrupt
 from opentelemetry import trace
 from tests.instrumentors.langchain.conftest import Chat, Tree
@@ -268,6 +270,41 @@ def test_agents_within_a_graph_keep_their_names(chat: Chat, store: Store) -> Non
     assert agents_of(tree, tree.named("chat toy")) == ["boss", "boss"]
     assert agents_of(tree, tree.named("chat helper")) == ["helper"]
     assert tree.path(tree.named("invoke_agent helper")[0])[-2] == "execute_tool calculator"
+
+
+def test_prebuilt_agent_acts_under_its_name(chat: Chat, store: Store) -> None:
+    """LangGraph's older way to make an agent says nothing of it but by its nodes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        agent = create_react_agent(chat(), [calculator_of(chat)], name="older")
+
+    with auto_trace(store=store) as recording:
+        agent.invoke(QUESTION)
+
+    tree = Tree(recording).check()
+    calls = tree.named("chat toy") + tree.named("chat inner")
+    assert tree.lines()[0] == "invoke_agent older"
+    assert agents_of(tree, calls) == ["older"] * 3
+
+
+def test_node_beside_an_agents_acts_under_its_own_name(chat: Chat, store: Store) -> None:
+    """In a graph that begins with an agent's node, a critic is still a critic."""
+
+    def ask(state: State) -> State:
+        return {"text": str(chat().invoke("hello").content)}
+
+    builder = StateGraph(State)
+    builder.add_node("agent", ask)
+    builder.add_node("critic", ask)
+    builder.add_edge(START, "agent")
+    builder.add_edge("agent", "critic")
+
+    with auto_trace(store=store) as recording:
+        builder.compile(name="writer").invoke({})
+        builder.compile().invoke({})
+
+    tree = Tree(recording).check()
+    assert agents_of(tree, tree.named("chat toy")) == ["writer", "critic", "agent", "critic"]
 
 
 def test_subgraph_is_a_workflow_in_its_node(chat: Chat, store: Store) -> None:

@@ -28,6 +28,17 @@ _GRAPHS: Final = {
     "langchain_create_agent": c.INVOKE_AGENT,
 }
 """What LangGraph and ``create_agent`` say of themselves in a run's metadata, and what each is."""
+_UNNAMED: Final = "LangGraph"
+"""What a graph is called that was given no name."""
+_FIRST_NODES: Final = frozenset({"agent", "model"})
+"""The first node of ``create_react_agent`` and of ``create_agent``."""
+_AGENT_NODES: Final = _FIRST_NODES | {
+    "tools",
+    "pre_model_hook",
+    "post_model_hook",
+    "generate_structured_response",
+}
+"""All their nodes, save those of middleware."""
 _NODE_TAG: Final = "graph:step:"
 _HIDDEN_TAG: Final = "langsmith:hidden"
 _NAME_KEYS: Final = {c.INVOKE_AGENT: c.AGENT_NAME, c.INVOKE_WORKFLOW: c.WORKFLOW_NAME}
@@ -59,7 +70,17 @@ class Run:
         call: The call of a model whose end LangChain tells by its run only.
     """
 
-    __slots__ = ("agent", "call", "context", "graph", "integration", "name", "operation")
+    __slots__ = (
+        "_is_first",
+        "_is_guessed",
+        "agent",
+        "call",
+        "context",
+        "graph",
+        "integration",
+        "name",
+        "operation",
+    )
 
     def __init__(
         self,
@@ -72,18 +93,33 @@ class Run:
     ) -> None:
         self.name = name
         self.call = call
+        self._is_first = True
+        self._is_guessed = False
         self.context = context
         self.operation = operation
         self.graph = graph
         self.agent = metadata.get("lc_agent_name")
         self.integration = metadata.get("ls_integration")
 
-    def has_node(self) -> None:
-        """Note that a node of this run's starts: then it is a graph, whatever it seemed to be."""
-        if self.graph is None and self.operation is not None:
-            self.graph = c.INVOKE_WORKFLOW
-            self.operation.span.update_name(capture.clean(f"{self.graph} {self.name}"))
-            self.operation.attributes.update(_graph_attributes(self.graph, self.name))
+    def acts_as(self, node: str) -> str | None:
+        """The agent's name that a node of this run's acts under; None if it is the run's own.
+
+        The first node makes a run a graph, whatever it seemed to be until then. A graph that has a
+        name, and of whose nodes the first is the one that prebuilt agents begin with, is an agent:
+        only LangChain's newest ``create_agent`` says so itself.
+        """
+        if self._is_first and self.operation is not None and self.graph != c.INVOKE_AGENT:
+            is_agent = node in _FIRST_NODES and self.name != _UNNAMED
+            graph = c.INVOKE_AGENT if is_agent else c.INVOKE_WORKFLOW
+            self._is_guessed = is_agent
+            if graph != self.graph:
+                self.graph = graph
+                self.operation.span.update_name(capture.clean(f"{graph} {self.name}"))
+                self.operation.attributes.update(_graph_attributes(graph, self.name))
+        self._is_first = False
+        if self.graph == c.INVOKE_AGENT and not (self._is_guessed and node not in _AGENT_NODES):
+            return None
+        return node
 
     def stop(self) -> None:
         """End its span, if it has one."""
@@ -167,12 +203,11 @@ def start_chain(told: Told, parent: Run | None) -> Run:
     attributes: Attributes = {}
     name = told.name
     if _is_node(told.tags):
-        if parent is not None:
-            parent.has_node()
         name = str(told.metadata.get("langgraph_node") or name)
-        if parent is not None and parent.graph == c.INVOKE_WORKFLOW:
-            # In a graph that is no agent itself it is the nodes that act.
-            attributes[c.AGENT_NAME] = name
+        # In a graph that is no agent itself it is the nodes that act.
+        acting = None if parent is None else parent.acts_as(name)
+        if acting is not None:
+            attributes[c.AGENT_NAME] = acting
     else:
         graph = _graph_of(told, parent)
         if graph == c.INVOKE_AGENT:
