@@ -186,7 +186,8 @@ def test_records_beside_each_other_are_two_unless_all_fits(difference: str) -> N
         if difference != "time":
             forest.close(one)
 
-    assert len(steps(forest)) == 2
+    found = TripletAdapter().explain(forest.spans).report
+    assert not any(reason.startswith("duplicate") for reason in found.reasons())
 
 
 @pytest.mark.parametrize(("answer", "count"), [("answer", 1), ("another", 2)])
@@ -258,6 +259,19 @@ def test_structure_is_that_of_the_record_that_has_it() -> None:
     (step,) = steps(forest)
 
     assert (step.span_id, step.agent, step.capture) == (air, "planner", "exact")
+
+
+def test_the_agent_is_the_richest_records() -> None:
+    """Where two makes name agents, ours names the one that acts, not the program around it."""
+    forest = Forest()
+    with forest.agent("program"):
+        above = forest.open("ours", attributes("answer"), scope=c.SCOPE)
+        forest._made[above].attributes[c.AGENT_NAME] = "writer"
+        deeper = attributes("answer", **{c.AGENT_NAME: "program"})
+        forest.make("theirs", deeper, parent=above, scope=THEIRS)
+        forest.close(above)
+
+    assert [step.agent for step in steps(forest)] == ["writer"]
 
 
 def test_what_ours_cut_is_taken_whole_from_theirs() -> None:

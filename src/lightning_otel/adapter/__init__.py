@@ -103,7 +103,8 @@ class _Attempt:
     def adapt(self) -> Adaptation:
         tree, adapter = self._tree, self._adapter
         positions = [i for i, span in enumerate(tree.spans) if is_call(span)]
-        repeated = duplicates.find(tree, positions)
+        found_twice = duplicates.find(tree, positions)
+        repeated = [duplicates.ranked(tree, each) for each in found_twice]
         stand_in = {i: duplicates.place_of(tree, each) for each in repeated for i in each}
         calls = self._calls(i for i in positions if i not in stand_in)
         for each in repeated:
@@ -146,11 +147,10 @@ class _Attempt:
                 self._drop(span, "call", call)
         return found
 
-    def _merge(self, members: list[int], calls: dict[int, Call]) -> None:
-        """Make one call of several records of a request; each field is the richest one's."""
+    def _merge(self, order: list[int], calls: dict[int, Call]) -> None:
+        """Make one call of several records of a request, given the richest first."""
         tree = self._tree
-        order = duplicates.ranked(tree, members)
-        agent = duplicates.agent_of(tree, members)
+        place, agent = duplicates.place_of(tree, order), duplicates.agent_of(tree, order)
         call = read_call(duplicates.merged(tree, order), agent)
         for position in order[1:] if call in _MENDED else ():
             rest = [other for other in order if other != position]
@@ -162,7 +162,7 @@ class _Attempt:
             span = tree.spans[position]
             self._drop(span, "call", duplicates.reason_of(span))
         if isinstance(call, Call):
-            calls[duplicates.place_of(tree, members)] = call
+            calls[place] = call
         else:
             self._drop(tree.spans[order[0]], "call", call)
 

@@ -13,7 +13,7 @@ from typing import Final
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.messages import parse_messages, plain_text
-from lightning_otel.adapter.tree import Tree
+from lightning_otel.adapter.tree import NO_PARENT, Tree
 from lightning_otel.types import Span
 
 DUPLICATE: Final = "duplicate: the same request was recorded twice"
@@ -261,12 +261,16 @@ def merged(tree: Tree, order: Sequence[int]) -> Span:
     return replace(first, attributes=attributes)
 
 
-def place_of(tree: Tree, members: Sequence[int]) -> int:
-    """The record that stands deepest in the tree, where agents and parents are known best."""
-    return max(members, key=lambda position: (tree.depths[position], -position))
+def place_of(tree: Tree, order: Sequence[int]) -> int:
+    """The record whose place in the tree is the request's: the richest that has a parent.
+
+    Args:
+        tree: The attempt's spans.
+        order: Records of the request, the richest first.
+    """
+    return next((i for i in order if tree.parents[i] != NO_PARENT), order[0])
 
 
-def agent_of(tree: Tree, members: Sequence[int]) -> str:
-    """The agent of the deepest record that knows of one."""
-    deepest_first = sorted(members, key=lambda position: -tree.depths[position])
-    return next((name for i in deepest_first if (name := tree.agents[i])), "")
+def agent_of(tree: Tree, order: Sequence[int]) -> str:
+    """The agent of the richest record that knows of one."""
+    return next((name for i in order if (name := tree.agents[i])), "")
