@@ -95,11 +95,13 @@ ENVIRONMENTS = {
     ),
     "oldest": Environment(
         (
-            "openai==2.0.0",
-            "langchain==1.0.0",
-            "langchain-core==1.0.0",
-            "langchain-openai==1.0.0",
-            "langgraph==1.0.0",
+            # Below these openai leaves a broken stream to the garbage collector, and LangChain does
+            # not name the agents within its graphs.
+            "openai==2.20.0",
+            "langchain==1.3.6",
+            "langchain-core==1.4.0",
+            "langchain-openai==1.1.10",
+            "langgraph==1.2.4",
             "autogen-agentchat==0.7.5",
             "autogen-ext[openai]==0.7.5",
             "opentelemetry-sdk==1.40.0",
