@@ -114,3 +114,14 @@ def test_usage_that_counts_nothing_is_no_usage() -> None:
     assert items.usage({"input_tokens": 0, "output_tokens": 0}) == {}
     assert items.usage({"prompt_tokens": 3, "completion_tokens": None}) == {c.INPUT_TOKENS: 3}
     assert items.usage([]) == {}
+
+
+def test_items_with_great_numbers_are_kept() -> None:
+    """JSON has integers of any size; the fast reader and writer have not."""
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": f'{{"n": {10**30}}}'}
+    answer = {"type": "function_call_output", "call_id": "1", "output": 10**30}
+
+    asked, told = given([call, answer])
+
+    assert asked["parts"][0]["arguments"] == {"n": 10**30}
+    assert told["parts"][0]["response"] == 10**30

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+import orjson
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import conventions as c
@@ -227,9 +228,13 @@ def _plain(value: object) -> Any:
     if value is None or isinstance(value, str):
         return value
     with contextlib.suppress(ValueError):
+        # Not orjson, which makes a great integer a float.
         return json.loads(text_of(value))
     return None
 
 
 def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return orjson.dumps(value).decode()
+    except (TypeError, ValueError):  # an integer of more than 64 bits, as arguments may hold
+        return json.dumps(value, separators=(",", ":"))
