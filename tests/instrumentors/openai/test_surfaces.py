@@ -402,6 +402,8 @@ def test_surface_is_the_same_to_program_and_server(
     name: str, store: Store, server: DemoServer, facts: Any
 ) -> None:
     """Results, types and bytes sent are those of an uninstrumented client, in one span."""
+    if name == "beta responses" and "responses" not in dir(openai.resources.beta.Beta):
+        pytest.skip(f"openai {openai.__version__} has no such surface")
     surface = (SURFACES | JSON_SURFACES)[name]
     with DemoServer() as untouched:
         expected = asked_of(surface, untouched)
