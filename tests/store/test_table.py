@@ -14,7 +14,7 @@ import pytest
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, QueryError, StoreError
 from lightning_otel.store.source import new_connection
-from lightning_otel.store.table import Query, Table, check_read_only, query_of
+from lightning_otel.store.table import Query, Table, check_read_only, query_of, views_of
 from lightning_otel.types import Span
 
 
@@ -280,3 +280,27 @@ def test_query_of_takes_what_a_model_may_say() -> None:
         '{"n":1208925819614629174706176,"text":"?"}',
         '{"n":1,"text":"fine"}',
     ]
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("SELECT count(*) FROM spans", set()),
+        ("SELECT * FROM CALLS c JOIN spans s ON c.span_id = s.span_id", {"calls"}),
+        ("DESCRIBE rewards", {"rewards"}),
+        ("EXPLAIN SELECT (SELECT count(*) FROM rollouts)", {"rollouts"}),
+        ("SELECT 1", {"calls", "rewards", "rollouts"}),
+        ("SELECT view_name FROM duckdb_views()", {"calls", "rewards", "rollouts"}),
+        ("SELECT * FROM spans, duckdb_views()", {"calls", "rewards", "rollouts"}),
+        ("SHOW TABLES", {"calls", "rewards", "rollouts"}),
+    ],
+)
+def test_views_of_are_those_a_query_names(query: str, named: set[str], store: Store) -> None:
+    """To bind a view costs as much as to read a little; where it cannot be told, all are made."""
+    store.writer()
+
+    with store.source.connect(lambda con: views_of(con, query)) as con:
+        views = con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+
+    assert {name for (name,) in views} == {"spans", *named}
+    assert store.sql(query).rows() is not None

@@ -5,7 +5,7 @@ here are imported when they are used, so that the traced process pays for none o
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -118,12 +118,13 @@ class Store:
         Raises:
             QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.
         """
-        from lightning_otel.store.table import Query, Table, add_views, check_read_only
+        from lightning_otel.store.table import Query, Table, check_read_only, views_of
 
-        con = self.source.connect(("spans",))
-        check_read_only(con, query)
-        with self._reading():
-            add_views(con, query)
+        def names(empty: "duckdb.DuckDBPyConnection") -> Collection[str]:
+            check_read_only(empty, query)
+            return views_of(empty, query)
+
+        con = self.source.connect(names)
         found = Query(con, query, list(parameters), data=self._data)
         found.take(lambda relation: relation.columns)
         return Table(lambda: found, found.dicts, "rows")

@@ -5,7 +5,7 @@ import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 STAMP: Final = "catalogue.stamp"
 _SELECT: Final = f"SELECT {', '.join(COLUMNS)} FROM spans"
 
+Wanted = Collection[str] | Callable[["duckdb.DuckDBPyConnection"], Collection[str]]
+"""Names of views, or what tells them from a connection that has none yet."""
 SpanName = tuple[str, str]
 """Trace and span id."""
 
@@ -99,7 +101,7 @@ class SpanSource(Protocol):
             con: A connection of this source to read on; by default a new one.
         """
 
-    def connect(self, names: Collection[str] = views.NAMES) -> "duckdb.DuckDBPyConnection":
+    def connect(self, names: Wanted = views.NAMES) -> "duckdb.DuckDBPyConnection":
         """A connection of one's own in which the views named stand, ``spans`` always."""
 
     def writer(self) -> SpanWriter:
@@ -112,7 +114,7 @@ class LocalSource:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
-    def connect(self, names: Collection[str] = views.NAMES) -> "duckdb.DuckDBPyConnection":
+    def connect(self, names: Wanted = views.NAMES) -> "duckdb.DuckDBPyConnection":
         """An in-memory DuckDB over the files.
 
         Raises:
@@ -126,6 +128,7 @@ class LocalSource:
         settled = _settled(self.layout)
         ensure_catalogue(self.layout)
         con = new_connection()
+        names = names(con) if callable(names) else names
         try:
             for statement in views.view_statements(self.layout, settled, names):
                 con.execute(statement)
@@ -233,9 +236,10 @@ class MemorySource:
         self.layout = None
         self._writer = SpanWriter(None)
 
-    def connect(self, names: Collection[str] = views.NAMES) -> "duckdb.DuckDBPyConnection":
+    def connect(self, names: Wanted = views.NAMES) -> "duckdb.DuckDBPyConnection":
         """An in-memory DuckDB with the spans recorded so far."""
         con = new_connection()
+        names = names(con) if callable(names) else names
         with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
             # The files' own views, read once into a table: one definition of what a span is.
             layout = Layout(Path(folder) / "memory.duckdb")

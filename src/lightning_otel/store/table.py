@@ -8,7 +8,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -16,7 +16,7 @@ import orjson
 
 from lightning_otel.errors import ConfigError, QueryError, StoreError
 from lightning_otel.store.damage import damage_of
-from lightning_otel.store.views import NAMES, derived_view_statements, quoted
+from lightning_otel.store.views import NAMES, quoted
 from lightning_otel.types import Report, Transition
 
 if TYPE_CHECKING:
@@ -252,18 +252,22 @@ def check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> None:
         )
 
 
-def add_views(con: "duckdb.DuckDBPyConnection", query: str) -> None:
-    """Make the views over ``spans`` that a query names; all of them where that cannot be told."""
+def views_of(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
+    """Names of the views that a query reads; of all of them where that cannot be told.
+
+    Args:
+        con: A connection without views: with them DuckDB looks into these.
+        query: The query.
+    """
     import duckdb
 
     try:
         names = {name.lower() for name in con.get_table_names(query)}
     except duckdb.Error:
-        names = set()
+        return NAMES
     # Whoever names no view of ours, or asks DuckDB for a list of them, shall find them all.
     is_told = names and names <= NAMES and "duckdb_" not in query.lower()
-    for statement in derived_view_statements(names if is_told else NAMES):
-        con.execute(statement)
+    return names if is_told else NAMES
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
