@@ -1,6 +1,6 @@
 """Prints, for each example program that can run here, what was captured of it.
 
-    python -m tests.examples.table
+    python -m tests.examples.table [NAME ...]
 
 A cell of the form ``a of b`` says how many of the server's requests have a span.
 """
@@ -61,8 +61,9 @@ def lines(rows: Iterable[Sequence[object]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    here = [program for program in PROGRAMS if all(map(is_here, program.needs))]
-    missing = [program.name for program in PROGRAMS if program not in here]
+    wanted = [p for p in PROGRAMS if p.name in sys.argv[1:] or not sys.argv[1:]]
+    here = [program for program in wanted if all(map(is_here, program.needs))]
+    missing = [program.name for program in wanted if program not in here]
     if missing:
         print(f"without {', '.join(missing)}: not installed here", file=sys.stderr)  # noqa: T201
     for line in lines(row(program) for program in here):

@@ -12,7 +12,7 @@ from tests.examples.programs import AG2, CREWAI, LANGCHAIN, LANGGRAPH, LITELLM, 
 
 DRIVER = Path(__file__).with_name("foreign.py")
 THEIR_HEADERS = (*OWN_HEADERS, "traceparent")
-"""OpenLLMetry sends the span's id to the model's server wherever spans are recorded."""
+"""OpenLLMetry sends its span's id, drawn at random, to the model's server."""
 
 
 class Foreign(NamedTuple):
