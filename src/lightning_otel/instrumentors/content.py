@@ -62,7 +62,7 @@ class _Writer:
             return self._array(frozenset.__iter__(value), depth)
         return self._of_class(value, kind, depth)
 
-    def _of_class(self, value: Any, kind: type, depth: int) -> Any:
+    def _of_class(self, value: Any, kind: Any, depth: int) -> Any:
         if issubclass(kind, enum.Enum):
             return self.plain(value._value_, depth - 1)
         if _has(kind, "__dataclass_fields__"):
