@@ -1,6 +1,6 @@
 """Runs a program with another project's instrumentor switched on, as its users do.
 
-    python foreign.py MODULE:CLASS program.py
+Usage: foreign.py MODULE:CLASS program.py
 """
 
 import runpy
