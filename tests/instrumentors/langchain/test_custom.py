@@ -370,6 +370,9 @@ def test_completion_model_over_openai_is_one_span(
         facts.agree(span, exchange)
 
 
+@pytest.mark.skipif(
+    not hasattr(BaseChatModel, "stream_events"), reason="this LangChain has no events of a model"
+)
 def test_events_of_a_model_are_one_call(chat: Chat, store: Store) -> None:
     """The newest way to read a model, by its events, is one span as all others."""
     with auto_trace(store=store) as recording, warnings.catch_warnings():

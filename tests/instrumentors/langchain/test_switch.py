@@ -53,7 +53,8 @@ def test_methods_are_replaced_and_put_back(store: Store) -> None:
     before = [dict(vars(owner)) for owner in OWNERS]
 
     with auto_trace(store=store):
-        assert len(replaced()) == 17
+        # The two of events came later than LangChain 1.0.
+        assert len(replaced()) == 15 + 2 * hasattr(BaseChatModel, "_iter_v2_events")
     provider.uninstrument()
 
     assert [dict(vars(owner)) for owner in OWNERS] == before

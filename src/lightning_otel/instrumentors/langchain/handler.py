@@ -112,15 +112,19 @@ class Handler:
         parent_run_id: UUID | None = None,
         metadata: Mapping[str, Any] | None = None,
         inputs: Mapping[str, Any] | None = None,
-        tool_call_id: str | None = None,
+        tool_call_id: object = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
         """Start a tool's run."""
         tool = _serialized_name(serialized) or name or "tool"
         attributes: runs.Attributes = {c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: tool}
-        if isinstance(tool_call_id, str):
-            attributes[c.TOOL_CALL_ID] = tool_call_id
+        place = places.current_place()
+        call_id = tool_call_id
+        if call_id is None and place is not None and place.run_id is None:
+            call_id = place.tool_call_id
+        if isinstance(call_id, str):
+            attributes[c.TOOL_CALL_ID] = call_id
         content = {c.TOOL_ARGUMENTS: input_str if inputs is None else inputs}
         capture.guarded(
             self._start, f"{c.EXECUTE_TOOL} {tool}", attributes, content, run_id, parent_run_id

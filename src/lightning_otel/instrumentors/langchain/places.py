@@ -31,12 +31,14 @@ class Place:
 
     Attributes:
         run_id: The run that takes place here; None before it started.
+        tool_call_id: The call that a tool was given, which older LangChain tells no handler.
     """
 
-    __slots__ = ("_context", "_mark", "_token", "run_id")
+    __slots__ = ("_context", "_mark", "_token", "run_id", "tool_call_id")
 
-    def __init__(self) -> None:
+    def __init__(self, tool_call_id: object = None) -> None:
         self.run_id: UUID | None = None
+        self.tool_call_id = tool_call_id
         self._context: Context | None = None
 
     def take(self, run_id: UUID, context: Context) -> None:
@@ -71,7 +73,7 @@ def around(original: Any) -> Any:
     """A plain method as a place."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        place = Place()
+        place = Place(kwargs.get("tool_call_id"))
         with place:
             try:
                 result = original(self, *args, **kwargs)
@@ -88,7 +90,7 @@ def around_async(original: Any) -> Any:
     """A coroutine method as a place."""
 
     async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        place = Place()
+        place = Place(kwargs.get("tool_call_id"))
         with place:
             try:
                 result = await original(self, *args, **kwargs)

@@ -21,7 +21,9 @@ OPEN_LIMIT: Final = 10_000
 """Open runs that are kept. A run may never be told to end, as where a handler of the program's
 raises when it starts; the oldest is then given up."""
 
-_TRIVIAL: Final = re.compile(r"Runnable[A-Z]|Channel(Write|Read)<|_write$|__start__$|<lambda>$")
+_TRIVIAL: Final = re.compile(
+    r"Runnable[A-Z]|Channel(Write|Read)<|_write$|__start__$|<lambda>$|(model|tools)_to_(model|tools)$"
+)
 _WITHOUT_CALLS: Final = frozenset({"prompt", "parser"})
 _GRAPHS: Final = {
     "langgraph": c.INVOKE_WORKFLOW,
