@@ -175,6 +175,7 @@ def record(name: str, python: Path, scratch: Path) -> list[dict[str, Any]]:
     port = address.rpartition(":")[2]
     text = re.sub(rf'("server\.port": ){port}\b', r"\g<1>8000", text)
     text = re.sub(r"(created\W{1,5}\s*)\d{10}\b", r"\g<1>1760000000", text)
+    text = re.sub(r"\w{3}, \d\d \w{3} \d{4} [\d:]{8} GMT", "Thu, 09 Oct 2025 08:53:20 GMT", text)
     return _shifted([json.loads(line) for line in text.splitlines()])
 
 
