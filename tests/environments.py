@@ -127,7 +127,7 @@ ENVIRONMENTS = {
         ("crewai", "litellm", "openai"),
     ),
     "ag2": Environment(
-        ("ag2[openai]<1",),
+        ("ag2[openai]>=0.14,<1",),
         ("tests/instrumentors/ag2/test_classic.py", example("ag2_chat"), example("ag2_async")),
         ("ag2", "openai"),
     ),

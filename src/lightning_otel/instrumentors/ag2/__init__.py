@@ -17,7 +17,7 @@ from lightning_otel.instrumentors.steps import around, around_async
 class AG2Instrumentor(LibraryInstrumentor):
     """Switches the capture of AG2 on and off; neither ``autogen`` nor ``ag2`` is ever imported."""
 
-    requires = ("ag2 >= 0.9",)
+    requires = ("ag2 >= 0.14",)
 
     def patches(self) -> Mapping[str, Patch]:
         """The modules of the class that all agents are, of either product."""

@@ -25,7 +25,7 @@ _END_MARK = b"data: [DONE]"
 class LiteLLMInstrumentor(LibraryInstrumentor):
     """Switches the capture of LiteLLM's own requests on and off; it is never imported for it."""
 
-    requires = ("litellm >= 1.80",)
+    requires = ("litellm >= 1.106",)
 
     def patches(self) -> Mapping[str, Patch]:
         """The module of the two HTTP handlers."""
