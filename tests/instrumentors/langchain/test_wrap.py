@@ -4,6 +4,7 @@ import asyncio
 import gc
 from typing import Any
 
+import openai
 import pytest
 from langchain.agents import create_agent
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -11,13 +12,17 @@ from langchain_core.messages import HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tools import tool
+from langgraph.graph import START, StateGraph
+from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from tests.instrumentors.langchain.conftest import Chat, Tree
 
 from lightning_otel import Store, auto_trace, provider, wrap_langchain
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.langchain import LangChainInstrumentor
+from lightning_otel.instrumentors.openai import OpenAIInstrumentor
 
 QUESTION: Any = {"messages": [("user", "What is 17*23?")]}
 ASKED = [HumanMessage("hello")]
@@ -179,6 +184,31 @@ def test_wrapped_model_goes_on_after_uninstrument(chat: Chat, spans: Any, store:
     provider.uninstrument()
     assert not LangChainInstrumentor().is_active
     assert not hasattr(BaseChatModel._generate_with_cache, "__lightning_otel_wrapped__")
+
+
+def test_call_in_a_fresh_context_still_stands_in_its_node(server: DemoServer, spans: Any) -> None:
+    """Where OpenTelemetry's context was emptied, LangChain's own variable names the node."""
+    client = openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0)
+
+    def ask(state: dict[str, Any]) -> dict[str, Any]:
+        token = otel_context.attach(Context())
+        asked: Any = [{"role": "user", "content": "hello"}]
+        client.chat.completions.create(model="toy", messages=asked)
+        otel_context.detach(token)
+        return {}
+
+    builder: Any = StateGraph(dict)
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "ask")
+    LangChainInstrumentor().instrument(skip_dep_check=True)
+    OpenAIInstrumentor().instrument(skip_dep_check=True)
+
+    builder.compile(name="pipe").invoke({"a": 1})
+    client.close()
+
+    assert names(spans) == ["invoke_workflow pipe", "ask", "chat toy"]
+    by_name = {span.name: span for span in spans}
+    assert by_name["chat toy"].parent.span_id == by_name["ask"].context.span_id
 
 
 def test_what_is_no_runnable_is_refused() -> None:
