@@ -1,7 +1,6 @@
 """Agents: ``invoke_agent`` around each run of one, in place of AutoGen's own span."""
 
 import functools
-import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -43,9 +42,10 @@ class AgentRun(runs.Run):
             self.operation.body[c.OUTPUT_MESSAGES] = said.answered(message)
 
 
-def _operation(
-    agent: object, given: str | None, *, name: str, description: str | None, agent_id: str | None
+def begun(
+    given: str | None, *, name: str, description: str | None, agent_id: str | None
 ) -> capture.Operation:
+    """The operation of an agent's run, told these messages."""
     return runs.start(
         f"{c.INVOKE_AGENT} {name}",
         {
@@ -65,14 +65,15 @@ def _begin(
         return None
     given = said.given(task) if capture.content_policy().is_kept else None
     name, description = agent.name, agent.description
-    operation = _operation(agent, given, name=name, description=description, agent_id=None)
-    context = _of_agent(runs.inside(operation), agent)
+    operation = begun(given, name=name, description=description, agent_id=None)
+    context = working(runs.inside(operation), agent)
     if has_native_span:
         context = runs.NativeSpan(operation).within(context)
     return AgentRun(operation, context)
 
 
-def _of_agent(context: Context, agent: object) -> Context:
+def working(context: Context, agent: object) -> Context:
+    """A context in which an agent is at work."""
     # By identity alone: a context may outlive the agent, and must not keep it.
     return otel_context.set_value(_AGENT_KEY, id(agent), context)
 
@@ -209,73 +210,3 @@ class _Creation(AbstractContextManager[Span]):
             capture.guarded(self._operation.stop)
         else:
             capture.guarded(self._operation.fail, exc)
-
-
-class Speaking(AbstractContextManager[Span]):
-    """An agent's turn in a team, in place of AutoGen's span around it: it lies in one coroutine."""
-
-    def __init__(
-        self, place: "Place", name: str, description: str | None, agent_id: str | None
-    ) -> None:
-        """Start it.
-
-        Args:
-            place: Where the team's runtime called the agent.
-            name: The agent's name.
-            description: What it is for.
-            agent_id: Its id in the runtime.
-        """
-        agent = said.fields_of(place.container).get("_agent")
-        buffer = said.fields_of(place.container).get("_message_buffer")
-        given = said.given(list(buffer)) if isinstance(buffer, list) and _keeps() else None
-        operation = _operation(agent, given, name=name, description=description, agent_id=agent_id)
-        self._run = AgentRun(operation, _of_agent(runs.inside(operation), agent))
-        self._place = place
-        self._attached = capture.attached(self._run.context)
-
-    def __enter__(self) -> Span:
-        self._attached.__enter__()
-        return self._run.operation.span
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._attached.__exit__()
-        if exc is None:
-            # What it said last, it said as its answer.
-            capture.guarded(self._said)
-            capture.guarded(self._run.stop)
-        else:
-            capture.guarded(self._run.fail, exc)
-
-    def _said(self) -> None:
-        last, self._place.last_said = self._place.last_said, None
-        if last is not None:
-            self._run.answered(last)
-
-
-def _keeps() -> bool:
-    return capture.content_policy().is_kept
-
-
-class Place:
-    """Where a team's runtime delivers a message: a participant's container, or the team's manager.
-
-    Attributes:
-        last_said: The last message its agent gave in this turn.
-    """
-
-    __slots__ = ("_container", "last_said")
-
-    def __init__(self, container: object) -> None:
-        # Weakly: an open connection keeps the context it was made in, and that keeps this.
-        self._container = weakref.ref(container)
-        self.last_said: Any = None
-
-    @property
-    def container(self) -> object | None:
-        """AutoGen's object there."""
-        return self._container()

@@ -15,8 +15,9 @@ from opentelemetry.trace import Span
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.autogen import agents, runs, said
-from lightning_otel.instrumentors.autogen.agents import IsWanted, Place, Spans
+from lightning_otel.instrumentors.autogen import runs, said, turns
+from lightning_otel.instrumentors.autogen.agents import IsWanted, Spans
+from lightning_otel.instrumentors.autogen.turns import Place
 
 _PLACE_KEY = otel_context.create_key("lightning-otel-autogen-place")
 
@@ -156,4 +157,4 @@ def _turn(name: str, kwargs: dict[str, Any]) -> AbstractContextManager[Span] | N
     place = _place()
     if place is None:
         return None
-    return agents.Speaking(place, name, kwargs.get("agent_description"), kwargs.get("agent_id"))
+    return turns.Speaking(place, name, kwargs.get("agent_description"), kwargs.get("agent_id"))
