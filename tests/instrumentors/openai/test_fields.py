@@ -153,3 +153,14 @@ def test_token_content_leaves_out_ids_that_are_none(bad: object) -> None:
 def test_joined_pieces_are_the_whole(values: list[Any], whole: object) -> None:
     """Texts and lists grow, objects grow by field, of anything else the last one counts."""
     assert fields.joined(values) == whole
+
+
+def test_dump_repairs_text_beside_a_tool_calls_arguments() -> None:
+    """Half a pair in one message costs no other message its tool call."""
+    call = fields.tool_call("c1", "search", '{"big": 123456789012345678901234567890}')
+
+    text = fields.dump([{"content": "half \ud800"}, call])
+
+    found = json.loads(text.encode("utf-8", "replace"))
+    assert found[1]["name"] == "search"
+    assert "big" in found[1]["arguments"]

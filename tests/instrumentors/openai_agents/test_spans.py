@@ -484,10 +484,6 @@ def test_spans_hold_any_result_safely(store: Store, model: Any) -> None:
     assert hostile.asked == traced
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="openai's fields.dump() fails for half a pair beside a tool call's arguments",
-)
 def test_spans_hold_half_a_pair_safely(store: Store, model: Any) -> None:
     """A lone surrogate, which neither the client can send nor a file can hold."""
 

@@ -65,7 +65,7 @@ def tool_call(call_id: Any, name: Any, arguments: object) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """A value in the form the client sends it in, if it can send it at all."""
     if type(value) is orjson.Fragment:
-        return json.loads(value.contents)
+        return json.loads(orjson.dumps(value))
     dump_model = getattr(value, "model_dump", None)
     if dump_model is not None:
         return dump_model(mode="json", exclude_unset=True, by_alias=True)
