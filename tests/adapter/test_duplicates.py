@@ -204,6 +204,21 @@ def test_records_in_trees_of_their_makes_are_one_if_answered_alike(answer: str, 
     assert len(steps(forest)) == count
 
 
+def test_instructions_told_apart_are_the_first_message() -> None:
+    """A make that keeps the instructions out of the messages was asked the same all the same."""
+    forest = Forest()
+    apart = json.dumps([{"type": "text", "content": "be brief"}])
+    among = json.dumps([said("system", "be brief"), said("user", "go on")])
+    with forest.inside("agent"):
+        theirs = attributes("answer", **{c.SYSTEM_INSTRUCTIONS: apart})
+        one = forest.open("theirs", theirs, scope=THEIRS)
+        ours = attributes("answer", "id-1", **{c.INPUT_MESSAGES: among})
+        other = forest.open("ours", ours, scope=c.SCOPE)
+        forest.close(one, other)
+
+    assert [step.span_id for step in steps(forest)] == [other]
+
+
 def test_concurrent_equal_requests_pair_off() -> None:
     """Eight equal requests at once, each recorded twice, are eight."""
     forest = Forest()

@@ -14,7 +14,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.adapter.tree import NO_PARENT, Tree
-from lightning_otel.types import Span
+from lightning_otel.types import Message, Span
 
 DUPLICATE: Final = "duplicate: the same request was recorded twice"
 DUPLICATE_OF: Final = "duplicate: {} recorded the same request"
@@ -152,7 +152,9 @@ def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
     for position in calls:
         given = _text_of(tree.spans[position], c.INPUT_MESSAGES)
         if given:
-            asked.setdefault(given, []).append(position)
+            # One make tells the instructions apart, another one as the first message.
+            rules = _rules_of(tree.spans[position])
+            asked.setdefault(rules + given, []).append(position)
     for alike in asked.values():
         for index, position in enumerate(alike):
             for later in alike[index + 1 : index + 1 + _MOST_BESIDE]:
@@ -215,13 +217,22 @@ def _agree(one: Span, other: Span) -> bool:
     return bool(answer) and answer == _text_of(other, c.OUTPUT_MESSAGES)
 
 
+def _rules_of(span: Span) -> str:
+    """The instructions told apart from the messages, as their text would stand among them."""
+    parts = parse_messages(text(span.attributes, c.SYSTEM_INSTRUCTIONS)) or ()
+    return _plain([{"role": "system", "parts": parts}])
+
+
 def _text_of(span: Span, key: str) -> str:
     """Texts and tool calls of messages, whoever said them: makes name the roles differently."""
+    return _plain(parse_messages(text(span.attributes, key)) or ())
+
+
+def _plain(messages: Sequence[Message]) -> str:
     try:
-        said = plain_text(parse_messages(text(span.attributes, key)) or ())
+        return "".join(plain_text(messages).split())
     except (TypeError, ValueError, RecursionError):
         return ""
-    return "".join(said.split())
 
 
 def ranked(tree: Tree, members: Sequence[int]) -> list[int]:
