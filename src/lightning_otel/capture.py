@@ -34,7 +34,9 @@ _OPERATION_KEY = otel_context.create_key("lightning-otel-operation")
 _SLOT_KEY = otel_context.create_key("lightning-otel-call-slot")
 (_SPAN_KEY,) = trace.set_span_in_context(trace.INVALID_SPAN, Context())
 """Where a context holds its span: to set several values at once costs what one does."""
-_SUPPRESS_KEYS = ("suppress_instrumentation", "suppress_language_model_instrumentation")
+_SUPPRESS_KEY = "suppress_instrumentation"
+"""Set by OpenTelemetry's own ``suppress_instrumentation()``. Others have keys by which one of their
+instrumentors silences another, and these are not for us: what is recorded twice is joined later."""
 _MESSAGE_LIMIT = 8192
 _NO_BODY: Mapping[str, str] = {}
 _NUMBERS = frozenset({c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS})
@@ -147,7 +149,7 @@ def parent_context() -> Context:
     That is a framework's innermost operation, where the framework calls us in a context that knows
     nothing of it; and the frame's parent span, where the context holds no span of its own.
     """
-    context = otel_context.get_current()
+    context = _beside_a_call(otel_context.get_current())
     for innermost in _process.frameworks:
         operation = guarded(innermost)
         if operation is None or operation.encloses(context):
@@ -161,6 +163,17 @@ def parent_context() -> Context:
         return context
     # Only the span: whatever else the program put into its context is still there.
     return trace.set_span_in_context(trace.get_current_span(frame.parent), context)
+
+
+def _beside_a_call(context: Context) -> Context:
+    """The context without a framework's call whose request is over: the next stands beside it."""
+    call = operation_of(context)
+    if call is None or not (call.is_claimed and call.is_over):
+        return context
+    if context.get(_SPAN_KEY) is not call.span:  # a span of the program's is nearer
+        return context
+    around = trace.get_current_span(call.parent)
+    return Context({**context, _SPAN_KEY: around, _OPERATION_KEY: call.outer})
 
 
 def _rollout_of(context: Context) -> object:
@@ -231,7 +244,7 @@ def is_wanted() -> bool:
     context = otel_context.get_current()
     if current_frame(context) is None and not _process.is_global:
         return False
-    return not any(context.get(key) for key in _SUPPRESS_KEYS)
+    return not context.get(_SUPPRESS_KEY)
 
 
 def take_body() -> Mapping[str, str]:
@@ -245,7 +258,9 @@ class Operation:
     Attributes:
         span: Its span.
         outer: The operation it stands in, of whichever library.
+        parent: The context it stands in.
         request: What the instrumentor that sends its request keeps with it.
+        is_claimed: Whether that instrumentor took it over from a framework.
         attributes: Set on the span at its end.
         body: Content, kept beside the span at its end.
     """
@@ -253,10 +268,11 @@ class Operation:
     __slots__ = (
         "_is_over",
         "_lock",
-        "_parent",
         "attributes",
         "body",
+        "is_claimed",
         "outer",
+        "parent",
         "request",
         "span",
     )
@@ -290,10 +306,11 @@ class Operation:
             name, parent, kind=kind, attributes=valid(attributes), start_time=start_ns
         )
         self.outer = operation_of(parent)
-        self._parent = parent
+        self.parent = parent
         self.attributes: dict[str, AttributeValue] = {}
         self.body: dict[str, str] = body or {}
         self.request: object = None
+        self.is_claimed = False
         self._is_over = False
         # Guards _is_over: a stream may be finished by its reader and by the garbage collector of
         # another thread at once.
@@ -306,7 +323,7 @@ class Operation:
         Made anew each time: kept here, it would hold what holds it, and the span and all its
         content would wait for the garbage collector.
         """
-        return self.within(self._parent)
+        return self.within(self.parent)
 
     def within(self, context: Context) -> Context:
         """A context with this operation as what is under way, and all else as it was."""
@@ -398,6 +415,7 @@ def claim_call() -> Operation | None:
     if slot is None or slot.operation is None or slot.operation.is_over:
         return None
     operation, slot.operation = slot.operation, None
+    operation.is_claimed = True
     return operation
 
 

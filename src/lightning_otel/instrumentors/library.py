@@ -18,6 +18,9 @@ MARK: Final = "__lightning_otel_wrapped__"
 
 Patch: TypeAlias = Callable[[ModuleType], None]
 
+_everywhere: set[type] = set()
+"""The instrumentors that were switched on for every call."""
+
 
 class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base class is untyped
     """Switches the capture of one library on and off.
@@ -50,6 +53,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         """Switch on: for every call, or with ``only_in_recordings`` for those within recordings."""
         # Here, because the base class passes over a second call: a recording may have come first.
         if not kwargs.get("only_in_recordings"):
+            _everywhere.add(type(self))
             capture.capture_everywhere(enabled=True)
         return super().instrument(**kwargs)
 
@@ -87,7 +91,8 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
 
     def _uninstrument(self, **kwargs: Any) -> None:
         self.is_active = False
-        capture.capture_everywhere(enabled=False)
+        _everywhere.discard(type(self))
+        capture.capture_everywhere(enabled=bool(_everywhere))
         self._wrapped = [
             (owner, name) for owner, name in self._wrapped if not _restore(owner, name)
         ]

@@ -344,6 +344,7 @@ def test_request_takes_over_the_call_a_framework_began(
     first, second = facts.calls(recording)
     assert first.attributes[c.AGENT_NAME] == "planner"
     assert [span.name for span in (first, second)] == ["chat toy", "chat toy"]
+    assert first.parent_span_id == second.parent_span_id is not None
     facts.agree(second, server.log[1])
     assert first.attributes[c.RESPONSE_ID] == server.log[0].response_id
     assert first.attributes[c.OUTPUT_MESSAGES] == second.attributes[c.OUTPUT_MESSAGES]

@@ -48,11 +48,6 @@ class CallOperation(capture.Operation):
         super().__init__(capture.clean(name), kind, attributes, parent=parent)
         self.slot = capture.CallSlot(self)
 
-    @property
-    def is_claimed(self) -> bool:
-        """Whether a client has it, and will end it."""
-        return self.slot.operation is None
-
     def take(self, reading: Reading | None) -> None:
         """Put what was read of the call on it."""
         if reading is None:
