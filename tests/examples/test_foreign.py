@@ -52,16 +52,12 @@ PAIRS = [
 @pytest.mark.timeout(220)  # two programs
 @pytest.mark.parametrize(("foreign", "program"), PAIRS)
 def test_request_is_one_transition_beside(
-    foreign: Foreign, program: Program, tmp_path: Path, request: pytest.FixtureRequest
+    foreign: Foreign, program: Program, tmp_path: Path
 ) -> None:
     """Two instrumentors, one transition for each request; and the host is as with theirs alone."""
     for module in (foreign.instrumentor.partition(":")[0], *program.needs):
         pytest.importorskip(module)
     within = [str(DRIVER), foreign.instrumentor]
-
-    if (foreign.name, program.name) == ("openllmetry-langchain", "langchain_structured"):
-        reason = "a structured output that does not validate: it keeps its answer from us too"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
 
     theirs, recorded = run_both(program, tmp_path, within)
 
