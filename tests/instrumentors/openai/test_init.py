@@ -317,4 +317,4 @@ def test_instrumentor_switched_on_before_the_import_waits_for_it() -> None:
 
 def test_instrumentor_names_what_it_depends_on() -> None:
     """The releases it works with are told in OpenTelemetry's way."""
-    assert OpenAIInstrumentor().instrumentation_dependencies() == ("openai >= 2",)
+    assert OpenAIInstrumentor().instrumentation_dependencies() == ("openai >= 2.20",)

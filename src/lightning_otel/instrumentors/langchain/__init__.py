@@ -27,7 +27,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
         is_everywhere: Whether every run is captured, not only those of objects that were wrapped.
     """
 
-    requires = ("langchain-core >= 1",)
+    requires = ("langchain-core >= 1.4",)
     is_everywhere = False
 
     def __init__(self) -> None:

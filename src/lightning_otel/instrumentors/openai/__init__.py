@@ -17,7 +17,7 @@ from lightning_otel.instrumentors.openai.request import ModelRequest, current_re
 class OpenAIInstrumentor(LibraryInstrumentor):
     """Switches the capture of ``openai`` calls on and off; ``openai`` itself is never imported."""
 
-    requires = ("openai >= 2",)
+    requires = ("openai >= 2.20",)
 
     def patches(self) -> Mapping[str, Patch]:
         """The module of the two base clients."""
