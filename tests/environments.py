@@ -83,12 +83,14 @@ ENVIRONMENTS = {
     "newest": Environment(
         (
             "openai>=3",
-            "langchain>=1",
-            "langchain-openai>=1",
-            "langgraph>=1",
+            "langchain>=1.4",
+            # 1.8 asks for a certifi that not every index has.
+            "langchain-core<1.8",
+            "langchain-openai>=1.7",
+            "langgraph>=1.2",
             "autogen-agentchat>=0.7.5",
             "autogen-ext[openai]>=0.7.5",
-            "openai-agents",
+            "openai-agents>=0.24",
         ),
         TOGETHER,
         TOGETHER_SHOWN,
@@ -151,7 +153,7 @@ ENVIRONMENTS = {
     ),
     "litellm": Environment(
         # Without mcp, completion() of 1.106 cannot take tools.
-        ("litellm[mcp]>=1.80",),
+        ("litellm[mcp]>=1.106",),
         ("tests/instrumentors/litellm", example("litellm_loop")),
         ("litellm", "openai"),
     ),
