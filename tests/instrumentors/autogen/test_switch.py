@@ -64,7 +64,7 @@ def exported() -> Iterator[InMemorySpanExporter]:
     processor = SimpleSpanProcessor(exporter)
     found.add_span_processor(processor)
     yield exporter
-    processor.shutdown()
+    exporter.shutdown()
 
 
 def scopes(exporter: InMemorySpanExporter) -> dict[str, int]:
