@@ -179,8 +179,8 @@ def test_report_total_adds_every_field() -> None:
 # --- what it may not do --------------------------------------------------------------------------
 
 
-def test_adapter_imports_nothing_but_the_standard_library() -> None:
-    """The adapter is pure: it loads no third-party package, nor anything that opens files."""
+def test_adapter_imports_nothing_but_the_standard_library_and_a_parser() -> None:
+    """The adapter is pure: it loads a JSON parser, and nothing that opens files or connections."""
     script = """
 import sys
 before = set(sys.modules)
@@ -188,7 +188,7 @@ import lightning_otel.adapter
 from lightning_otel.types import Span
 lightning_otel.adapter.TripletAdapter().adapt([Span("t", "s", None, "x", 1, 2)])
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
-foreign = loaded - set(sys.stdlib_module_names) - {"lightning_otel"}
+foreign = loaded - set(sys.stdlib_module_names) - {"lightning_otel", "orjson"}
 assert not foreign, foreign
 assert not loaded & {"socket", "sqlite3", "subprocess", "random", "secrets"}, loaded
 """

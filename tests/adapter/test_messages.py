@@ -103,3 +103,23 @@ def test_plain_text_of_a_message_without_parts_is_empty(parts: object) -> None:
 def test_plain_text_shows_bare_parts() -> None:
     """A part that is no object is shown as it is."""
     assert plain_text([{"parts": ["a", 1]}]) == "a\n1"
+
+
+@pytest.mark.parametrize("number", [2**70, -(2**80), 2**64])
+def test_parse_messages_keeps_every_digit_of_a_tools_number(number: int) -> None:
+    """A whole number of more than 64 bits is what the model wrote, not near it."""
+    call = {"type": "tool_call", "id": "c", "name": "look_up", "arguments": {"id": number}}
+    answer = {"type": "tool_call_response", "id": "c", "response": number}
+
+    found = parse_messages(json.dumps([{"role": "assistant", "parts": [call, answer]}]))
+
+    assert found is not None
+    assert found[0]["parts"] == [call, answer]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "half a pair \udc00 within"])
+def test_parse_messages_reads_what_only_the_lenient_parser_reads(text: str) -> None:
+    """Half of a surrogate pair, escaped in the JSON, costs no message."""
+    messages = [{"role": "user", "parts": [{"type": "text", "content": text}]}]
+
+    assert parse_messages(json.dumps(messages)) == tuple(messages)
