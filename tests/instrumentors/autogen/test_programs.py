@@ -69,7 +69,10 @@ def test_program_does_not_see_that_it_is_recorded(
     with DemoServer(Cast()) as other:
         plain = Stage(other, store, facts).run(program)
 
-        assert seen(traced) == seen(plain)
+        said = [seen(traced), seen(plain)]
+        if program is programs.graph:  # two speak at once, and either may be heard first
+            said = [sorted(one, key=str) for one in said]
+        assert said[0] == said[1]
         assert sent(stage.server) == sent(other)
 
 
