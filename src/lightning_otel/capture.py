@@ -419,6 +419,25 @@ def claim_call() -> Operation | None:
     return operation
 
 
+def start_call(
+    name: str,
+    attributes: Mapping[str, AttributeValue],
+    body: dict[str, str] | None = None,
+    parent: Context | None = None,
+) -> Operation:
+    """The call of the request about to be sent: the framework's that waits for it, or a new one.
+
+    The arguments are those of :class:`Operation`; a claimed call keeps its own place.
+    """
+    operation = claim_call()
+    if operation is None:
+        return Operation(clean(name), SpanKind.CLIENT, attributes, body, parent=parent)
+    operation.span.update_name(clean(name))
+    operation.attributes.update(attributes)
+    operation.body.update(body or {})
+    return operation
+
+
 def operation_of(context: Context | None = None) -> Operation | None:
     """The operation under way in a context (default: the current one), of whichever library."""
     held = otel_context.get_current() if context is None else context
@@ -441,12 +460,11 @@ def valid(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]
     """Attributes without the lone surrogates that text may hold."""
     found = dict(attributes)
     for key, value in attributes.items():
-        kind = type(value)
-        if kind is str:
-            if not value.isascii():  # type: ignore[union-attr]  # text, as its class says
+        if type(value) is str:
+            if not value.isascii():
                 found[key] = _valid_text(value)
-        elif kind is list:
-            found[key] = [_valid_text(item) for item in value]  # type: ignore[union-attr]  # a list
+        elif type(value) is list:
+            found[key] = [_valid_text(item) for item in value]
     return found
 
 

@@ -16,6 +16,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
+from lightning_otel.adapter.messages import message, text_part
 from lightning_otel.instrumentors.content import text_of
 
 _KEY = otel_context.create_key("lightning-otel-step")
@@ -179,7 +180,7 @@ def answered(text: str | None) -> dict[str, str]:
 
 
 def _message(role: str, text: str) -> str:
-    return text_of([{"role": role, "parts": [{"type": "text", "content": text}]}])
+    return text_of([message(role, [text_part(text)])])
 
 
 def word(value: Any) -> str | None:

@@ -49,6 +49,15 @@ def start_line_of(record: Record) -> bytes:
     return line if len(line) <= MAX_RECORD_BYTES else line_of(record)
 
 
+def parsed(line: bytes) -> Record:
+    """The record of a line; empty where it is torn, or no record at all."""
+    try:
+        record: Any = orjson.loads(line)
+    except ValueError:  # its process is still writing it, or died of it
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
 def control_line(record: str, **fields: Any) -> bytes:
     """A line that is no span: a seal, or a count of spans lost."""
     return orjson.dumps({"record": record, **fields}, option=_DUMP)

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import orjson
-
 from lightning_otel.store.layout import Layout
+from lightning_otel.store.lines import parsed
 from lightning_otel.store.schema import Record
 
 _COARSE_NS: Final = 1_000_000_000
@@ -45,16 +44,8 @@ def _records(path: Path, since_ns: int, wanted: Sequence[bytes]) -> Iterator[Rec
         with path.open("rb") as lines:
             for line in lines:
                 if any(text in line for text in wanted):
-                    record = _parsed(line)
+                    record = parsed(line)
                     if record.get("span_id") and record.get("start_ns", 0) >= since_ns:
                         yield record
     except FileNotFoundError:
         return
-
-
-def _parsed(line: bytes) -> Record:
-    try:
-        record = orjson.loads(line)
-    except ValueError:  # torn: its process is still writing it, or died of it
-        return {}
-    return record if isinstance(record, dict) else {}

@@ -14,12 +14,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import control_line, line_of, start_line_of
+from lightning_otel.store.lines import control_line, line_of, parsed, start_line_of
 from lightning_otel.store.schema import Record, record_of_span
 from lightning_otel.store.sdk import end_record, identity_of, start_record
 from lightning_otel.store.segment import Segment, boot_id
@@ -87,9 +87,8 @@ class SpanWriter:
         sequence = self._next()
         context = span.context
         ids = context.trace_id, context.span_id
-        identity: Record = {}
-        self._open[ids] = _Begun(b"", identity, sequence)  # whatever comes, the end is ours
-        identity.update(identity_of(span))
+        self._open[ids] = _Begun(b"", {}, sequence)  # whatever comes, the end is ours
+        identity = identity_of(span)
         line = start_line_of(
             start_record(
                 span,
@@ -131,26 +130,28 @@ class SpanWriter:
                 return len(self.paths), 0
             return len(self.paths) - 1, self.segment.size_bytes
 
-    def records(self, since: tuple[int, int], mention: str) -> list[Record] | None:
+    def records(self, since: tuple[int, int], *mentions: str) -> list[Record] | None:
         """This process's records since a position, starts without their end among them.
 
         Args:
             since: As :meth:`position` gave it.
-            mention: Text that the lines wanted hold; the others are not even parsed.
+            *mentions: Texts of which a line wanted holds one; the others are not even parsed.
 
         Returns:
             Parsed lines in order; None if a segment was settled and is gone.
         """
         index, offset = since
-        wanted = mention.encode("utf-8", "replace")
+        wanted = [mention.encode("utf-8", "replace") for mention in mentions]
         lines = self.lines[offset:] if self.layout is None else []
         try:
             for path in self.paths[index:]:
-                lines += path.read_bytes()[offset:].splitlines()
+                with path.open("rb") as file:
+                    file.seek(offset)
+                    lines += file.read().splitlines()
                 offset = 0
         except FileNotFoundError:
             return None
-        found = (_parsed(line) for line in lines if wanted in line)
+        found = (parsed(line) for line in lines if any(text in line for text in wanted))
         return [record for record in found if "span_id" in record]
 
     def seal(self) -> None:
@@ -215,16 +216,12 @@ class SpanWriter:
                 if self._pending and refusal is None:
                     refusal = self._write(b"", 0)
                 self._is_writing = False
-        if refusal is not None:
-            self._tell_refusal(refusal)
-
-    def _tell_refusal(self, refusal: OSError) -> None:
-        # Without the lock: a log handler may wait for a thread that is about to end a span.
-        if not self._is_refusal_told:
+        # Told without the lock: a log handler may wait for a thread that is about to end a span.
+        if refusal is not None and not self._is_refusal_told:
             self._is_refusal_told = True
             log.warning(
                 "%s refuses spans (%s); up to 8 MiB are held in memory until it takes them",
-                self.layout.catalogue if self.layout is not None else "memory",
+                self.layout.catalogue,
                 refusal,
             )
 
@@ -324,14 +321,6 @@ class SpanWriter:
         self.segment = segment
         if segment is not None:
             self.paths.append(segment.path)
-
-
-def _parsed(line: bytes) -> Record:
-    try:
-        record: Any = orjson.loads(line)
-    except ValueError:  # torn, because another thread is writing it
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 _writers: "weakref.WeakSet[SpanWriter]" = weakref.WeakSet()

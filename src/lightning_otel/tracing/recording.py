@@ -106,12 +106,9 @@ class Recording:
             return None
         as_written = json.dumps(self.rollout_id, ensure_ascii=False)[1:-1]
         mentions = (as_written, f"{c.LINK_PREFIX}.0.key_match")
-        records = []
-        for mention in mentions:
-            own = writer.records(self._since[1], mention)
-            if own is None:
-                return None
-            records += own
+        records = writer.records(self._since[1], *mentions)
+        if records is None:
+            return None
         if writer.layout is not None:
             others = records_of_others(writer.layout, writer.process, self._since_ns, mentions)
             if others is None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
@@ -123,15 +122,7 @@ def _begin(
     outside = capture.parent_context()
     body = _content(args[0] if args else kwargs.get("messages"), kwargs.get("tools"))
     attributes, name = _attributes(client, kwargs, is_stream=is_stream)
-    operation = capture.claim_call()
-    if operation is None:
-        operation = capture.Operation(
-            capture.clean(name), SpanKind.CLIENT, attributes, body, parent=outside
-        )
-    else:
-        operation.span.update_name(capture.clean(name))
-        operation.attributes.update(attributes)
-        operation.body.update(body)
+    operation = capture.start_call(name, attributes, body, parent=outside)
     # Only the slot and not the span: a second request beneath it stands beside the first.
     return ModelRun(operation, capture.CallSlot(operation).within(outside))
 

@@ -7,7 +7,6 @@ attached for each step alone.
 import asyncio
 import contextlib
 import functools
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -19,6 +18,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors.generators import first_step
 
 _NATIVE_KEY = otel_context.create_key("lightning-otel-autogen-native-span")
 
@@ -166,7 +166,7 @@ async def stream(begin: Begin, inner: AsyncGenerator[Any, Any]) -> AsyncGenerato
         inner: The library's generator; whatever is sent to or thrown into ours reaches it.
     """
     run = capture.guarded(begin)
-    step: Callable[[], Awaitable[Any]] = functools.partial(_first_step, inner)
+    step: Callable[[], Awaitable[Any]] = functools.partial(first_step, inner)
     while True:
         try:
             with _attached(run):
@@ -207,20 +207,3 @@ def _attached(run: Run | None) -> "contextlib.AbstractContextManager[None]":
 def _tell(run: Run | None, what: Callable[..., None], *args: Any) -> None:
     if run is not None:
         capture.guarded(getattr(run, what.__name__), *args)
-
-
-def _first_step(inner: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
-    """The inner generator's first step, hidden from the event loop.
-
-    The loop closes every generator it knows; the inner one is closed by ours, and only once.
-    """
-    firstiter, finalizer = sys.get_asyncgen_hooks()
-    sys.set_asyncgen_hooks(None, _leave)
-    try:
-        return inner.__anext__()
-    finally:
-        sys.set_asyncgen_hooks(firstiter, finalizer)
-
-
-def _leave(inner: AsyncGenerator[Any, Any]) -> None:
-    """Do nothing with an inner generator that is dropped: ours is closed, and closes it."""

@@ -84,7 +84,7 @@ class ModelCall:
     @property
     def _is_settled(self) -> bool:
         """Whether the span has ended, or is for the client to end that sends the request."""
-        return self._slot.operation is None or self.operation.is_over
+        return self.operation.is_claimed or self.operation.is_over
 
     def stop(self, generations: Iterable[Any], model_output: object = None) -> None:
         """End the span with the model's answer."""

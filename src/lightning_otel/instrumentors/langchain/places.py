@@ -6,7 +6,6 @@ called in. A place is around that code; the handler puts the run into it once it
 """
 
 import functools
-import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -16,6 +15,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
 from lightning_otel import capture
+from lightning_otel.instrumentors.generators import first_step
 from lightning_otel.instrumentors.langchain import runs
 
 _here: ContextVar["Place | None"] = ContextVar("lightning-otel-langchain-place", default=None)
@@ -150,7 +150,7 @@ def steps_async(place_of: PlaceOf) -> Callable[[Any], Any]:
         async def method(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
             place = capture.guarded(place_of, self, args, kwargs) or Place()
             inner = original(self, *args, **kwargs)
-            advance = _first_step(inner)
+            advance = first_step(inner)
             try:
                 while True:
                     with place:
@@ -177,21 +177,3 @@ def steps_async(place_of: PlaceOf) -> Callable[[Any], Any]:
         return method
 
     return make
-
-
-def _first_step(inner: AsyncGenerator[Any, Any]) -> Any:
-    """The first step of a generator that only the one around it will ever close.
-
-    An event loop closes each generator it knows of; were it told of both, it would close the inner
-    one while the outer one does, which is an error.
-    """
-    hooks = sys.get_asyncgen_hooks()
-    sys.set_asyncgen_hooks(firstiter=None, finalizer=_leave_open)
-    try:
-        return inner.__anext__()
-    finally:
-        sys.set_asyncgen_hooks(*hooks)
-
-
-def _leave_open(inner: AsyncGenerator[Any, Any]) -> None:
-    """Nothing: the generator around it is collected with it, and will close it."""

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 import orjson
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
@@ -114,14 +113,7 @@ class ModelRequest:
         if capture.content_policy().is_kept:
             content = capture.guarded(endpoint.request_content, body)
         name = f"{endpoint.OPERATION} {model}" if isinstance(model, str) else endpoint.OPERATION
-        operation = capture.claim_call()
-        if operation is None:
-            operation = capture.Operation(capture.clean(name), SpanKind.CLIENT, attributes, content)
-        else:
-            operation.span.update_name(capture.clean(name))
-            operation.attributes.update(attributes)
-            operation.body.update(content or {})
-        return cls(client, endpoint, operation)
+        return cls(client, endpoint, capture.start_call(name, attributes, content))
 
     def observe(self, response: Any) -> None:
         """Note the HTTP response: read after the client has read it, or as it passes by."""
