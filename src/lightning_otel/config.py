@@ -166,3 +166,9 @@ def child_environment(
         ATTEMPT_ENV: attempt_id,
         "TRACEPARENT": trace_parent,
     }
+
+
+def bare_environment() -> dict[str, str]:
+    """What of the environment Python needs to start, and DuckDB to tell the time: no secrets."""
+    names = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")
+    return {name: os.environ[name] for name in names if name in os.environ}

@@ -36,6 +36,11 @@ _TRACE_COLUMNS = ("trace", "age", "agents", "input", "output", "calls", "tokens"
 _STEP_COLUMNS = ("agent", "step", "observation", "action", "reward", "done", "capture", "tokens")
 _TEXT_COLUMNS = ("task", "agents", "agent", "input", "output", "observation", "action")
 _SHORTEST_ID = {"rollout": 16, "trace": 8}
+_SQL_S = 300.0
+_SQL_BYTES = 4 << 30
+_SQL_ROWS = 1_000_000
+_SQL_SIZE = 256 << 20
+"""What a statement at the terminal may take: much, but not the whole machine for ever."""
 
 
 @click.command()
@@ -252,12 +257,26 @@ def sql(query: str, as_json: bool, as_jsonl: bool, store: str | None) -> int:
     from lightning_otel.store import Store
 
     try:
-        table = Store(store).sql(query)
-        rows, columns = list(table), table.columns
+        columns, rows, cut = _asked(Store(store), query)
     except QueryError as exc:
         say_error(str(exc), exc.why, 'lightning-otel sql "DESCRIBE spans"')
         return 1
     print_rows(rows, columns, as_json=as_json, as_jsonl=as_jsonl)
     if not rows:
         talk("no rows")
+    if cut:
+        talk(f"these are the first {counted(len(rows), 'row')}: more {cut} than fit; add a LIMIT")
     return 0
+
+
+def _asked(opened: "Store", query: str) -> tuple[list[str], list[dict[str, Any]], str]:
+    """Columns, rows and what was cut: of files on this machine, in a process of its own."""
+    if opened.layout is None:
+        table = opened.sql(query)
+        return table.columns, list(table), ""
+    from lightning_otel.store.sandbox import Limits, ask
+
+    limits = Limits(wall_s=_SQL_S, memory_bytes=_SQL_BYTES, rows=_SQL_ROWS, size_bytes=_SQL_SIZE)
+    with ask(opened.layout, query, limits) as answer:
+        rows = [dict(zip(answer.columns, row, strict=True)) for row in answer]
+        return answer.columns, rows, answer.cut

@@ -71,19 +71,32 @@ class Query:
             QueryError: DuckDB refuses the query.
             StoreError: A file cannot be read.
         """
+        names, batches = self.batches()
+        for batch in batches:
+            for row in batch:
+                yield dict(zip(names, row, strict=True))
+
+    def batches(self, size: int = _FETCH) -> tuple[list[str], Iterator[list[Any]]]:
+        """The columns' names, and the rows, each a tuple, as many at a time as is said.
+
+        Raises:
+            QueryError: DuckDB refuses the query.
+            StoreError: A file cannot be read.
+        """
         # A cursor of its own: DuckDB 2 refuses a connection whose result is half read.
         cursor = self._con.cursor()
 
         def first() -> list[Any]:
             cursor.execute(self._text, self._parameters)
-            return cursor.fetchmany(_FETCH)
+            return cursor.fetchmany(size)
+
+        def following(rows: list[Any]) -> Iterator[list[Any]]:
+            while rows:
+                yield rows
+                rows = self._again(lambda: cursor.fetchmany(size), times=1)
 
         rows = self._again(first)
-        names = [column[0] for column in cursor.description or ()]
-        while rows:
-            for row in rows:
-                yield dict(zip(names, row, strict=True))
-            rows = self._again(lambda: cursor.fetchmany(_FETCH), times=1)
+        return [column[0] for column in cursor.description or ()], following(rows)
 
     def _again(self, act: Callable[[], T], times: int = 5) -> T:
         """What reading gives, tried again if a settler took a file away that was listed already."""
@@ -238,18 +251,31 @@ def check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> None:
         statements = con.extract_statements(query)
         if len(statements) != 1:
             raise QueryError(f"one statement is expected, {len(statements)} were given")
-        (statement,) = statements
-        if statement.type == duckdb.StatementType.EXPLAIN:
-            # EXPLAIN ANALYZE executes what it explains.
-            statements = con.extract_statements(_EXPLAIN.sub("", statement.query, count=1))
-        found = [each.type for each in statements]
+        # EXPLAIN ANALYZE executes what it explains.
+        found = [_kind(each) for each in con.extract_statements(explained(con, query))]
+        kind = _kind(statements[0])
     except duckdb.Error as exc:
         raise QueryError(f"DuckDB refused the query: {exc}") from exc
-    if found != [duckdb.StatementType.SELECT]:
+    if found != ["SELECT"]:
         raise QueryError(
-            f"only SELECT, DESCRIBE and EXPLAIN of these read; this is {statement.type.name}; "
+            f"only SELECT, DESCRIBE and EXPLAIN of these read; this is {kind}; "
             "use connect() for a database of your own over the same views"
         )
+
+
+def _kind(statement: "duckdb.Statement") -> str:
+    try:
+        return statement.type.name
+    except ValueError:
+        # DuckDB's Python does not know every kind of statement that DuckDB does.
+        return "of an unknown kind"
+
+
+def explained(con: "duckdb.DuckDBPyConnection", query: str) -> str:
+    """The statement that an EXPLAIN explains; any other statement as it is."""
+    (statement,) = con.extract_statements(query)
+    is_explain = _kind(statement) == "EXPLAIN"
+    return _EXPLAIN.sub("", statement.query, count=1) if is_explain else query
 
 
 def views_of(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:

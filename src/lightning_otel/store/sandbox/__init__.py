@@ -1,0 +1,260 @@
+"""One SQL statement of somebody's, run in a process of its own that can be killed at any moment.
+
+The process (``child``) checks the statement (``statement``), opens the views, gives up every
+right that it no longer needs, runs it and sends its rows over a pipe as JSON lines. The caller
+imports no DuckDB, and whatever the statement does, ends with rows or with one ``QueryError``.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import date, datetime, timedelta
+from datetime import time as time_of_day
+from decimal import Decimal
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+from uuid import UUID
+
+import lightning_otel
+from lightning_otel import config, errors
+from lightning_otel.errors import LightningOtelError, QueryError
+from lightning_otel.store.layout import Layout
+
+_CHUNK: Final = 1 << 16
+_START: Final = (
+    "import json, sys\n"
+    "job = json.loads(sys.stdin.buffer.readline())\n"
+    "sys.path[:] = job.pop('path')\n"
+    "from lightning_otel.store.sandbox.child import main\n"
+    "main(job)\n"
+)
+"""What the process runs: isolated from the environment and from ``site``, whose hooks would trace
+it, but with its parent's modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a statement may take.
+
+    Attributes:
+        wall_s: Time from the call to the last row; one second later the process is gone.
+        memory_bytes: Memory beyond what DuckDB needs to stand there.
+        rows: Rows given back; the rest is left out, and said to be.
+        size_bytes: Bytes of rows given back, as JSON; likewise.
+        threads: Processors it may keep busy.
+    """
+
+    wall_s: float = 30.0
+    memory_bytes: int = 1 << 30
+    rows: int = 10_000
+    size_bytes: int = 64 << 20
+    threads: int = 2
+
+
+class Answer:
+    """The rows of a statement as they come, each a tuple; to be closed, or used in ``with``.
+
+    Attributes:
+        columns: Their names.
+        cut: Which limit left rows out (``rows`` or ``bytes``), once all have come; else empty.
+    """
+
+    def __init__(self, process: "_Process") -> None:
+        self._process = process
+        self.columns: list[str] = process.message()["columns"]
+        self.cut = ""
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Each row once.
+
+        Raises:
+            QueryError: The statement failed, or came to one of its limits of time and memory.
+            StoreError: A file of the store cannot be read.
+        """
+        while "rows" in (message := self._process.message()):
+            for row in message["rows"]:
+                yield tuple(map(_value, row))
+        self.cut = message["end"]
+        self.close()
+
+    def close(self) -> None:
+        """End the process, if it has not ended."""
+        self._process.kill()
+
+    def __enter__(self) -> "Answer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def ask(layout: Layout, text: str, limits: Limits | None = None) -> Answer:
+    """The answer of a store to one read-only statement over its views.
+
+    Args:
+        layout: The store's paths.
+        text: One SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES, or an EXPLAIN of these.
+        limits: What it may take.
+
+    Raises:
+        QueryError: It is something else, or asks for something else than the views; DuckDB refuses
+            it; or it came to a limit before its first row.
+        StoreMissingError: There is no store.
+        StoreVersionError: A newer version wrote it.
+        StoreError: It cannot be read.
+    """
+    layout.require()
+    process = _Process(layout, text, limits or Limits())
+    try:
+        return Answer(process)
+    except BaseException:
+        process.kill()
+        raise
+
+
+class _Process:
+    """The child, and what it has sent that nobody has read."""
+
+    def __init__(self, layout: Layout, text: str, limits: Limits) -> None:
+        self._limits = limits
+        self._deadline = time.monotonic() + limits.wall_s
+        self._received = bytearray()
+        # Rows, their envelopes, and a first and a last line.
+        self._left = 2 * limits.size_bytes + (1 << 20)
+        # No key goes along that the environment holds. No terminal's signals reach it.
+        self._child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=config.bare_environment(),
+            start_new_session=True,
+        )
+        package = str(Path(lightning_otel.__file__).parents[1])
+        job = {
+            # An editable install may be found by a hook, which the child has not.
+            "path": [*map(os.path.abspath, sys.path), package],
+            "store": str(layout.catalogue),
+            "text": text.encode("utf-8", "replace").decode(),
+            "limits": asdict(limits),
+        }
+        assert self._child.stdin is not None
+        # If the child is dead already, reading says of what.
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.write(json.dumps(job).encode() + b"\n")
+            # It stays open: its end tells the child that nobody waits any more.
+            self._child.stdin.flush()
+
+    def message(self) -> dict[str, Any]:
+        """The next message.
+
+        Raises:
+            QueryError: The child says so, or has died, or its time is over.
+            StoreError: The child says so.
+        """
+        line = self._line()
+        message: dict[str, Any] = json.loads(line)
+        if "error" in message:
+            self.kill()
+            raise _error(message)
+        return message
+
+    def kill(self) -> None:
+        """End the child now; harmless if it has ended."""
+        self._child.kill()
+        self._child.wait()
+        for stream in (self._child.stdin, self._child.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+    def _line(self) -> bytes:
+        start = 0
+        while (end := self._received.find(b"\n", start)) < 0:
+            start = len(self._received)
+            chunk = self._read()
+            if not chunk:
+                raise QueryError(self._cause_of_death())
+            self._left -= len(chunk)
+            if self._left < 0:
+                self.kill()
+                raise QueryError("the statement's rows are larger than was allowed")
+            self._received += chunk
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        return line
+
+    def _read(self) -> bytes:
+        assert self._child.stdout is not None
+        if self._child.stdout.closed:
+            return b""
+        descriptor = self._child.stdout.fileno()
+        waiter = select.poll()  # not select(): a server may have more than 1024 files open
+        waiter.register(descriptor, select.POLLIN)
+        left_ms = max(0.0, self._deadline - time.monotonic()) * 1000
+        if not waiter.poll(left_ms):
+            self.kill()
+            raise QueryError(self._too_slow())
+        return os.read(descriptor, _CHUNK)
+
+    def _cause_of_death(self) -> str:
+        self._child.wait()
+        code = self._child.returncode
+        self.kill()
+        if -code in (signal.SIGALRM, signal.SIGXCPU):
+            return self._too_slow()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        memory = self._limits.memory_bytes >> 20
+        return (
+            f"the statement's process died ({how}), most likely of its memory limit of {memory} "
+            "MiB; ask for fewer rows or columns"
+        )
+
+    def _too_slow(self) -> str:
+        return (
+            f"the statement was stopped after {self._limits.wall_s:g} s; narrow it with WHERE or "
+            "LIMIT, or use Store.connect() for a database without limits"
+        )
+
+
+def _error(message: Mapping[str, str]) -> LightningOtelError:
+    kind = getattr(errors, message["error"], None)
+    if isinstance(kind, type) and issubclass(kind, LightningOtelError):
+        return kind(message["text"])
+    return QueryError(message["text"])
+
+
+_KINDS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "map": lambda pairs: {_value(key): _value(value) for key, value in pairs},
+    "bytes": b64decode,
+    "decimal": Decimal,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time_of_day.fromisoformat,
+    "timedelta": lambda parts: timedelta(*parts),
+    "uuid": UUID,
+}
+
+
+def _value(sent: Any) -> Any:
+    """What a value was before it was sent; see ``child.sendable``."""
+    if type(sent) is list:
+        return [_value(item) for item in sent]
+    if type(sent) is dict:
+        ((kind, content),) = sent.items()
+        return _KINDS[kind](content)
+    return sent
