@@ -48,8 +48,9 @@ _HARMLESS: Final = frozenset(
 )  # fmt: skip
 """Functions of time and chance. All others that do not depend on their arguments alone tell of the
 session or change it."""
-_HARMFUL: Final = frozenset({"json_serialize_plan"})
-"""Binds a text as a statement of its own, which nobody has looked at."""
+_HARMFUL: Final = frozenset({"json_serialize_plan", "current_setting", "getvariable"})
+"""The first binds a text as a statement of its own, which nobody has looked at; the others tell of
+the session, which DuckDB 1.5 does not say of them."""
 _ONLY_VIEWS: Final = "only the views spans, calls, rewards and rollouts can be read"
 
 
@@ -119,7 +120,9 @@ def _function_of(node: Mapping[str, Any], names: frozenset[str]) -> set[str]:
     elif kind == "SHOW_REF":
         if not node["query"] and node["table_name"] not in _LISTS | NAMES:
             raise QueryError(f"SHOW of {node['table_name']} is not allowed here: {_ONLY_VIEWS}")
-    elif isinstance(kind, str) and kind not in _NODES | _TABLES | _OTHERS:
+    elif isinstance(kind, str) and not (
+        kind in _NODES | _TABLES | _OTHERS or kind.endswith("_TYPE_INFO")
+    ):
         raise QueryError(f"{kind.replace('_', ' ').lower()} is not allowed here: {_ONLY_VIEWS}")
     return set()
 
