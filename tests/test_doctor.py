@@ -223,6 +223,31 @@ def test_examine_finds_a_store_others_may_read(recorded: Store) -> None:
     assert found.remedy == f"chmod 700 {root}"
 
 
+def test_examine_finds_a_folder_where_others_write(recorded: Store, tmp_path: Path) -> None:
+    """Whoever may write in the folder above can put another store there, unless it is sticky."""
+    parent = layout_of(recorded).catalogue.parent
+    parent.chmod(0o770)
+
+    (found,) = problems(recorded)
+    parent.chmod(0o1777)
+    sticky = problems(recorded)
+
+    assert found.remedy == f"chmod go-w {parent}"
+    assert sticky == []
+
+
+def test_examine_finds_a_store_of_somebody_else(
+    recorded: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store of another user is named; mocked, for only root can give files away."""
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    found = problems(recorded)
+
+    assert len(found) == 4
+    assert all("belongs to another user" in each.text for each in found)
+
+
 def test_examine_finds_a_folder_it_may_not_write(
     recorded: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,14 @@
 """Secrets out of text: every known shape, wherever it stands, and nothing else."""
 
 import json
+import re
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_otel.scrub import scrub
+from lightning_otel.scrub import scrub, scrub_error
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAAA==\n-----END RSA PRIVATE KEY-----"
 SECRETS = {
@@ -110,3 +112,39 @@ def test_scrub_finds_a_secret_wherever_it_stands_in_a_long_text(secret: str, rar
         for text in (f"{secret} {padding}", f"{padding}{secret}", f"{padding} {secret} {padding}"):
             assert secret not in scrub(text)
             assert scrub(text).count("[redacted:") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("GET https://me:pass@host/v1?key=abc&x=1 failed", "GET https://[redacted]@host/v1"),
+        ("401 for url 'http://h/v1?api-version=2&sig=a%2Bb'", "401 for url 'http://h/v1?"),
+        ("refused /v1/chat?key=abc", "refused /v1/chat?key=[redacted]"),
+        ("redis://:pass@host:6379/0", "redis://[redacted]@host:6379/0"),
+        ("postgres://u:p%40ss@[::1]/db", "postgres://[redacted]@[::1]/db"),
+    ],
+)
+def test_scrub_error_empties_addresses(text: str, kept: str) -> None:
+    """No value of a query, no user and no password of an address stays in what an error says."""
+    found = scrub_error(text)
+
+    assert found.startswith(kept)
+    assert not {"pass", "abc", "a%2Bb", "p%40ss"} & set(re.split(r"[@:=&'/ ]", found))
+
+
+@pytest.mark.parametrize(
+    "text", ["mail a@b.example", "a = b", "x == 1 ? y : z", "f(a=1, b=2)", "http://h/a@b", "a&b=c"]
+)
+def test_scrub_error_leaves_other_text(text: str) -> None:
+    """What is no address stays, but for a value behind ``&`` or ``?``."""
+    assert scrub_error(text) == text.replace("&b=c", "&b=[redacted]")
+
+
+@pytest.mark.parametrize("part", ["://", "?a=", "://a", "&", "@", "?a", "://x@"])
+def test_scrub_error_is_linear(part: str) -> None:
+    """No text takes long."""
+    begun = time.perf_counter()
+
+    scrub_error(part * 20_000)
+
+    assert time.perf_counter() - begun < 2

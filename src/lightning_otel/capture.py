@@ -22,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import config
 from lightning_otel import conventions as c
-from lightning_otel.scrub import scrub
+from lightning_otel.scrub import scrub, scrub_error
 
 log = logging.getLogger(__name__)
 
@@ -473,8 +473,8 @@ def _valid_text(value: Any) -> Any:
 
 
 def scrubbed(text: str) -> str:
-    """Text without secrets, safe to put on a span."""
-    return clean(scrub(text))
+    """What an error says, without secrets, safe to put on a span."""
+    return clean(scrub_error(text))
 
 
 def message_of(exc: BaseException) -> str:

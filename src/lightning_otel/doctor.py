@@ -238,6 +238,22 @@ def _permissions(layout: Layout) -> Iterator[Finding]:
         yield Finding(
             "problem", f"others may read {layout.root} (mode {mode:o})", f"chmod 700 {layout.root}"
         )
+    parent = layout.catalogue.parent
+    mode = parent.stat().st_mode
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        yield Finding(
+            "problem",
+            f"others may put another store in this one's place: they may write in {parent} "
+            f"(mode {stat.S_IMODE(mode):o})",
+            f"chmod go-w {parent}",
+        )
+    for folder in (layout.root, layout.new, layout.live, layout.data):
+        if folder.exists() and (owner := folder.lstat().st_uid) != os.geteuid():
+            yield Finding(
+                "problem",
+                f"{folder} belongs to another user (uid {owner}), who may read and change it",
+                "name a store of your own with --store",
+            )
     for folder in (layout.new, layout.live, layout.data):
         if not os.access(folder, os.W_OK):
             yield Finding(

@@ -22,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import capture, config
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError
-from lightning_otel.scrub import scrub
+from lightning_otel.scrub import scrub_error
 from lightning_otel.store import Store
 from lightning_otel.types import Span
 
@@ -246,7 +246,7 @@ def emit_exception(exc: BaseException) -> str | None:
     attributes: dict[str, AttributeValue] = {
         c.EXCEPTION_TYPE: capture.type_name(exc),
         c.EXCEPTION_MESSAGE: capture.message_of(exc),
-        c.EXCEPTION_STACKTRACE: capture.clean(scrub("".join(stack))[-_STACK_LIMIT:]),
+        c.EXCEPTION_STACKTRACE: capture.clean(scrub_error("".join(stack))[-_STACK_LIMIT:]),
         c.EXCEPTION_ESCAPED: False,
     }
     return _emit("emit_exception", c.SPAN_EXCEPTION, attributes, is_error=True)

@@ -39,6 +39,10 @@ _COMPILED: Final = tuple(
     for literal, rare, place, name, pattern in _PATTERNS
 )
 
+_USER: Final = re.compile(r"(://)[^/\s@\"']{1,512}@")
+_QUERY: Final = re.compile(r"([?&][\w.~%-]{1,64}=)[^&\s\"'<>#)\]}]+")
+"""User and password, and the values of a query, in an address of any shape."""
+
 
 def scrub(text: str) -> str:
     """The text with every recognised secret replaced by ``[redacted:what]``."""
@@ -49,6 +53,14 @@ def scrub(text: str) -> str:
         if pattern.search(text):
             text = pattern.sub(replacement, text)
     return text
+
+
+def scrub_error(text: str) -> str:
+    """What an error says without secrets: errors quote addresses, whose parts may be keys."""
+    text = scrub(text)
+    if "@" in text:
+        text = _USER.sub(r"\1[redacted]@", text)
+    return _QUERY.sub(r"\1[redacted]", text) if "=" in text else text
 
 
 def _may_hold(text: str, literal: str, rare: str, place: int, looks: int) -> bool:

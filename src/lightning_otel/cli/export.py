@@ -1,6 +1,7 @@
 """``export`` and ``pack``: data out, as lines, Parquet or one database."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -148,7 +149,8 @@ def _check_writable(output: str) -> None:
         ConfigError: It cannot be opened.
     """
     try:
-        Path(output).open("ab").close()
+        # What a store holds is the user's alone, and so is what is written of it.
+        os.close(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     except OSError as exc:
         raise ConfigError(f"cannot write {output}: {exc.strerror}; name a place with -o") from exc
 

@@ -57,7 +57,8 @@ def settler_elected(layout: Layout, *, wait_s: float = 0.0) -> Iterator[bool]:
         layout: The store's paths.
         wait_s: How long to wait for another settler to finish.
     """
-    descriptor = os.open(layout.settler_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(layout.settler_lock, flags, 0o600)
     deadline = time.monotonic() + wait_s
     try:
         while True:

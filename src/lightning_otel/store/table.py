@@ -4,9 +4,11 @@ Nothing is computed until it is asked for, and pandas, polars and pyarrow are im
 method that is named after them.
 """
 
+import contextlib
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ import orjson
 
 from lightning_otel.errors import ConfigError, QueryError, StoreError
 from lightning_otel.store.damage import damage_of
+from lightning_otel.store.layout import write_private
 from lightning_otel.store.views import NAMES, quoted
 from lightning_otel.types import Report, Transition
 
@@ -190,9 +193,17 @@ class Table(Generic[T]):
         return pyarrow.table(self)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write the rows to a zstd Parquet file; needs no other library."""
-        copy = f"COPY result TO {quoted(os.fspath(path))} (FORMAT parquet, COMPRESSION zstd)"
-        self._query().take(lambda relation: relation.query("result", copy))
+        """Write the rows to a zstd Parquet file, the user's alone unless a shared one stands there.
+
+        Needs no other library.
+
+        Raises:
+            StoreError: It cannot be written; what stood there is as it was.
+        """
+        with private_file(path) as made:
+            options = "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
+            copy = f"COPY result TO {quoted(str(made))} {options}"
+            self._query().take(lambda relation: relation.query("result", copy))
 
 
 class Transitions(Table[Transition]):
@@ -215,6 +226,32 @@ class Transitions(Table[Transition]):
     def keep(self, report: Report) -> None:
         """Keep the funnel of a pass that came to its end."""
         self._report = report
+
+
+@contextlib.contextmanager
+def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A file to write that stands at the path once the block has ended well, else nothing does.
+
+    Until then nobody else can read it; after that only those who could read what stood there.
+
+    Raises:
+        StoreError: It cannot be made there.
+    """
+    final = Path(os.path.realpath(path))
+    made = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        rights = stat.S_IMODE(final.stat().st_mode) if final.exists() else 0o600
+        write_private(made, b"")
+    except OSError as exc:
+        raise StoreError(
+            f"cannot write {path}: {exc.strerror or exc}; name a writable place"
+        ) from exc
+    try:
+        yield made
+        made.chmod(rights)
+        made.replace(final)
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def query_of(
