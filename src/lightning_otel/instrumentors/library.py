@@ -5,7 +5,7 @@ A library is never imported for it: its methods are replaced when the program im
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -76,6 +76,19 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
             setattr(owner, name, wrapper)
             self._wrapped.append((owner, name))
 
+    def wrap_past(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+        """Wrap a method too where a subclass holds it as it was before :meth:`wrap` came.
+
+        Another tool that was switched on first may have put its wrapper into the subclass, around
+        the bare method that was inherited then: it never asks what stands in the owner now.
+        """
+        bare = {id(each) for each in _chain(owner.__dict__[name]) if not hasattr(each, MARK)}
+        for subclass in _subclasses(owner):
+            found = subclass.__dict__.get(name)
+            is_past = found is not None and not hasattr(found, MARK)
+            if is_past and any(id(each) in bare for each in _chain(found)):
+                self.wrap(subclass, name, make)
+
     def _instrument(self, **kwargs: Any) -> None:
         self.is_active = True
         capture.refresh_settings()
@@ -126,6 +139,20 @@ def as_function(owner: Any, original: Any) -> Any:
         return original.__get__(self, type(self))(*args, **kwargs)
 
     return method
+
+
+def _chain(function: Any) -> Iterator[Any]:
+    """A function, what it wraps, and so on; a wrapper shows our mark if ours is beneath it."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _subclasses(owner: type) -> Iterator[type]:
+    found: list[type] = owner.__subclasses__()
+    for subclass in found:
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _restore(owner: Any, name: str) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning_otel as lo
+from lightning_otel import provider
 from lightning_otel.demo.agent import TOOLS, solve
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.doctor import examine
@@ -122,17 +123,36 @@ SCENARIOS: dict[str, Callable[[str], Outcome]] = {
 }
 
 
+def places() -> dict[str, object]:
+    """What stands in the client's classes as ``request``, where one has its own."""
+    import openai
+    from openai import _base_client as base
+
+    owners = (
+        base.SyncAPIClient, base.AsyncAPIClient, openai.OpenAI, openai.AsyncOpenAI,
+        openai.AzureOpenAI, openai.AsyncAzureOpenAI,
+    )  # fmt: skip
+    return {owner.__name__: vars(owner).get("request") for owner in owners}
+
+
 def main() -> None:
     """Run the scenario and print what the program saw, and what was recorded."""
     scenario, order, *names = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder, DemoServer() as server:
         store = lo.Store(Path(folder) / "traces.duckdb")
+        before: dict[str, object] = {}
         if order == "theirs-first":
             switch_on(names)
+            before = places()
         with lo.auto_trace(store=store) as recording:
             if order == "ours-first":
                 switch_on(names)
+                # In the base classes stands ours, which goes.
+                before = {n: p for n, p in places().items() if not n.endswith("APIClient")}
             outcome = SCENARIOS[scenario](server.base_url)
+        notes = [each.text for each in examine(store) if each.level == "note"]
+        provider.uninstrument()
+        after = places()
         found = lo.TripletAdapter().explain(recording.spans())
         steps = {id(s): s for path in found.trajectories for s in path.transitions}.values()
         print(  # noqa: T201  # a command's output
@@ -147,7 +167,8 @@ def main() -> None:
                     "calls": found.report.calls,
                     "dropped": found.report.reasons(),
                     "scopes": sorted({span.scope for span in recording.spans()}),
-                    "notes": [each.text for each in examine(store) if each.level == "note"],
+                    "notes": notes,
+                    "replaced": [name for name in before if after[name] is not before[name]],
                     "rollouts": len({span.rollout_id for span in recording.spans()}),
                 }
             )

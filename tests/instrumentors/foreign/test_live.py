@@ -81,10 +81,18 @@ def test_each_request_is_one_transition(scenario: str, names: tuple[str, ...], o
 
     assert_each_request_is_one_transition(found)
     assert found["levels"] == ["exact"]
-    if order == "ours-first":
-        # One record of each of theirs for each request, and one of ours.
-        assert sum(found["dropped"].values()) == len(names) * len(found["answered"])
+    # One record of each of theirs for each request, and one of ours.
+    assert sum(found["dropped"].values()) == len(names) * len(found["answered"])
     assert found["outcome"] == ran(scenario, order)["outcome"]
+
+
+@pytest.mark.parametrize("order", ["ours-first", "theirs-first"])
+@pytest.mark.parametrize("names", EVERY, ids="+".join)
+def test_switched_off_ours_leaves_theirs_as_they_were(names: tuple[str, ...], order: str) -> None:
+    """What theirs put into the client's classes stands there, the same objects, when ours is off."""
+    found = ran("tools", order, *names)
+
+    assert found["replaced"] == []
 
 
 @pytest.mark.parametrize("names", EVERY, ids="+".join)

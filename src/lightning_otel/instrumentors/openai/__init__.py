@@ -29,6 +29,8 @@ class OpenAIInstrumentor(LibraryInstrumentor):
             (module.AsyncAPIClient, _async_request, _async_response),
         ):
             self.wrap(client, "request", wrap_request)
+            # OpenInference's, switched on first, stands in ``OpenAI`` and calls the bare method.
+            self.wrap_past(client, "request", wrap_request)
             if hasattr(client, "_process_response"):
                 self.wrap(client, "_process_response", wrap_response)
 
