@@ -13,7 +13,7 @@ from typing import Any, Final
 from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import encode_logprobs
 from lightning_otel.instrumentors.autogen import runs, said
@@ -122,9 +122,9 @@ def _begin(
     outside = capture.parent_context()
     body = _content(args[0] if args else kwargs.get("messages"), kwargs.get("tools"))
     attributes, name = _attributes(client, kwargs, is_stream=is_stream)
-    operation = capture.start_call(name, attributes, body, parent=outside)
+    operation = call_slot.start_call(name, attributes, body, parent=outside)
     # Only the slot and not the span: a second request beneath it stands beside the first.
-    return ModelRun(operation, capture.CallSlot(operation).within(outside))
+    return ModelRun(operation, call_slot.CallSlot(operation).within(outside))
 
 
 def _is_seen_below(client: object) -> bool:

@@ -16,7 +16,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.generators import first_step
 
@@ -102,7 +102,7 @@ def inside(operation: capture.Operation) -> Context:
     A model call that is waiting outside to be claimed cannot be from in there.
     """
     context = operation.context
-    return context if capture.open_slot() is None else capture.CallSlot().within(context)
+    return context if call_slot.open_slot() is None else call_slot.CallSlot().within(context)
 
 
 def has_span(context: Context) -> bool:

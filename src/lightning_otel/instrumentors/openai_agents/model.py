@@ -12,7 +12,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.openai_agents import items
 from lightning_otel.instrumentors.openai_agents.items import Reading
@@ -46,7 +46,7 @@ class CallOperation(capture.Operation):
         parent: otel_context.Context | None = None,
     ) -> None:
         super().__init__(capture.clean(name), kind, attributes, parent=parent)
-        self.slot = capture.CallSlot(self)
+        self.slot = call_slot.CallSlot(self)
 
     def take(self, reading: Reading | None) -> None:
         """Put what was read of the call on it."""
@@ -60,7 +60,7 @@ class CallOperation(capture.Operation):
             self.span.update_name(capture.clean(f"{c.CHAT} {name}"))
 
 
-class _Slot(capture.CallSlot):
+class _Slot(call_slot.CallSlot):
     """A slot that knows whose it is."""
 
     __slots__ = ("call",)
@@ -72,7 +72,7 @@ class _Slot(capture.CallSlot):
 
 def current_call() -> "ModelCall | None":
     """The call of the model that is running here."""
-    slot = capture.open_slot()
+    slot = call_slot.open_slot()
     return slot.call if isinstance(slot, _Slot) and not slot.call.is_over else None
 
 
@@ -161,7 +161,7 @@ class ModelCall:
             else:
                 operation.fail(exc)
         # The context and the slot hold this call: apart, all are freed at once.
-        operation.slot = capture.CallSlot()
+        operation.slot = call_slot.CallSlot()
         self.context, self._request, self._response, self.data = self.parent, {}, None, None
 
 
