@@ -18,6 +18,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import encode_logprobs
 from lightning_otel.instrumentors.autogen import runs, said
 from lightning_otel.instrumentors.autogen.agents import IsWanted
+from lightning_otel.instrumentors.generators import walked
 from lightning_otel.instrumentors.library import MARK
 
 _OPENAI_CLIENT: Final = "BaseOpenAIChatCompletionClient"
@@ -204,7 +205,7 @@ def create_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
             if not hasattr(inner, "athrow"):
                 return inner
             begin = functools.partial(_begin, is_wanted, self, args, kwargs, is_stream=True)
-            return runs.stream(begin, inner)
+            return walked(begin, inner)
 
         return create_stream
 

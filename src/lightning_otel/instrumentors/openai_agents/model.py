@@ -4,8 +4,7 @@ Where no client says that the request is its own (a model that does not use ``op
 over a websocket) the call says what the SDK knows of it.
 """
 
-import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
@@ -138,15 +137,21 @@ class ModelCall:
         self._response = response
         self._end(None)
 
-    def left(self) -> None:
+    def interrupted(self, exc: BaseException) -> None:
+        """Nothing to note: what the stream makes of it is seen with its next step."""
+
+    def stop(self) -> None:
         """End the call of a stream that is over, or was left early."""
         if not self._has_answered and not self.is_claimed:
             self._operation.attributes[c.ABANDONED] = True
         self._end(None)
 
     def fail(self, exc: BaseException) -> None:
-        """End the call with what the program is about to see."""
-        self._end(exc)
+        """End the call with what the program is about to see, or as that of a stream left early."""
+        if isinstance(exc, GeneratorExit):
+            self.stop()
+        else:
+            self._end(exc)
 
     def _end(self, exc: BaseException | None) -> None:
         self.is_over = True
@@ -163,41 +168,3 @@ class ModelCall:
         # The context and the slot hold this call: apart, all are freed at once.
         operation.slot = call_slot.CallSlot()
         self.context, self._request, self._response, self.data = self.parent, {}, None, None
-
-
-async def watched(stream: Any, begin: Callable[[], ModelCall | None]) -> AsyncIterator[Any]:
-    """The stream's events, its call begun with the first step and ended with the last.
-
-    Args:
-        stream: An async generator, which has not begun.
-        begin: Begins its call.
-    """
-    call = capture.guarded(begin)
-    context = call.context if call is not None else None
-    step, sent = stream.asend, None
-    try:
-        while True:
-            try:
-                with contextlib.nullcontext() if context is None else capture.attached(context):
-                    event = await step(sent)
-            except StopAsyncIteration:
-                break
-            if call is not None:
-                capture.guarded(call.saw, event)
-            try:
-                step, sent = stream.asend, (yield event)
-            except GeneratorExit:
-                await stream.aclose()
-                raise
-            except BaseException as exc:  # noqa: BLE001  # handed to the stream, not swallowed
-                step, sent = stream.athrow, exc
-    except BaseException as exc:
-        if call is not None:
-            if isinstance(exc, GeneratorExit):
-                capture.guarded(call.left)
-            else:
-                capture.guarded(call.fail, exc)
-        del sent  # it may know the exception, whose traceback knows this frame
-        raise
-    if call is not None:
-        capture.guarded(call.left)
