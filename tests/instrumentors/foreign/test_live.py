@@ -89,7 +89,7 @@ def test_each_request_is_one_transition(scenario: str, names: tuple[str, ...], o
 @pytest.mark.parametrize("order", ["ours-first", "theirs-first"])
 @pytest.mark.parametrize("names", EVERY, ids="+".join)
 def test_switched_off_ours_leaves_theirs_as_they_were(names: tuple[str, ...], order: str) -> None:
-    """What theirs put into the client's classes stands there, the same objects, when ours is off."""
+    """What theirs put into the client's classes stands there, the same objects, when ours goes."""
     found = ran("tools", order, *names)
 
     assert found["replaced"] == []
