@@ -438,14 +438,14 @@ def test_time_to_first_chunk_is_the_time_the_program_waited(
 
 
 SCRIPT = """
-import openai, sys
+import contextlib, openai, sys
 from lightning_otel import Store, auto_trace
 from lightning_otel.demo.server import DemoServer
 
 server = DemoServer(chunk_delay_s=0.5)
 server.start()
 client = openai.OpenAI(base_url=server.base_url, api_key="k")
-with auto_trace(store=sys.argv[1]):
+with auto_trace(store=sys.argv[1]) if sys.argv[1] else contextlib.nullcontext():
     stream = client.chat.completions.create(
         model="toy", messages=[{"role": "user", "content": "a b c d e f"}], stream=True
     )
@@ -458,10 +458,15 @@ print(type(stream).__name__)
 @pytest.mark.parametrize("how", ["read", "unread"])
 def test_stream_still_open_at_exit_is_silent(how: str, store: Store) -> None:
     """A process that ends with an open stream ends as it would have, with nothing on stderr."""
-    command = [sys.executable, "-c", SCRIPT, str(store.name), how]
 
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    def ended(kept_in: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-c", SCRIPT, kept_in, how]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "Stream\n", "")
+    bare, traced = ended(""), ended(store.name)
+
+    # Not 0 on Python 3.13.0, where httpx2 crashes at exit on a stream that was read in part.
+    assert traced.returncode == bare.returncode
+    assert (traced.stdout, traced.stderr) == ("Stream\n", "")
     (call,) = [span for span in store.spans().rows() if span.name == "chat toy"]
     assert call.is_incomplete or call.attributes["lightning.abandoned"] is True
