@@ -253,7 +253,11 @@ def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
 @json_options
 @store_option
 def sql(query: str, as_json: bool, as_jsonl: bool, store: str | None) -> int:
-    """Run one read-only statement over spans, calls, rewards and rollouts."""
+    """Run one read-only statement over spans, calls, rewards and rollouts.
+
+    It sees nothing but these, and ends after five minutes, 4 GiB of memory, a million rows or 256
+    MiB of them.
+    """
     from lightning_otel.store import Store
 
     try:

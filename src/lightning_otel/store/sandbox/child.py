@@ -84,7 +84,6 @@ def _answer(out: int, store: Path, text: str, limits: Limits) -> None:
     # Before DuckDB starts its threads: each is bound by what bound the one that started it.
     landlock.give_up()
     con = _connection(_inside(layout), text, limits)
-    _confine(limits)
     query = Query(con, text, data=Path("data"))
     columns, batches = query.batches(_BATCH)
     _send(out, {"columns": columns})
@@ -122,6 +121,8 @@ def _connection(inside: Layout, text: str, limits: Limits) -> "duckdb.DuckDBPyCo
     # Three quarters: DuckDB does not count all that it takes.
     con.execute(f"SET memory_limit = '{limits.memory_bytes * 3 // 4} B'")
     con.execute(f"SET threads = {limits.threads}")
+    # Before the text is parsed, which may take memory too.
+    _confine(limits)
     check(con, text)
     with reading(inside):
         for statement in views.view_statements(inside, settled, views_of(con, text)):
