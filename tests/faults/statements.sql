@@ -71,6 +71,24 @@ SELECT 1 LIMIT (SELECT count(*) FROM read_text('{file}'))
 SELECT sum(1) OVER (ORDER BY (SELECT content FROM read_text('{file}')))
 SELECT CASE WHEN exists(FROM '{file}') THEN 1 END
 SELECT * FROM which_secret('{file}', 's3')
+SELECT * FROM "read_text"('{file}')
+SELECT * FROM READ_TEXT('{file}')
+SELECT * FROM main.read_text('{file}')
+SELECT * FROM system.main.read_text('{file}')
+SELECT * FROM memory.main.'{file}'
+SELECT * FROM main."{file}"
+FROM spans, '{file}' AS x
+FROM spans SEMI JOIN '{file}' USING (name)
+FROM spans POSITIONAL JOIN '{file}'
+SELECT COLUMNS(c -> c IN (SELECT content FROM read_text('{file}'))) FROM spans
+SELECT * EXCLUDE (name) REPLACE ((SELECT content FROM read_text('{file}')) AS kind) FROM spans
+SELECT count(*) FILTER (exists(FROM '{file}')) FROM spans GROUP BY GROUPING SETS (((FROM '{file}')))
+SELECT {'a': (FROM read_text('{file}'))}, [x FOR x IN (SELECT list(content) FROM read_text('{file}'))]
+SELECT name FROM spans QUALIFY row_number() OVER (ORDER BY (SELECT content FROM read_text('{file}'))) = 1
+SELECT name FROM spans TABLESAMPLE reservoir(1) LIMIT (SELECT length(content) FROM read_text('{file}'))
+SELECT DISTINCT ON ((SELECT content FROM read_text('{file}'))) name FROM spans
+WITH RECURSIVE t AS (SELECT 1 AS x UNION ALL (SELECT x FROM t, '{file}')) FROM t
+WITH t AS (SELECT 1) SELECT * FROM main.t
 
 -- other databases
 ATTACH '{db}' AS other
@@ -111,6 +129,9 @@ SELECT * FROM create_external_resource('x', 'y')
 SELECT current_setting('temp_directory')
 SELECT ('home_directory').current_setting()
 SELECT memory.main.current_setting('threads')
+SELECT "current_setting"('threads')
+SELECT system.main.current_setting('threads')
+SELECT list_transform(['threads'], lambda x: current_setting(x))
 SELECT getvariable('x')
 SELECT * FROM duckdb_settings()
 SELECT * FROM duckdb_secrets()
