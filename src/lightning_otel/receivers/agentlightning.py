@@ -105,7 +105,10 @@ def _time(content: object) -> int:
         raise UnfitError("time is no number")
     if not math.isfinite(content):
         raise UnfitError("time is no number")
-    return round(content if content > _SECONDS_UNTIL else content * 1_000_000_000)
+    if content > _SECONDS_UNTIL:
+        return round(content)
+    whole = math.floor(content)  # apart: their product would be rounded to 256 ns once more
+    return whole * 1_000_000_000 + round((content - whole) * 1_000_000_000)
 
 
 def _kind(content: object) -> str:
