@@ -4,7 +4,9 @@ import base64
 from collections.abc import Sequence
 
 import orjson
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import (  # type: ignore[import-untyped]  # no stubs
+    MessageToDict,
+)
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 

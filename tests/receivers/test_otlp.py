@@ -145,7 +145,7 @@ def test_otlp_rejects_only_the_unfit_span(read: Read, fields: dict[str, Any], re
 def test_otlp_rejects_what_is_missing(read: Read, cleared: str, reason: str) -> None:
     """A span without an id or a time is rejected with its reason."""
     request = one()
-    request.resource_spans[0].scope_spans[0].spans[1].ClearField(cleared)  # type: ignore[arg-type]
+    request.resource_spans[0].scope_spans[0].spans[1].ClearField(cleared)
 
     assert read(request)[1] == Rejected(reason)
 

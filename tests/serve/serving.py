@@ -103,7 +103,8 @@ def request_of(count: int, name: str = "work", **attributes: str) -> ExportTrace
 
 def body_of(count: int, name: str = "work", **attributes: str) -> bytes:
     """The same, encoded."""
-    return request_of(count, name, **attributes).SerializeToString()
+    body: bytes = request_of(count, name, **attributes).SerializeToString()
+    return body
 
 
 def varint(number: int) -> bytes:
