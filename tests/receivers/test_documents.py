@@ -103,6 +103,7 @@ def test_agent_lightning_documents_of_mongoexport_are_read() -> None:
     ("fields", "reason"),
     [
         ({"trace_id": "abc"}, "id is not hex"),
+        ({"trace_id": 17}, "a text is none"),
         ({"span_id": "0" * 16}, "span id is all zeros"),
         ({"start_time": None}, "start time is missing"),
         ({"start_time": "soon"}, "time is no number"),
@@ -122,6 +123,30 @@ def test_agent_lightning_span_that_is_unfit_is_rejected(
 
     assert first == Rejected(reason)
     assert isinstance(second, Span)
+
+
+def test_agent_lightning_spans_of_its_weave_tracer_keep_their_tree() -> None:
+    """They have UUIDs for ids: a trace keeps all of its own, a span the random half."""
+    trace_id, parent, child = (f"0199f3a2-7c1b-7e4d-8a90-00000000000{number}" for number in "123")
+    outer, inner = spans_in(
+        [
+            stored_span(trace_id=trace_id, span_id=parent, parent_id=None),
+            stored_span(trace_id=trace_id, span_id=child, parent_id=parent),
+        ]
+    )
+
+    assert isinstance(outer, Span)
+    assert isinstance(inner, Span)
+    assert inner.trace_id == trace_id.replace("-", "")
+    assert inner.parent_span_id == outer.span_id == "8a90000000000002"
+
+
+def test_agent_lightning_span_that_is_nested_too_deep_is_rejected() -> None:
+    """Whatever the reader of JSON takes."""
+    deep = orjson.dumps(stored_span(attributes={"k": "DEEP"}))
+    deep = deep.replace(b'"DEEP"', b"[" * 900 + b"]" * 900)
+
+    assert list(documents.spans_in(deep)) == [Rejected("attribute value is nested too deep")]
 
 
 def test_agent_lightning_span_without_an_end_stays_incomplete() -> None:
