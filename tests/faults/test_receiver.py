@@ -166,6 +166,17 @@ def test_s6_no_token_no_open_door(tmp_path: Path, host: str) -> None:
     assert "--token-file" in said
 
 
+def test_s6_no_door_where_there_is_none(tmp_path: Path) -> None:
+    """An address that is not this machine's, or no address at all, ends with exit code 2."""
+    options = ("--port", "0", "--token-file", str(tmp_path / "token"))
+    for host in ("192.0.2.1", "nowhere.invalid"):
+        with Serving(tmp_path / "s.duckdb", "--host", host, *options) as running:
+            _, said = running.process.communicate(timeout=20)
+
+        assert running.process.returncode == 2
+        assert f"cannot listen at {host}" in said.replace("'", "")
+
+
 def test_s6_files_are_private_under_any_umask(tmp_path: Path) -> None:
     """Under umask 000 all that the server makes is 0600, and its folders 0700."""
     token = tmp_path / "secret" / "token"

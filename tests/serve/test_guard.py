@@ -2,6 +2,8 @@
 
 import socket
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -217,3 +219,20 @@ def test_body_in_chunks_is_limited_too(shared: Serving) -> None:
     chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
 
     assert status_of(shared, head.encode() + chunk * 21 + b"0\r\n\r\n") == 413
+
+
+def test_serve_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
+    """The core installs no web framework; the command is there all the same."""
+    program = (
+        "import sys; sys.modules['hypercorn'] = None; "
+        f"sys.argv = ['lightning-otel', 'serve', '--store', {str(tmp_path / 's.duckdb')!r}]; "
+        "from lightning_otel.cli import main; main()"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+    )
+
+    assert done.returncode == 2
+    assert "pip install 'lightning-otel[serve]'" in done.stderr
+    assert not (tmp_path / "s.duckdb.d").exists()
