@@ -11,13 +11,14 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
+from lightning_otel.store import counts as n
+from lightning_otel.store.backlog import SLOW_S, Backlog
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import control_line, line_of, parsed, start_line_of
 from lightning_otel.store.schema import Record, record_of_span
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROTATE_BYTES: Final = 64 << 20
-PENDING_BYTES: Final = 8 << 20
-"""Lines held in memory while the disk refuses them; beyond that spans are lost and counted."""
+_LONGEST_ID: Final = 64
+_NOTHING: Final[tuple[bytes, int]] = (b"", 0)
 
 _SEAL: Final = "seal"
 _COUNT: Final = "count"
@@ -63,20 +64,24 @@ class SpanWriter:
 
     def _start_anew(self) -> None:
         # Re-entrant: a signal handler may end a span while this thread is writing another one.
-        # Guards segment, pending and their counters against the process's other threads.
+        # Guards segment, backlog and the counters against the process's other threads.
         self._lock = threading.RLock()
         self.pid = os.getpid()
         self.process = f"{boot_id()}-{time.time_ns():019d}-{self.pid}"
         self.segment: Segment | None = None
         self.paths: list[Path] = []
-        self.lost = 0
-        self.foreign = 0
+        self.ended_spans = 0
+        self._counts: dict[str, int] = {}
+        self._untold: dict[str, int] = {}
+        self._told_here: dict[str, int] = {}
+        self._written = 0
+        self._written_here = 0
+        self._ended_sealed = 0
         self._open: dict[tuple[int, int], _Begun] = {}
-        self._pending: deque[bytes] = deque()
-        self._pending_bytes = 0
+        self._backlog = Backlog()
         self._next = itertools.count(1).__next__
         self._next_number = itertools.count().__next__
-        self._lost_told = 0
+        self._in_flight = _NOTHING
         self._is_writing = False
         self._is_refusal_told = False
         self._resource: tuple[object, orjson.Fragment] | None = None
@@ -87,6 +92,8 @@ class SpanWriter:
         sequence = self._next()
         context = span.context
         ids = context.trace_id, context.span_id
+        if 0 in ids:
+            return
         self._open[ids] = _Begun(b"", {}, sequence)  # whatever comes, the end is ours
         identity = identity_of(span)
         line = start_line_of(
@@ -105,21 +112,65 @@ class SpanWriter:
         """Keep an ended span. One that began in a parent process, or before us, is only counted."""
         self._forget_if_forked()
         context = span.context
-        begun = self._open.pop((context.trace_id, context.span_id), None)
-        if begun is None:
-            self.foreign += 1
+        ids = context.trace_id, context.span_id
+        begun = self._open.pop(ids, None)
+        if begun is not None:
+            self._keep(span, body, begun.identity, begun.sequence)
         else:
-            self._keep(span, body, begun.identity or identity_of(span), begun.sequence)
+            self.refused(n.INVALID_ID if 0 in ids else n.FOREIGN)
 
     def exported(self, span: "ReadableSpan") -> None:
         """Keep an ended span whose start we did not see, as an exporter gets it."""
         self._forget_if_forked()
-        self._keep(span, {}, identity_of(span), self._next())
+        if span.context.is_valid:
+            self._keep(span, {}, {}, self._next())
+        else:
+            self.refused(n.INVALID_ID)
 
     def add(self, span: Span) -> None:
         """Keep a span that is complete already, such as one received or made by hand."""
         self._forget_if_forked()
-        self._append(line_of(record_of_span(span)), spans=1)
+        if not (_is_id(span.trace_id) and _is_id(span.span_id)):
+            self.refused(n.INVALID_ID)
+            return
+        spans = 0 if span.end_ns is None else 1
+        try:
+            line = line_of(record_of_span(span))
+        except BaseException:
+            self.refused(n.FAULT, spans)
+            raise
+        self._append(line, spans)
+
+    def refused(self, reason: str, spans: int = 1) -> None:
+        """Count spans that ended and will not be kept, at once in the segment.
+
+        Args:
+            reason: Name of the count: ``rejected.`` or ``dropped.`` and a word.
+            spans: How many.
+        """
+        self._forget_if_forked()
+        with self._lock:
+            self.ended_spans += spans
+            self._count(reason, spans)
+        self._append(b"", 0)
+
+    @property
+    def lost(self) -> int:
+        """Spans dropped so far, for whatever reason."""
+        return sum(count for name, count in self._counts.items() if name.startswith("dropped."))
+
+    def accounting(self) -> n.Accounting:
+        """What became of the spans that ended in this process; its own count, the disk unread."""
+        with self._lock:
+            counts = {**self._counts, n.ENDED: self.ended_spans}
+            return n.account(counts, stored=self._written, pending=self._backlog.spans)
+
+    def untold(self) -> dict[str, int]:
+        """What no line of a segment tells yet: spans that wait for the disk, and counts."""
+        with self._lock:
+            waiting = self._backlog.spans
+            ended = waiting + n.unstored(self._untold)
+            return n.added(self._untold, {n.PENDING: waiting, n.ENDED: ended})
 
     def position(self) -> tuple[int, int]:
         """Where this process's next line will stand: which of its segments, and how far in."""
@@ -161,14 +212,17 @@ class SpanWriter:
         of a dead process, and its end would come too late.
         """
         with self._lock:
-            if self._pending:
-                self._write(b"", 0)
+            if self._is_writing:
+                return
+            if self._backlog or self._untold:
+                self._backlog.ask_again()  # it is now or never
+                self._write_alone(b"", 0)
             segment = self.segment
-            if segment is None or self._open or self._is_writing:
+            if segment is None or self._open:
                 return
             self.segment = None
             with contextlib.suppress(OSError):  # no room for it: the free lock says the same
-                segment.append(control_line(_SEAL, rotated=False))
+                self._seal(segment, rotated=False)
             segment.close()
 
     def forget(self) -> None:
@@ -185,16 +239,21 @@ class SpanWriter:
     def _keep(
         self, span: "ReadableSpan", body: Mapping[str, str], identity: Record, sequence: int
     ) -> None:
-        record = end_record(
-            span,
-            body,
-            identity,
-            process=self.process,
-            sequence=sequence,
-            end_sequence=self._next(),
-            otel_resource=self._resource_of(span),
-        )
-        self._append(line_of(record), spans=1)
+        try:
+            record = end_record(
+                span,
+                body,
+                identity or identity_of(span),
+                process=self.process,
+                sequence=sequence,
+                end_sequence=self._next(),
+                otel_resource=self._resource_of(span),
+            )
+            line = line_of(record)
+        except BaseException:  # a fault of ours, or Ctrl-C
+            self.refused(n.FAULT)
+            raise
+        self._append(line, spans=1)
 
     def _resource_of(self, span: "ReadableSpan") -> orjson.Fragment:
         resource = span.resource
@@ -205,17 +264,20 @@ class SpanWriter:
 
     def _append(self, line: bytes, spans: int) -> None:
         if self.layout is None:
-            self.lines.append(line)
+            self.ended_spans += spans
+            self._written += spans
+            if line:
+                self.lines.append(line)
             return
+        refusal = None
         with self._lock:
+            self.ended_spans += spans
             if self._is_writing:
                 refusal = self._interject(line, spans)
+            elif self._backlog.rest_until and self._waits(line, spans):
+                pass
             else:
-                self._is_writing = True
-                refusal = self._write(line, spans)
-                if self._pending and refusal is None:
-                    refusal = self._write(b"", 0)
-                self._is_writing = False
+                refusal = self._write_alone(line, spans)
         # Told without the lock: a log handler may wait for a thread that is about to end a span.
         if refusal is not None and not self._is_refusal_told:
             self._is_refusal_told = True
@@ -225,6 +287,38 @@ class SpanWriter:
                 refusal,
             )
 
+    def _waits(self, line: bytes, spans: int) -> bool:
+        """Whether the line waits in memory, as the disk was slow just before.
+
+        What does not fit asks the disk again, however slow: a slow disk loses nothing.
+        """
+        if not self._backlog.is_resting():
+            return False
+        if not self._backlog.has_room(line):
+            self._backlog.ask_again()
+            return False
+        self._backlog.add(line, spans)
+        self._count(n.SLOW_HELD, spans)
+        return True
+
+    def _write_alone(self, line: bytes, spans: int) -> OSError | None:
+        """Write while only a signal handler or finalizer of this thread may come between."""
+        self._is_writing = True
+        self._in_flight = (line, spans)
+        try:
+            refusal = self._write(line, spans)
+            if refusal is None and (self._backlog or self._untold):
+                refusal = self._write(b"", 0)  # what came between
+        finally:
+            self._is_writing = False
+            if self._in_flight is not _NOTHING:
+                # A signal handler raised, as Ctrl-C does, before the line was noted as written.
+                self._in_flight = _NOTHING
+                if self.segment is not None:
+                    self.segment.take_back()
+                self._hold(line, spans)
+        return refusal
+
     def _interject(self, line: bytes, spans: int) -> OSError | None:
         """Write the line of a signal handler, or a finalizer, that interrupts this very thread.
 
@@ -233,8 +327,9 @@ class SpanWriter:
         """
         segment = self.segment
         try:
-            if segment is not None and segment.is_intact():
+            if line and segment is not None and segment.is_intact():
                 segment.append(line)
+                self._note_written(line, spans)
                 return None
         except OSError as exc:
             self._hold(line, spans)
@@ -244,45 +339,99 @@ class SpanWriter:
 
     def _write(self, line: bytes, spans: int) -> OSError | None:
         """Write what is pending and the line; on refusal hold the line, or count it lost."""
+        refusal = None
         try:
-            if self._pending or self.lost > self._lost_told:
-                self._catch_up()
-            if line:
-                self._put(line)
+            if self._backlog or self._untold:
+                self._make_way(line)
+            if line and not self._backlog:
+                self._put(line, spans)
+            else:
+                self._hold(line, spans)  # the disk is slow again
         except OSError as exc:
+            refusal = exc
             self._hold(line, spans)
-            return exc
-        return None
+        self._in_flight = _NOTHING
+        if self.segment is not None and self.segment.size_bytes >= ROTATE_BYTES:
+            self._rotate(self.segment)
+        return refusal
+
+    def _make_way(self, line: bytes) -> None:
+        """Write what is pending, while the disk is quick; however slow, until the line has room."""
+        self._catch_up()
+        while self._backlog and not self._backlog.has_room(line):
+            self._backlog.ask_again()
+            self._catch_up()
 
     def _hold(self, line: bytes, spans: int) -> None:
-        if self._pending_bytes + len(line) > PENDING_BYTES:
-            self.lost += spans
+        if not self._backlog.has_room(line):
+            self._count(n.DISK, spans)
         elif line:
-            self._pending.append(line)
-            self._pending_bytes += len(line)
+            self._backlog.add(line, spans)
+
+    def _count(self, name: str, spans: int) -> None:
+        if spans:
+            for counts in (self._counts, self._untold):
+                counts[name] = counts.get(name, 0) + spans
 
     def _catch_up(self) -> None:
-        while self._pending:
-            line = self._pending.popleft()
+        backlog = self._backlog
+        while backlog and not backlog.is_resting():
+            text, count = backlog.first()
             try:
-                self._put(line)
+                self._put(text, backlog.spans_of(count))
             except OSError:
-                self._pending.appendleft(line)
+                if count == 1:
+                    raise
+                # A disk that is nearly full may have room for one.
+                text, count = backlog.first(alone=True)
+                self._put(text, backlog.spans_of(count))
+            backlog.written(count)
+        if self._untold and not backlog and not backlog.is_resting():
+            told, self._untold = self._untold, {}
+            try:
+                self._put(control_line(_COUNT, counts=told), 0)
+            except OSError:
+                self._untold = n.added(told, self._untold)
                 raise
-            self._pending_bytes -= len(line)
-        lost = self.lost
-        if lost > self._lost_told:
-            self._put(control_line(_COUNT, lost=lost - self._lost_told))
-            self._lost_told = lost
+            self._told_here = n.added(self._told_here, told)
 
-    def _put(self, line: bytes) -> None:
+    def _put(self, line: bytes, spans: int) -> None:
+        began = time.monotonic()
         segment = self.segment
         if segment is None or not segment.is_intact():
-            segment = self._new_segment(line)
-            self._go_on_in(segment)
+            segment = self._replaced(segment, line)
         segment.append(line)
-        if segment.size_bytes >= ROTATE_BYTES:
-            self._rotate(segment)
+        self._note_written(line, spans)
+        took_s = time.monotonic() - began
+        if took_s > SLOW_S:
+            self._backlog.note_slow(took_s)
+            self._count(n.SLOW_WRITES, 1)
+        elif self._backlog.rest_until:
+            self._backlog.note_quick()
+
+    def _note_written(self, line: bytes, spans: int) -> None:
+        self._written += spans
+        self._written_here += spans
+        if line is self._in_flight[0]:
+            self._in_flight = _NOTHING
+
+    def _replaced(self, gone: Segment | None, line: bytes) -> Segment:
+        """A new segment, instead of none or of one that is not ours any more."""
+        fresh = self._new_segment(line)
+        if gone is not None and gone.is_removed():
+            # What was told in it is told again, and its spans are lost.
+            self._written -= self._written_here
+            self._untold = n.added(self._untold, self._told_here)
+            self._count(n.REMOVED, self._written_here)
+        elif gone is not None:
+            self._ended_sealed += self._ended_here()
+        self._go_on_in(fresh)
+        return fresh
+
+    def _ended_here(self) -> int:
+        """Spans that ended since the last seal and are written, or counted, by now."""
+        waiting = self._backlog.spans + n.unstored(self._untold) + self._in_flight[1]
+        return self.ended_spans - waiting - self._ended_sealed
 
     def _new_segment(self, line: bytes = b"") -> Segment:
         """A new segment that knows every span still open, but the one whose start is the line."""
@@ -309,7 +458,7 @@ class SpanWriter:
         fresh = None
         try:
             fresh = self._new_segment() if self._open else None
-            full.append(control_line(_SEAL, rotated=True))
+            self._seal(full, rotated=True)
         except OSError:
             if fresh is not None:
                 fresh.remove()
@@ -317,10 +466,22 @@ class SpanWriter:
         self._go_on_in(fresh)
         full.close()
 
+    def _seal(self, segment: Segment, *, rotated: bool) -> None:
+        ended = self._ended_here()
+        segment.append(control_line(_SEAL, rotated=rotated, counts={n.ENDED: ended}))
+        self._ended_sealed += ended
+        self._written_here, self._told_here = 0, {}
+
     def _go_on_in(self, segment: Segment | None) -> None:
         self.segment = segment
+        self._written_here, self._told_here = 0, {}
         if segment is not None:
             self.paths.append(segment.path)
+
+
+def _is_id(text: str) -> bool:
+    """Whether a trace or span id names anything: zeros do not, nor what is far too long."""
+    return bool(text.strip("0")) and len(text) <= _LONGEST_ID
 
 
 _writers: "weakref.WeakSet[SpanWriter]" = weakref.WeakSet()
