@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import lightning_otel.startup
 from lightning_otel import Store, config
+from lightning_otel.store.counts import Accounting
 from lightning_otel.store.layout import Layout
 
 IS_FULL: Final = bool(os.environ.get("LIGHTNING_TEST_FAULTS"))
@@ -168,13 +169,26 @@ class Host:
             lost: How many of those acknowledged must be missing.
             extra: How many may be there that were not acknowledged, as their process was killed.
         """
-        before = self.counts()
+        before = self.accounted()
+        counts = self.counts()
         self.store.settle()
-        after = self.counts()
-        for found in (before, after):
-            assert found.doubled == 0, found
-            assert 0 <= found.stored + lost - found.ended <= extra, found
-        return after
+        after = self.accounted()
+        assert counts == self.counts()
+        assert counts.doubled == 0, counts
+        assert 0 <= counts.stored + lost - counts.ended <= extra, (counts, after)
+        assert before == after
+        assert sum(after.dropped.values()) == lost, after
+        return counts
+
+    def accounted(self) -> Accounting:
+        """The store's accounting, which must balance and say what the views say."""
+        found = self.store.accounting()
+        (row,) = self.store.sql("SELECT count(end_ns) AS n FROM spans")
+        assert found.is_balanced, found
+        assert found.stored == row["n"]
+        for each in self.store.accounting_by_process().values():
+            assert each.is_balanced, each
+        return found
 
     def counts(self) -> Counts:
         """What the store holds of the spans that the program made."""

@@ -246,8 +246,11 @@ class Store:
 
         return self.writer().accounting() if self.layout is None else accounting_of(self.layout)
 
-    def accounting_by_process(self) -> "dict[str, Accounting]":
-        """The same for each process whose segments are not settled, or were a short while ago.
+    def accounting_by_process(self, *, since_ns: int = 0) -> "dict[str, Accounting]":
+        """The same for each process with a loss, or whose segments were not settled long ago.
+
+        Args:
+            since_ns: Only processes that began to record at this time or later.
 
         Raises:
             StoreMissingError: There is no store.
@@ -258,7 +261,7 @@ class Store:
         if self.layout is None:
             writer = self.writer()
             return {writer.process: writer.accounting()}
-        return accounting_by_process(self.layout)
+        return accounting_by_process(self.layout, since_ns)
 
     def pack(self, path: str | os.PathLike[str]) -> int:
         """Write everything into one self-contained DuckDB database with real tables.

@@ -34,8 +34,12 @@ def accounting_of(layout: "Layout") -> Accounting:
     return account(added(counts, untold), stored=stored, pending=untold.get(PENDING, 0))
 
 
-def accounting_by_process(layout: "Layout") -> dict[str, Accounting]:
-    """The same for each process with a segment that is not settled, or was a short while ago.
+def accounting_by_process(layout: "Layout", since_ns: int = 0) -> dict[str, Accounting]:
+    """The same for each process with a loss, or with a segment that was not settled long ago.
+
+    Args:
+        layout: The store's paths.
+        since_ns: Only processes that began to record at this time or later.
 
     Raises:
         StoreError: A file cannot be read.
@@ -50,6 +54,7 @@ def accounting_by_process(layout: "Layout") -> dict[str, Accounting]:
     return {
         process: account(counts, stored=counts.get(STORED, 0), pending=counts.get(PENDING, 0))
         for process, counts in sorted(found.items())
+        if int(process.split("-")[1]) >= since_ns
     }
 
 

@@ -74,7 +74,7 @@ class Backlog:
         self.rest_until = _PAST
 
     def note_slow(self, took_s: float) -> None:
-        """Leave the disk alone: as long as it took, and twice as long each time it is slow again."""
+        """Leave the disk alone for as long, and for twice as long each time it is slow again."""
         rest_s = min(took_s * (1 << min(self._slow_in_a_row, 8)), _LONGEST_REST_S)
         self._slow_in_a_row += 1
         self.rest_until = time.monotonic() + rest_s

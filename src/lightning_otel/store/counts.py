@@ -1,7 +1,7 @@
 """What became of spans that ended, by reason: the numbers that writers and settlers keep.
 
-A count is a whole number under a name, ``rejected.conflict`` say; counts are added up name by name,
-so they pass from a segment's lines into the manifest and from there on whatever is packed or merged.
+A count is a whole number under a name, ``rejected.conflict`` say. Counts are added up name by name,
+so they pass from a segment's lines into the manifest, whatever is packed or merged later.
 Pure: no I/O, nothing imported from outside.
 """
 
@@ -74,10 +74,24 @@ class Accounting:
         """Whether every span that ended is accounted for, and no other one."""
         return self.missing == 0
 
-    def reasons(self) -> list[tuple[int, str]]:
-        """How many spans are not stored, and why, in words."""
+    def sentence(self) -> str:
+        """The sum in words: ``12 ended = 11 stored + 1 rejected``."""
+        parts = [
+            f"{count} {word}"
+            for word, count in (
+                ("pending", self.pending),
+                ("rejected", sum(self.rejected.values())),
+                ("dropped", sum(self.dropped.values())),
+                ("missing", self.missing),
+            )
+            if count
+        ]
+        return " + ".join([f"{self.ended} ended = {self.stored} stored", *parts])
+
+    def reasons(self) -> list[tuple[str, int]]:
+        """Why spans are not stored, in words, and how many."""
         return [
-            (count, REASONS.get(prefix + reason, reason))
+            (REASONS.get(prefix + reason, reason), count)
             for prefix, counts in ((_REJECTED, self.rejected), (_DROPPED, self.dropped))
             for reason, count in counts.items()
         ]

@@ -17,6 +17,7 @@ from typing import Any, Final
 import orjson
 
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.store.counts import unstored
 
 MEMORY: Final = ":memory:"
 """Names a store that is kept in this process and gone with it."""
@@ -71,8 +72,8 @@ class SettledSegment:
 
     @property
     def tells_of_damage(self) -> bool:
-        """Whether something was damaged, in conflict or lost."""
-        return bool(self.damaged or self.conflicts or self.lost)
+        """Whether something was damaged, rejected or lost."""
+        return bool(self.damaged or self.conflicts or self.lost or unstored(self.counts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,8 @@ def _settled_segment(
     known = lines + n.unstored(told)
     # A sealed segment says how many ended; of one whose process was killed, each line counts. A
     # damaged line may have been a span's start: then nothing is missing.
-    ended = told.pop(n.ENDED, known + damaged)
+    noted = told.pop(n.ENDED, None)
+    ended = known + damaged if noted is None else noted + lost
     counts = n.added(
         told,
         {

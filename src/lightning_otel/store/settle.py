@@ -227,7 +227,8 @@ def _for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> Manifes
     files = (
         replace(file, added_us=0) if file.added_us < before_us else file for file in manifest.files
     )
-    segments, gone = [], []
+    segments: list[SettledSegment] = []
+    gone: list[SettledSegment] = []
     for segment in manifest.segments:
         is_there = segment.settled_us or (layout.live / segment.name).exists()
         (segments if is_there or segment.tells_of_damage else gone).append(segment)
