@@ -6,6 +6,7 @@ without us, every acknowledged span stored once before settling and after, nothi
 us but one warning where something was lost.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -37,11 +38,6 @@ def end(name="work", size=0, **attributes):
 '''
 
 
-def trials(full: int, few: int) -> int:
-    """How often, or with how many, a row is tried: few by default, all for the table."""
-    return full if IS_FULL else few
-
-
 class Outcome(NamedTuple):
     """How a host program ended."""
 
@@ -58,6 +54,25 @@ class Counts(NamedTuple):
     stored: int
     lost: int
     doubled: int
+
+
+def note(row: str, counts: Counts, tries: int = 1) -> None:
+    """Add to the table, if one is being made, what became of a row's spans.
+
+    Args:
+        row: Its id in the list of faults.
+        counts: Of all tries together.
+        tries: How often the fault was brought about.
+    """
+    path = os.environ.get("LIGHTNING_FAULTS_TABLE")
+    if path:
+        with Path(path).open("a") as file:
+            file.write(json.dumps({"row": row, "trials": tries, **counts._asdict()}) + "\n")
+
+
+def trials(full: int, few: int) -> int:
+    """How often, or with how many, a row is tried: few by default, all for the table."""
+    return full if IS_FULL else few
 
 
 class Host:
@@ -140,6 +155,8 @@ class Host:
         lost: int = 0,
         is_compared: bool = True,
         extra: Mapping[str, str] | None = None,
+        row: str = "",
+        tries: int = 1,
     ) -> Outcome:
         """Run it recorded, and once without us; the result is the same and the spans are there.
 
@@ -150,6 +167,8 @@ class Host:
             lost: How many acknowledged spans may be missing, each of them counted.
             is_compared: Whether to run it without us too; not where its output tells of us.
             extra: Environment of both runs.
+            row: The row of the table that its counts go to.
+            tries: How often the program brings its fault about.
         """
         done = self.run(*arguments, limit_s=limit_s, extra=extra)
         said: list[str] = []
@@ -159,7 +178,9 @@ class Host:
             said = bare.errors.splitlines()
         ours = [line for line in done.errors.splitlines() if line not in said]
         assert len(ours) <= warnings, done.errors
-        self.settled_counts(lost=lost)
+        counts = self.settled_counts(lost=lost)
+        if row:
+            note(row, counts, tries)
         return done
 
     def settled_counts(self, *, lost: int = 0, extra: int = 0) -> Counts:
@@ -194,7 +215,7 @@ class Host:
         """What the store holds of the spans that the program made."""
         (row,) = self.store.sql(
             "SELECT count(*) AS stored, count(*) - count(DISTINCT (trace_id, span_id)) AS doubled "
-            "FROM spans WHERE scope = 'host' AND end_ns IS NOT NULL"
+            "FROM spans WHERE end_ns IS NOT NULL"
         )
         distinct = row["stored"] - row["doubled"]
         return Counts(self.acked, distinct, max(0, self.acked - distinct), row["doubled"])

@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,11 +34,16 @@ _LONGEST_ID: Final = 64
 
 
 class _Begun(NamedTuple):
-    """A span that has not ended: its start's line, its columns so far, its place in the process."""
+    """A span that has not ended: its start's line, its columns so far, its place in the process.
+
+    Attributes:
+        began_ns: When it began, by the clock that never goes back.
+    """
 
     line: bytes
     identity: Record
     sequence: int
+    began_ns: int
 
 
 class SpanWriter(Appender):
@@ -66,7 +72,8 @@ class SpanWriter(Appender):
         ids = context.trace_id, context.span_id
         if 0 in ids:
             return
-        self._open[ids] = _Begun(b"", {}, sequence)  # whatever comes, the end is ours
+        began_ns = time.monotonic_ns()
+        self._open[ids] = _Begun(b"", {}, sequence, began_ns)  # whatever comes, the end is ours
         identity = identity_of(span)
         line = start_line_of(
             start_record(
@@ -77,7 +84,7 @@ class SpanWriter(Appender):
                 otel_resource=self._resource_of(span),
             )
         )
-        self._open[ids] = _Begun(line, identity, sequence)
+        self._open[ids] = _Begun(line, identity, sequence, began_ns)
         self._append(line, spans=0)
 
     def ended(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
@@ -87,7 +94,7 @@ class SpanWriter(Appender):
         ids = context.trace_id, context.span_id
         begun = self._open.pop(ids, None)
         if begun is not None:
-            self._keep(span, body, begun.identity, begun.sequence)
+            self._keep(span, body, begun.identity, begun.sequence, began_ns=begun.began_ns)
         else:
             self.refused(n.INVALID_ID if 0 in ids else n.FOREIGN)
 
@@ -138,7 +145,13 @@ class SpanWriter(Appender):
         return [record for record in found if "span_id" in record]
 
     def _keep(
-        self, span: "ReadableSpan", body: Mapping[str, str], identity: Record, sequence: int
+        self,
+        span: "ReadableSpan",
+        body: Mapping[str, str],
+        identity: Record,
+        sequence: int,
+        *,
+        began_ns: int | None = None,
     ) -> None:
         try:
             record = end_record(
@@ -150,6 +163,9 @@ class SpanWriter(Appender):
                 end_sequence=self._next(),
                 otel_resource=self._resource_of(span),
             )
+            if began_ns is not None and record["end_ns"] < record["start_ns"]:
+                # The wall clock was set back meanwhile.
+                record["end_ns"] = record["start_ns"] + time.monotonic_ns() - began_ns
             line = line_of(record)
         except BaseException:  # a fault of ours, or Ctrl-C
             self.refused(n.FAULT)
