@@ -48,7 +48,14 @@ class Outcome(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What became of a row's spans: a line of the table."""
+    """What became of a row's spans: a line of the table.
+
+    Attributes:
+        ended: Spans whose ``end()`` had returned.
+        stored: Those that can be read, once each.
+        lost: Those that cannot.
+        doubled: Rows beyond the first of a span.
+    """
 
     ended: int
     stored: int

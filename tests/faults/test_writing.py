@@ -162,4 +162,6 @@ def test_interrupt_in_the_middle_of_a_write_loses_nothing(tmp_path: Path) -> Non
     assert host.accounted() == before
     assert before.dropped.keys() <= {"fault"}
     assert sum(before.rejected.values()) == 0
-    note("interrupt", host.counts()._replace(ended=before.ended, lost=before.missing), 40)
+    # Spans that Ctrl-C kept from their very end never ended, or are counted as a fault.
+    counts = host.counts()._replace(ended=before.ended, lost=before.missing)
+    note("L4", counts, trials(200, 40))
