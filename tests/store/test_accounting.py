@@ -148,3 +148,24 @@ def test_accounting_in_memory(make_span: Callable[..., Span]) -> None:
 
     assert store.accounting() == Accounting(2, 1, rejected={"invalid_id": 1})
     assert list(store.accounting_by_process().values()) == [store.accounting()]
+
+
+def test_accounting_of_spans_taken_over(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """What the disk refuses was never ours, so that its sender may send it again."""
+    writer = store.writer()
+    writer.take([make_span(attributes={"text": "x" * 700_000}) for _ in range(4)])
+    layout.segments()[0].unlink()
+    layout.live.rename(layout.root / "away")
+    layout.live.write_text("in the way")
+    with pytest.raises(OSError, match="directory"):
+        writer.take([make_span()])
+    refused = writer.accounting()
+    layout.live.unlink()
+    (layout.root / "away").rename(layout.live)
+    writer.take(make_span() for _ in range(3))
+
+    assert refused == Accounting(4, 4)
+    assert writer.accounting() == store.accounting()
+    assert store.accounting() == Accounting(7, 3, dropped={"removed": 4})

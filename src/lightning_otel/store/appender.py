@@ -171,6 +171,30 @@ class Appender:
                 refusal,
             )
 
+    def _take(self, lines: bytes, spans: int) -> None:
+        """Write lines that somebody else holds until they are here.
+
+        Raises:
+            OSError: The disk refuses them; it is as if they had never come.
+        """
+        if self.layout is None:
+            self.ended_spans += spans
+            self._written += spans
+            self.lines += lines.splitlines(keepends=True)
+            return
+        with self._lock:
+            self.ended_spans += spans
+            self._in_flight = (lines, spans)
+            try:
+                self._put(lines, spans)
+            finally:
+                if self._in_flight is not _NOTHING:
+                    self._in_flight = _NOTHING
+                    self.ended_spans -= spans
+                    if self.segment is not None:
+                        self.segment.take_back()
+            self._rotate_if_full()
+
     def _waits(self, line: bytes, spans: int) -> bool:
         """Whether the line waits in memory, as the disk was slow just before.
 
@@ -236,8 +260,7 @@ class Appender:
             refusal = exc
             self._hold(line, spans)
         self._in_flight = _NOTHING
-        if self.segment is not None and self.segment.size_bytes >= ROTATE_BYTES:
-            self._rotate(self.segment)
+        self._rotate_if_full()
         return refusal
 
     def _make_way(self, line: bytes) -> None:
@@ -330,6 +353,10 @@ class Appender:
                 segment.remove()
                 raise
         return segment
+
+    def _rotate_if_full(self) -> None:
+        if self.segment is not None and self.segment.size_bytes >= ROTATE_BYTES:
+            self._rotate(self.segment)
 
     def _rotate(self, full: Segment) -> None:
         """Go on in a new segment; if there is no room for it and the seal, go on in the old one.

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_ID: Final = 64
+_TAKEN_BYTES: Final = 1 << 20
+"""Written at once of spans that are taken over."""
 
 
 class _Begun(NamedTuple):
@@ -119,6 +121,25 @@ class SpanWriter(Appender):
             self.refused(n.FAULT, spans)
             raise
         self._append(line, spans)
+
+    def take(self, spans: Iterable[Span]) -> None:
+        """Keep spans that somebody else holds until we have them: with few writes, or not at all.
+
+        Raises:
+            OSError: The disk refuses some of them; they are neither held in memory nor counted.
+        """
+        self._forget_if_forked()
+        lines: list[bytes] = []
+        size, ended = 0, 0
+        for span in spans:
+            lines.append(line_of(record_of_span(span)))
+            size += len(lines[-1])
+            ended += span.end_ns is not None
+            if size >= _TAKEN_BYTES:
+                self._take(b"".join(lines), ended)
+                lines, size, ended = [], 0, 0
+        if lines:
+            self._take(b"".join(lines), ended)
 
     def records(self, since: tuple[int, int], *mentions: str) -> list[Record] | None:
         """This process's records since a position, starts without their end among them.
