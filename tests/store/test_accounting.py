@@ -36,7 +36,7 @@ def test_accounting_is_the_same_at_every_stage(
     writer = SpanWriter(layout)
     for span in [*spans, spans[0], make_span(trace_id=spans[1].trace_id, span_id=spans[1].span_id)]:
         writer.add(span)
-    writer.add(make_span(trace_id="0" * 32))
+    writer.add(make_span(trace_id="0" * 1000))
     stages = [store.accounting()]
     writer.seal()
     stages.append(store.accounting())
@@ -144,7 +144,7 @@ def test_accounting_counts_a_killed_process_by_its_lines(
 def test_accounting_in_memory(make_span: Callable[..., Span]) -> None:
     """A store without a place counts too."""
     store = Store(":memory:")
-    store.add([make_span(), make_span(span_id="0" * 16)])
+    store.add([make_span(), make_span(span_id="")])
 
     assert store.accounting() == Accounting(2, 1, rejected={"invalid_id": 1})
     assert list(store.accounting_by_process().values()) == [store.accounting()]

@@ -205,8 +205,8 @@ class SpanWriter(Appender):
 
 
 def _is_id(text: str) -> bool:
-    """Whether a trace or span id names anything: zeros do not, nor what is far too long."""
-    return bool(text.strip("0")) and len(text) <= _LONGEST_ID
+    """Whether a span made by hand may be called so; those of OpenTelemetry must not be zeros."""
+    return 0 < len(text) <= _LONGEST_ID
 
 
 _writers: "weakref.WeakSet[SpanWriter]" = weakref.WeakSet()
