@@ -5,7 +5,7 @@ Nonsense in a variable never stops a program: the default is taken and one warni
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -85,6 +85,33 @@ def content() -> Content:
     if value:
         _warn_once(CONTENT_ENV, value, "NO_CONTENT, SPAN_ONLY, EVENT_ONLY or SPAN_AND_EVENT")
     return Content(is_kept=True, is_exported=exported)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStorage:
+    """How to reach an object storage that speaks S3; what is empty was not said.
+
+    Attributes:
+        endpoint: URL of a storage that is not AWS's own.
+    """
+
+    key_id: str = field(repr=False)
+    secret: str = field(repr=False)
+    token: str = field(repr=False)
+    region: str
+    endpoint: str
+
+
+def object_storage() -> ObjectStorage:
+    """Keys, region and endpoint from AWS's own variables."""
+    get = os.environ.get
+    return ObjectStorage(
+        key_id=get("AWS_ACCESS_KEY_ID", ""),
+        secret=get("AWS_SECRET_ACCESS_KEY", ""),
+        token=get("AWS_SESSION_TOKEN", ""),
+        region=get("AWS_REGION") or get("AWS_DEFAULT_REGION") or "",
+        endpoint=get("AWS_ENDPOINT_URL_S3") or get("AWS_ENDPOINT_URL") or "",
+    )
 
 
 def traces_exporters() -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
 from lightning_otel.adapter import Adaptation, TripletAdapter
-from lightning_otel.errors import StoreError
+from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.store.lake import EXAMPLE
 from lightning_otel.store.layout import MEMORY, Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
@@ -21,6 +22,7 @@ from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 if TYPE_CHECKING:
     import duckdb
 
+    from lightning_otel.store.publish import Published
     from lightning_otel.store.settle import Settled
     from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table, Transitions
@@ -61,31 +63,42 @@ TRANSITION_COLUMNS: Mapping[str, str] = {
 class Store:
     """A place that holds spans, written and read by any number of processes at once."""
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, data: str | None = None
+    ) -> None:
         """Name a store; nothing is opened or made yet.
 
         Args:
-            path: ``X.duckdb``, a folder, or ``:memory:``. By default ``LIGHTNING_OTEL_STORE``, else
-                ``.lightning/traces.duckdb``.
+            path: ``X.duckdb``, a folder, ``:memory:``, or a lake as
+                ``ducklake:postgres://user@host/db?data=s3://bucket/prefix``. By default
+                ``LIGHTNING_OTEL_STORE``, else ``.lightning/traces.duckdb``.
+            data: Where a lake's files lie, if the path does not say.
 
         Raises:
             ConfigError: The path is a URL of an engine this version does not know.
         """
         given = os.fspath(path) if path is not None else config.store_path()
+        from lightning_otel.store.ducklake import DuckLakeSource
+        from lightning_otel.store.lake import is_lake, lake_address
         from lightning_otel.store.source import LocalSource, MemorySource
 
-        self.layout: Layout | None = None if given == MEMORY else Layout(given)
-        self.source: SpanSource = (
-            MemorySource() if self.layout is None else LocalSource(self.layout)
-        )
+        self.layout: Layout | None = None
+        self.source: SpanSource
+        if is_lake(given):
+            self.source = DuckLakeSource(lake_address(given, data))
+        elif given == MEMORY:
+            self.source = MemorySource()
+        else:
+            self.layout = Layout(given)
+            self.source = LocalSource(self.layout)
 
     def __repr__(self) -> str:
         return f"Store({self.name!r})"
 
     @property
     def name(self) -> str:
-        """The catalogue's absolute path, or ``:memory:``."""
-        return str(self.layout.catalogue) if self.layout is not None else MEMORY
+        """The catalogue's absolute path, ``:memory:``, or a lake's URL without its password."""
+        return self.source.name
 
     def writer(self) -> "SpanWriter":
         """This process's writer into the store, which is made if it is not there.
@@ -233,6 +246,43 @@ class Store:
             raise StoreError(
                 f"cannot settle {self.layout.catalogue}: {exc}; is there room?"
             ) from exc
+
+    def publish(
+        self, lake: "Store | str | None" = None, *, is_rest_included: bool = False
+    ) -> "Published":
+        """Settle, and put the spans that a lake has not got yet into it, exactly once.
+
+        Args:
+            lake: Where to; by default this store itself, if it is a lake: what this machine
+                recorded for it goes there.
+            is_rest_included: Whether spans too few for a file of their own go in as well; without,
+                they wait for more.
+
+        Raises:
+            ConfigError: It is no lake, or its DuckDB extensions are not installed.
+            StoreMissingError: Nothing was recorded.
+            StoreError: Another process publishes this store, or the lake cannot be reached or
+                written. What was not published is with the next time.
+        """
+        from lightning_otel.store.ducklake import DuckLakeSource
+        from lightning_otel.store.publish import publish
+
+        to = self if lake is None else lake if isinstance(lake, Store) else Store(lake)
+        if not isinstance(to.source, DuckLakeSource):
+            raise ConfigError(f"{to.name} is no lake; name one as in {EXAMPLE}")
+        layout = to.source.local if to is self else self.layout
+        if layout is None:
+            raise ConfigError(f"{self.name} has no files to publish; name a store on disk")
+        return publish(layout, to.source.address, is_rest_included=is_rest_included)
+
+    @property
+    def local(self) -> "Store":
+        """The store on this machine that recordings go to: this one, or that before a lake."""
+        from lightning_otel.store.ducklake import DuckLakeSource
+
+        if isinstance(self.source, DuckLakeSource):
+            return Store(self.source.local.catalogue)
+        return self
 
     def pack(self, path: str | os.PathLike[str]) -> int:
         """Write everything into one self-contained DuckDB database with real tables.

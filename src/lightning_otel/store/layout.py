@@ -16,7 +16,9 @@ from typing import Any, Final
 
 import orjson
 
+from lightning_otel.config import DEFAULT_STORE
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.store.lake import is_lake, lake_address
 
 MEMORY: Final = ":memory:"
 """Names a store that is kept in this process and gone with it."""
@@ -35,6 +37,8 @@ class DataFile:
     Attributes:
         added_us: When it began to count, Unix microseconds.
         dropped_us: When it ceased to count; None while it does.
+        publication: What it goes into lakes as, with all files of the same one; empty if that is
+            not settled yet. Files of different publications are never packed into one.
     """
 
     name: str
@@ -44,6 +48,7 @@ class DataFile:
     min_start_ns: int
     max_start_ns: int
     dropped_us: int | None = None
+    publication: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +98,16 @@ class Layout:
         """Name a store.
 
         Args:
-            path: ``X.duckdb``, or a folder that holds (or will hold) ``traces.duckdb``.
+            path: ``X.duckdb``, or a folder that holds (or will hold) ``traces.duckdb``; of a lake
+                the store on this machine that recordings go to.
 
         Raises:
             ConfigError: It is a URL, or ``:memory:``, and so no place on a disk.
         """
         text = os.fspath(path)
+        if is_lake(text):
+            # What is recorded with a lake for its store waits here to be published.
+            path = text = lake_address(text).local or DEFAULT_STORE
         if "://" in text:
             raise ConfigError(f"no engine for {text!r}; name a local path")
         if text == MEMORY:

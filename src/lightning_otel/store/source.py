@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from lightning_otel.errors import StoreError
 from lightning_otel.store import views
 from lightning_otel.store.damage import damage_of
-from lightning_otel.store.layout import EMPTY_DATA, Layout, now_us, write_private
+from lightning_otel.store.layout import EMPTY_DATA, MEMORY, Layout, now_us, write_private
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter, writer_for
@@ -90,6 +90,10 @@ class SpanSource(Protocol):
     """An engine that holds spans."""
 
     @property
+    def name(self) -> str:
+        """Where the spans are, as a person wrote it, without a password."""
+
+    @property
     def layout(self) -> Layout | None:
         """Its paths, where it keeps files on this machine."""
 
@@ -113,6 +117,7 @@ class LocalSource:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        self.name = str(layout.catalogue)
 
     def connect(self, names: Wanted = views.NAMES) -> "duckdb.DuckDBPyConnection":
         """An in-memory DuckDB over the files.
@@ -234,6 +239,7 @@ class MemorySource:
 
     def __init__(self) -> None:
         self.layout = None
+        self.name = MEMORY
         self._writer = SpanWriter(None)
 
     def connect(self, names: Wanted = views.NAMES) -> "duckdb.DuckDBPyConnection":
