@@ -1,6 +1,13 @@
 """Settled files go into a lake once each, whatever dies on the way."""
 
-from collections.abc import Callable
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +19,7 @@ from lightning_otel.store.ducklake import attached
 from lightning_otel.store.lake import LakeAddress, lake_address
 from lightning_otel.store.publish import LEAST_ROWS
 from lightning_otel.types import Span
+from tests.store.lake import servers
 
 Spans = Callable[..., list[Span]]
 
@@ -28,6 +36,11 @@ def count(store: Store) -> tuple[int, int]:
     """Spans, and how many different ones."""
     (row,) = store.sql("SELECT count(*) AS n, count(DISTINCT (trace_id, span_id)) AS d FROM spans")
     return row["n"], row["d"]
+
+
+def by_id(store: Store) -> list[Span]:
+    """Every span, whatever started at the same time."""
+    return sorted(store.spans(), key=lambda span: span.span_id)
 
 
 def files_of(address: LakeAddress) -> list[int]:
@@ -93,3 +106,136 @@ def test_publish_waits_until_there_are_enough_spans(
     assert (second.spans, second.files, second.waiting) == (LEAST_ROWS, 1, 0)
     assert files_of(address) == [LEAST_ROWS]
     assert count(Store(lake)) == (LEAST_ROWS, LEAST_ROWS)
+
+
+STEPS = [
+    ("in", "CREATE TABLE"),
+    ("before", "COPY"),
+    ("in", "COPY"),
+    ("after", "COPY"),
+    ("in", "CALL"),
+    ("after", "INSERT"),
+    ("in", "COMMIT"),
+    ("after", "COMMIT"),
+]
+TIMES = int(os.environ.get("LIGHTNING_TEST_KILLS", "1"))
+
+
+@pytest.mark.timeout(60 + 60 * TIMES)
+def test_publisher_killed_at_any_step_loses_and_doubles_nothing(
+    lake: str, address: LakeAddress, make_spans: Spans, tmp_path: Path
+) -> None:
+    """After a SIGKILL at each step in turn the next publisher goes on: every span is there once."""
+    path = tmp_path / "local"
+    total = 0
+
+    for number, (moment, statement) in enumerate(TIMES * STEPS):
+        recorded(path, make_spans(30, machine=chr(1 + number)))
+        total += 30
+        ended = run_killed(path, lake, moment, statement)
+        # A publisher is quicker through some steps than the one who is to end it.
+        assert ended == -signal.SIGKILL or (moment == "in" and ended == 0), (moment, statement)
+    Store(path).publish(lake, is_rest_included=True)
+
+    assert count(Store(lake)) == (total, total)
+    assert raw_count(address) == total
+    assert sum(files_of(address)) == total
+    assert by_id(Store(lake)) == by_id(Store(path))
+
+
+def run_killed(store: Path, lake: str, moment: str, statement: str) -> int:
+    """The exit code of a publisher that ends itself."""
+    program = Path(__file__).with_name("killed.py")
+    command = [sys.executable, str(program), str(store), lake, moment, statement]
+    return subprocess.run(command, timeout=50).returncode
+
+
+def raw_count(address: LakeAddress) -> int:
+    """Rows in the lake's table, whatever ids they have."""
+    with attached(address, application="test", is_read_only=True) as con:
+        row = con.execute("SELECT count(*) FROM lake.spans").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_session_of_a_dead_publisher_is_ended_before_the_next_one_looks(
+    lake: str,
+    address: LakeAddress,
+    postgres: servers.Postgres,
+    database: str,
+    make_spans: Spans,
+    tmp_path: Path,
+) -> None:
+    """A commit that outlives its publisher in PostgreSQL cannot put the same spans in twice."""
+    path = tmp_path / "local"
+    recorded(path, make_spans(30)).publish(lake, is_rest_included=True)
+    recorded(path, make_spans(60, machine="b"))
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+        "AND application_name LIKE 'lightning-otel publish%'"
+    )
+    program = Path(__file__).with_name("killed.py")
+
+    with locked(postgres, database, "ducklake_snapshot"):
+        command = [sys.executable, str(program), str(path), lake, "never", "-"]
+        with subprocess.Popen(command) as first:
+            until(lambda: postgres.run(waiting) == "1")
+            first.kill()
+        outlived = postgres.run(waiting)
+        second = threading.Thread(target=Store(path).publish, args=(lake,))
+        second.start()
+        until(lambda: postgres.run(waiting) == "0")
+    second.join(30)
+    Store(path).publish(lake, is_rest_included=True)
+
+    assert outlived == "1"
+    assert raw_count(address) == 90
+    assert count(Store(lake)) == (90, 90)
+
+
+@contextlib.contextmanager
+def locked(postgres: servers.Postgres, database: str, table: str) -> Iterator[None]:
+    """A block in which nobody can write into a table."""
+    with subprocess.Popen(
+        [postgres.psql, "-h", "127.0.0.1", "-p", str(postgres.port), "-U", "lake", "-qAtX",
+         "-d", database],
+        env={**os.environ, "PGPASSWORD": servers.PASSWORD},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as session:  # fmt: skip
+        assert session.stdin is not None
+        assert session.stdout is not None
+        session.stdin.write(f"BEGIN; LOCK TABLE {table} IN SHARE MODE; SELECT 'held';\n")
+        session.stdin.flush()
+        assert session.stdout.readline() == "held\n"
+        yield
+        session.stdin.write("ROLLBACK;\n")
+        session.stdin.close()
+
+
+def until(is_so: Callable[[], bool], limit_s: float = 30) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come to be"
+        time.sleep(0.05)
+
+
+def test_maintenance_of_the_lake_brings_nothing_back(
+    lake: str, address: LakeAddress, make_spans: Spans, tmp_path: Path
+) -> None:
+    """Where DuckLake merged files and forgot the old ones, what was published stays published."""
+    path = tmp_path / "local"
+    for machine in "ab":
+        recorded(path, make_spans(30, machine=machine)).publish(lake, is_rest_included=True)
+
+    with attached(address, application="test", is_read_only=False) as con:
+        con.execute("CALL ducklake_merge_adjacent_files('lake')")
+        con.execute("CALL ducklake_expire_snapshots('lake', older_than => now())")
+        con.execute("CALL ducklake_cleanup_old_files('lake', cleanup_all => true)")
+        files = con.execute("FROM ducklake_list_files('lake', 'spans')").fetchall()
+    again = Store(path).publish(lake, is_rest_included=True)
+
+    assert len(files) == 1
+    assert again.spans == 0
+    assert count(Store(lake)) == (60, 60)
+    assert by_id(Store(lake)) == by_id(Store(path))
