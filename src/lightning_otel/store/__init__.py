@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_otel import config
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.errors import StoreError
-from lightning_otel.store.layout import MEMORY, Layout
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 
@@ -71,21 +71,19 @@ class Store:
         Raises:
             ConfigError: The path is a URL of an engine this version does not know.
         """
-        given = os.fspath(path) if path is not None else config.store_path()
-        from lightning_otel.store.source import LocalSource, MemorySource
+        from lightning_otel.store.engines import source_of
 
-        self.layout: Layout | None = None if given == MEMORY else Layout(given)
-        self.source: SpanSource = (
-            MemorySource() if self.layout is None else LocalSource(self.layout)
-        )
+        given = os.fspath(path) if path is not None else config.store_path()
+        self.source: SpanSource = source_of(given)
+        self.layout: Layout | None = self.source.layout
 
     def __repr__(self) -> str:
         return f"Store({self.name!r})"
 
     @property
     def name(self) -> str:
-        """The catalogue's absolute path, or ``:memory:``."""
-        return str(self.layout.catalogue) if self.layout is not None else MEMORY
+        """The catalogue's absolute path, ``:memory:``, or the URL without its password."""
+        return self.source.name
 
     def writer(self) -> "SpanWriter":
         """This process's writer into the store, which is made if it is not there.
@@ -97,9 +95,7 @@ class Store:
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans that are complete already; of two with one id the first one wins."""
-        writer = self.writer()
-        for span in spans:
-            writer.add(span)
+        self.source.add(spans)
 
     def connect(self) -> "duckdb.DuckDBPyConnection":
         """An own DuckDB connection in which ``spans``, ``calls``, ``rewards``, ``rollouts`` stand.
@@ -118,14 +114,16 @@ class Store:
         Raises:
             QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.
         """
-        from lightning_otel.store.table import Query, Table, check_read_only, views_of
+        from lightning_otel.store.table import Query, Table, check_read_only, columns_of, views_of
+
+        given = list(parameters)
 
         def names(empty: "duckdb.DuckDBPyConnection") -> Collection[str]:
             check_read_only(empty, query)
             return views_of(empty, query)
 
-        con = self.source.connect(names)
-        found = Query(con, query, list(parameters), data=self._data)
+        con = self.source.connect(names, lambda empty: columns_of(empty, query, given))
+        found = Query(con, query, given, data=self._data)
         found.take(lambda relation: relation.columns)
         return Table(lambda: found, found.dicts, "rows")
 
@@ -258,16 +256,19 @@ class Store:
             NotFoundError: None does, or several do.
         """
         from lightning_otel.store.find import LAST, find
+        from lightning_otel.store.source import INDEX_COLUMNS
 
-        con = self.source.connect(("spans", "rollouts") if prefix == LAST else ("spans",))
+        names = ("spans", "rollouts") if prefix == LAST else ("spans",)
+        con = self.source.connect(names, INDEX_COLUMNS)
         with self._reading():
             return find(con, prefix)
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
         """The rollout that a found trace, span or response belongs to."""
         from lightning_otel.store.find import rollout_of
+        from lightning_otel.store.source import INDEX_COLUMNS
 
-        con = self.source.connect(("spans",))
+        con = self.source.connect(("spans",), INDEX_COLUMNS)
         with self._reading():
             return rollout_of(con, noun, whole_id)
 
