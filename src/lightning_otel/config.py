@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 
 STORE_ENV: Final = "LIGHTNING_OTEL_STORE"
 ENABLED_ENV: Final = "LIGHTNING_OTEL"
+TOKEN_ENV: Final = "LIGHTNING_OTEL_TOKEN"
 EXPORT_CONTENT_ENV: Final = "LIGHTNING_OTEL_EXPORT_CONTENT"
 ROLLOUT_ENV: Final = "LIGHTNING_OTEL_ROLLOUT_ID"
 ATTEMPT_ENV: Final = "LIGHTNING_OTEL_ATTEMPT_ID"
@@ -68,6 +69,11 @@ def is_enabled() -> bool:
 def store_path() -> str:
     """The store used where none is named: ``LIGHTNING_OTEL_STORE``, else ``.lightning/…``."""
     return os.environ.get(STORE_ENV) or DEFAULT_STORE
+
+
+def token() -> str:
+    """What a store behind ``lightning-otel serve`` asks for before it answers; empty for none."""
+    return os.environ.get(TOKEN_ENV, "").strip()
 
 
 def content() -> Content:

@@ -56,7 +56,7 @@ def run(
     from lightning_otel.store import Store
 
     evaluator = _loaded(reward_evaluator) if reward_evaluator else None
-    opened = Store(store)
+    opened = Store(store).local
     if opened.layout is None:
         raise ConfigError("run needs a store on disk; name one with --store")
     options = tracing.Options(

@@ -15,7 +15,7 @@ from lightning_otel import config
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.lake import EXAMPLE
-from lightning_otel.store.layout import MEMORY, Layout
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 
@@ -77,27 +77,18 @@ class Store:
         Raises:
             ConfigError: The path is a URL of an engine this version does not know.
         """
-        given = os.fspath(path) if path is not None else config.store_path()
-        from lightning_otel.store.ducklake import DuckLakeSource
-        from lightning_otel.store.lake import is_lake, lake_address
-        from lightning_otel.store.source import LocalSource, MemorySource
+        from lightning_otel.store.engines import source_of
 
-        self.layout: Layout | None = None
-        self.source: SpanSource
-        if is_lake(given):
-            self.source = DuckLakeSource(lake_address(given, data))
-        elif given == MEMORY:
-            self.source = MemorySource()
-        else:
-            self.layout = Layout(given)
-            self.source = LocalSource(self.layout)
+        given = os.fspath(path) if path is not None else config.store_path()
+        self.source: SpanSource = source_of(given, data=data)
+        self.layout: Layout | None = self.source.layout
 
     def __repr__(self) -> str:
         return f"Store({self.name!r})"
 
     @property
     def name(self) -> str:
-        """The catalogue's absolute path, ``:memory:``, or a lake's URL without its password."""
+        """The catalogue's absolute path, ``:memory:``, or the URL without its password."""
         return self.source.name
 
     def writer(self) -> "SpanWriter":
@@ -110,9 +101,7 @@ class Store:
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans that are complete already; of two with one id the first one wins."""
-        writer = self.writer()
-        for span in spans:
-            writer.add(span)
+        self.source.add(spans)
 
     def connect(self) -> "duckdb.DuckDBPyConnection":
         """An own DuckDB connection in which ``spans``, ``calls``, ``rewards``, ``rollouts`` stand.
@@ -131,14 +120,16 @@ class Store:
         Raises:
             QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.
         """
-        from lightning_otel.store.table import Query, Table, check_read_only, views_of
+        from lightning_otel.store.table import Query, Table, check_read_only, columns_of, views_of
+
+        given = list(parameters)
 
         def names(empty: "duckdb.DuckDBPyConnection") -> Collection[str]:
             check_read_only(empty, query)
             return views_of(empty, query)
 
-        con = self.source.connect(names)
-        found = Query(con, query, list(parameters), data=self._data)
+        con = self.source.connect(names, lambda empty: columns_of(empty, query, given))
+        found = Query(con, query, given, data=self._data)
         found.take(lambda relation: relation.columns)
         return Table(lambda: found, found.dicts, "rows")
 
@@ -270,7 +261,7 @@ class Store:
         to = self if lake is None else lake if isinstance(lake, Store) else Store(lake)
         if not isinstance(to.source, DuckLakeSource):
             raise ConfigError(f"{to.name} is no lake; name one as in {EXAMPLE}")
-        layout = to.source.local if to is self else self.layout
+        layout = self.local.layout
         if layout is None:
             raise ConfigError(f"{self.name} has no files to publish; name a store on disk")
         return publish(layout, to.source.address, is_rest_included=is_rest_included)
@@ -308,16 +299,19 @@ class Store:
             NotFoundError: None does, or several do.
         """
         from lightning_otel.store.find import LAST, find
+        from lightning_otel.store.source import INDEX_COLUMNS
 
-        con = self.source.connect(("spans", "rollouts") if prefix == LAST else ("spans",))
+        names = ("spans", "rollouts") if prefix == LAST else ("spans",)
+        con = self.source.connect(names, INDEX_COLUMNS)
         with self._reading():
             return find(con, prefix)
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
         """The rollout that a found trace, span or response belongs to."""
         from lightning_otel.store.find import rollout_of
+        from lightning_otel.store.source import INDEX_COLUMNS
 
-        con = self.source.connect(("spans",))
+        con = self.source.connect(("spans",), INDEX_COLUMNS)
         with self._reading():
             return rollout_of(con, noun, whole_id)
 

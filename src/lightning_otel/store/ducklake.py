@@ -17,8 +17,9 @@ from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, St
 from lightning_otel.store import views
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout
+from lightning_otel.store.remote import timed
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.source import Selection, Wanted
+from lightning_otel.store.source import Columns, Selection, Wanted
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import SAME_SPAN_NS, quoted, same_span
 from lightning_otel.store.writer import SpanWriter, writer_for
@@ -52,7 +53,7 @@ class DuckLakeSource:
         self.local = Layout(address.local or config.DEFAULT_STORE)
 
     def connect(
-        self, names: Wanted = views.NAMES, columns: object = None
+        self, names: Wanted = views.NAMES, columns: Columns | None = None
     ) -> "duckdb.DuckDBPyConnection":
         """An in-memory DuckDB in which the lake is attached, read-only, as ``lake``.
 
@@ -78,6 +79,9 @@ class DuckLakeSource:
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans; files and row groups that hold none of them are not read."""
         con = con or self.connect(("spans",))
+        if selection.also is None:
+            with telling(self.address):
+                selection = timed(selection, con)
         text, values = selection.query()
         bounds = _bounds(selection)
         if bounds:

@@ -14,9 +14,10 @@ from lightning_otel.errors import StoreError
 from lightning_otel.store import views
 from lightning_otel.store.damage import damage_of
 from lightning_otel.store.layout import EMPTY_DATA, MEMORY, Layout, now_us, write_private
-from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter, writer_for
+from lightning_otel.types import Span
 
 if TYPE_CHECKING:
     import duckdb
@@ -24,10 +25,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STAMP: Final = "catalogue.stamp"
-_SELECT: Final = f"SELECT {', '.join(COLUMNS)} FROM spans"
+REWARD_ATTRIBUTES: Final = "reward_attributes"
+"""Stands for ``attributes`` of spans that are a reward and nothing else; empty on the others."""
+INDEX_COLUMNS: Final = (*NARROW_COLUMNS, REWARD_ATTRIBUTES)
+"""What tells rollouts, and the rewards given to them from elsewhere: no content."""
 
 Wanted = Collection[str] | Callable[["duckdb.DuckDBPyConnection"], Collection[str]]
 """Names of views, or what tells them from a connection that has none yet."""
+Columns = Collection[str] | Callable[["duckdb.DuckDBPyConnection"], Collection[str]]
+"""Names of columns of ``spans``, or what tells them from a connection with the views, but no row"""
 SpanName = tuple[str, str]
 """Trace and span id."""
 
@@ -45,6 +51,7 @@ class Selection:
         without: Names of spans not wanted.
         also: What is fetched besides.
         is_ordered: Whether order matters; sorting wide rows costs more than reading them.
+        columns: Which columns; ``REWARD_ATTRIBUTES`` may be among them.
     """
 
     rollout_ids: Sequence[str] = ()
@@ -55,13 +62,15 @@ class Selection:
     without: Sequence[SpanName] = ()
     also: "Selection | None" = None
     is_ordered: bool = False
+    columns: Collection[str] = tuple(COLUMNS)
 
     def query(self) -> tuple[str, list[Any]]:
         """The selection as a SQL query and its parameters."""
         parts = [self] if self.also is None else [self, self.also]
         found = [part._where() for part in parts]
         # Not one condition with OR: that would keep DuckDB from leaving out whole row groups.
-        text = " UNION ALL ".join(f"{_SELECT} WHERE {where}" for where, _ in found)
+        select = f"SELECT {projection(self.columns)} FROM spans"
+        text = " UNION ALL ".join(f"{select} WHERE {where}" for where, _ in found)
         if self.is_ordered:
             text = f"SELECT * FROM ({text}) ORDER BY start_ns, process, sequence"
         return text, [value for _, values in found for value in values]
@@ -86,6 +95,14 @@ class Selection:
         return " AND ".join(terms), values
 
 
+def projection(columns: Collection[str]) -> str:
+    """What a SELECT from ``spans`` gives for the columns, in the store's order, in plain SQL."""
+    chosen = [name for name in COLUMNS if name in columns]
+    if REWARD_ATTRIBUTES in columns and "attributes" not in columns:
+        chosen.append(f"CASE WHEN {views.BARE} THEN attributes END AS attributes")
+    return ", ".join(chosen)
+
+
 class SpanSource(Protocol):
     """An engine that holds spans."""
 
@@ -105,11 +122,26 @@ class SpanSource(Protocol):
             con: A connection of this source to read on; by default a new one.
         """
 
-    def connect(self, names: Wanted = views.NAMES) -> "duckdb.DuckDBPyConnection":
-        """A connection of one's own in which the views named stand, ``spans`` always."""
+    def connect(
+        self, names: Wanted = views.NAMES, columns: Columns | None = None
+    ) -> "duckdb.DuckDBPyConnection":
+        """A connection of one's own in which the views named stand, ``spans`` always.
+
+        Args:
+            names: Which views.
+            columns: Those of ``spans`` that will be looked at; all by default. An engine elsewhere
+                leaves the others empty; one whose data DuckDB reads where it lies has them all.
+        """
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Keep spans that are complete already, durably when this returns."""
 
     def writer(self) -> SpanWriter:
-        """This process's writer into the engine."""
+        """This process's writer into the engine.
+
+        Raises:
+            ConfigError: A traced process cannot write into it without waiting for it.
+        """
 
 
 class LocalSource:
@@ -119,7 +151,9 @@ class LocalSource:
         self.layout = layout
         self.name = str(layout.catalogue)
 
-    def connect(self, names: Wanted = views.NAMES) -> "duckdb.DuckDBPyConnection":
+    def connect(
+        self, names: Wanted = views.NAMES, columns: Columns | None = None
+    ) -> "duckdb.DuckDBPyConnection":
         """An in-memory DuckDB over the files.
 
         Raises:
@@ -148,9 +182,18 @@ class LocalSource:
         con = con or self.connect(("spans",))
         return Query(con, *selection.query(), data=self.layout.data)
 
+    def add(self, spans: Iterable[Span]) -> None:
+        """Keep complete spans in this process's segment."""
+        _add(self.writer(), spans)
+
     def writer(self) -> SpanWriter:
         """This process's writer of the store, made if it is not there."""
         return writer_for(self.layout)
+
+
+def _add(writer: SpanWriter, spans: Iterable[Span]) -> None:
+    for span in spans:
+        writer.add(span)
 
 
 def new_connection(path: str = ":memory:") -> "duckdb.DuckDBPyConnection":
@@ -242,7 +285,9 @@ class MemorySource:
         self.name = MEMORY
         self._writer = SpanWriter(None)
 
-    def connect(self, names: Wanted = views.NAMES) -> "duckdb.DuckDBPyConnection":
+    def connect(
+        self, names: Wanted = views.NAMES, columns: Columns | None = None
+    ) -> "duckdb.DuckDBPyConnection":
         """An in-memory DuckDB with the spans recorded so far."""
         con = new_connection()
         names = names(con) if callable(names) else names
@@ -260,6 +305,10 @@ class MemorySource:
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans."""
         return Query(con or self.connect(("spans",)), *selection.query())
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Keep complete spans in this process's memory."""
+        _add(self._writer, spans)
 
     def writer(self) -> SpanWriter:
         """The writer all recordings into this source share."""

@@ -126,7 +126,7 @@ SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id, a
   prompt_token_ids, response_token_ids, response_logprobs, process, sequence
 FROM spans WHERE operation IN ({", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))})"""
 
-_BARE: Final = "(reward IS NOT NULL AND operation IS NULL)"
+BARE: Final = "(reward IS NOT NULL AND operation IS NULL)"
 """A span that is a reward and nothing else: only such a one moves to another attempt."""
 
 _LINKS: Final = 4
@@ -161,7 +161,7 @@ bare AS MATERIALIZED (
   SELECT trace_id, span_id, {ROLLOUT} AS rollout, attempt_id, start_ns,
     -- Few have a link, and a look for its text costs a third of parsing the JSON.
     CASE WHEN contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)}) THEN attributes END AS links
-  FROM spans WHERE {_BARE}
+  FROM spans WHERE {BARE}
 ),
 linked AS (
   SELECT *, {_linked(c.RESPONSE_ID)} AS response, {_linked(c.LINK_SPAN_ID)} AS span FROM (
@@ -181,7 +181,7 @@ named AS MATERIALIZED (
 near AS MATERIALIZED (
   -- One look at the spans for all three: each costs a parse of every live segment.
   SELECT response_id, span_id, {ROLLOUT} AS rollout, coalesce(attempt_id, '1') AS attempt, start_ns
-  FROM spans WHERE NOT {_BARE} AND ({_is_named("response", "response_id")}
+  FROM spans WHERE NOT {BARE} AND ({_is_named("response", "response_id")}
     OR {_is_named("span", "span_id")} OR {_is_named("rollout", ROLLOUT)})
 ),
 held AS (

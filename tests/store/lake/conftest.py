@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store.lake import servers
 
 from lightning_otel.store.lake import LakeAddress, lake_address
 from lightning_otel.types import Span
-from tests.store.lake import servers
 
 _numbers = itertools.count(1)
 

@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.store.lake import servers
 
 from lightning_otel import Store
-from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
-from lightning_otel.store import publish as publishing
 from lightning_otel.store.ducklake import attached
-from lightning_otel.store.lake import LakeAddress, lake_address
+from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.publish import LEAST_ROWS
 from lightning_otel.types import Span
-from tests.store.lake import servers
 
 Spans = Callable[..., list[Span]]
 
