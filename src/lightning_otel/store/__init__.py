@@ -235,14 +235,22 @@ class Store:
     def pack(self, path: str | os.PathLike[str]) -> int:
         """Write everything into one self-contained DuckDB database with real tables.
 
+        Args:
+            path: The new database; or ``clickhouse://…`` to load what a ClickHouse table of an
+                OpenTelemetry Collector does not hold yet into it.
+
         Returns:
             The number of spans written.
 
         Raises:
             StoreError: Something stands at the path already, or it cannot be written.
         """
+        from lightning_otel.store.clickhouse import SCHEMES, ClickHouse
         from lightning_otel.store.pack import pack
 
+        text = os.fspath(path)
+        if text.partition("://")[0] in SCHEMES:
+            return ClickHouse(text).load(self.source)
         with self.source.connect(("spans",)) as con:
             return pack(con, path, self.layout)
 
