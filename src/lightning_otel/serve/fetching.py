@@ -77,6 +77,6 @@ def _tables(store: Store, selection: Selection) -> Iterator[Query]:
         return
     con = source.connect(("spans",), ("start_ns",))
     starts = source.fetch(replace(selection, columns=("start_ns",), is_ordered=False), con)
-    times = list(windows(starts, _PART_SPANS)) or [(0, 0)]
+    times = windows(starts, _PART_SPANS) or [(0, 0)]
     for since_ns, until_ns in times:
         yield source.fetch(replace(selection, since_ns=since_ns, until_ns=until_ns))

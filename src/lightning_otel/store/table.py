@@ -296,27 +296,25 @@ def columns_of(
     return (*NARROW_COLUMNS, *(name for name in WIDE_COLUMNS if name in words))
 
 
-def windows(starts: Query, spans: int) -> Iterator[tuple[int, int]]:
+def windows(starts: Query, spans: int) -> list[tuple[int, int]]:
     """Times, first and last, between which about so many spans begin; together they hold all.
 
     Args:
         starts: A query with the column ``start_ns``.
         spans: How many; spans that begin at the same time are never parted.
     """
-    rows = starts.take(
-        lambda relation: (
-            relation.aggregate("start_ns, count(*) AS spans", "start_ns")
-            .order("start_ns")
-            .fetchall()
-        )
+    parted = (
+        "SELECT min(start_ns), max(start_ns) FROM (SELECT start_ns, "
+        f"(sum(spans) OVER (ORDER BY start_ns) - 1) // {spans} AS part "
+        "FROM (SELECT start_ns, count(*) AS spans FROM chosen GROUP BY start_ns)) "
+        "GROUP BY part ORDER BY part"
     )
-    first, held = None, 0
-    for number, (start_ns, count) in enumerate(rows):
-        first = start_ns if first is None else first
-        held += count
-        if held >= spans or number + 1 == len(rows):
-            yield first, start_ns
-            first, held = None, 0
+
+    def get(relation: "duckdb.DuckDBPyRelation") -> list[tuple[int, int]]:
+        found = relation.query("chosen", parted)
+        return found.fetchall() if found is not None else []
+
+    return starts.take(get)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
