@@ -65,11 +65,16 @@ class Store:
         """Name a store; nothing is opened or made yet.
 
         Args:
-            path: ``X.duckdb``, a folder, or ``:memory:``. By default ``LIGHTNING_OTEL_STORE``, else
+            path: ``X.duckdb``, a folder, or ``:memory:``; or the URL of an engine elsewhere, which
+                is read, and given few spans: ``http://host:4318`` (``lightning-otel serve``),
+                ``clickhouse://user:password@host:8123/database?table=otel_traces``. With
+                ``since=2026-11-01`` or ``until=…`` behind the ``?``, spans that began at another
+                time are not looked at. By default ``LIGHTNING_OTEL_STORE``, else
                 ``.lightning/traces.duckdb``.
 
         Raises:
-            ConfigError: The path is a URL of an engine this version does not know.
+            ConfigError: The path is a URL of an engine this version does not know, or one that
+                cannot be understood.
         """
         from lightning_otel.store.engines import source_of
 
