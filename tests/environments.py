@@ -170,6 +170,12 @@ ENVIRONMENTS = {
         ("tests/store/test_lake.py", "tests/store/lake"),
         ("duckdb", "duckdb-extension-ducklake", "moto"),
     ),
+    # ClickHouse's own engine is in chdb, 530 MB.
+    "clickhouse": Environment(
+        ("chdb>=4.4", "clickhouse-connect>=1.12", "hypercorn", "nanoarrow", "starlette", "pyarrow"),
+        ("tests/store/contract", "tests/store/test_clickhouse.py"),
+        ("chdb", "clickhouse-connect", "duckdb"),
+    ),
     # Of these projects only releases that pip finds no way around live together.
     "foreign": Environment(
         (

@@ -58,7 +58,10 @@ def run(
     evaluator = _loaded(reward_evaluator) if reward_evaluator else None
     opened = Store(store).local
     if opened.layout is None:
-        raise ConfigError("run needs a store on disk; name one with --store")
+        raise ConfigError(
+            f"run records into a store on this disk, which {opened.name} is not; name one with "
+            "--store, and send the spans on by OTLP"
+        )
     options = tracing.Options(
         store=opened, rollout_id=rollout_id, task=_json_or_text(task), agent=agent,
         reward_evaluator=evaluator,

@@ -69,13 +69,18 @@ class Store:
         """Name a store; nothing is opened or made yet.
 
         Args:
-            path: ``X.duckdb``, a folder, ``:memory:``, or a lake as
-                ``ducklake:postgres://user@host/db?data=s3://bucket/prefix``. By default
-                ``LIGHTNING_OTEL_STORE``, else ``.lightning/traces.duckdb``.
+            path: ``X.duckdb``, a folder, or ``:memory:``; or the URL of an engine elsewhere, which
+                is read, and given few spans: ``http://host:4318`` (``lightning-otel serve``),
+                ``clickhouse://user:password@host:8123/database?table=otel_traces``. With
+                ``since=2026-11-01`` or ``until=…`` behind the ``?``, spans that began at another
+                time are not looked at. Or a lake,
+                ``ducklake:postgres://user@host/db?data=s3://bucket/prefix``. By default ``LIGHTNING_OTEL_STORE``, else
+                ``.lightning/traces.duckdb``.
             data: Where a lake's files lie, if the path does not say.
 
         Raises:
-            ConfigError: The path is a URL of an engine this version does not know.
+            ConfigError: The path is a URL of an engine this version does not know, or one that
+                cannot be understood.
         """
         from lightning_otel.store.engines import source_of
 
@@ -278,14 +283,22 @@ class Store:
     def pack(self, path: str | os.PathLike[str]) -> int:
         """Write everything into one self-contained DuckDB database with real tables.
 
+        Args:
+            path: The new database; or ``clickhouse://…`` to load what a ClickHouse table of an
+                OpenTelemetry Collector does not hold yet into it.
+
         Returns:
             The number of spans written.
 
         Raises:
             StoreError: Something stands at the path already, or it cannot be written.
         """
+        from lightning_otel.store.clickhouse import SCHEMES, ClickHouse
         from lightning_otel.store.pack import pack
 
+        text = os.fspath(path)
+        if text.partition("://")[0] in SCHEMES:
+            return ClickHouse(text).load(self.source)
         with self.source.connect(("spans",)) as con:
             return pack(con, path, self.layout)
 

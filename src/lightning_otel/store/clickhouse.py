@@ -5,7 +5,7 @@
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,6 +16,7 @@ from lightning_otel.store import collector, views
 from lightning_otel.store.ipc import Arrival
 from lightning_otel.store.remote import fetched_columns
 from lightning_otel.store.source import MemorySource, Selection, SpanSource
+from lightning_otel.store.table import Query, windows
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -139,7 +140,10 @@ class ClickHouse:
             for macro in collector.MACROS:
                 con.execute(macro)
             path = Path(folder) / "spans.parquet"
-            return sum(self._load(con, since, until, path) for since, until in _windows(con))
+            starts = Query(con.cursor(), "SELECT start_ns FROM spans")
+            return sum(
+                self._load(con, since, until, path) for since, until in windows(starts, LOAD_SPANS)
+            )
 
     def _load(
         self, con: "duckdb.DuckDBPyConnection", since_ns: int, until_ns: int, path: Path
@@ -174,8 +178,14 @@ class ClickHouse:
 
     def _make_table(self) -> None:
         with self._asking():
-            for statement in collector.table_statements(self._table):
-                self._client.command(statement)
+            # One who may write spans into a table may not be allowed to make one.
+            if not self._is_there(self._table):
+                self._client.command(f"CREATE DATABASE IF NOT EXISTS {_quoted(self._at.database)}")
+                for statement in collector.table_statements(self._table):
+                    self._client.command(statement)
+
+    def _is_there(self, table: str) -> bool:
+        return bool(int(self._client.command(f"EXISTS TABLE {table}")))
 
     def _timed(self, selection: Selection) -> Selection:
         """The selection with the time of its traces, from the table that knows it.
@@ -191,7 +201,7 @@ class ClickHouse:
             f"FROM {self._times} WHERE TraceId IN ({listed})"
         )
         with self._asking():
-            if not self._client.command(f"EXISTS TABLE {self._times}"):
+            if not self._is_there(self._times):
                 return selection
             ((known, start_s, end_s),) = self._client.query(query, settings=_READING).result_rows
         # A trace it does not know may be older than that table.
@@ -255,18 +265,3 @@ def _open(at: Address) -> Any:
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
-
-
-def _windows(con: "duckdb.DuckDBPyConnection") -> Iterator[tuple[int, int]]:
-    """Times between which about ``LOAD_SPANS`` spans begin, in order, that hold all of them."""
-    rows = con.execute(
-        "SELECT min(start_ns), max(start_ns) FROM (SELECT start_ns, "
-        f"(row_number() OVER (ORDER BY start_ns) - 1) // {LOAD_SPANS} AS part FROM spans) "
-        "GROUP BY part ORDER BY part"
-    ).fetchall()
-    done = -1
-    for first, last in rows:
-        # Spans that begin at once are never parted.
-        if last > done:
-            yield max(first, done + 1), last
-            done = last

@@ -5,27 +5,28 @@
 """
 
 import http.client
+import itertools
 import urllib.parse
 from collections.abc import Iterable
 from typing import Final
 
+import orjson
+
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError
-from lightning_otel.store.ipc import MEDIA_TYPE, Arrival
-from lightning_otel.store.lines import line_of
-from lightning_otel.store.schema import record_of_span
+from lightning_otel.store.ipc import Arrival
+from lightning_otel.store.otlp import request_of
 from lightning_otel.store.selections import text_of_selection
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Span
 
 SCHEMES: Final = ("http", "https")
 FETCH_PATH: Final = "/v1/fetch"
-ADD_PATH: Final = "/v1/spans"
-LINES_TYPE: Final = "application/x-ndjson"
-ADD_BYTES: Final = 4 << 20
-"""Lines are sent in bodies of about this size; one span may have 8 MiB."""
+ADD_PATH: Final = "/v1/traces"
+ADD_SPANS: Final = 256
+"""Spans sent in one request."""
 TIMEOUT_S: Final = 60.0
-_SAID: Final = 300
+_SAID: Final = 2000
 
 
 class Server:
@@ -63,7 +64,7 @@ class Server:
             StoreError: The server cannot be reached, or refuses.
         """
         body = text_of_selection(selection).encode()
-        return Arrival(self._post(FETCH_PATH, body, "application/json"), self.name)
+        return Arrival(self._post(FETCH_PATH, body), self.name)
 
     def add(self, spans: Iterable[Span]) -> None:
         """Have the server keep spans; they are durable when it has answered.
@@ -71,20 +72,19 @@ class Server:
         Raises:
             StoreError: The server cannot be reached, or refuses.
         """
-        lines: list[bytes] = []
-        size = 0
-        for span in spans:
-            lines.append(line_of(record_of_span(span)))
-            size += len(lines[-1])
-            if size >= ADD_BYTES:
-                self._post(ADD_PATH, b"".join(lines), LINES_TYPE).read()
-                lines, size = [], 0
-        if lines:
-            self._post(ADD_PATH, b"".join(lines), LINES_TYPE).read()
+        waiting = iter(spans)
+        while sent := list(itertools.islice(waiting, ADD_SPANS)):
+            answer = orjson.loads(self._post(ADD_PATH, request_of(sent)).read() or b"{}")
+            refused = answer.get("partialSuccess") or {}
+            if int(refused.get("rejectedSpans", 0)):
+                raise StoreError(
+                    f"{self.name} rejected {refused['rejectedSpans']} of {len(sent)} spans: "
+                    f"{refused.get('errorMessage', '')}; the others are kept"
+                )
 
-    def _post(self, path: str, body: bytes, kind: str) -> http.client.HTTPResponse:
+    def _post(self, path: str, body: bytes) -> http.client.HTTPResponse:
         token = self._token or config.token()
-        headers = {"Content-Type": kind, "Accept": MEDIA_TYPE}
+        headers = {"Content-Type": "application/json", "Connection": "close"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         connect = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
@@ -106,7 +106,7 @@ class Server:
         return response
 
     def _refused(self, response: http.client.HTTPResponse) -> StoreError:
-        said = response.read(_SAID).decode("utf-8", "replace").strip().partition("\n")[0]
+        said = _said(response.read(_SAID))
         hints = {
             401: "set LIGHTNING_OTEL_TOKEN to the token that the server was given",
             403: "set LIGHTNING_OTEL_TOKEN to the token that the server was given",
@@ -117,3 +117,12 @@ class Server:
         }
         hint = hints.get(response.status, "is that `lightning-otel serve`?")
         return StoreError(f"{self.name} answers {response.status} {said}".rstrip() + f"; {hint}")
+
+
+def _said(body: bytes) -> str:
+    """The first line of an error, or the message in one of ours."""
+    try:
+        found = orjson.loads(body)
+        return str(found["message"])
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        return body.decode("utf-8", "replace").strip().partition("\n")[0]

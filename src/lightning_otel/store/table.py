@@ -296,6 +296,27 @@ def columns_of(
     return (*NARROW_COLUMNS, *(name for name in WIDE_COLUMNS if name in words))
 
 
+def windows(starts: Query, spans: int) -> list[tuple[int, int]]:
+    """Times, first and last, between which about so many spans begin; together they hold all.
+
+    Args:
+        starts: A query with the column ``start_ns``.
+        spans: How many; spans that begin at the same time are never parted.
+    """
+    parted = (
+        "SELECT min(start_ns), max(start_ns) FROM (SELECT start_ns, "
+        f"(sum(spans) OVER (ORDER BY start_ns) - 1) // {spans} AS part "
+        "FROM (SELECT start_ns, count(*) AS spans FROM chosen GROUP BY start_ns)) "
+        "GROUP BY part ORDER BY part"
+    )
+
+    def get(relation: "duckdb.DuckDBPyRelation") -> list[tuple[int, int]]:
+        found = relation.query("chosen", parted)
+        return found.fetchall() if found is not None else []
+
+    return starts.take(get)
+
+
 def _line(row: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
