@@ -74,8 +74,8 @@ class Store:
                 ``clickhouse://user:password@host:8123/database?table=otel_traces``. With
                 ``since=2026-11-01`` or ``until=…`` behind the ``?``, spans that began at another
                 time are not looked at. Or a lake,
-                ``ducklake:postgres://user@host/db?data=s3://bucket/prefix``. By default ``LIGHTNING_OTEL_STORE``, else
-                ``.lightning/traces.duckdb``.
+                ``ducklake:postgres://user@host/db?data=s3://bucket/prefix``. By default
+                ``LIGHTNING_OTEL_STORE``, else ``.lightning/traces.duckdb``.
             data: Where a lake's files lie, if the path does not say.
 
         Raises:

@@ -95,9 +95,8 @@ def publish(layout: Layout, address: LakeAddress, *, is_rest_included: bool = Fa
         manifest = layout.read_manifest()
         waiting = sum(file.rows for file in manifest.live_files if not file.publication)
         put: list[int] = []
-        if planned:
-            with telling(address, "publish into"):
-                _publish(layout, address, publisher, planned, put)
+        with telling(address, "publish into"):
+            _publish(layout, address, publisher, planned, put)
         return Published(sum(put), len(put), waiting)
 
 

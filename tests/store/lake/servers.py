@@ -74,7 +74,8 @@ def postgres() -> Iterator[Postgres]:
     if programs is None:
         pytest.skip("PostgreSQL's server is not installed here: apt-get install postgresql")
     # initdb refuses root, and nobody else may look into root's temporary folders.
-    user = None if os.getuid() else pwd.getpwnam("postgres")
+    names = {each.pw_name for each in pwd.getpwall()}
+    user = None if os.getuid() else pwd.getpwnam("postgres" if "postgres" in names else "nobody")
     folder = Path(tempfile.mkdtemp(prefix="lightning-pg-"))
     identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
     try:
