@@ -6,7 +6,7 @@ lake needs the ones installed beside DuckDB (extra ``lake``), or those a user in
 
 import importlib.util
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from lightning_otel.store.remote import timed
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import Columns, Selection, Wanted
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import SAME_SPAN_NS, quoted, same_span
+from lightning_otel.store.views import quoted, same_span
 from lightning_otel.store.writer import SpanWriter, writer_for
 from lightning_otel.types import Span
 
@@ -67,28 +67,40 @@ class DuckLakeSource:
             StoreVersionError: A newer version published into it.
             StoreError: It cannot be reached.
         """
+        con, held = self._opened()
         with telling(self.address):
-            con = attached(self.address, application=_READER, is_read_only=True)
             names = names(con) if callable(names) else names
-            held = _held(con, self.address)
-            con.execute(f"CREATE VIEW spans AS {_each_once(held)}")
+            con.execute(f"CREATE TABLE reading.later AS {_later(held)}")
+            con.execute(f"CREATE VIEW spans AS {held.each_once('true')}")
             for statement in views.derived_view_statements(names):
                 con.execute(statement)
         return con
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans; files and row groups that hold none of them are not read."""
-        con = con or self.connect(("spans",))
-        if selection.also is None:
-            with telling(self.address):
-                selection = timed(selection, con)
-        text, values = selection.query()
-        bounds = _bounds(selection)
-        if bounds:
+        if con is None and not _bounds(selection).trace_ids:
+            con = self.connect(("spans",))
+        if con is None:
+            # A trace is found without a look at the ids of all other spans.
+            con, held = self._opened()
+            body = held.each_once_of_traces(_bounds(selection).where("s"))
+        else:
             with telling(self.address):
                 held = _held(con, self.address)
-            text = f"WITH spans AS NOT MATERIALIZED ({_each_once_within(held, bounds)}) {text}"
-        return Query(con, text, values)
+                selection = timed(selection, con) if selection.also is None else selection
+            body = held.each_once(_bounds(selection).where("s"))
+        text, values = selection.query()
+        return Query(con, f"WITH spans AS NOT MATERIALIZED ({body}) {text}", values)
+
+    def _opened(self) -> "tuple[duckdb.DuckDBPyConnection, _Held]":
+        with telling(self.address):
+            con = attached(self.address, application=_READER, is_read_only=True)
+            # Not temporary, which a cursor of the connection would not see.
+            con.execute("CREATE SCHEMA reading")
+            con.execute(
+                f"CREATE TABLE reading.seen AS SELECT id FROM ducklake_current_snapshot('{LAKE}')"
+            )
+            return con, _held(con, self.address)
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans in this machine's local store; the next publication takes them along."""
@@ -238,8 +250,48 @@ def _missing(address: LakeAddress) -> str:
     )
 
 
-def _held(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> list[str]:
-    """Columns of the lake's spans.
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The spans of a lake as they were when the connection was made.
+
+    Attributes:
+        snapshot: DuckLake's number of that time.
+        columns: Those of the lake's table.
+    """
+
+    snapshot: int
+    columns: tuple[str, ...]
+
+    def table(self, alias: str) -> str:
+        """The lake's table at that time, in SQL."""
+        return f"{SPANS} AS {alias} AT (VERSION => {self.snapshot})"
+
+    def each_once(self, where: str) -> str:
+        """Spans without those that table ``later`` names; ``where`` is of the alias ``s``."""
+        return (
+            f"SELECT {self._projection()} FROM {self.table('s')} "
+            f"ANTI JOIN reading.later ON s.rowid = later.line WHERE {where}"
+        )
+
+    def each_once_of_traces(self, where: str) -> str:
+        """The same for a few traces, without a table ``later``."""
+        return (
+            f"SELECT {self._projection()} FROM {self.table('s')} WHERE {where} AND NOT EXISTS ("
+            f"SELECT 1 FROM {self.table('earlier')} WHERE earlier.trace_id = s.trace_id "
+            "AND earlier.span_id = s.span_id AND earlier.rowid < s.rowid "
+            f"AND {same_span('earlier', 's')})"
+        )
+
+    def _projection(self) -> str:
+        """The store's columns; those that the lake has not got yet are empty."""
+        return ", ".join(
+            f"s.{name}" if name in self.columns else f"NULL::{kind} AS {name}"
+            for name, kind in COLUMNS.items()
+        )
+
+
+def _held(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> _Held:
+    """What the lake of a connection holds.
 
     Raises:
         StoreMissingError: It holds no spans.
@@ -252,7 +304,12 @@ def _held(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> list[str]:
     if {"spans", "published"} - {table for table, _ in rows}:
         raise StoreMissingError(_missing(address))
     check_version(con, address)
-    return [column for table, column in rows if table == "spans"]
+    # One snapshot for all that is read through a connection: what is published meanwhile would
+    # otherwise come with some of its batches and not with others.
+    row = con.execute("SELECT id FROM reading.seen").fetchone()
+    assert row is not None
+    columns = tuple(column for table, column in rows if table == "spans")
+    return _Held(int(row[0]), columns)
 
 
 def check_version(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> None:
@@ -270,29 +327,21 @@ def check_version(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> Non
         )
 
 
-def _columns(held: Collection[str]) -> str:
-    """The store's columns of the table ``s``; those that the lake has not got yet are empty."""
-    return ", ".join(
-        f"s.{name}" if name in held else f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items()
-    )
+def _later(held: _Held) -> str:
+    """Rows of spans that an earlier published row is already.
 
-
-def _each_once(held: Collection[str]) -> str:
-    """Every span once, the one published first; for queries over everything.
-
-    Which are there twice is told from a hash of the ids: 0.2 s for a million spans, where a join of
+    Which ids are there twice is told from their hash: 0.2 s for a million spans, where a join of
     all with all takes 1 s, and 8 s with bodies.
     """
     return f"""
 WITH doubtful AS (
-  SELECT rowid AS line, trace_id, span_id, start_ns FROM {SPANS} WHERE hash(trace_id, span_id) IN (
-    SELECT hash(trace_id, span_id) FROM {SPANS} GROUP BY 1 HAVING count(*) > 1)
+  SELECT rowid AS line, trace_id, span_id, start_ns FROM {held.table("s")}
+  WHERE hash(trace_id, span_id) IN (
+    SELECT hash(trace_id, span_id) FROM {held.table("s")} GROUP BY 1 HAVING count(*) > 1)
 )
-SELECT {_columns(held)} FROM {SPANS} AS s ANTI JOIN (
-  SELECT later.line FROM doubtful AS later JOIN doubtful AS earlier
-    ON earlier.trace_id = later.trace_id AND earlier.span_id = later.span_id
-   AND earlier.line < later.line AND {same_span("earlier", "later")}
-) AS later ON s.rowid = later.line"""
+SELECT DISTINCT later.line FROM doubtful AS later JOIN doubtful AS earlier
+  ON earlier.trace_id = later.trace_id AND earlier.span_id = later.span_id
+ AND earlier.line < later.line AND {same_span("earlier", "later")}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,15 +352,12 @@ class _Bounds:
     high: int | None
     trace_ids: tuple[str, ...]
 
-    def __bool__(self) -> bool:
-        return self.low is not None or self.high is not None or bool(self.trace_ids)
-
-    def where(self, table: str, slack_ns: int = 0) -> str:
+    def where(self, table: str) -> str:
         terms = ["true"]
         if self.low is not None:
-            terms.append(f"{table}.start_ns >= {int(self.low) - slack_ns}")
+            terms.append(f"{table}.start_ns >= {int(self.low)}")
         if self.high is not None:
-            terms.append(f"{table}.start_ns <= {int(self.high) + slack_ns}")
+            terms.append(f"{table}.start_ns <= {int(self.high)}")
         if self.trace_ids:
             listed = ", ".join(map(quoted, self.trace_ids))
             terms.append(f"{table}.trace_id IN ({listed})")
@@ -331,12 +377,3 @@ def _bounds(selection: Selection) -> _Bounds:
         outermost(max, [part.until_ns for part in parts]),
         tuple(sorted(traces)) if is_told else (),
     )
-
-
-def _each_once_within(held: Collection[str], bounds: _Bounds) -> str:
-    """Every span within the bounds once, the one published first of all."""
-    return f"""
-SELECT {_columns(held)} FROM {SPANS} AS s WHERE {bounds.where("s")} AND NOT EXISTS (
-  SELECT 1 FROM {SPANS} AS earlier
-  WHERE earlier.trace_id = s.trace_id AND earlier.span_id = s.span_id AND earlier.rowid < s.rowid
-    AND {same_span("earlier", "s")} AND {bounds.where("earlier", SAME_SPAN_NS)})"""
