@@ -123,10 +123,19 @@ def _publish(
                     if publication not in held:
                         put += _put(con, layout, publisher, publication)
             return
-        except (duckdb.TransactionException, duckdb.CatalogException):
-            if not left:
+        except duckdb.Error as exc:
+            if not left or not _is_of_others(exc):
                 raise
             time.sleep(random.uniform(0.05, 0.5))
+
+
+def _is_of_others(exc: "duckdb.Error") -> bool:
+    """Whether what failed is that somebody else was at the same lake at the same time."""
+    import duckdb
+
+    is_conflict = isinstance(exc, duckdb.TransactionException | duckdb.CatalogException)
+    # Of this failure DuckDB has no class: two have made the tables of one catalogue.
+    return is_conflict or "Failed to initialize DuckLake" in str(exc)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import pytest
 from tests.store.lake import servers
 
 from lightning_otel import Store
+from lightning_otel.errors import StoreError
 from lightning_otel.store.ducklake import attached
 from lightning_otel.store.lake import LakeAddress
-from lightning_otel.store.publish import LEAST_ROWS
+from lightning_otel.store.publish import LEAST_ROWS, _publisher_elected
 from lightning_otel.types import Span
 
 Spans = Callable[..., list[Span]]
@@ -227,13 +229,95 @@ def test_maintenance_of_the_lake_brings_nothing_back(
         recorded(path, make_spans(30, machine=machine)).publish(lake, is_rest_included=True)
 
     with attached(address, application="test", is_read_only=False) as con:
-        con.execute("CALL ducklake_merge_adjacent_files('lake')")
+        for statement in documented(0):
+            con.execute(statement)
+        files = con.execute("FROM ducklake_list_files('lake', 'spans')").fetchall()
+        # A week later.
         con.execute("CALL ducklake_expire_snapshots('lake', older_than => now())")
         con.execute("CALL ducklake_cleanup_old_files('lake', cleanup_all => true)")
-        files = con.execute("FROM ducklake_list_files('lake', 'spans')").fetchall()
     again = Store(path).publish(lake, is_rest_included=True)
 
     assert len(files) == 1
     assert again.spans == 0
     assert count(Store(lake)) == (60, 60)
     assert by_id(Store(lake)) == by_id(Store(path))
+
+
+def test_retention_in_the_lake_brings_nothing_back(
+    lake: str, address: LakeAddress, make_spans: Spans, tmp_path: Path
+) -> None:
+    """What was taken out of the lake as too old is not published again."""
+    path = tmp_path / "local"
+    now_ns = time.time_ns()
+    recorded(path, make_spans(30)).publish(lake, is_rest_included=True)
+    fresh = make_spans(30, machine="b", start_ns=now_ns, end_ns=now_ns)
+    recorded(path, fresh).publish(lake, is_rest_included=True)
+
+    with attached(address, application="test", is_read_only=False) as con:
+        for statement in documented(1):
+            con.execute(statement)
+    again = Store(path).publish(lake, is_rest_included=True)
+
+    assert again.spans == 0
+    assert by_id(Store(lake)) == fresh
+
+
+def documented(number: int) -> list[str]:
+    """The statements of one of the blocks in the page about lakes."""
+    page = Path(__file__).parents[3] / "docs" / "ducklake.md"
+    blocks = re.findall(r"```sql\n(.*?)```", page.read_text(), re.DOTALL)
+    return [each for each in blocks[number].split(";\n") if each.strip()]
+
+
+def test_publish_from_the_command_line(
+    remote_lake: str, make_spans: Spans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the lake for its store ``publish`` needs no argument, and says what it did and left."""
+    recorded(tmp_path / "local", make_spans(30))
+    monkeypatch.setenv("LIGHTNING_OTEL_STORE", remote_lake)
+
+    def cli(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "lightning_otel", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=50)
+
+    first, second, listed = cli("publish"), cli("publish", "--all"), cli("ls", "--jsonl")
+
+    assert "0 spans" in first.stderr
+    assert "30 spans wait for more; --all" in first.stderr
+    assert second.stderr.startswith("30 spans in 1 file → ducklake:postgres://lake@127.0.0.1:")
+    assert servers.PASSWORD not in first.stderr + second.stderr + listed.stdout
+    assert len(listed.stdout.splitlines()) == 10
+    assert (first.returncode, second.returncode, listed.returncode) == (0, 0, 0)
+
+
+def test_one_process_publishes_a_store_at_a_time(
+    lake: str, make_spans: Spans, tmp_path: Path
+) -> None:
+    """A second publisher of the same store says so, and leaves it to the first."""
+    local = recorded(tmp_path / "local", make_spans(30))
+    assert local.layout is not None
+
+    with (
+        _publisher_elected(local.layout),
+        pytest.raises(StoreError, match="another process publishes"),
+    ):
+        local.publish(lake, is_rest_included=True)
+
+    assert local.publish(lake, is_rest_included=True).spans == 30
+
+
+@pytest.mark.timeout(120)
+def test_machines_that_make_one_lake_at_once(lake: str, make_spans: Spans, tmp_path: Path) -> None:
+    """Whoever comes first makes the lake; all of them publish into it."""
+    for machine in "abcd":
+        recorded(tmp_path / machine, make_spans(30, machine=machine))
+    program = Path(__file__).with_name("killed.py")
+
+    publishers = [
+        subprocess.Popen([sys.executable, str(program), str(tmp_path / name), lake, "never", "-"])
+        for name in "abcd"
+    ]
+    codes = [each.wait(100) for each in publishers]
+
+    assert codes == [0, 0, 0, 0]
+    assert count(Store(lake)) == (120, 120)
