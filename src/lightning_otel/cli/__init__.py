@@ -29,6 +29,7 @@ _COMMANDS = {
     "export": ("export:export", "Write spans or triplets as JSON lines or Parquet."),
     "reward": ("reward:reward", "Give a reward to a rollout, trace, span or response."),
     "sql": ("look:sql", "Run one read-only SQL statement."),
+    "compact": ("compact:compact", "Merge the store's files; drop what is not to be kept."),
     "pack": ("export:pack", "Write everything into one self-contained DuckDB file."),
     "doctor": ("doctor:doctor", "Check versions, instrumentors, settings and the store."),
 }
