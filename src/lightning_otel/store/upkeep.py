@@ -8,6 +8,7 @@ import threading
 from typing import Final, Self
 
 from lightning_otel import config
+from lightning_otel.errors import LightningOtelError
 from lightning_otel.store.compact import compact_some, hold_size
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.settle import (
@@ -20,6 +21,7 @@ from lightning_otel.store.settle import (
 from lightning_otel.store.source import ensure_catalogue
 
 log = logging.getLogger(__name__)
+_warned: set[str] = set()
 
 PERIOD_S: Final = 5.0
 IDLE_ROUNDS: Final = 6
@@ -58,9 +60,16 @@ def keep_up(layout: Layout, *, is_idle: bool = False) -> Settled:
                     config.MAX_SIZE_ENV,
                     told,
                 )
-    except (OSError, duckdb.Error) as exc:
-        log.warning("%s could not be kept in order: %s", layout.catalogue, exc)
+    except (OSError, duckdb.Error, LightningOtelError) as exc:
+        _warn_once(f"{layout.catalogue} could not be kept in order: {exc}")
     return done
+
+
+def _warn_once(text: str) -> None:
+    """A disk that is full now is full every few seconds from now on."""
+    if text not in _warned:
+        _warned.add(text)
+        log.warning("%s", text)
 
 
 class Upkeep:
@@ -106,5 +115,5 @@ class Upkeep:
     def _waiting(self) -> int:
         try:
             return len(sealed(self._layout))
-        except OSError:  # the store is gone, or not made yet
+        except (OSError, LightningOtelError):  # gone, damaged, or not made yet
             return 0
