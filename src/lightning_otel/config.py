@@ -5,6 +5,7 @@ Nonsense in a variable never stops a program: the default is taken and one warni
 
 import logging
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,10 +22,14 @@ RUN_ENV: Final = "LIGHTNING_OTEL_RUN"
 """Set by ``lightning-otel run`` in its child: trace from the start; the parent forwards."""
 AGENT_ENV: Final = "LIGHTNING_OTEL_RUN_AGENT"
 """Set by ``lightning-otel run`` in its child: who acts where the program does not say."""
+MAX_SIZE_ENV: Final = "LIGHTNING_OTEL_MAX_SIZE"
+"""What a store may take; its oldest rollouts are dropped for what is beyond."""
 CONTENT_ENV: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 DEFAULT_STORE: Final = ".lightning/traces.duckdb"
 
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
 _CONTENT_ON_SPANS: Final = frozenset({"span_only", "span_and_event"}) | _YES
@@ -74,6 +79,24 @@ def store_path() -> str:
 def token() -> str:
     """What a store behind ``lightning-otel serve`` asks for before it answers; empty for none."""
     return os.environ.get(TOKEN_ENV, "").strip()
+
+
+def size_of(text: str) -> int | None:
+    """The bytes that ``10GB``, ``500 MB`` or ``1.5GiB`` names; None if it names none."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    number, unit, is_binary = found.groups()
+    return int(float(number) * (1024 if is_binary else 1000) ** _POWERS[unit.lower()])
+
+
+def max_size_bytes() -> int | None:
+    """What a store may take, from ``LIGHTNING_OTEL_MAX_SIZE``; None, the default, is no limit."""
+    value = os.environ.get(MAX_SIZE_ENV, "").strip()
+    size = size_of(value) if value else None
+    if value and not size:
+        _warn_once(MAX_SIZE_ENV, value, "a size such as 10GB")
+    return size or None
 
 
 def content() -> Content:

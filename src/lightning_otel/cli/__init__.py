@@ -32,6 +32,7 @@ _COMMANDS = {
     "serve": ("serve:serve", "Take spans by OTLP/HTTP from any language."),
     "import": ("importing:import_files", "Read OTLP JSON lines and Agent Lightning 0.3 stores."),
     "publish": ("publish:publish", "Put settled spans into a lake that many machines share."),
+    "compact": ("compact:compact", "Merge the store's files; drop what is not to be kept."),
     "pack": ("export:pack", "Write everything into one self-contained DuckDB file."),
     "doctor": ("doctor:doctor", "Check versions, instrumentors, settings and the store."),
 }

@@ -133,6 +133,7 @@ class _Run:
     def _record(self, program: Sequence[str]) -> int:
         from lightning_otel import provider, tracing
         from lightning_otel.cli.forwarding import start_forwarding
+        from lightning_otel.store.upkeep import Upkeep
 
         assert self._opened.layout is not None
         provider.leave_otlp_to_the_store()
@@ -145,7 +146,8 @@ class _Run:
         )
         try:
             environment = _environment(self._opened, recording, self._options.get("agent"))
-            code = run_child(program, environment)
+            with Upkeep(self._opened.layout):
+                code = run_child(program, environment)
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
         except ProgramError as exc:
             scope.end(exc)

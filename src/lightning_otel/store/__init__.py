@@ -5,7 +5,8 @@ here are imported when they are used, so that the traced process pays for none o
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,6 +23,7 @@ from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 if TYPE_CHECKING:
     import duckdb
 
+    from lightning_otel.store.compact import Compacted
     from lightning_otel.store.publish import Published
     from lightning_otel.store.settle import Settled
     from lightning_otel.store.source import SpanSource
@@ -279,6 +281,55 @@ class Store:
         if isinstance(self.source, DuckLakeSource):
             return Store(self.source.local.catalogue)
         return self
+
+    def compact(
+        self,
+        *,
+        older_than_s: float | None = None,
+        max_bytes: int | None = None,
+        rollout_ids: Iterable[str] = (),
+        is_dry_run: bool = False,
+        progress: "Callable[[int, int], None] | None" = None,
+    ) -> "Compacted":
+        """Pack the files as tightly as they can be, and drop what is not to be kept any more.
+
+        Readers are not disturbed, and whatever cuts it off, no span is lost by it. By default
+        everything is kept.
+
+        Args:
+            older_than_s: Drop rollouts whose last span ended longer ago than this, seconds.
+            max_bytes: Drop the oldest rollouts until the store takes no more than this.
+            rollout_ids: Drop these rollouts.
+            is_dry_run: Only say what would happen.
+            progress: Told how many of how many rows are done.
+
+        Raises:
+            StoreMissingError: There is no store.
+            NotFoundError: A rollout to drop is not there; nothing was dropped.
+            StoreError: Another process is at it, there is no room, or a file is damaged.
+        """
+        from lightning_otel.store.compact import Compacted, compact
+        from lightning_otel.store.retention import Retention
+        from lightning_otel.store.source import ensure_catalogue
+
+        if self.layout is None:
+            return Compacted()
+        self.layout.require()
+        ensure_catalogue(self.layout)
+        retention = Retention(
+            since_ns=None if older_than_s is None else time.time_ns() - int(older_than_s * 1e9),
+            max_bytes=max_bytes,
+            without=tuple(rollout_ids),
+        )
+        try:
+            with self._reading("compact"):
+                return compact(
+                    self.layout, retention, is_dry_run=is_dry_run, wait_s=10, progress=progress
+                )
+        except OSError as exc:
+            raise StoreError(
+                f"cannot compact {self.layout.catalogue}: {exc}; is there room?"
+            ) from exc
 
     def pack(self, path: str | os.PathLike[str]) -> int:
         """Write everything into one self-contained DuckDB database with real tables.

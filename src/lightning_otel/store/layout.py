@@ -9,8 +9,8 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ class DataFile:
     Attributes:
         added_us: When it began to count, Unix microseconds.
         dropped_us: When it ceased to count; None while it does.
+        is_compact: Whether ``compact`` made it, and packed it as tightly as it can.
         publication: What it goes into lakes as, with all files of the same one; empty if that is
             not settled yet. Files of different publications are never packed into one.
     """
@@ -48,6 +49,7 @@ class DataFile:
     min_start_ns: int
     max_start_ns: int
     dropped_us: int | None = None
+    is_compact: bool = False
     publication: str = ""
 
 
@@ -80,10 +82,18 @@ class Manifest:
     than the start of its own transaction, so it sees either the one or the other. The time lies a
     little ahead of the replacement: whoever starts after it reads the new manifest, however often.
     It becomes 0, valid for all, before the segments are unlinked.
+
+    Attributes:
+        files: Data files.
+        segments: Settled segments, until they are gone.
+        counts: Ended spans taken out of the store, by reason: ``dropped.age``, ``dropped.size`` and
+            ``dropped.rollout`` by retention, ``rejected.conflict`` and ``rejected.duplicate`` where
+            two files held one id.
     """
 
     files: tuple[DataFile, ...] = ()
     segments: tuple[SettledSegment, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def live_files(self) -> tuple[DataFile, ...]:
@@ -208,6 +218,7 @@ class Layout:
                 for row in rows
                 if row["kind"] == "segment"
             ),
+            counts=next((row["counts"] for row in rows if row["kind"] == "counts"), {}),
         )
 
     def write_manifest(self, manifest: Manifest, *, before_us: int | None = None) -> bool:
@@ -231,6 +242,8 @@ class Layout:
         rows: list[dict[str, Any]] = [{"kind": "store", "schema": SCHEMA_VERSION}]
         rows += [{"kind": "file", **_as_dict(file)} for file in manifest.files]
         rows += [{"kind": "segment", **_as_dict(segment)} for segment in manifest.segments]
+        if manifest.counts:
+            rows.append({"kind": "counts", "counts": manifest.counts})
         text = b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
         made = self.new / f"manifest-{os.getpid()}-{time.time_ns()}-{os.urandom(4).hex()}"
         write_private(made, text, is_synced=True)

@@ -1,9 +1,11 @@
 """A batch of segments as one sorted Parquet file, each span once; the rest is counted."""
 
+import contextlib
 import os
 import secrets
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +19,7 @@ from lightning_otel.store.layout import (
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.views import (
     IS_SPAN,
+    ROLLOUT,
     SAME_SPAN_NS,
     SEGMENT_COLUMNS,
     quoted,
@@ -29,8 +32,12 @@ if TYPE_CHECKING:
 
 SPILL: Final = "spill"
 """Folder under ``new/`` for what does not fit into the memory allowed."""
-_MEMORY: Final = "400MB"
-_CONTENT: Final = "hash(name, start_ns, end_ns, status, status_message, attributes::VARCHAR)"
+ORDER: Final = f"{ROLLOUT}, agent, start_ns, sequence"
+"""Within a rollout's time: a conversation's calls stand one after the other, and each holds what
+the one before it held, which zstd then stores once. Rollouts stand in the order they began in, so
+that a window of time is a range of rows."""
+MEMORY: Final = "400MB"
+CONTENT: Final = "hash(name, start_ns, end_ns, status, status_message, attributes::VARCHAR)"
 """Tells whether two spans with one id are the same one, kept twice."""
 
 
@@ -38,17 +45,28 @@ def make_parquet(
     layout: Layout, manifest: Manifest, paths: Sequence[Path]
 ) -> tuple[DataFile | None, list[SettledSegment]]:
     """Write the segments' spans into one file under ``new/``; None if they hold no new one."""
+    with packing_connection(layout) as con:
+        return _pack(con, layout, manifest, paths)
+
+
+@contextlib.contextmanager
+def packing_connection(layout: Layout) -> "Iterator[duckdb.DuckDBPyConnection]":
+    """A DuckDB of bounded memory, on one core, that spills into a private folder of the store."""
     import duckdb
 
+    spill = layout.new / SPILL
+    spill.mkdir(mode=0o700, exist_ok=True)
     con = duckdb.connect(config={"threads": "1"})
     try:
         con.execute("SET enable_progress_bar = false")
-        con.execute(f"SET memory_limit = '{_MEMORY}'")
-        con.execute(f"SET temp_directory = {quoted(str(layout.new / SPILL))}")
+        con.execute(f"SET memory_limit = '{MEMORY}'")
+        con.execute(f"SET temp_directory = {quoted(str(spill))}")
+        # With one thread rows stay in order all the same, and groups can be bounded in bytes.
         con.execute("SET preserve_insertion_order = false")
-        return _pack(con, layout, manifest, paths)
+        yield con
     finally:
         con.close()
+        shutil.rmtree(spill, ignore_errors=True)
 
 
 def _pack(
@@ -74,7 +92,7 @@ def _pack(
     )
     _leave_out_settled(con, layout, manifest)
     segments = _counted(con, paths)
-    rows, low, high = _row(con, "SELECT count(*), min(start_ns), max(start_ns) FROM chosen")
+    rows, low, high = row_of(con, "SELECT count(*), min(start_ns), max(start_ns) FROM chosen")
     if not rows:
         return None, segments
     name = f"spans-{time.time_ns():019d}-{secrets.token_hex(4)}.parquet"
@@ -82,8 +100,11 @@ def _pack(
     con.execute(
         f"""
         COPY (
-          SELECT {", ".join(COLUMNS)} FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
-          ORDER BY trace_id, agent, start_ns, sequence
+          SELECT {", ".join(COLUMNS)} FROM raw JOIN (
+            SELECT rowid AS line, min(start_ns) OVER (PARTITION BY {ROLLOUT}) AS began
+            FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
+          ) ON raw.rowid = line
+          ORDER BY began, {ORDER}
         ) TO {quoted(str(made))}
         (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, ROW_GROUP_SIZE 20480,
          KV_METADATA {{schema: '{SCHEMA_VERSION}'}})
@@ -99,7 +120,7 @@ def _leave_out_settled(
 ) -> None:
     """Drop chosen spans that a settled file holds already; ``held`` has what stands there."""
     con.execute("CREATE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
-    low, high = _row(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
+    low, high = row_of(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
     if low is None:
         return
     near = [
@@ -119,10 +140,10 @@ def _leave_out_settled(
          AND {same_span("f", "chosen")}
         """
     )
-    if _row(con, "SELECT count(*) FROM twice") == (0,):
+    if row_of(con, "SELECT count(*) FROM twice") == (0,):
         return
     con.execute(
-        f"INSERT INTO held SELECT trace_id, span_id, {_CONTENT} FROM {files} "
+        f"INSERT INTO held SELECT trace_id, span_id, {CONTENT} FROM {files} "
         "SEMI JOIN twice USING (trace_id, span_id)"
     )
     con.execute(
@@ -135,13 +156,13 @@ def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[Se
     """Each segment with what was damaged, in conflict and lost."""
     con.execute(
         f"""
-        CREATE TABLE refused AS SELECT segment, trace_id, span_id, {_CONTENT} AS content
+        CREATE TABLE refused AS SELECT segment, trace_id, span_id, {CONTENT} AS content
         FROM raw ANTI JOIN chosen ON raw.rowid = chosen.line
         WHERE record = 'span' AND {IS_SPAN}
         """
     )
     con.execute(
-        f"INSERT INTO held SELECT trace_id, span_id, {_CONTENT} FROM raw "
+        f"INSERT INTO held SELECT trace_id, span_id, {CONTENT} FROM raw "
         "SEMI JOIN chosen ON raw.rowid = chosen.line SEMI JOIN refused USING (trace_id, span_id)"
     )
     found = con.execute(
@@ -160,7 +181,8 @@ def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[Se
     return [SettledSegment(path.name, 0, *counts.get(path.name, ())) for path in paths]
 
 
-def _row(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:
+def row_of(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:
+    """The first row of a query's result."""
     row = con.execute(query).fetchone()
     assert row is not None
     return tuple(row)
