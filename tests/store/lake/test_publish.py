@@ -130,9 +130,9 @@ def test_publisher_killed_at_any_step_loses_and_doubles_nothing(
     total = 0
 
     for number, (moment, statement) in enumerate(TIMES * STEPS):
-        recorded(path, make_spans(30, machine=chr(1 + number)))
+        store = recorded(path, make_spans(30, machine=chr(1 + number)))
         total += 30
-        ended = run_killed(path, lake, moment, statement)
+        ended = run_killed(store, lake, moment, statement)
         # A publisher is quicker through some steps than the one who is to end it.
         assert ended == -signal.SIGKILL or (moment == "in" and ended == 0), (moment, statement)
     Store(path).publish(lake, is_rest_included=True)
@@ -143,10 +143,10 @@ def test_publisher_killed_at_any_step_loses_and_doubles_nothing(
     assert by_id(Store(lake)) == by_id(Store(path))
 
 
-def run_killed(store: Path, lake: str, moment: str, statement: str) -> int:
+def run_killed(store: Store, lake: str, moment: str, statement: str) -> int:
     """The exit code of a publisher that ends itself."""
     program = Path(__file__).with_name("killed.py")
-    command = [sys.executable, str(program), str(store), lake, moment, statement]
+    command = [sys.executable, str(program), store.name, lake, moment, statement]
     return subprocess.run(command, timeout=50).returncode
 
 
@@ -260,6 +260,30 @@ def test_retention_in_the_lake_brings_nothing_back(
 
     assert again.spans == 0
     assert by_id(Store(lake)) == fresh
+
+
+def test_compaction_publishes_nothing_twice(
+    lake: str, address: LakeAddress, make_spans: Spans, tmp_path: Path
+) -> None:
+    """Files in a lake and files that are not yet stay apart when the local ones are merged."""
+    path = tmp_path / "local"
+    recorded(path, make_spans(30)).publish(lake, is_rest_included=True)
+    run_killed(recorded(path, make_spans(30, machine="b")), lake, "before", "CALL")
+    for machine in "cd":
+        recorded(path, make_spans(30, machine=machine)).settle()
+    before = Store(path).layout
+
+    Store(path).compact()
+    assert before is not None
+    files = before.read_manifest().live_files
+    done = Store(path).publish(lake, is_rest_included=True)
+
+    assert sorted((bool(file.publication), file.rows) for file in files) == [
+        (False, 60), (True, 30), (True, 30),
+    ]  # fmt: skip
+    assert (done.spans, done.files) == (90, 2)
+    assert raw_count(address) == 120
+    assert by_id(Store(lake)) == by_id(Store(path))
 
 
 def documented(number: int) -> list[str]:
