@@ -236,7 +236,7 @@ class _Asking:
 
         if isinstance(exc, (ClickHouseError, OSError)):
             said = str(exc).partition("\n")[0]
-            if "UNKNOWN_TABLE" in str(exc):
+            if "UNKNOWN_TABLE" in str(exc) or "UNKNOWN_DATABASE" in str(exc):
                 hint = "point a Collector's ClickHouse exporter at it, or load a store into it"
             else:
                 hint = "is it up, and are the user, the password and the database right?"
