@@ -320,7 +320,6 @@ def test_views_of_are_those_a_query_names(query: str, named: set[str], store: St
     ("query", "wide"),
     [
         ("SELECT count(*) FROM spans", set()),
-        ("SELECT count(*) FROM calls", set()),
         ("SELECT name FROM spans WHERE attributes->>'x' = 'y'", {"attributes"}),
         ("SELECT name FROM spans ORDER BY length(events::VARCHAR) LIMIT 1", {"events"}),
         ("SELECT output_messages FROM calls WHERE model = ?", {"output_messages"}),
