@@ -210,12 +210,12 @@ def test_views_and_transitions_are_those_of_every_engine(held: Held, rollout: Ro
     for query in queries:
         assert list(held.store.sql(query)) == list(reference.sql(query)), query
     assert list(held.store.transitions().dicts()) == list(reference.transitions().dicts())
-    assert held.store.transitions().rows() == TripletAdapterRows(spans)
+    assert held.store.transitions().rows() == adapted(spans)
     assert held.store.report() == reference.report()
     assert held.store.report().transitions == 12
 
 
-def TripletAdapterRows(spans: list[Span]) -> list[Any]:  # noqa: N802
+def adapted(spans: list[Span]) -> list[Any]:
     """What the adapter alone makes of the spans, in the order of their rollouts."""
     ordered = sorted(spans, key=lambda span: span.start_ns)
     found = [t for trajectory in TripletAdapter().adapt(ordered) for t in trajectory.transitions]
