@@ -163,7 +163,7 @@ class _ClickHouseDoor(BaseHTTPRequestHandler):
 _NOT_SETTINGS = {"query_id", "wait_end_of_query", "client_protocol_version", "database"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def rollout() -> Callable[..., list[Span]]:
     """A function that makes the spans of the rollout of a number, told apart by it."""
     return _rollout

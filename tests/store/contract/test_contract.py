@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter
 from lightning_otel.emitters import reward_span
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.source import INDEX_COLUMNS, Selection
-from lightning_otel.types import Event, Link, Span
+from lightning_otel.types import Event, Link, Report, Span
 
 START_NS = 1_790_000_000_000_000_000
 
@@ -188,38 +187,50 @@ def test_ids_are_found_by_their_beginning(held: Held, rollout: Rollout) -> None:
     assert held.store.rollout_of("response", "response-2-0") == "rollout-2"
 
 
-def test_views_and_transitions_are_those_of_every_engine(held: Held, rollout: Rollout) -> None:
-    """Row for row what a store in memory gives for the same spans."""
+QUERIES = (
+    "SELECT * FROM rollouts ORDER BY rollout_id",
+    "SELECT * FROM calls ORDER BY trace_id, span_id",
+    "SELECT * FROM rewards ORDER BY trace_id, span_id",
+    "SELECT * EXCLUDE (attributes, events, links, otel_resource) FROM spans ORDER BY 1, 2",
+    "SELECT length(input_messages) AS n FROM spans WHERE operation = 'chat' ORDER BY start_ns",
+    "FROM spans SELECT attributes->>'$.int' AS i WHERE starts_with(name, 'n') ORDER BY span_id",
+    "DESCRIBE spans",
+)
+
+
+class Expected(NamedTuple):
+    """Spans, and what a store in memory makes of them."""
+
+    spans: list[Span]
+    rows: dict[str, list[dict[str, Any]]]
+    steps: list[dict[str, Any]]
+    report: Report
+
+
+@pytest.fixture(scope="module")
+def expected(rollout: Rollout) -> Expected:
+    """Rollouts, bad spans, and a reward that came late."""
     spans = [span for number in range(4) for span in rollout(number)]
     spans += [*bad_spans(), reward_span({"late": 0.5}, response_id="response-3-1")]
-    reference = Store(":memory:")
-    reference.add(spans)
-
-    held.write(spans)
-
-    queries = [
-        "SELECT * FROM rollouts ORDER BY rollout_id",
-        "SELECT * FROM calls ORDER BY trace_id, span_id",
-        "SELECT * FROM rewards ORDER BY trace_id, span_id",
-        "SELECT * EXCLUDE (attributes, events, links, otel_resource) FROM spans ORDER BY 1, 2",
-        "SELECT count(*) AS n, sum(input_tokens) AS t FROM calls WHERE agent = 'agent-1'",
-        "SELECT length(input_messages) AS n FROM spans WHERE operation = 'chat' ORDER BY start_ns",
-        "FROM spans SELECT attributes->>'$.int' AS i WHERE starts_with(name, 'n') ORDER BY span_id",
-        "DESCRIBE spans",
-    ]
-    for query in queries:
-        assert list(held.store.sql(query)) == list(reference.sql(query)), query
-    assert list(held.store.transitions().dicts()) == list(reference.transitions().dicts())
-    assert held.store.transitions().rows() == adapted(spans)
-    assert held.store.report() == reference.report()
-    assert held.store.report().transitions == 12
+    store = Store(":memory:")
+    store.add(spans)
+    table = store.transitions()
+    steps = list(table.dicts())
+    return Expected(
+        spans, {query: list(store.sql(query)) for query in QUERIES}, steps, table.report()
+    )
 
 
-def adapted(spans: list[Span]) -> list[Any]:
-    """What the adapter alone makes of the spans, in the order of their rollouts."""
-    ordered = sorted(spans, key=lambda span: span.start_ns)
-    found = [t for trajectory in TripletAdapter().adapt(ordered) for t in trajectory.transitions]
-    return sorted(found, key=lambda step: (step.rollout_id, step.agent, step.step))
+def test_views_and_transitions_are_those_of_every_engine(held: Held, expected: Expected) -> None:
+    """Row for row what a store in memory gives for the same spans."""
+    held.write(expected.spans)
+
+    for query, rows in expected.rows.items():
+        assert list(held.store.sql(query)) == rows, query
+    table = held.store.transitions()
+    assert list(table.dicts()) == expected.steps
+    assert table.report() == expected.report
+    assert len(expected.steps) == 12
 
 
 def test_connect_gives_all_views_with_all_columns(held: Held, rollout: Rollout) -> None:
