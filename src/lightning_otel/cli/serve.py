@@ -38,8 +38,9 @@ def serve(
     try:
         from lightning_otel.serve import server
     except ModuleNotFoundError as exc:
+        missing = str(exc.name).partition(".")[0]
         raise ConfigError(
-            f"serve needs {exc.name}; run: pip install 'lightning-otel[serve]'"
+            f"serve needs {missing}; run: pip install 'lightning-otel[serve]'"
         ) from exc
     from lightning_otel.serve.answers import said
     from lightning_otel.serve.tokens import token_in
@@ -50,11 +51,11 @@ def serve(
         raise ConfigError("serve needs a store on disk; name one with --store")
     os.umask(0o077)
     token, is_new = token_in(token_file) if token_file else ("", False)
+    if is_new:
+        talk(f"made {token_file}; senders need: Authorization: Bearer TOKEN")
     access = server.access_for(host, token, names)
     opened.writer()
     door = server.open_door(host, port)
-    if is_new:
-        talk(f"made {token_file}; senders need: Authorization: Bearer TOKEN")
     counts = server.run(opened, door, access, lambda: _announce(door, port, opened.name))
     refused = sum(counts.refused.values())
     talk(f"⚡ {counted(counts.stored, 'span')} taken → {opened.name}")

@@ -46,6 +46,8 @@ def span_of(document: Object, came: str) -> Span | Rejected:
         return _span(_relaxed(document), came)
     except UnfitError as exc:
         return Rejected(str(exc))
+    except RecursionError:
+        return Rejected("attribute value is nested too deep")
 
 
 def _span(found: Object, came: str) -> Span:
@@ -63,9 +65,9 @@ def _span(found: Object, came: str) -> Span:
     status = inner(found, "status")
     code = status.get("status_code")
     return Span(
-        trace_id=id_of(id_bytes(found.get("trace_id")), TRACE_ID_BYTES, "trace id"),
-        span_id=id_of(id_bytes(found.get("span_id")), SPAN_ID_BYTES, "span id"),
-        parent_span_id=parent_of(id_bytes(found.get("parent_id"))),
+        trace_id=id_of(_id(found.get("trace_id"), TRACE_ID_BYTES), TRACE_ID_BYTES, "trace id"),
+        span_id=id_of(_id(found.get("span_id"), SPAN_ID_BYTES), SPAN_ID_BYTES, "span id"),
+        parent_span_id=parent_of(_id(found.get("parent_id"), SPAN_ID_BYTES)),
         name=text(found.get("name")),
         start_ns=start_ns,
         end_ns=end_ns,
@@ -91,10 +93,16 @@ def _event(found: Object) -> Event:
 def _link(found: Object) -> Link:
     context = inner(found, "context")
     return Link(
-        id_bytes(context.get("trace_id")).hex(),
-        id_bytes(context.get("span_id")).hex(),
+        _id(context.get("trace_id"), TRACE_ID_BYTES).hex(),
+        _id(context.get("span_id"), SPAN_ID_BYTES).hex(),
         inner(found, "attributes"),
     )
+
+
+def _id(content: object, size: int) -> bytes:
+    """An id; its Weave tracer writes UUIDs, of which a span keeps the half that is random."""
+    found = id_bytes(text(content).replace("-", ""))
+    return found[-size:] if len(found) == TRACE_ID_BYTES else found
 
 
 def _time(content: object) -> int:
@@ -105,7 +113,10 @@ def _time(content: object) -> int:
         raise UnfitError("time is no number")
     if not math.isfinite(content):
         raise UnfitError("time is no number")
-    return round(content if content > _SECONDS_UNTIL else content * 1_000_000_000)
+    if content > _SECONDS_UNTIL:
+        return round(content)
+    whole = math.floor(content)  # apart: their product would be rounded to 256 ns once more
+    return whole * 1_000_000_000 + round((content - whole) * 1_000_000_000)
 
 
 def _kind(content: object) -> str:
@@ -122,7 +133,9 @@ def _scope(content: object) -> str:
 def _relaxed(value: Any) -> Any:
     """The plain values of MongoDB's extended JSON, such as ``{"$numberLong": "17"}``.
 
-    Its depth is bounded by the JSON reader's.
+    Raises:
+        UnfitError: One is not what it says.
+        RecursionError: It is nested too deep.
     """
     if isinstance(value, list):
         return [_relaxed(item) for item in value]

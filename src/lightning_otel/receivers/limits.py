@@ -6,7 +6,7 @@ from typing import Final
 
 from lightning_otel.errors import ReceiveError, TooLargeError
 
-_GZIP: Final = 16 + zlib.MAX_WBITS
+_GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
 _STEP: Final = 1 << 20
 
 
@@ -32,29 +32,29 @@ DEFAULT_LIMITS: Final = Limits()
 
 
 def inflated(body: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes:
-    """The content of a gzip body of one or several members.
+    """The content of a body that is a gzip of one or several members, or zlib's (``deflate``).
 
     Raises:
-        ReceiveError: It is no gzip, or cut off.
+        ReceiveError: It is neither, or cut off.
         TooLargeError: There is more in it than a body may hold; no more than that was inflated.
     """
     if not body:
-        raise ReceiveError("the gzip body is empty; send it again, or without")
+        raise ReceiveError("the compressed body is empty; send it again")
     found: list[bytes] = []
     left = limits.body_bytes
     while body:
-        member = zlib.decompressobj(_GZIP)
+        member = zlib.decompressobj(_GZIP_OR_ZLIB)
         while not member.eof:
             try:
                 part = member.decompress(body, min(left + 1, _STEP))
             except zlib.error as exc:
-                raise ReceiveError("the body is not valid gzip; send it again, or without") from exc
+                raise ReceiveError("the body is not compressed as it says; send it again") from exc
             body = member.unconsumed_tail
             left -= len(part)
             if left < 0:
                 raise too_large(limits)
             if not part and not body and not member.eof:
-                raise ReceiveError("the gzip body is cut off; send it again, or without")
+                raise ReceiveError("the compressed body is cut off; send it again")
             found.append(part)
         body = member.unused_data.lstrip(b"\0")  # a gzip may be padded
     return b"".join(found)

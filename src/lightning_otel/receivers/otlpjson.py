@@ -46,7 +46,7 @@ from lightning_otel.types import Event, Link, Span
 
 _DEPTH: Final = 200
 """Objects and lists within one value; deeper ones are taken by no other reader either."""
-_VALUES_PER_MESSAGE: Final = 4
+_VALUES_PER_MESSAGE: Final = 2
 _NO_NUMBERS: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 _KIND_NUMBERS: Final = {
     f"SPAN_KIND_{name}": number for number, name in enumerate(KINDS) if number

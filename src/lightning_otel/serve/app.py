@@ -5,6 +5,7 @@ A route is a function of a request; what it needs of this server it finds in ``r
 """
 
 from importlib.metadata import version
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,6 +19,8 @@ from lightning_otel.serve.fetching import Fetching
 from lightning_otel.serve.guard import Access, Bodies, Guard
 from lightning_otel.serve.intake import Intake
 from lightning_otel.store import Store
+
+_COMPRESSED: Final = ("gzip", "deflate")
 
 
 def make_app(store: Store, intake: Intake, access: Access) -> ASGIApp:
@@ -42,15 +45,15 @@ async def traces(request: Request) -> Response:
     """Take spans by OTLP/HTTP; 200 says that they are in a segment."""
     state, headers = request.app.state, request.headers
     encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", "", "gzip"):
-        raise RefusalError(415, "a body is sent as it is, or as gzip")
+    if encoding not in ("identity", "", *_COMPRESSED):
+        raise RefusalError(415, "a body is sent as it is, or as gzip or deflate")
     content_type = answers.base_type(headers.get("content-type"))
     body = await state.bodies.read(request)
     peer = request.client.host if request.client else ""
     rejected = await state.intake.take(
         body,
         content_type,
-        is_gzip=encoding == "gzip",
+        is_compressed=encoding in _COMPRESSED,
         came=f"{'otlp+token' if state.has_token else 'otlp'}:{peer}",
     )
     return answers.accepted(content_type, rejected)

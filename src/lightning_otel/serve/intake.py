@@ -57,7 +57,7 @@ class Intake:
         self.counts = Counts()
 
     async def take(
-        self, body: bytes, content_type: str, *, is_gzip: bool, came: str
+        self, body: bytes, content_type: str, *, is_compressed: bool, came: str
     ) -> Mapping[str, int]:
         """Have the spans of a body in a segment, where no death of this process loses them.
 
@@ -71,7 +71,7 @@ class Intake:
             raise busy()
         self._waiting += 1
         try:
-            take = partial(self._take, body, content_type, came, is_gzip=is_gzip)
+            take = partial(self._take, body, content_type, came, is_compressed=is_compressed)
             return await asyncio.get_running_loop().run_in_executor(self._turn, take)
         except TooLargeError as exc:
             raise RefusalError(413, str(exc)) from exc
@@ -99,9 +99,9 @@ class Intake:
         content_type: str,
         came: str,
         *,
-        is_gzip: bool,
+        is_compressed: bool,
     ) -> Mapping[str, int]:
-        if is_gzip:
+        if is_compressed:
             body = inflated(body, self._limits)
         read = otlpjson.spans_in if content_type == JSON else protobuf.spans_in
         found = read(body, came, self._limits)

@@ -6,8 +6,10 @@ there, 800 stalled sockets keep everybody else out.
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
+import os
 import resource
 import signal
 import socket
@@ -100,8 +102,10 @@ def open_door(host: str, port: int | None) -> Door:
         try:
             found = socket.create_server((address, each), family=family, backlog=_BACKLOG)
         except OSError as exc:
-            reason = exc.strerror or str(exc)
-            continue
+            reason = os.strerror(exc.errno) if exc.errno else str(exc)
+            if exc.errno == errno.EADDRINUSE:
+                continue
+            raise ConfigError(f"cannot listen at {host}: {reason}; try 127.0.0.1") from exc
         return Door(found, host, found.getsockname()[1])
     raise ConfigError(
         f"cannot listen at {host}, port {ports[0]}: {reason}; "
