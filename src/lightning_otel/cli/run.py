@@ -59,7 +59,7 @@ def run(
     opened = Store(store).local
     if opened.layout is None:
         raise ConfigError(
-            f"run records into a store on this disk, which {opened.name} is not; name one with "
+            f"run needs a store on disk, which {opened.name} is not; name one with "
             "--store, and send the spans on by OTLP"
         )
     options = tracing.Options(

@@ -4,6 +4,7 @@
 ``clickhouse+chdb:///folder?database=default``. Needs ``clickhouse-connect`` (extra ``clickhouse``).
 """
 
+import importlib
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -232,11 +233,10 @@ class _Asking:
         """Translate."""
         if exc is None or isinstance(exc, (ConfigError, StoreError)):
             return
-        from clickhouse_connect.driver.exceptions import ClickHouseError
-
-        if isinstance(exc, (ClickHouseError, OSError)):
+        said_no = importlib.import_module("clickhouse_connect.driver.exceptions").ClickHouseError
+        if isinstance(exc, (said_no, OSError)):
             said = str(exc).partition("\n")[0]
-            if "UNKNOWN_TABLE" in str(exc):
+            if "UNKNOWN_TABLE" in str(exc) or "UNKNOWN_DATABASE" in str(exc):
                 hint = "point a Collector's ClickHouse exporter at it, or load a store into it"
             else:
                 hint = "is it up, and are the user, the password and the database right?"
@@ -245,7 +245,7 @@ class _Asking:
 
 def _open(at: Address) -> Any:
     try:
-        import clickhouse_connect
+        clickhouse_connect = importlib.import_module("clickhouse_connect")
     except ImportError as exc:
         raise ConfigError(
             "clickhouse:// needs clickhouse-connect; pip install 'lightning-otel[clickhouse]'"

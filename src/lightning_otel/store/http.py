@@ -5,9 +5,8 @@
 """
 
 import http.client
-import itertools
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import orjson
@@ -15,7 +14,7 @@ import orjson
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.ipc import Arrival
-from lightning_otel.store.otlp import request_of
+from lightning_otel.store.otlp import request_of, resource_spans
 from lightning_otel.store.selections import text_of_selection
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Span
@@ -23,8 +22,8 @@ from lightning_otel.types import Span
 SCHEMES: Final = ("http", "https")
 FETCH_PATH: Final = "/v1/fetch"
 ADD_PATH: Final = "/v1/traces"
-ADD_SPANS: Final = 256
-"""Spans sent in one request."""
+ADD_BYTES: Final = 4 << 20
+"""Spans are sent in requests of about this size, which any server takes."""
 TIMEOUT_S: Final = 60.0
 _SAID: Final = 2000
 
@@ -72,17 +71,37 @@ class Server:
         Raises:
             StoreError: The server cannot be reached, or refuses.
         """
-        waiting = iter(spans)
-        while sent := list(itertools.islice(waiting, ADD_SPANS)):
-            answer = orjson.loads(self._post(ADD_PATH, request_of(sent)).read() or b"{}")
-            refused = answer.get("partialSuccess") or {}
-            if int(refused.get("rejectedSpans", 0)):
-                raise StoreError(
-                    f"{self.name} rejected {refused['rejectedSpans']} of {len(sent)} spans: "
-                    f"{refused.get('errorMessage', '')}; the others are kept"
-                )
+        parts: list[bytes] = []
+        size_bytes = 0
+        for span in spans:
+            parts.append(resource_spans(span))
+            size_bytes += len(parts[-1])
+            if size_bytes >= ADD_BYTES:
+                self._send(parts)
+                parts, size_bytes = [], 0
+        if parts:
+            self._send(parts)
 
-    def _post(self, path: str, body: bytes) -> http.client.HTTPResponse:
+    def _send(self, parts: Sequence[bytes]) -> None:
+        answer = self._post(ADD_PATH, request_of(parts))
+        try:
+            said = orjson.loads(answer.read() or b"{}")
+            refused = said.get("partialSuccess") or {}
+            count = int(refused.get("rejectedSpans", 0))
+        except (OSError, http.client.HTTPException, ValueError, AttributeError, TypeError) as exc:
+            raise StoreError(
+                f"{self.name} did not say whether it keeps the spans: {exc}; try again: what comes "
+                "twice counts once"
+            ) from exc
+        finally:
+            answer.close()
+        if count:
+            raise StoreError(
+                f"{self.name} rejected {count} of {len(parts)} spans "
+                f"({refused.get('errorMessage', '')}); the others are kept"
+            )
+
+    def _post(self, path: str, body: bytes) -> "_Answer":
         token = self._token or config.token()
         headers = {"Content-Type": "application/json", "Connection": "close"}
         if token:
@@ -91,9 +110,9 @@ class Server:
         connection = connect(self._host, timeout=TIMEOUT_S)
         try:
             connection.request("POST", self._path + path, body, headers)
-            response = connection.getresponse()
-            if response.status != http.HTTPStatus.OK:
-                raise self._refused(response)
+            answer = _Answer(connection, connection.getresponse())
+            if answer.status != http.HTTPStatus.OK:
+                raise self._refused(answer)
         except (OSError, http.client.HTTPException) as exc:
             connection.close()
             raise StoreError(
@@ -103,10 +122,10 @@ class Server:
         except StoreError:
             connection.close()
             raise
-        return response
+        return answer
 
-    def _refused(self, response: http.client.HTTPResponse) -> StoreError:
-        said = _said(response.read(_SAID))
+    def _refused(self, answer: "_Answer") -> StoreError:
+        said = _said(answer.read(_SAID))
         hints = {
             401: "set LIGHTNING_OTEL_TOKEN to the token that the server was given",
             403: "set LIGHTNING_OTEL_TOKEN to the token that the server was given",
@@ -115,8 +134,28 @@ class Server:
             429: "it is busy; try again",
             503: "it is busy; try again",
         }
-        hint = hints.get(response.status, "is that `lightning-otel serve`?")
-        return StoreError(f"{self.name} answers {response.status} {said}".rstrip() + f"; {hint}")
+        hint = hints.get(answer.status, "is that `lightning-otel serve`?")
+        return StoreError(f"{self.name} answers {answer.status} {said}".rstrip() + f"; {hint}")
+
+
+class _Answer:
+    """An answer that goes on arriving, with the connection it comes over."""
+
+    def __init__(
+        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse
+    ) -> None:
+        self.status = response.status
+        self._connection = connection
+        self._response = response
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes of the body."""
+        return self._response.read(None if size < 0 else size)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._response.close()
+        self._connection.close()
 
 
 def _said(body: bytes) -> str:

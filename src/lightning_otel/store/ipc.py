@@ -20,6 +20,8 @@ END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 Source: the Arrow columnar format, "IPC Streaming Format".
 """
 _DRAIN_BYTES: Final = 1 << 16
+_BUFFER_BYTES: Final = 1 << 20
+_BATCH: Final = "arrived"
 
 
 class ArrowStream(Protocol):
@@ -34,6 +36,9 @@ class Body(Protocol):
 
     def read(self, size: int = -1, /) -> bytes:
         """The next bytes, at most so many; none at the end."""
+
+    def close(self) -> None:
+        """Let go of the way they came."""
 
 
 def parts(tables: Iterable[ArrowStream]) -> Iterator[bytes]:
@@ -97,6 +102,11 @@ class Arrival(io.RawIOBase):
         self._tail = (self._tail + data[-len(END) :])[-len(END) :]
         return len(data)
 
+    def close(self) -> None:
+        """Close the body."""
+        self._body.close()
+        super().close()
+
     def load(self, con: "duckdb.DuckDBPyConnection", insert: Callable[[str], str]) -> None:
         """Put the rows into a table.
 
@@ -111,16 +121,21 @@ class Arrival(io.RawIOBase):
         import duckdb
 
         read = _nanoarrow("").ArrayStream.from_readable
+        arriving = io.BufferedReader(self, _BUFFER_BYTES)
         try:
-            con.register("arrived", read(io.BufferedReader(self, 1 << 20)))
-            try:
-                con.execute(insert("arrived"))
-            finally:
-                con.unregister("arrived")
+            # A batch at a time: DuckDB 1.5 asks for a stream twice, and a body comes once.
+            for batch in read(arriving):
+                con.register(_BATCH, batch)
+                try:
+                    con.execute(insert(_BATCH))
+                finally:
+                    con.unregister(_BATCH)
             while self.readinto(bytearray(_DRAIN_BYTES)):
                 pass
         except (duckdb.Error, OSError, ValueError, RuntimeError) as exc:
             raise self._broken(self._fault or exc) from exc
+        finally:
+            arriving.close()
         if self._tail != END:
             raise self._broken("the answer broke off")
 

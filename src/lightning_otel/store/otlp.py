@@ -15,16 +15,18 @@ _STATUSES: Final = {"UNSET": 0, "OK": 1, "ERROR": 2}
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
 
-def request_of(spans: Iterable[Span]) -> bytes:
-    """A trace request with the spans; one that has not ended is sent as if it took no time."""
-    return json_of({"resourceSpans": [_under_resource(span) for span in spans]}).encode()
+def request_of(parts: Iterable[bytes]) -> bytes:
+    """A trace request of spans as :func:`resource_spans` gives them."""
+    return b'{"resourceSpans":[' + b",".join(parts) + b"]}"
 
 
-def _under_resource(span: Span) -> dict[str, Any]:
-    return {
+def resource_spans(span: Span) -> bytes:
+    """A span with its resource and scope; one that has not ended as if it took no time."""
+    found = {
         "resource": {"attributes": _attributes(span.otel_resource)},
         "scopeSpans": [{"scope": {"name": span.scope}, "spans": [_span(span)]}],
     }
+    return json_of(found).encode()
 
 
 def _span(span: Span) -> dict[str, Any]:

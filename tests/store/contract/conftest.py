@@ -1,14 +1,8 @@
 """Every engine under the same tests: how each is made, and how spans get into it."""
 
-import base64
-import tempfile
-import threading
-import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -105,77 +99,3 @@ MAKERS: dict[str, Callable[[pytest.FixtureRequest], Held]] = {
     "chdb": _chdb,
     "clickhouse": _clickhouse,
 }
-
-
-@pytest.fixture(scope="session")
-def chdb_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where ClickHouse's engine keeps its tables: one folder a process is all it allows."""
-    return tmp_path_factory.mktemp("clickhouse")
-
-
-@pytest.fixture(scope="session")
-def clickhouse_port(chdb_folder: Path) -> Iterator[int]:
-    """The port of ClickHouse's HTTP interface, with its real engine behind it.
-
-    A server is not to be had from an index, its engine is; so HTTP is spoken here, as far as
-    ``clickhouse-connect`` does, and every query is answered by the engine.
-    """
-    import chdb
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _ClickHouseDoor)
-    server.daemon_threads = True
-    connection = chdb.connect(str(chdb_folder))
-    _ClickHouseDoor.engine = connection
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
-    connection.close()
-
-
-class _ClickHouseDoor(BaseHTTPRequestHandler):
-    """Passes on what comes over HTTP to the engine."""
-
-    protocol_version = "HTTP/1.1"
-    engine: Any
-    turn = threading.Lock()  # the engine's settings are those of one query
-
-    def do_POST(self) -> None:
-        """Answer a query."""
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        options = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
-        status, answer = 200, b""
-        expected = "Basic " + base64.b64encode(b"someone:secret").decode()
-        if self.headers.get("Authorization") != expected:
-            status, answer = 403, b"Code: 516. DB::Exception: Authentication failed."
-        else:
-            try:
-                answer = self._asked(body, options)
-            except Exception as exc:  # noqa: BLE001  # whatever it says is the answer
-                status, answer = 500, str(exc).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def _asked(self, body: bytes, options: dict[str, str]) -> bytes:
-        head, _, data = body.partition(b"FORMAT Parquet\n")
-        with self.turn, tempfile.NamedTemporaryFile(suffix=".parquet") as file:
-            for name, value in options.items():
-                if name not in _NOT_SETTINGS:
-                    self.engine.query(f"SET {name} = '{value}'")
-            text = body.decode("utf-8", "replace")
-            if data:
-                file.write(data)
-                file.flush()
-                text = f"{head.decode()} SELECT * FROM file('{file.name}', Parquet)"
-            answer: bytes = self.engine.query(text, "TabSeparated").bytes()
-            return answer
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
-
-
-_NOT_SETTINGS = {"query_id", "wait_end_of_query", "client_protocol_version", "database"}

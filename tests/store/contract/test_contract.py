@@ -1,22 +1,19 @@
 """Whatever engine holds the spans, a store gives the same rows for them."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter
 from lightning_otel.emitters import reward_span
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.source import INDEX_COLUMNS, Selection
-from lightning_otel.types import Event, Link, Span
+from lightning_otel.types import Event, Link, Report, Span
 
-SECOND_NS = 10**9
-START_NS = 1_790_000_000 * SECOND_NS
+START_NS = 1_790_000_000_000_000_000
 
 
 class Held(Protocol):
@@ -26,74 +23,7 @@ class Held(Protocol):
     write: Callable[[list[Span]], None]
 
 
-def messages(text: str) -> str:
-    """One message as the conventions write it."""
-    return f'[{{"role":"user","parts":[{{"type":"text","content":"{text}"}}]}}]'
-
-
-def rollout(number: int, calls: int = 3) -> list[Span]:
-    """A rollout of two agents with tool calls, a reward each, token ids, events and links."""
-    trace_id, rollout_id = f"{number + 1:032x}", f"rollout-{number}"
-    ids = (f"{number + 1:08x}{each:08x}" for each in itertools.count(1))
-    clock = itertools.count(START_NS + number * 100 * SECOND_NS, 1_000_001)
-    sequence = itertools.count(1)
-    stamps = {c.ROLLOUT_ID: rollout_id, c.ATTEMPT_ID: "1"}
-    resource = {"service.name": "träger", "process.pid": 4711, "telemetry.sdk.version": "1.45"}
-
-    def span(name: str, parent: str | None, **changes: Any) -> Span:
-        attributes = {**stamps, **changes.pop("attributes", {})}
-        return Span(
-            trace_id=trace_id,
-            span_id=next(ids),
-            parent_span_id=parent,
-            name=name,
-            start_ns=next(clock),
-            end_ns=next(clock),
-            attributes=attributes,
-            otel_resource=resource,
-            scope=c.SCOPE,
-            process="boot-1-2",
-            sequence=next(sequence),
-            end_sequence=next(sequence),
-            **changes,
-        )
-
-    root = span(c.SPAN_ROLLOUT, None, attributes={c.TASK: '{"question": "wie viele?"}'})
-    found = [root]
-    said = f"rollout {number}: ünï 😀"
-    for index in range(calls):
-        said += f" turn {index}"
-        call = span(
-            "chat model-1",
-            root.span_id,
-            kind="CLIENT",
-            attributes={
-                c.OPERATION: c.CHAT,
-                c.AGENT_NAME: f"agent-{index % 2}",
-                c.PROVIDER: "openai",
-                c.REQUEST_MODEL: "model",
-                c.RESPONSE_MODEL: "model-1",
-                c.RESPONSE_ID: f"response-{number}-{index}",
-                c.REQUEST_TEMPERATURE: 1.0,
-                c.INPUT_TOKENS: 100 + index,
-                c.OUTPUT_TOKENS: 7,
-                c.FINISH_REASONS: ["stop"],
-                c.INPUT_MESSAGES: messages(said),
-                c.OUTPUT_MESSAGES: messages("so").replace("user", "assistant"),
-                c.SYSTEM_INSTRUCTIONS: '[{"type":"text","content":"be brief"}]',
-            },
-        )
-        tool = span("execute_tool add", call.span_id, attributes={c.OPERATION: c.EXECUTE_TOOL})
-        found += [call, tool]
-        found.append(
-            span(
-                c.SPAN_ANNOTATION,
-                root.span_id,
-                attributes={c.REWARD_NAME: "primary", c.REWARD_VALUE: index / 4},
-            )
-        )
-    return found
-
+Rollout = Callable[..., list[Span]]
 
 BAD: dict[str, Any] = {
     "int": 1,
@@ -157,7 +87,7 @@ def by_id(spans: Any) -> dict[tuple[str, str], Span]:
     return {(span.trace_id, span.span_id): span for span in spans}
 
 
-def test_spans_come_back_as_they_were(held: Held) -> None:
+def test_spans_come_back_as_they_were(held: Held, rollout: Rollout) -> None:
     """Whatever stands in them: text that looks like a number stays text, numbers stay numbers."""
     spans = bad_spans() + rollout(1)
 
@@ -181,7 +111,7 @@ def test_an_empty_store_has_no_rows(held: Held) -> None:
         store.find("@last")
 
 
-def test_a_span_written_again_is_there_once(held: Held) -> None:
+def test_a_span_written_again_is_there_once(held: Held, rollout: Rollout) -> None:
     """Of two with one id the first wins, whether the second is the same or another."""
     spans = rollout(1)
     held.write(spans)
@@ -192,7 +122,7 @@ def test_a_span_written_again_is_there_once(held: Held) -> None:
     assert [row["n"] for row in held.store.sql("SELECT count(*) AS n FROM spans")] == [len(spans)]
 
 
-def test_a_selection_fetches_what_it_names(held: Held) -> None:
+def test_a_selection_fetches_what_it_names(held: Held, rollout: Rollout) -> None:
     """By rollout, trace, time and name, with what is asked for beside it, and nothing else."""
     spans = [span for number in range(3) for span in rollout(number)]
     held.write(spans)
@@ -222,7 +152,7 @@ def test_a_selection_fetches_what_it_names(held: Held) -> None:
     )
 
 
-def test_a_selection_names_its_columns(held: Held) -> None:
+def test_a_selection_names_its_columns(held: Held, rollout: Rollout) -> None:
     """Those come and no others; attributes of rewards alone where only they are asked for."""
     spans = rollout(1)
     held.write(spans)
@@ -235,7 +165,7 @@ def test_a_selection_names_its_columns(held: Held) -> None:
     assert {row["name"] for row in index if row["attributes"] is not None} == {c.SPAN_ANNOTATION}
 
 
-def test_a_rollout_comes_with_the_rewards_given_to_it_later(held: Held) -> None:
+def test_a_rollout_comes_with_the_rewards_given_to_it_later(held: Held, rollout: Rollout) -> None:
     """Also where the reward names its response and lies in a trace and rollout of its own."""
     held.write([*rollout(1), *rollout(2)])
 
@@ -247,7 +177,7 @@ def test_a_rollout_comes_with_the_rewards_given_to_it_later(held: Held) -> None:
     assert counts == {"rollout-1": 4, "rollout-2": 3}
 
 
-def test_ids_are_found_by_their_beginning(held: Held) -> None:
+def test_ids_are_found_by_their_beginning(held: Held, rollout: Rollout) -> None:
     """Of rollouts, traces, spans and responses, and the last rollout by its name."""
     held.write([*rollout(1), *rollout(2)])
 
@@ -257,41 +187,53 @@ def test_ids_are_found_by_their_beginning(held: Held) -> None:
     assert held.store.rollout_of("response", "response-2-0") == "rollout-2"
 
 
-def test_views_and_transitions_are_those_of_every_engine(held: Held) -> None:
-    """Row for row what a store in memory gives for the same spans."""
+QUERIES = (
+    "SELECT * FROM rollouts ORDER BY rollout_id",
+    "SELECT * FROM calls ORDER BY trace_id, span_id",
+    "SELECT * FROM rewards ORDER BY trace_id, span_id",
+    "SELECT * EXCLUDE (attributes, events, links, otel_resource) FROM spans ORDER BY 1, 2",
+    "SELECT length(input_messages) AS n FROM spans WHERE operation = 'chat' ORDER BY start_ns",
+    "FROM spans SELECT attributes->>'$.int' AS i WHERE starts_with(name, 'n') ORDER BY span_id",
+    "DESCRIBE spans",
+)
+
+
+class Expected(NamedTuple):
+    """Spans, and what a store in memory makes of them."""
+
+    spans: list[Span]
+    rows: dict[str, list[dict[str, Any]]]
+    steps: list[dict[str, Any]]
+    report: Report
+
+
+@pytest.fixture(scope="module")
+def expected(rollout: Rollout) -> Expected:
+    """Rollouts, bad spans, and a reward that came late."""
     spans = [span for number in range(4) for span in rollout(number)]
     spans += [*bad_spans(), reward_span({"late": 0.5}, response_id="response-3-1")]
-    reference = Store(":memory:")
-    reference.add(spans)
-
-    held.write(spans)
-
-    queries = [
-        "SELECT * FROM rollouts ORDER BY rollout_id",
-        "SELECT * FROM calls ORDER BY trace_id, span_id",
-        "SELECT * FROM rewards ORDER BY trace_id, span_id",
-        "SELECT * EXCLUDE (attributes, events, links, otel_resource) FROM spans ORDER BY 1, 2",
-        "SELECT count(*) AS n, sum(input_tokens) AS t FROM calls WHERE agent = 'agent-1'",
-        "SELECT length(input_messages) AS n FROM spans WHERE operation = 'chat' ORDER BY start_ns",
-        "FROM spans SELECT attributes->>'$.int' AS i WHERE starts_with(name, 'n') ORDER BY span_id",
-        "DESCRIBE spans",
-    ]
-    for query in queries:
-        assert list(held.store.sql(query)) == list(reference.sql(query)), query
-    assert list(held.store.transitions().dicts()) == list(reference.transitions().dicts())
-    assert held.store.transitions().rows() == TripletAdapterRows(spans)
-    assert held.store.report() == reference.report()
-    assert held.store.report().transitions == 12
+    store = Store(":memory:")
+    store.add(spans)
+    table = store.transitions()
+    steps = list(table.dicts())
+    return Expected(
+        spans, {query: list(store.sql(query)) for query in QUERIES}, steps, table.report()
+    )
 
 
-def TripletAdapterRows(spans: list[Span]) -> list[Any]:  # noqa: N802
-    """What the adapter alone makes of the spans, in the order of their rollouts."""
-    ordered = sorted(spans, key=lambda span: span.start_ns)
-    found = [t for trajectory in TripletAdapter().adapt(ordered) for t in trajectory.transitions]
-    return sorted(found, key=lambda step: (step.rollout_id, step.agent, step.step))
+def test_views_and_transitions_are_those_of_every_engine(held: Held, expected: Expected) -> None:
+    """Row for row what a store in memory gives for the same spans."""
+    held.write(expected.spans)
+
+    for query, rows in expected.rows.items():
+        assert list(held.store.sql(query)) == rows, query
+    table = held.store.transitions()
+    assert list(table.dicts()) == expected.steps
+    assert table.report() == expected.report
+    assert len(expected.steps) == 12
 
 
-def test_connect_gives_all_views_with_all_columns(held: Held) -> None:
+def test_connect_gives_all_views_with_all_columns(held: Held, rollout: Rollout) -> None:
     """In a database of one's own, that nothing done in it leaves."""
     held.write(rollout(1))
 
