@@ -1,9 +1,11 @@
 """What every test has: a demo server, a store of its own, a clean environment, loopback only."""
 
+import asyncio
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +75,53 @@ def server() -> Iterator[DemoServer]:
     """An OpenAI-compatible server on loopback, with a log of all it was asked and answered."""
     with DemoServer() as running:
         yield running
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[..., str]]:
+    """A function that serves a store on loopback, by the real web app, and gives the URL."""
+    ends: list[Callable[[], None]] = []
+
+    def serve(store: Store, token: str = "") -> str:
+        url, end = _serve(store, token)
+        ends.append(end)
+        return url
+
+    yield serve
+    for end in ends:
+        end()
+
+
+def _serve(store: Store, token: str) -> tuple[str, Callable[[], None]]:
+    """The URL of a served store, and what ends the server."""
+    from hypercorn.asyncio import serve
+    from hypercorn.config import Config
+
+    from lightning_otel.serve.app import make_app
+    from lightning_otel.serve.intake import Intake
+    from lightning_otel.serve.server import access_for, open_door
+
+    door = open_door("127.0.0.1", 0)
+    settings = Config()
+    settings.bind = [f"fd://{door.socket.detach()}"]
+    settings.graceful_timeout = 1
+    settings.accesslog = settings.errorlog = None
+    intake = Intake(store)
+    app = make_app(store, intake, access_for("127.0.0.1", token))
+    loop = asyncio.new_event_loop()
+    told = asyncio.Event()
+
+    def run() -> None:
+        loop.run_until_complete(serve(app, settings, shutdown_trigger=told.wait, mode="asgi"))  # type: ignore[arg-type]  # an ASGI app
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def end() -> None:
+        loop.call_soon_threadsafe(told.set)
+        thread.join(10)
+        intake.close()
+
+    return door.url, end

@@ -5,7 +5,8 @@ Nonsense in a variable never stops a program: the default is taken and one warni
 
 import logging
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ log = logging.getLogger(__name__)
 
 STORE_ENV: Final = "LIGHTNING_OTEL_STORE"
 ENABLED_ENV: Final = "LIGHTNING_OTEL"
+TOKEN_ENV: Final = "LIGHTNING_OTEL_TOKEN"
 EXPORT_CONTENT_ENV: Final = "LIGHTNING_OTEL_EXPORT_CONTENT"
 ROLLOUT_ENV: Final = "LIGHTNING_OTEL_ROLLOUT_ID"
 ATTEMPT_ENV: Final = "LIGHTNING_OTEL_ATTEMPT_ID"
@@ -20,10 +22,14 @@ RUN_ENV: Final = "LIGHTNING_OTEL_RUN"
 """Set by ``lightning-otel run`` in its child: trace from the start; the parent forwards."""
 AGENT_ENV: Final = "LIGHTNING_OTEL_RUN_AGENT"
 """Set by ``lightning-otel run`` in its child: who acts where the program does not say."""
+MAX_SIZE_ENV: Final = "LIGHTNING_OTEL_MAX_SIZE"
+"""What a store may take; its oldest rollouts are dropped for what is beyond."""
 CONTENT_ENV: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 DEFAULT_STORE: Final = ".lightning/traces.duckdb"
 
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
 _CONTENT_ON_SPANS: Final = frozenset({"span_only", "span_and_event"}) | _YES
@@ -70,6 +76,29 @@ def store_path() -> str:
     return os.environ.get(STORE_ENV) or DEFAULT_STORE
 
 
+def token() -> str:
+    """What a store behind ``lightning-otel serve`` asks for before it answers; empty for none."""
+    return os.environ.get(TOKEN_ENV, "").strip()
+
+
+def size_of(text: str) -> int | None:
+    """The bytes that ``10GB``, ``500 MB`` or ``1.5GiB`` names; None if it names none."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    number, unit, is_binary = found.groups()
+    return int(float(number) * (1024 if is_binary else 1000) ** _POWERS[unit.lower()])
+
+
+def max_size_bytes() -> int | None:
+    """What a store may take, from ``LIGHTNING_OTEL_MAX_SIZE``; None, the default, is no limit."""
+    value = os.environ.get(MAX_SIZE_ENV, "").strip()
+    size = size_of(value) if value else None
+    if value and not size:
+        _warn_once(MAX_SIZE_ENV, value, "a size such as 10GB")
+    return size or None
+
+
 def content() -> Content:
     """Where message content may go, from the GenAI conventions' variable and our own.
 
@@ -85,6 +114,33 @@ def content() -> Content:
     if value:
         _warn_once(CONTENT_ENV, value, "NO_CONTENT, SPAN_ONLY, EVENT_ONLY or SPAN_AND_EVENT")
     return Content(is_kept=True, is_exported=exported)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStorage:
+    """How to reach an object storage that speaks S3; what is empty was not said.
+
+    Attributes:
+        endpoint: URL of a storage that is not AWS's own.
+    """
+
+    key_id: str = field(repr=False)
+    secret: str = field(repr=False)
+    token: str = field(repr=False)
+    region: str
+    endpoint: str
+
+
+def object_storage() -> ObjectStorage:
+    """Keys, region and endpoint from AWS's own variables."""
+    get = os.environ.get
+    return ObjectStorage(
+        key_id=get("AWS_ACCESS_KEY_ID", ""),
+        secret=get("AWS_SECRET_ACCESS_KEY", ""),
+        token=get("AWS_SESSION_TOKEN", ""),
+        region=get("AWS_REGION") or get("AWS_DEFAULT_REGION") or "",
+        endpoint=get("AWS_ENDPOINT_URL_S3") or get("AWS_ENDPOINT_URL") or "",
+    )
 
 
 def traces_exporters() -> tuple[str, ...]:

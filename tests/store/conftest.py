@@ -1,16 +1,23 @@
 """What the store's tests share: spans by number, and Python in a process of its own."""
 
+import base64
 import itertools
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import Tracer
 
+from lightning_otel import conventions as c
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
@@ -80,3 +87,156 @@ def run_python() -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def chdb_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where ClickHouse's engine keeps its tables: one folder a process is all it allows."""
+    return tmp_path_factory.mktemp("clickhouse")
+
+
+@pytest.fixture(scope="session")
+def clickhouse_port(chdb_folder: Path) -> Iterator[int]:
+    """The port of ClickHouse's HTTP interface, with its real engine behind it.
+
+    A server is not to be had from an index, its engine is; so HTTP is spoken here, as far as
+    ``clickhouse-connect`` does, and every query is answered by the engine.
+    """
+    import chdb
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _ClickHouseDoor)
+    server.daemon_threads = True
+    connection = chdb.connect(str(chdb_folder))
+    _ClickHouseDoor.engine = connection
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    connection.close()
+
+
+class _ClickHouseDoor(BaseHTTPRequestHandler):
+    """Passes on what comes over HTTP to the engine."""
+
+    protocol_version = "HTTP/1.1"
+    engine: Any
+    turn = threading.Lock()  # the engine's settings are those of one query
+
+    def do_POST(self) -> None:
+        """Answer a query."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        options = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+        status, answer = 200, b""
+        expected = "Basic " + base64.b64encode(b"someone:secret").decode()
+        if self.headers.get("Authorization") != expected:
+            status, answer = 403, b"Code: 516. DB::Exception: Authentication failed."
+        else:
+            try:
+                answer = self._asked(body, options)
+            except Exception as exc:  # noqa: BLE001  # whatever it says is the answer
+                status, answer = 500, str(exc).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def _asked(self, body: bytes, options: dict[str, str]) -> bytes:
+        head, _, data = body.partition(b"FORMAT Parquet\n")
+        with self.turn, tempfile.NamedTemporaryFile(suffix=".parquet") as file:
+            for name, value in options.items():
+                if name not in _NOT_SETTINGS:
+                    self.engine.query(f"SET {name} = '{value}'")
+            text = body.decode("utf-8", "replace")
+            if data:
+                file.write(data)
+                file.flush()
+                text = f"{head.decode()} SELECT * FROM file('{file.name}', Parquet)"
+            answer: bytes = self.engine.query(text, "TabSeparated").bytes()
+            return answer
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+_NOT_SETTINGS = {"query_id", "wait_end_of_query", "client_protocol_version", "database"}
+
+
+@pytest.fixture(scope="session")
+def rollout() -> Callable[..., list[Span]]:
+    """A function that makes the spans of the rollout of a number, told apart by it."""
+    return _rollout
+
+
+_SECOND_NS = 10**9
+_START_NS = 1_790_000_000 * _SECOND_NS
+
+
+def _messages(text: str) -> str:
+    """One message as the conventions write it."""
+    return f'[{{"role":"user","parts":[{{"type":"text","content":"{text}"}}]}}]'
+
+
+def _rollout(number: int, calls: int = 3) -> list[Span]:
+    """A rollout of two agents with tool calls, a reward each, token ids, events and links."""
+    trace_id, rollout_id = f"{number + 1:032x}", f"rollout-{number}"
+    ids = (f"{number + 1:08x}{each:08x}" for each in itertools.count(1))
+    clock = itertools.count(_START_NS + number * 100 * _SECOND_NS, 1_000_001)
+    sequence = itertools.count(1)
+    stamps = {c.ROLLOUT_ID: rollout_id, c.ATTEMPT_ID: "1"}
+    resource = {"service.name": "träger", "process.pid": 4711, "telemetry.sdk.version": "1.45"}
+
+    def span(name: str, parent: str | None, **changes: Any) -> Span:
+        attributes = {**stamps, **changes.pop("attributes", {})}
+        return Span(
+            trace_id=trace_id,
+            span_id=next(ids),
+            parent_span_id=parent,
+            name=name,
+            start_ns=next(clock),
+            end_ns=next(clock),
+            attributes=attributes,
+            otel_resource=resource,
+            scope=c.SCOPE,
+            process="boot-1-2",
+            sequence=next(sequence),
+            end_sequence=next(sequence),
+            **changes,
+        )
+
+    root = span(c.SPAN_ROLLOUT, None, attributes={c.TASK: '{"question": "wie viele?"}'})
+    found = [root]
+    said = f"rollout {number}: ünï 😀"
+    for index in range(calls):
+        said += f" turn {index}"
+        call = span(
+            "chat model-1",
+            root.span_id,
+            kind="CLIENT",
+            attributes={
+                c.OPERATION: c.CHAT,
+                c.AGENT_NAME: f"agent-{index % 2}",
+                c.PROVIDER: "openai",
+                c.REQUEST_MODEL: "model",
+                c.RESPONSE_MODEL: "model-1",
+                c.RESPONSE_ID: f"response-{number}-{index}",
+                c.REQUEST_TEMPERATURE: 1.0,
+                c.INPUT_TOKENS: 100 + index,
+                c.OUTPUT_TOKENS: 7,
+                c.FINISH_REASONS: ["stop"],
+                c.INPUT_MESSAGES: _messages(said),
+                c.OUTPUT_MESSAGES: _messages("so").replace("user", "assistant"),
+                c.SYSTEM_INSTRUCTIONS: '[{"type":"text","content":"be brief"}]',
+            },
+        )
+        tool = span("execute_tool add", call.span_id, attributes={c.OPERATION: c.EXECUTE_TOOL})
+        found += [call, tool]
+        found.append(
+            span(
+                c.SPAN_ANNOTATION,
+                root.span_id,
+                attributes={c.REWARD_NAME: "primary", c.REWARD_VALUE: index / 4},
+            )
+        )
+    return found

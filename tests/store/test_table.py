@@ -13,8 +13,18 @@ import pytest
 
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, QueryError, StoreError
+from lightning_otel.store.schema import BODY_COLUMNS, COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.source import new_connection
-from lightning_otel.store.table import Query, Table, check_read_only, query_of, views_of
+from lightning_otel.store.table import (
+    Query,
+    Table,
+    check_read_only,
+    columns_of,
+    query_of,
+    views_of,
+    windows,
+)
+from lightning_otel.store.views import derived_view_statements
 from lightning_otel.types import Span
 
 
@@ -304,3 +314,48 @@ def test_views_of_are_those_a_query_names(query: str, named: set[str], store: St
 
     assert {name for (name,) in views} == {"spans", *named}
     assert store.sql(query).rows() is not None
+
+
+@pytest.mark.parametrize(
+    ("query", "wide"),
+    [
+        ("SELECT count(*) FROM spans", set()),
+        ("SELECT name FROM spans WHERE attributes->>'x' = 'y'", {"attributes"}),
+        ("SELECT name FROM spans ORDER BY length(events::VARCHAR) LIMIT 1", {"events"}),
+        ("SELECT output_messages FROM calls WHERE model = ?", {"output_messages"}),
+        ("SELECT rollout_id, reward FROM rollouts", {"attributes"}),
+        ("SELECT 1 WHERE EXISTS (FROM spans WHERE input_messages = '')", {"input_messages"}),
+        ("SELECT * FROM spans", set(WIDE_COLUMNS)),
+        ("FROM spans", set(WIDE_COLUMNS)),
+        ("SELECT s FROM spans s", set(WIDE_COLUMNS)),
+        ("SELECT COLUMNS('links|events') FROM spans", {"links", "events"}),
+        ("SUMMARIZE spans", set(WIDE_COLUMNS)),
+        ("EXPLAIN ANALYZE SELECT name FROM spans", set(WIDE_COLUMNS)),
+        ("SELECT nothing FROM nowhere", set(WIDE_COLUMNS)),
+    ],
+)
+def test_columns_of_tells_what_a_query_reads(query: str, wide: set[str]) -> None:
+    """At least that: what an engine elsewhere does not send would be empty in the answer."""
+    with new_connection() as con:
+        con.execute(f"CREATE TABLE spans ({', '.join(f'{n} {k}' for n, k in COLUMNS.items())})")
+        for statement in derived_view_statements():
+            con.execute(statement)
+
+        columns = set(columns_of(con, query, ["m"] if "?" in query else []))
+
+    assert columns >= {*NARROW_COLUMNS, *wide}
+    # Content is what costs; that a view's own words name another column now and then does not.
+    if not wide:
+        assert not columns & set(BODY_COLUMNS)
+
+
+def test_windows_part_spans_between_instants() -> None:
+    """All of one instant stay together; the windows hold all and do not overlap."""
+    with new_connection() as con:
+        con.execute("CREATE TABLE starts AS SELECT i // 10 AS start_ns FROM range(95) r(i)")
+
+        found = windows(Query(con, "SELECT start_ns FROM starts"), 25)
+        none = windows(Query(con, "SELECT start_ns FROM starts WHERE false"), 25)
+
+    assert found == [(0, 1), (2, 4), (5, 6), (7, 9)]
+    assert none == []

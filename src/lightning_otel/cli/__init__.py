@@ -31,6 +31,8 @@ _COMMANDS = {
     "sql": ("look:sql", "Run one read-only SQL statement."),
     "serve": ("serve:serve", "Take spans by OTLP/HTTP from any language."),
     "import": ("importing:import_files", "Read OTLP JSON lines and Agent Lightning 0.3 stores."),
+    "publish": ("publish:publish", "Put settled spans into a lake that many machines share."),
+    "compact": ("compact:compact", "Merge the store's files; drop what is not to be kept."),
     "pack": ("export:pack", "Write everything into one self-contained DuckDB file."),
     "doctor": ("doctor:doctor", "Check versions, instrumentors, settings and the store."),
 }

@@ -173,12 +173,18 @@ def _write_each(file: Any, rows: Iterable[Mapping[str, Any]]) -> int:
 
 
 @click.command()
-@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("out")
 @store_option
-def pack(out: Path, store: str | None) -> None:
-    """Write everything into one self-contained DuckDB database with real tables."""
+def pack(out: str, store: str | None) -> None:
+    """Write everything into one self-contained DuckDB database with real tables.
+
+    OUT is its path; or a clickhouse:// URL, into whose table the spans it lacks are loaded.
+    """
     from lightning_otel.store import Store
 
     count = Store(store).pack(out)
-    talk(f"{counted(count, 'span')} → {out} ({size(out.stat().st_size)})")
+    if "://" in out:
+        talk(f"{counted(count, 'new span')} → {Store(out).name}")
+        return
+    talk(f"{counted(count, 'span')} → {out} ({size(Path(out).stat().st_size)})")
     talk(f"→ duckdb {out} 'SELECT * FROM rollouts'")

@@ -1,5 +1,6 @@
 """The rows behind ``ls`` and ``stats``."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -28,20 +29,20 @@ _NEWEST_TRACES = (
     _TRACES
     + """, newest AS (SELECT * FROM t ORDER BY start_ns DESC {limit})
 SELECT n.trace_id, n.rollout_id, n.start_ns, n.end_ns, n.agents, n.spans, n.calls, n.tools,
-  n.input_tokens, n.output_tokens, coalesce(n.own_reward, r.reward) AS reward,
-  c.first_input, c.last_output
+  n.input_tokens, n.output_tokens, coalesce(n.own_reward, r.reward) AS reward
 FROM newest n
 LEFT JOIN (
   SELECT rollout_id, arg_max(value, start_ns) AS reward FROM rewards GROUP BY rollout_id
 ) r USING (rollout_id)
-LEFT JOIN (
-  SELECT trace_id, arg_min(input_messages, start_ns) AS first_input,
-    arg_max(output_messages, start_ns) AS last_output
-  FROM calls WHERE trace_id IN (SELECT trace_id FROM newest) GROUP BY trace_id
-) c USING (trace_id)
 ORDER BY n.start_ns DESC
 """
 )
+# On its own, so that a page of traces reads no bodies, and that only theirs are read for texts.
+_TEXTS = """
+SELECT trace_id, arg_min(input_messages, start_ns) AS first_input,
+  arg_max(output_messages, start_ns) AS last_output
+FROM calls WHERE trace_id IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY trace_id
+"""
 ROLLOUT_KEYS = (
     "rollout_id", "attempt_id", "status", "start_ns", "end_ns", "agents", "spans", "calls",
     "rewards", "reward", "input_tokens", "output_tokens", "task",
@@ -66,16 +67,37 @@ def list_rollouts(store: Store, limit: int | None) -> Listing:
     return Listing(list(store.sql(query)), total)
 
 
-def list_traces(store: Store, limit: int | None) -> Listing:
-    """The newest traces, with what was asked first and answered last."""
+def list_traces(store: Store, limit: int | None, *, with_texts: bool = True) -> Listing:
+    """The newest traces.
+
+    Args:
+        store: Where they are.
+        limit: How many; None for all.
+        with_texts: With what was asked first and answered last. Without, no body is read.
+    """
     total = _number(store, f"{_TRACES} SELECT count(*) AS n FROM t")
     rows = list(store.sql(_NEWEST_TRACES.format(limit=_limit(limit))))
+    texts = _texts(store, rows) if with_texts and rows else {}
     for row in rows:
-        asked = parse_messages(row.pop("first_input")) or ()
+        first_input, last_output = texts.get(row["trace_id"], (None, None))
+        asked = parse_messages(first_input) or ()
         users = [message for message in asked if message.get("role") == "user"]
         row["input"] = plain_text(users[:1])
-        row["output"] = plain_text((parse_messages(row.pop("last_output")) or ())[:1])
+        row["output"] = plain_text((parse_messages(last_output) or ())[:1])
     return Listing(rows, total)
+
+
+def _texts(store: Store, rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """The first input and the last output of each trace."""
+    found = store.sql(
+        _TEXTS,
+        [
+            [row["trace_id"] for row in rows],
+            min(row["start_ns"] for row in rows),
+            max(row["end_ns"] for row in rows),
+        ],
+    )
+    return {row["trace_id"]: (row["first_input"], row["last_output"]) for row in found}
 
 
 def store_stats(store: Store) -> dict[str, Any]:

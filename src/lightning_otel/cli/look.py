@@ -215,13 +215,26 @@ def stats(as_json: bool, store: str | None) -> None:
     from lightning_otel.cli.listing import store_stats
     from lightning_otel.store import Store
 
-    found = store_stats(Store(store))
+    opened = Store(store)
+    found = store_stats(opened)
+    lines = _stats_lines(found)
+    is_elsewhere = "://" in opened.name
+    if is_elsewhere:
+        # Not counted here, and so not 0.
+        found = {name: found[name] for name in ("store", "funnel", "left_out")}
+        lines = [line for line in lines if line[0] not in _OF_FILES]
     if as_json:
         print_json(found)
         return
-    for name, value in _stats_lines(found):
+    for name, value in lines:
         click.echo(f"{name:<12} {shown(value)}")
+    if is_elsewhere:
+        talk("what was lost is counted where the spans are recorded")
     suggest("export triplets -o triplets.jsonl", store)
+
+
+_OF_FILES = ("on disk", "lost")
+"""Lines of the statistics that tell of files on this machine."""
 
 
 def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:

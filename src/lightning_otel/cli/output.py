@@ -190,7 +190,8 @@ def suggest(command: str, store: str | None) -> None:
     from lightning_otel import config
 
     named = "" if store in (None, config.store_path()) else f" --store {shlex.quote(str(store))}"
-    talk(f"→ {program()} {command}{named}")
+    # A password or token in a URL is not repeated: terminals are logged and pasted.
+    talk(re.sub(r"(://)[^/@\s']*@", r"\1…@", f"→ {program()} {command}{named}"))
 
 
 def program() -> str:

@@ -27,7 +27,7 @@ def reward(target: str, value: float, name: str, store: str | None) -> None:
     links = {"span": "span_id", "response": "response_id"}
     link = {links[noun]: whole} if noun in links else {}
     opened.add([reward_span({name: value}, rollout_id=rollout_id, **link)])
-    if opened.writer().position()[1] == 0:
+    if opened.layout is not None and opened.writer().position()[1] == 0:
         raise StoreError(
             f"{opened.name} refuses the reward; is it writable, and the disk not full?"
         )

@@ -56,9 +56,12 @@ def run(
     from lightning_otel.store import Store
 
     evaluator = _loaded(reward_evaluator) if reward_evaluator else None
-    opened = Store(store)
+    opened = Store(store).local
     if opened.layout is None:
-        raise ConfigError("run needs a store on disk; name one with --store")
+        raise ConfigError(
+            f"run needs a store on disk, which {opened.name} is not; name one with "
+            "--store, and send the spans on by OTLP"
+        )
     options = tracing.Options(
         store=opened, rollout_id=rollout_id, task=_json_or_text(task), agent=agent,
         reward_evaluator=evaluator,
@@ -130,6 +133,7 @@ class _Run:
     def _record(self, program: Sequence[str]) -> int:
         from lightning_otel import provider, tracing
         from lightning_otel.cli.forwarding import start_forwarding
+        from lightning_otel.store.upkeep import Upkeep
 
         assert self._opened.layout is not None
         provider.leave_otlp_to_the_store()
@@ -142,7 +146,8 @@ class _Run:
         )
         try:
             environment = _environment(self._opened, recording, self._options.get("agent"))
-            code = run_child(program, environment)
+            with Upkeep(self._opened.layout):
+                code = run_child(program, environment)
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
         except ProgramError as exc:
             scope.end(exc)

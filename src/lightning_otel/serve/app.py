@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from lightning_otel.serve import answers
 from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.fetching import Fetching
 from lightning_otel.serve.guard import Access, Bodies, Guard
 from lightning_otel.serve.intake import Intake
 from lightning_otel.store import Store
@@ -28,6 +29,7 @@ def make_app(store: Store, intake: Intake, access: Access) -> ASGIApp:
         routes=[
             Route("/", about, methods=["GET"]),
             Route("/v1/traces", traces, methods=["POST"]),
+            Route("/v1/fetch", Fetching().answer, methods=["POST"]),
             Route("/v1/{signal:str}", other_signal, methods=["POST"]),
         ],
         exception_handlers={RefusalError: refuse},

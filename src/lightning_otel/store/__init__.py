@@ -5,7 +5,8 @@ here are imported when they are used, so that the traced process pays for none o
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,15 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
 from lightning_otel.adapter import Adaptation, TripletAdapter
-from lightning_otel.errors import StoreError
-from lightning_otel.store.layout import MEMORY, Layout
+from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.store.lake import EXAMPLE
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 
 if TYPE_CHECKING:
     import duckdb
 
+    from lightning_otel.store.compact import Compacted
     from lightning_otel.store.counts import Accounting
+    from lightning_otel.store.publish import Published
     from lightning_otel.store.settle import Settled
     from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table, Transitions
@@ -62,31 +66,38 @@ TRANSITION_COLUMNS: Mapping[str, str] = {
 class Store:
     """A place that holds spans, written and read by any number of processes at once."""
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, data: str | None = None
+    ) -> None:
         """Name a store; nothing is opened or made yet.
 
         Args:
-            path: ``X.duckdb``, a folder, or ``:memory:``. By default ``LIGHTNING_OTEL_STORE``, else
-                ``.lightning/traces.duckdb``.
+            path: ``X.duckdb``, a folder, or ``:memory:``; or the URL of an engine elsewhere, which
+                is read, and given few spans: ``http://host:4318`` (``lightning-otel serve``),
+                ``clickhouse://user:password@host:8123/database?table=otel_traces``. With
+                ``since=2026-11-01`` or ``until=…`` behind the ``?``, spans that began at another
+                time are not looked at. Or a lake,
+                ``ducklake:postgres://user@host/db?data=s3://bucket/prefix``. By default
+                ``LIGHTNING_OTEL_STORE``, else ``.lightning/traces.duckdb``.
+            data: Where a lake's files lie, if the path does not say.
 
         Raises:
-            ConfigError: The path is a URL of an engine this version does not know.
+            ConfigError: The path is a URL of an engine this version does not know, or one that
+                cannot be understood.
         """
-        given = os.fspath(path) if path is not None else config.store_path()
-        from lightning_otel.store.source import LocalSource, MemorySource
+        from lightning_otel.store.engines import source_of
 
-        self.layout: Layout | None = None if given == MEMORY else Layout(given)
-        self.source: SpanSource = (
-            MemorySource() if self.layout is None else LocalSource(self.layout)
-        )
+        given = os.fspath(path) if path is not None else config.store_path()
+        self.source: SpanSource = source_of(given, data=data)
+        self.layout: Layout | None = self.source.layout
 
     def __repr__(self) -> str:
         return f"Store({self.name!r})"
 
     @property
     def name(self) -> str:
-        """The catalogue's absolute path, or ``:memory:``."""
-        return str(self.layout.catalogue) if self.layout is not None else MEMORY
+        """The catalogue's absolute path, ``:memory:``, or the URL without its password."""
+        return self.source.name
 
     def writer(self) -> "SpanWriter":
         """This process's writer into the store, which is made if it is not there.
@@ -98,9 +109,7 @@ class Store:
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans that are complete already; of two with one id the first one wins."""
-        writer = self.writer()
-        for span in spans:
-            writer.add(span)
+        self.source.add(spans)
 
     def connect(self) -> "duckdb.DuckDBPyConnection":
         """An own DuckDB connection in which ``spans``, ``calls``, ``rewards``, ``rollouts`` stand.
@@ -119,14 +128,16 @@ class Store:
         Raises:
             QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.
         """
-        from lightning_otel.store.table import Query, Table, check_read_only, views_of
+        from lightning_otel.store.table import Query, Table, check_read_only, columns_of, views_of
+
+        given = list(parameters)
 
         def names(empty: "duckdb.DuckDBPyConnection") -> Collection[str]:
             check_read_only(empty, query)
             return views_of(empty, query)
 
-        con = self.source.connect(names)
-        found = Query(con, query, list(parameters), data=self._data)
+        con = self.source.connect(names, lambda empty: columns_of(empty, query, given))
+        found = Query(con, query, given, data=self._data)
         found.take(lambda relation: relation.columns)
         return Table(lambda: found, found.dicts, "rows")
 
@@ -263,8 +274,98 @@ class Store:
             return {writer.process: writer.accounting()}
         return accounting_by_process(self.layout, since_ns)
 
+    def publish(
+        self, lake: "Store | str | None" = None, *, is_rest_included: bool = False
+    ) -> "Published":
+        """Settle, and put the spans that a lake has not got yet into it, exactly once.
+
+        Args:
+            lake: Where to; by default this store itself, if it is a lake: what this machine
+                recorded for it goes there.
+            is_rest_included: Whether spans too few for a file of their own go in as well; without,
+                they wait for more.
+
+        Raises:
+            ConfigError: It is no lake, or its DuckDB extensions are not installed.
+            StoreMissingError: Nothing was recorded.
+            StoreError: Another process publishes this store, or the lake cannot be reached or
+                written. What was not published is with the next time.
+        """
+        from lightning_otel.store.ducklake import DuckLakeSource
+        from lightning_otel.store.publish import publish
+
+        to = self if lake is None else lake if isinstance(lake, Store) else Store(lake)
+        if not isinstance(to.source, DuckLakeSource):
+            raise ConfigError(f"{to.name} is no lake; name one as in {EXAMPLE}")
+        layout = self.local.layout
+        if layout is None:
+            raise ConfigError(f"{self.name} has no files to publish; name a store on disk")
+        return publish(layout, to.source.address, is_rest_included=is_rest_included)
+
+    @property
+    def local(self) -> "Store":
+        """The store on this machine that recordings go to: this one, or that before a lake."""
+        from lightning_otel.store.ducklake import DuckLakeSource
+
+        if isinstance(self.source, DuckLakeSource):
+            return Store(self.source.local.catalogue)
+        return self
+
+    def compact(
+        self,
+        *,
+        older_than_s: float | None = None,
+        max_bytes: int | None = None,
+        rollout_ids: Iterable[str] = (),
+        is_dry_run: bool = False,
+        progress: "Callable[[int, int], None] | None" = None,
+    ) -> "Compacted":
+        """Pack the files as tightly as they can be, and drop what is not to be kept any more.
+
+        Readers are not disturbed, and whatever cuts it off, no span is lost by it. By default
+        everything is kept.
+
+        Args:
+            older_than_s: Drop rollouts whose last span ended longer ago than this, seconds.
+            max_bytes: Drop the oldest rollouts until the store takes no more than this.
+            rollout_ids: Drop these rollouts.
+            is_dry_run: Only say what would happen.
+            progress: Told how many of how many rows are done.
+
+        Raises:
+            StoreMissingError: There is no store.
+            NotFoundError: A rollout to drop is not there; nothing was dropped.
+            StoreError: Another process is at it, there is no room, or a file is damaged.
+        """
+        from lightning_otel.store.compact import Compacted, compact
+        from lightning_otel.store.retention import Retention
+        from lightning_otel.store.source import ensure_catalogue
+
+        if self.layout is None:
+            return Compacted()
+        self.layout.require()
+        ensure_catalogue(self.layout)
+        retention = Retention(
+            since_ns=None if older_than_s is None else time.time_ns() - int(older_than_s * 1e9),
+            max_bytes=max_bytes,
+            without=tuple(rollout_ids),
+        )
+        try:
+            with self._reading("compact"):
+                return compact(
+                    self.layout, retention, is_dry_run=is_dry_run, wait_s=10, progress=progress
+                )
+        except OSError as exc:
+            raise StoreError(
+                f"cannot compact {self.layout.catalogue}: {exc}; is there room?"
+            ) from exc
+
     def pack(self, path: str | os.PathLike[str]) -> int:
         """Write everything into one self-contained DuckDB database with real tables.
+
+        Args:
+            path: The new database; or ``clickhouse://…`` to load what a ClickHouse table of an
+                OpenTelemetry Collector does not hold yet into it.
 
         Returns:
             The number of spans written.
@@ -272,8 +373,12 @@ class Store:
         Raises:
             StoreError: Something stands at the path already, or it cannot be written.
         """
+        from lightning_otel.store.clickhouse import SCHEMES, ClickHouse
         from lightning_otel.store.pack import pack
 
+        text = os.fspath(path)
+        if text.partition("://")[0] in SCHEMES:
+            return ClickHouse(text).load(self.source)
         with self.source.connect(("spans",)) as con:
             return pack(con, path, self.layout)
 
@@ -287,16 +392,19 @@ class Store:
             NotFoundError: None does, or several do.
         """
         from lightning_otel.store.find import LAST, find
+        from lightning_otel.store.source import INDEX_COLUMNS
 
-        con = self.source.connect(("spans", "rollouts") if prefix == LAST else ("spans",))
+        names = ("spans", "rollouts") if prefix == LAST else ("spans",)
+        con = self.source.connect(names, INDEX_COLUMNS)
         with self._reading():
             return find(con, prefix)
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
         """The rollout that a found trace, span or response belongs to."""
         from lightning_otel.store.find import rollout_of
+        from lightning_otel.store.source import INDEX_COLUMNS
 
-        con = self.source.connect(("spans",))
+        con = self.source.connect(("spans",), INDEX_COLUMNS)
         with self._reading():
             return rollout_of(con, noun, whole_id)
 

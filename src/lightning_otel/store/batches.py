@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel.store.damage import reading
 from lightning_otel.store.schema import span_of
-from lightning_otel.store.source import Selection, SpanName, SpanSource
+from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanName, SpanSource
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import HOMES, ROLLOUT
 from lightning_otel.types import Span
@@ -52,7 +52,7 @@ def whole(source: SpanSource, selection: Selection) -> Query:
 
 def _with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
     """A connection whose table ``moved`` holds the rewards that go to another rollout."""
-    con = source.connect(("spans",))
+    con = source.connect(("spans",), INDEX_COLUMNS)
     with reading(source.layout):
         con.execute(
             f"CREATE TEMP TABLE moved AS WITH {HOMES} "

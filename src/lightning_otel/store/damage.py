@@ -32,7 +32,9 @@ def reading(layout: Layout | None, verb: str = "read") -> Iterator[None]:
         yield
     except duckdb.Error as exc:
         if layout is None:
-            raise
+            raise StoreError(
+                f"cannot {verb} the spans: {' '.join(str(exc).split())}; look after what holds them"
+            ) from exc
         raise damage_of(exc, layout.data) or StoreError(
             f"cannot {verb} {layout.catalogue}: {exc}; see: lightning-otel doctor"
         ) from exc

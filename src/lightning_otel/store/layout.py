@@ -16,8 +16,10 @@ from typing import Any, Final
 
 import orjson
 
+from lightning_otel.config import DEFAULT_STORE
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
 from lightning_otel.store.counts import unstored
+from lightning_otel.store.lake import is_lake, lake_address
 
 MEMORY: Final = ":memory:"
 """Names a store that is kept in this process and gone with it."""
@@ -36,6 +38,9 @@ class DataFile:
     Attributes:
         added_us: When it began to count, Unix microseconds.
         dropped_us: When it ceased to count; None while it does.
+        is_compact: Whether ``compact`` made it, and packed it as tightly as it can.
+        publication: What it goes into lakes as, with all files of the same one; empty if that is
+            not settled yet. Files of different publications are never packed into one.
     """
 
     name: str
@@ -45,6 +50,8 @@ class DataFile:
     min_start_ns: int
     max_start_ns: int
     dropped_us: int | None = None
+    is_compact: bool = False
+    publication: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,9 @@ class Manifest:
         files: Data files.
         segments: Settled segments, until they are gone.
         counts: What became of the spans of segments that are gone, and of those taken out of the
-            store since; see :mod:`counts`.
+            store since: ``dropped.age``, ``dropped.size`` and ``dropped.rollout`` by retention,
+            ``rejected.conflict`` and ``rejected.duplicate`` where two files held one id; see
+            :mod:`counts`.
     """
 
     files: tuple[DataFile, ...] = ()
@@ -109,12 +118,16 @@ class Layout:
         """Name a store.
 
         Args:
-            path: ``X.duckdb``, or a folder that holds (or will hold) ``traces.duckdb``.
+            path: ``X.duckdb``, or a folder that holds (or will hold) ``traces.duckdb``; of a lake
+                the store on this machine that recordings go to.
 
         Raises:
             ConfigError: It is a URL, or ``:memory:``, and so no place on a disk.
         """
         text = os.fspath(path)
+        if is_lake(text):
+            # What is recorded with a lake for its store waits here to be published.
+            path = text = lake_address(text).local or DEFAULT_STORE
         if "://" in text:
             raise ConfigError(f"no engine for {text!r}; name a local path")
         if text == MEMORY:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from lightning_otel.store.layout import (
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.views import (
     IS_SPAN,
+    ROLLOUT,
     SAME_SPAN_NS,
     SEGMENT_COLUMNS,
     quoted,
@@ -34,12 +36,16 @@ if TYPE_CHECKING:
 
 SPILL: Final = "spill"
 """Folder under ``new/`` for what does not fit into the memory allowed."""
-_MEMORY: Final = "400MB"
 _COUNTED_COLUMNS: Final = (
     "record", "trace_id", "span_id", "name", "start_ns", "end_ns", "status", "status_message",
     "attributes", "rotated", "lost", "counts",
 )  # fmt: skip
-_CONTENT: Final = "hash(name, start_ns, end_ns, status, status_message, attributes::VARCHAR)"
+ORDER: Final = f"{ROLLOUT}, agent, start_ns, sequence"
+"""Within a rollout's time: a conversation's calls stand one after the other, and each holds what
+the one before it held, which zstd then stores once. Rollouts stand in the order they began in, so
+that a window of time is a range of rows."""
+MEMORY: Final = "400MB"
+CONTENT: Final = "hash(name, start_ns, end_ns, status, status_message, attributes::VARCHAR)"
 """Tells whether two spans with one id are the same one, kept twice."""
 
 
@@ -47,7 +53,7 @@ def make_parquet(
     layout: Layout, manifest: Manifest, paths: Sequence[Path]
 ) -> tuple[DataFile | None, list[SettledSegment]]:
     """Write the segments' spans into one file under ``new/``; None if they hold no new one."""
-    with _connected(layout, SPILL) as con:
+    with packing_connection(layout.new / SPILL) as con:
         return _pack(con, layout, manifest, paths)
 
 
@@ -64,25 +70,33 @@ def segment_counts(
     # A folder for what spills of its own: a settler clears its away.
     with (
         tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
-        _connected(layout, folder) as con,
+        packing_connection(Path(folder)) as con,
     ):
         _choose(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS))
         return _counted(con, paths)
 
 
 @contextlib.contextmanager
-def _connected(layout: Layout, spill: str) -> Iterator["duckdb.DuckDBPyConnection"]:
+def packing_connection(spill: Path) -> Iterator["duckdb.DuckDBPyConnection"]:
+    """A DuckDB of bounded memory, on one core, that spills into a private folder.
+
+    Args:
+        spill: The folder, which is gone afterwards.
+    """
     import duckdb
 
+    spill.mkdir(mode=0o700, exist_ok=True)
     con = duckdb.connect(config={"threads": "1"})
     try:
         con.execute("SET enable_progress_bar = false")
-        con.execute(f"SET memory_limit = '{_MEMORY}'")
-        con.execute(f"SET temp_directory = {quoted(str(layout.new / spill))}")
+        con.execute(f"SET memory_limit = '{MEMORY}'")
+        con.execute(f"SET temp_directory = {quoted(str(spill))}")
+        # With one thread rows stay in order all the same, and groups can be bounded in bytes.
         con.execute("SET preserve_insertion_order = false")
         yield con
     finally:
         con.close()
+        shutil.rmtree(spill, ignore_errors=True)
 
 
 def _choose(
@@ -119,7 +133,7 @@ def _pack(
     """Write the batch's Parquet under ``new/`` and count what was in each segment."""
     _choose(con, layout, manifest, paths)
     segments = _counted(con, paths)
-    rows, low, high = _row(con, "SELECT count(*), min(start_ns), max(start_ns) FROM chosen")
+    rows, low, high = row_of(con, "SELECT count(*), min(start_ns), max(start_ns) FROM chosen")
     if not rows:
         return None, segments
     name = f"spans-{time.time_ns():019d}-{secrets.token_hex(4)}.parquet"
@@ -127,8 +141,11 @@ def _pack(
     con.execute(
         f"""
         COPY (
-          SELECT {", ".join(COLUMNS)} FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
-          ORDER BY trace_id, agent, start_ns, sequence
+          SELECT {", ".join(COLUMNS)} FROM raw JOIN (
+            SELECT rowid AS line, min(start_ns) OVER (PARTITION BY {ROLLOUT}) AS began
+            FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
+          ) ON raw.rowid = line
+          ORDER BY began, {ORDER}
         ) TO {quoted(str(made))}
         (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, ROW_GROUP_SIZE 20480,
          KV_METADATA {{schema: '{SCHEMA_VERSION}'}})
@@ -144,7 +161,7 @@ def _leave_out_settled(
 ) -> None:
     """Drop chosen spans that a settled file holds already; ``held`` has what stands there."""
     con.execute("CREATE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
-    low, high = _row(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
+    low, high = row_of(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
     if low is None:
         return
     near = [
@@ -164,10 +181,10 @@ def _leave_out_settled(
          AND {same_span("f", "chosen")}
         """
     )
-    if _row(con, "SELECT count(*) FROM twice") == (0,):
+    if row_of(con, "SELECT count(*) FROM twice") == (0,):
         return
     con.execute(
-        f"INSERT INTO held SELECT trace_id, span_id, {_CONTENT} FROM {files} "
+        f"INSERT INTO held SELECT trace_id, span_id, {CONTENT} FROM {files} "
         "SEMI JOIN twice USING (trace_id, span_id)"
     )
     con.execute(
@@ -181,13 +198,13 @@ def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[Se
     con.execute(
         f"""
         CREATE TABLE refused AS
-        SELECT rowid AS line, segment, trace_id, span_id, end_ns, {_CONTENT} AS content
+        SELECT rowid AS line, segment, trace_id, span_id, end_ns, {CONTENT} AS content
         FROM raw ANTI JOIN chosen ON raw.rowid = chosen.line
         WHERE record = 'span' AND {IS_SPAN}
         """
     )
     con.execute(
-        f"INSERT INTO held SELECT trace_id, span_id, {_CONTENT} FROM raw "
+        f"INSERT INTO held SELECT trace_id, span_id, {CONTENT} FROM raw "
         "SEMI JOIN chosen ON raw.rowid = chosen.line SEMI JOIN refused USING (trace_id, span_id)"
     )
     found = con.execute(
@@ -263,7 +280,8 @@ def _numbers(note: str) -> dict[str, int]:
     return {str(name): value for name, value in found.items() if type(value) is int}
 
 
-def _row(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:
+def row_of(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:
+    """The first row of a query's result."""
     row = con.execute(query).fetchone()
     assert row is not None
     return tuple(row)

@@ -11,8 +11,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -101,17 +102,52 @@ def settle(layout: Layout, *, wait_s: float = 0.0) -> Settled:
         layout: The store's paths.
         wait_s: How long to wait for another settler to finish first.
     """
-    done = Settled()
     with settler_elected(layout, wait_s=wait_s) as is_elected:
-        if not is_elected:
-            return done
-        _sweep(layout)
-        for batch in _batches(_sealed(layout, layout.read_manifest())):
-            rows = _settle_batch(layout, batch)
-            done = Settled(
-                done.segments + len(batch), done.rows + rows, done.files + (1 if rows else 0)
-            )
+        return settle_as_elected(layout) if is_elected else Settled()
+
+
+def settle_some(layout: Layout, limit: int = 1, *, least_bytes: int = 1) -> Settled:
+    """Pack a few batches of at most 64 MB each, for whoever has a moment; nothing if nothing waits.
+
+    No thread, no waiting: where another process is at it, there is nothing to do. A loop that calls
+    this until no segment was settled works off any backlog in the memory that one batch takes.
+
+    Args:
+        layout: The store's paths.
+        limit: How many batches.
+        least_bytes: How much must be waiting for it to be worth a file of its own.
+
+    Raises:
+        OSError: There is no room.
+        duckdb.Error: DuckDB cannot write, or read a file it must look into.
+    """
+    waiting = _unsettled(layout, layout.read_manifest())
+    if total_bytes(waiting) < least_bytes:
+        return Settled()
+    with settler_elected(layout) as is_elected:
+        return settle_as_elected(layout, limit) if is_elected else Settled()
+
+
+def settle_as_elected(layout: Layout, limit: int | None = None) -> Settled:
+    """Pack sealed segments, for whom :func:`settler_elected` has elected.
+
+    Args:
+        layout: The store's paths.
+        limit: How many batches at most; by default all there are.
+    """
+    done = Settled()
+    sweep(layout)
+    for batch in islice(_batches(sealed(layout)), limit):
+        rows = _settle_batch(layout, batch)
+        done = Settled(
+            done.segments + len(batch), done.rows + rows, done.files + (1 if rows else 0)
+        )
     return done
+
+
+def sealed(layout: Layout) -> list[Path]:
+    """Segments that can be settled now."""
+    return _sealed(layout, layout.read_manifest())
 
 
 def _unsettled(layout: Layout, manifest: Manifest) -> list[Path]:
@@ -182,25 +218,36 @@ def _settle_batch(layout: Layout, paths: Sequence[Path]) -> int:
 def _commit(
     layout: Layout, manifest: Manifest, file: DataFile | None, segments: Sequence[SettledSegment]
 ) -> None:
-    """Replace the manifest by one that takes effect shortly after."""
+    """Have the file count, and its segments cease to."""
+
+    def changed(commit_us: int) -> Manifest:
+        files = (replace(file, added_us=commit_us),) if file else ()
+        settled = (replace(segment, settled_us=commit_us) for segment in segments)
+        return replace(
+            manifest,
+            files=(*manifest.files, *files),
+            segments=(*manifest.segments, *settled),
+        )
+
+    commit(layout, changed)
+
+
+def commit(layout: Layout, changed: Callable[[int], Manifest]) -> None:
+    """Replace the manifest by one that takes effect shortly after.
+
+    Args:
+        layout: The store's paths.
+        changed: The new manifest, for the time given, Unix microseconds, at which it takes effect.
+    """
     ahead_us = COMMIT_AHEAD_US
     is_written = False
     while not is_written:
         commit_us = now_us() + ahead_us
-        files = (replace(file, added_us=commit_us),) if file else ()
-        settled = (replace(segment, settled_us=commit_us) for segment in segments)
-        is_written = layout.write_manifest(
-            replace(
-                manifest,
-                files=(*manifest.files, *files),
-                segments=(*manifest.segments, *settled),
-            ),
-            before_us=commit_us - ahead_us // 2,
-        )
+        is_written = layout.write_manifest(changed(commit_us), before_us=commit_us - ahead_us // 2)
         ahead_us *= 2  # on a slow disk
 
 
-def _sweep(layout: Layout) -> None:
+def sweep(layout: Layout) -> None:
     """Take away what ceased to count long enough ago, and what a dead settler left half made.
 
     In one go and not more often than once in the grace period: a reader that has listed a file and
@@ -210,6 +257,7 @@ def _sweep(layout: Layout) -> None:
     manifest = layout.read_manifest()
     now = now_us()
     times = [segment.settled_us for segment in manifest.segments if segment.settled_us]
+    times += [file.dropped_us for file in manifest.files if file.dropped_us is not None]
     if times and min(times) < now - 2 * GRACE_US:
         manifest = _for_everyone(layout, manifest, now - GRACE_US)
         layout.write_manifest(manifest)
@@ -223,17 +271,21 @@ def _for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> Manifes
     """What was settled before a time counts for every reader, whenever its clock says it began.
 
     Segments that are gone since the last sweep are left out, unless they tell of damage; what
-    became of their spans stays in the manifest's counts.
+    became of their spans stays in the manifest's counts. Files that ceased to count are left out
+    too, and nothing names them from then on.
     """
     files = (
-        replace(file, added_us=0) if file.added_us < before_us else file for file in manifest.files
+        replace(file, added_us=0) if file.added_us < before_us else file
+        for file in manifest.files
+        if file.dropped_us is None or file.dropped_us >= before_us
     )
     segments: list[SettledSegment] = []
     gone: list[SettledSegment] = []
     for segment in manifest.segments:
         is_there = segment.settled_us or (layout.live / segment.name).exists()
         (segments if is_there or segment.tells_of_damage else gone).append(segment)
-    return Manifest(
+    return replace(
+        manifest,
         files=tuple(files),
         segments=tuple(
             replace(segment, settled_us=0) if segment.settled_us < before_us else segment

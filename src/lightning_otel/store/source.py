@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from lightning_otel.errors import StoreError
 from lightning_otel.store import views
 from lightning_otel.store.damage import damage_of
-from lightning_otel.store.layout import EMPTY_DATA, Layout, now_us, write_private
-from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.layout import (
+    EMPTY_DATA,
+    EMPTY_LIVE,
+    MEMORY,
+    Layout,
+    now_us,
+    total_bytes,
+    write_private,
+)
+from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter, writer_for
+from lightning_otel.types import Span
 
 if TYPE_CHECKING:
     import duckdb
@@ -24,10 +33,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STAMP: Final = "catalogue.stamp"
-_SELECT: Final = f"SELECT {', '.join(COLUMNS)} FROM spans"
+REWARD_ATTRIBUTES: Final = "reward_attributes"
+"""Stands for ``attributes`` of spans that are a reward and nothing else; empty on the others."""
+INDEX_COLUMNS: Final = (*NARROW_COLUMNS, REWARD_ATTRIBUTES)
+"""What tells rollouts, and the rewards given to them from elsewhere: no content."""
+_FEW: Final = 16
+_MANY: Final = 64
+_SMALL_BYTES: Final = 128 << 10
+"""To read a larger segment takes longer than to open it."""
 
 Wanted = Collection[str] | Callable[["duckdb.DuckDBPyConnection"], Collection[str]]
 """Names of views, or what tells them from a connection that has none yet."""
+Columns = Collection[str] | Callable[["duckdb.DuckDBPyConnection"], Collection[str]]
+"""Names of columns of ``spans``, or what tells them from a connection with the views, but no row"""
 SpanName = tuple[str, str]
 """Trace and span id."""
 
@@ -45,6 +63,7 @@ class Selection:
         without: Names of spans not wanted.
         also: What is fetched besides.
         is_ordered: Whether order matters; sorting wide rows costs more than reading them.
+        columns: Which columns; ``REWARD_ATTRIBUTES`` may be among them.
     """
 
     rollout_ids: Sequence[str] = ()
@@ -55,13 +74,15 @@ class Selection:
     without: Sequence[SpanName] = ()
     also: "Selection | None" = None
     is_ordered: bool = False
+    columns: Collection[str] = tuple(COLUMNS)
 
     def query(self) -> tuple[str, list[Any]]:
         """The selection as a SQL query and its parameters."""
         parts = [self] if self.also is None else [self, self.also]
         found = [part._where() for part in parts]
         # Not one condition with OR: that would keep DuckDB from leaving out whole row groups.
-        text = " UNION ALL ".join(f"{_SELECT} WHERE {where}" for where, _ in found)
+        select = f"SELECT {projection(self.columns)} FROM spans"
+        text = " UNION ALL ".join(f"{select} WHERE {where}" for where, _ in found)
         if self.is_ordered:
             text = f"SELECT * FROM ({text}) ORDER BY start_ns, process, sequence"
         return text, [value for _, values in found for value in values]
@@ -86,8 +107,20 @@ class Selection:
         return " AND ".join(terms), values
 
 
+def projection(columns: Collection[str]) -> str:
+    """What a SELECT from ``spans`` gives for the columns, in the store's order, in plain SQL."""
+    chosen = [name for name in COLUMNS if name in columns]
+    if REWARD_ATTRIBUTES in columns and "attributes" not in columns:
+        chosen.append(f"CASE WHEN {views.BARE} THEN attributes END AS attributes")
+    return ", ".join(chosen)
+
+
 class SpanSource(Protocol):
     """An engine that holds spans."""
+
+    @property
+    def name(self) -> str:
+        """Where the spans are, as a person wrote it, without a password."""
 
     @property
     def layout(self) -> Layout | None:
@@ -101,11 +134,26 @@ class SpanSource(Protocol):
             con: A connection of this source to read on; by default a new one.
         """
 
-    def connect(self, names: Wanted = views.NAMES) -> "duckdb.DuckDBPyConnection":
-        """A connection of one's own in which the views named stand, ``spans`` always."""
+    def connect(
+        self, names: Wanted = views.NAMES, columns: Columns | None = None
+    ) -> "duckdb.DuckDBPyConnection":
+        """A connection of one's own in which the views named stand, ``spans`` always.
+
+        Args:
+            names: Which views.
+            columns: Those of ``spans`` that will be looked at; all by default. An engine elsewhere
+                leaves the others empty; one whose data DuckDB reads where it lies has them all.
+        """
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Keep spans that are complete already, durably when this returns."""
 
     def writer(self) -> SpanWriter:
-        """This process's writer into the engine."""
+        """This process's writer into the engine.
+
+        Raises:
+            ConfigError: A traced process cannot write into it without waiting for it.
+        """
 
 
 class LocalSource:
@@ -113,8 +161,11 @@ class LocalSource:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        self.name = str(layout.catalogue)
 
-    def connect(self, names: Wanted = views.NAMES) -> "duckdb.DuckDBPyConnection":
+    def connect(
+        self, names: Wanted = views.NAMES, columns: Columns | None = None
+    ) -> "duckdb.DuckDBPyConnection":
         """An in-memory DuckDB over the files.
 
         Raises:
@@ -130,7 +181,10 @@ class LocalSource:
         con = new_connection()
         names = names(con) if callable(names) else names
         try:
-            for statement in views.view_statements(self.layout, settled, names):
+            are_small = _are_small(self.layout, settled)
+            for statement in views.view_statements(
+                self.layout, settled, names, are_small=are_small
+            ):
                 con.execute(statement)
         except duckdb.Error as exc:
             raise damage_of(exc, self.layout.data) or StoreError(
@@ -140,12 +194,61 @@ class LocalSource:
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans."""
+        if con is None and selection.trace_ids and selection.also is None:
+            con = self._near(selection.trace_ids)
         con = con or self.connect(("spans",))
         return Query(con, *selection.query(), data=self.layout.data)
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Keep complete spans in this process's segment."""
+        _add(self.writer(), spans)
+
+    def _near(self, trace_ids: Sequence[str]) -> "duckdb.DuckDBPyConnection":
+        """A connection whose ``spans`` are those of a few traces: all other files stay shut.
+
+        What counts is decided here and not by the query, which must come soon: files that cease to
+        count meanwhile stay for a period of grace.
+        """
+        import duckdb
+
+        layout = self.layout
+        layout.require()
+        ensure_catalogue(layout)
+        listed = layout.segments()  # first: what is settled meanwhile stands in the manifest
+        manifest, now = layout.read_manifest(), now_us()
+        settled = {each.name for each in manifest.segments if each.settled_us <= now}
+        segments = [path for path in listed if path.name not in settled]
+        there = set(os.listdir(layout.data))
+        files = [
+            layout.data / file.name
+            for file in manifest.files
+            if file.added_us <= now
+            and (file.dropped_us is None or file.dropped_us > now)
+            and file.name in there
+        ]
+        empty = [layout.data / EMPTY_DATA] if EMPTY_DATA in there or not files else []
+        con = new_connection()
+        try:
+            query = views.traces_query(
+                [*empty, *_holding(con, files, trace_ids)],
+                [layout.live / EMPTY_LIVE, *(s for s in segments if _mentions(s, trace_ids))],
+                trace_ids,
+            )
+            con.execute(f"CREATE VIEW spans AS {query}")
+        except duckdb.Error as exc:
+            raise damage_of(exc, layout.data) or StoreError(
+                f"cannot read {layout.catalogue}: {exc}; see: lightning-otel doctor"
+            ) from exc
+        return con
 
     def writer(self) -> SpanWriter:
         """This process's writer of the store, made if it is not there."""
         return writer_for(self.layout)
+
+
+def _add(writer: SpanWriter, spans: Iterable[Span]) -> None:
+    for span in spans:
+        writer.add(span)
 
 
 def new_connection(path: str = ":memory:") -> "duckdb.DuckDBPyConnection":
@@ -188,6 +291,36 @@ def _settled(layout: Layout) -> list[str]:
     """Segments settled for every transaction from here on, which need not be opened any more."""
     now = now_us()
     return [each.name for each in layout.read_manifest().segments if each.settled_us <= now]
+
+
+def _are_small(layout: Layout, settled: Collection[str]) -> bool:
+    """Whether so many small segments wait to be settled that opening them takes longest."""
+    known = set(settled)
+    waiting = [path for path in layout.segments() if path.name not in known]
+    return len(waiting) > _MANY and total_bytes(waiting) < _SMALL_BYTES * len(waiting)
+
+
+def _holding(
+    con: "duckdb.DuckDBPyConnection", files: Sequence[Path], trace_ids: Sequence[str]
+) -> list[Path]:
+    """The files that hold spans of some traces, told by one narrow column: the others cost less."""
+    if len(files) <= _FEW:
+        return list(files)
+    ids = ", ".join(map(views.quoted, trace_ids))
+    rows = con.execute(
+        f"SELECT DISTINCT filename FROM read_parquet({views.listed(files)}, filename=true) "
+        f"WHERE trace_id IN ({ids})"
+    ).fetchall()
+    return [Path(name) for (name,) in rows]
+
+
+def _mentions(path: Path, texts: Iterable[str]) -> bool:
+    """Whether a segment holds one of some ids, which are never escaped in JSON."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return True  # DuckDB shall say what is wrong with it
+    return any(text.encode() in content for text in texts)
 
 
 def _stamp(layout: Layout) -> str:
@@ -234,9 +367,12 @@ class MemorySource:
 
     def __init__(self) -> None:
         self.layout = None
+        self.name = MEMORY
         self._writer = SpanWriter(None)
 
-    def connect(self, names: Wanted = views.NAMES) -> "duckdb.DuckDBPyConnection":
+    def connect(
+        self, names: Wanted = views.NAMES, columns: Columns | None = None
+    ) -> "duckdb.DuckDBPyConnection":
         """An in-memory DuckDB with the spans recorded so far."""
         con = new_connection()
         names = names(con) if callable(names) else names
@@ -254,6 +390,10 @@ class MemorySource:
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans."""
         return Query(con or self.connect(("spans",)), *selection.query())
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Keep complete spans in this process's memory."""
+        _add(self._writer, spans)
 
     def writer(self) -> SpanWriter:
         """The writer all recordings into this source share."""

@@ -19,6 +19,7 @@ import orjson
 from lightning_otel.errors import ConfigError, QueryError, StoreError
 from lightning_otel.store.damage import damage_of
 from lightning_otel.store.layout import write_private
+from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.views import NAMES, quoted
 from lightning_otel.types import Report, Transition
 
@@ -331,6 +332,52 @@ def views_of(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
     # Whoever names no view of ours, or asks DuckDB for a list of them, shall find them all.
     is_told = names and names <= NAMES and "duckdb_" not in query.lower()
     return names if is_told else NAMES
+
+
+def columns_of(
+    con: "duckdb.DuckDBPyConnection", query: str, parameters: Sequence[object] = ()
+) -> Collection[str]:
+    """Names of the columns of ``spans`` that a query reads, and maybe more.
+
+    Args:
+        con: A connection with the views over a ``spans`` that may be empty.
+        query: The query.
+        parameters: What stands for its question marks.
+    """
+    import duckdb
+
+    try:
+        # That there is no row must not make the plan shorter.
+        con.execute("SET disabled_optimizers = 'statistics_propagation,empty_result_pullup'")
+        rows = con.execute(f"EXPLAIN (FORMAT JSON) {query}", list(parameters)).fetchall()
+    except duckdb.Error:
+        return tuple(COLUMNS)
+    finally:
+        con.execute("RESET disabled_optimizers")
+    # Whatever is read is named in the plan; what is named there by chance is read too.
+    words = set(re.findall(r"\w+", " ".join(map(str, rows))))
+    return (*NARROW_COLUMNS, *(name for name in WIDE_COLUMNS if name in words))
+
+
+def windows(starts: Query, spans: int) -> list[tuple[int, int]]:
+    """Times, first and last, between which about so many spans begin; together they hold all.
+
+    Args:
+        starts: A query with the column ``start_ns``.
+        spans: How many; spans that begin at the same time are never parted.
+    """
+    parted = (
+        "SELECT min(start_ns), max(start_ns) FROM (SELECT start_ns, "
+        f"(sum(spans) OVER (ORDER BY start_ns) - 1) // {spans} AS part "
+        "FROM (SELECT start_ns, count(*) AS spans FROM chosen GROUP BY start_ns)) "
+        "GROUP BY part ORDER BY part"
+    )
+
+    def get(relation: "duckdb.DuckDBPyRelation") -> list[tuple[int, int]]:
+        found = relation.query("chosen", parted)
+        return found.fetchall() if found is not None else []
+
+    return starts.take(get)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ What counts is decided at each query by the manifest, as of the start of the que
 transaction; so a catalogue, once written, stays right whatever is recorded or settled after.
 """
 
+import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
@@ -67,6 +68,20 @@ def read_ndjson(paths: str, columns: dict[str, str]) -> str:
     )
 
 
+def read_many_ndjson(paths: str, columns: dict[str, str]) -> str:
+    """As :func:`read_ndjson`, for thousands of small files.
+
+    ``read_json`` takes a millisecond a file to bind our columns; this takes none, and three times
+    as long for each megabyte.
+    """
+    shape = quoted(json.dumps(columns))
+    return (
+        f"(SELECT unnest(json_transform(json, {shape})), filename "
+        f"FROM read_ndjson_objects({paths}, "
+        f"ignore_errors=true, filename=true, maximum_object_size={2 * MAX_RECORD_BYTES}))"
+    )
+
+
 def _attribute(key: str) -> str:
     return f"""json_extract_string(attributes, '$."{key}"')"""
 
@@ -79,7 +94,7 @@ def same_span(one: str, other: str) -> str:
     )
 
 
-def spans_query(layout: Layout, settled: Iterable[str] = ()) -> str:
+def spans_query(layout: Layout, settled: Iterable[str] = (), *, are_small: bool = False) -> str:
     """The ``spans`` view: every span once, an unended one with an empty ``end_ns``.
 
     The manifest is read where it is needed, not materialized: with that, DuckDB 2.0 reads every
@@ -88,9 +103,11 @@ def spans_query(layout: Layout, settled: Iterable[str] = ()) -> str:
     Args:
         layout: The store's paths.
         settled: Names of segments known to be settled, which DuckDB then does not even open.
+        are_small: Whether the segments are many and small; see :func:`read_many_ndjson`.
     """
     manifest = read_ndjson(quoted(str(layout.manifest_path)), _MANIFEST_COLUMNS)
-    segments = read_ndjson(quoted(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
+    read = read_many_ndjson if are_small else read_ndjson
+    segments = read(quoted(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
     data = quoted(str(layout.data / "*.parquet"))
     columns = ", ".join(COLUMNS)
     # One text, not a list of values: DuckDB looks into that for each file, a list takes it longer.
@@ -116,6 +133,37 @@ SELECT {columns} FROM settled
 UNION ALL BY NAME
 SELECT {columns} FROM live ANTI JOIN settled ON settled.trace_id = live.trace_id
   AND settled.span_id = live.span_id AND {same_span("settled", "live")}"""
+
+
+def traces_query(files: Iterable[Path], segments: Iterable[Path], trace_ids: Iterable[str]) -> str:
+    """What :func:`spans_query` gives of a few traces, from the only places that hold some of them.
+
+    Args:
+        files: Data files, at least one.
+        segments: Segments.
+        trace_ids: Whole ids.
+    """
+    columns = ", ".join(COLUMNS)
+    wanted = f"trace_id IN ({', '.join(map(quoted, trace_ids))})"
+    return f"""
+WITH settled AS MATERIALIZED (
+  SELECT {columns} FROM read_parquet({listed(files)}, union_by_name=true) WHERE {wanted}
+),
+live AS NOT MATERIALIZED (
+  SELECT {columns} FROM {read_ndjson(listed(segments), SEGMENT_COLUMNS)}
+  WHERE {wanted} AND {IS_SPAN}
+  QUALIFY row_number() OVER (
+    PARTITION BY trace_id, span_id ORDER BY record = 'start', filename, sequence) = 1
+)
+SELECT {columns} FROM settled
+UNION ALL BY NAME
+SELECT {columns} FROM live ANTI JOIN settled ON settled.trace_id = live.trace_id
+  AND settled.span_id = live.span_id AND {same_span("settled", "live")}"""
+
+
+def listed(paths: Iterable[Path]) -> str:
+    """A SQL list of paths."""
+    return "[" + ", ".join(quoted(str(path)) for path in paths) + "]"
 
 
 _CALL_OPERATIONS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
@@ -168,7 +216,7 @@ SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id, a
 FROM spans ANTI JOIN repeated USING (trace_id, span_id)
 WHERE operation IN ({_CALL_OPERATIONS})"""
 
-_BARE: Final = "(reward IS NOT NULL AND operation IS NULL)"
+BARE: Final = "(reward IS NOT NULL AND operation IS NULL)"
 """A span that is a reward and nothing else: only such a one moves to another attempt."""
 
 _LINKS: Final = 4
@@ -203,7 +251,7 @@ bare AS MATERIALIZED (
   SELECT trace_id, span_id, {ROLLOUT} AS rollout, attempt_id, start_ns,
     -- Few have a link, and a look for its text costs a third of parsing the JSON.
     CASE WHEN contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)}) THEN attributes END AS links
-  FROM spans WHERE {_BARE}
+  FROM spans WHERE {BARE}
 ),
 linked AS (
   SELECT *, {_linked(c.RESPONSE_ID)} AS response, {_linked(c.LINK_SPAN_ID)} AS span FROM (
@@ -223,7 +271,7 @@ named AS MATERIALIZED (
 near AS MATERIALIZED (
   -- One look at the spans for all three: each costs a parse of every live segment.
   SELECT response_id, span_id, {ROLLOUT} AS rollout, coalesce(attempt_id, '1') AS attempt, start_ns
-  FROM spans WHERE NOT {_BARE} AND ({_is_named("response", "response_id")}
+  FROM spans WHERE NOT {BARE} AND ({_is_named("response", "response_id")}
     OR {_is_named("span", "span_id")} OR {_is_named("rollout", ROLLOUT)})
 ),
 held AS (
@@ -302,14 +350,18 @@ NAMES: Final = frozenset({"spans", *DERIVED})
 
 
 def view_statements(
-    layout: Layout, settled: Iterable[str] = (), names: Collection[str] = NAMES
+    layout: Layout,
+    settled: Iterable[str] = (),
+    names: Collection[str] = NAMES,
+    *,
+    are_small: bool = False,
 ) -> list[str]:
     """``CREATE VIEW`` for the views wanted, in order; see :func:`spans_query`.
 
     To bind a view takes as long as to read a little, so ask for no more than are looked at.
     ``spans`` is always among them: the others stand on it.
     """
-    spans = f"CREATE OR REPLACE VIEW spans AS {spans_query(layout, settled)}"
+    spans = f"CREATE OR REPLACE VIEW spans AS {spans_query(layout, settled, are_small=are_small)}"
     return [spans, *derived_view_statements(names)]
 
 

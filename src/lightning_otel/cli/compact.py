@@ -1,0 +1,151 @@
+"""``compact``: files packed as tightly as they can be, and what is not to be kept taken out."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from lightning_otel import config
+from lightning_otel.cli.output import counted, print_json, size, store_option, suggest, talk
+from lightning_otel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lightning_otel.store import Store
+    from lightning_otel.store.compact import Compacted
+
+_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
+_SECONDS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_REASONS: Final = {
+    "dropped.age": "older than asked for",
+    "dropped.size": "the oldest, to make room",
+    "dropped.rollout": "named",
+    "rejected.conflict": "their id was taken by a different span",
+    "rejected.duplicate": "the same span was kept already",
+}
+
+
+@click.command()
+@click.option("--older-than", metavar="AGE", help="Drop rollouts that ended before: 30d, 12h, 2w.")
+@click.option("--max-size", metavar="SIZE", help="Drop the oldest rollouts beyond it: 10GB.")
+@click.option("--rollout", "rollouts", metavar="ID", multiple=True, help="Drop this rollout.")
+@click.option("--dry-run", "is_dry_run", is_flag=True, help="Only say what would happen.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@store_option
+def compact(
+    older_than: str | None,
+    max_size: str | None,
+    rollouts: Sequence[str],
+    is_dry_run: bool,
+    as_json: bool,
+    store: str | None,
+) -> None:
+    """Merge the store's files and drop what is not to be kept; by default everything is kept."""
+    from lightning_otel.store import Store
+
+    opened = Store(store)
+    if opened.layout is None:
+        raise ConfigError("compact needs a store on disk; name one with --store")
+    with _progress(is_quiet=is_dry_run) as progress:
+        done = opened.compact(
+            older_than_s=_seconds(older_than),
+            max_bytes=_bytes(max_size),
+            rollout_ids=[_rollout_id(opened, each) for each in rollouts],
+            is_dry_run=is_dry_run,
+            progress=progress,
+        )
+    if as_json:
+        print_json(_document(done, is_dry_run=is_dry_run))
+        return
+    for line in _lines(done, is_dry_run=is_dry_run):
+        click.echo(line)
+    if is_dry_run and max_size is not None and done.segments:
+        talk("segments shrink when they are settled: less may go to make room than this says")
+    suggest("stats", store)
+
+
+def _seconds(age: str | None) -> float | None:
+    if age is None:
+        return None
+    found = _AGE.fullmatch(age.strip())
+    if found is None:
+        raise ConfigError(f"{age!r} is no age; write it as 30d, 12h, 90min, 45s or 2w")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def _bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    found = config.size_of(text)
+    if found is None:
+        raise ConfigError(f"{text!r} is no size; write it as 10GB, 500MB or 1.5GiB")
+    return found
+
+
+def _rollout_id(opened: "Store", target: str) -> str:
+    noun, whole = opened.find(target)
+    return whole if noun == "rollout" else opened.rollout_of(noun, whole)
+
+
+@contextmanager
+def _progress(*, is_quiet: bool) -> "Iterator[Callable[[int, int], None] | None]":
+    """A bar on a terminal's stderr, gone when all is done."""
+    import sys
+
+    if is_quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("merging", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _lines(done: "Compacted", *, is_dry_run: bool) -> Iterator[str]:
+    would = "would be " if is_dry_run else ""
+    if done.segments:
+        yield f"settled    {counted(done.segments, 'segment')} {would}settled first"
+    for reason, each in done.dropped.items():
+        yield (
+            f"dropped    {counted(each.rollouts, 'rollout')} with {counted(each.spans, 'span')} "
+            f"{would}dropped: {_REASONS[reason]}"
+        )
+    for reason, count in done.rejected.items():
+        yield f"left out   {counted(count, 'span')}: {_REASONS[reason]}"
+    if done.unlinked:
+        yield f"unlinked   {counted(done.unlinked, 'file')} {would}dropped whole"
+    if done.merged:
+        yield f"merged     {counted(done.merged, 'file')} {would}merged into {done.made}"
+    if done.left:
+        yield f"left       {counted(done.left, 'file')}: too wide for the memory allowed"
+    if not any((done.segments, done.dropped, done.unlinked, done.merged, done.left)):
+        yield "nothing to do: the files are packed, and everything is kept"
+    if is_dry_run:
+        yield f"on disk    {size(done.bytes_before)}; nothing was changed"
+    else:
+        yield f"on disk    {size(done.bytes_before)} before, {size(done.bytes_after)} after"
+
+
+def _document(done: "Compacted", *, is_dry_run: bool) -> Mapping[str, Any]:
+    return {
+        "dry_run": is_dry_run,
+        "segments": done.segments,
+        "files_merged": done.merged,
+        "files_made": done.made,
+        "files_unlinked": done.unlinked,
+        "files_left": done.left,
+        "dropped": {
+            reason.removeprefix("dropped."): {"rollouts": each.rollouts, "spans": each.spans}
+            for reason, each in done.dropped.items()
+        },
+        "rejected": {
+            reason.removeprefix("rejected."): count for reason, count in done.rejected.items()
+        },
+        "bytes_before": done.bytes_before,
+        "bytes_after": None if is_dry_run else done.bytes_after,
+    }

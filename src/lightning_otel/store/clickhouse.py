@@ -1,0 +1,267 @@
+"""A ClickHouse server, or its engine within this process, that holds spans in a Collector's table.
+
+``clickhouse://user:password@host:8123/database?table=otel_traces``, ``clickhouses://`` with TLS,
+``clickhouse+chdb:///folder?database=default``. Needs ``clickhouse-connect`` (extra ``clickhouse``).
+"""
+
+import importlib
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.store import collector, views
+from lightning_otel.store.ipc import Arrival
+from lightning_otel.store.remote import fetched_columns
+from lightning_otel.store.source import MemorySource, Selection, SpanSource
+from lightning_otel.store.table import Query, windows
+from lightning_otel.types import Span
+
+if TYPE_CHECKING:
+    import duckdb
+
+SCHEMES: Final = ("clickhouse", "clickhouses", "clickhouse+chdb")
+LOAD_SPANS: Final = 20_000
+"""Spans written at once: what is being loaded lies in the memory of both sides."""
+_PORTS: Final = {"clickhouse": 8123, "clickhouses": 8443}
+_OPTIONS: Final = frozenset({"table", "database"})
+_READING: Final = {
+    # A batch names thousands of ids.
+    "max_query_size": 64 << 20,
+    "output_format_arrow_string_as_string": 1,
+    "output_format_arrow_low_cardinality_as_dictionary": 0,
+    "output_format_arrow_compression_method": "none",
+}
+_WRITING: Final = {
+    # Spans of a year lie in 365 partitions.
+    "max_partitions_per_insert_block": 0,
+}
+
+
+class Address(NamedTuple):
+    """Where a table is."""
+
+    scheme: str
+    place: str
+    port: int
+    user: str
+    password: str
+    database: str
+    table: str
+
+
+def address_of(url: str) -> Address:
+    """What a URL says.
+
+    Raises:
+        ConfigError: It cannot be understood.
+    """
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+        raise ConfigError(
+            f"{parts.scheme}://… does not know {', '.join(unknown)}; "
+            f"it knows {', '.join(sorted(_OPTIONS))}, since and until"
+        )
+    is_local = parts.scheme == "clickhouse+chdb"
+    if not (parts.path.strip("/") if is_local else parts.hostname):
+        form = "clickhouse+chdb:///folder" if is_local else "clickhouse://host:8123/database"
+        raise ConfigError(f"{parts.scheme}://… names no place; write {form}")
+    try:
+        port = parts.port or _PORTS.get(parts.scheme, 0)
+    except ValueError as exc:
+        raise ConfigError(f"{parts.scheme}://…: {exc}; name a port such as 8123") from exc
+    database = "" if is_local else unquote(parts.path.strip("/"))
+    return Address(
+        scheme=parts.scheme,
+        place=unquote(parts.path) if is_local else parts.hostname or "",
+        port=port,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        database=options.get("database") or database or "default",
+        table=options.get("table") or "otel_traces",
+    )
+
+
+class ClickHouse:
+    """The engine: one table, read with one view."""
+
+    def __init__(self, url: str) -> None:
+        """Name a table; nothing is opened yet.
+
+        Args:
+            url: As in the module's description.
+
+        Raises:
+            ConfigError: It cannot be understood.
+        """
+        self._at = at = address_of(url)
+        place = at.place if at.scheme == "clickhouse+chdb" else f"{at.place}:{at.port}"
+        self.name = f"{at.scheme}://{place}/{at.database}?table={at.table}"
+        if at.scheme == "clickhouse+chdb":
+            self.name = f"{at.scheme}://{place}?database={at.database}&table={at.table}"
+        self._table = f"{_quoted(at.database)}.{_quoted(at.table)}"
+        self._times = f"{_quoted(at.database)}.{_quoted(at.table + '_trace_id_ts')}"
+        self._opened: Any = None
+
+    def fetch(self, selection: Selection) -> Arrival:
+        """The selected spans as Arrow.
+
+        Raises:
+            StoreError: The server cannot be reached, or refuses.
+        """
+        if not fetched_columns(selection.columns):
+            raise ConfigError("a selection without columns selects nothing; name some")
+        query = collector.select(self._table, self._timed(selection))
+        with self._asking():
+            body = self._client.raw_stream(query, fmt="ArrowStream", settings=_READING)
+        return Arrival(body, self.name)
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Keep spans that are not there yet."""
+        held = MemorySource()
+        held.add(spans)
+        self.load(held)
+
+    def load(self, source: SpanSource) -> int:
+        """Write the spans of a source that are not there yet; the table is made if it is missing.
+
+        Returns:
+            How many were written.
+
+        Raises:
+            StoreError: The server cannot be reached, or refuses.
+        """
+        self._make_table()
+        with source.connect(("spans",)) as con, tempfile.TemporaryDirectory() as folder:
+            for macro in collector.MACROS:
+                con.execute(macro)
+            path = Path(folder) / "spans.parquet"
+            starts = Query(con.cursor(), "SELECT start_ns FROM spans")
+            return sum(
+                self._load(con, since, until, path) for since, until in windows(starts, LOAD_SPANS)
+            )
+
+    def _load(
+        self, con: "duckdb.DuckDBPyConnection", since_ns: int, until_ns: int, path: Path
+    ) -> int:
+        """Write the spans that begin between two times and are not there."""
+        within = f"start_ns BETWEEN {since_ns} AND {until_ns}"
+        there = Selection(
+            only=con.execute(f"SELECT trace_id, span_id FROM spans WHERE {within}").fetchall(),
+            since_ns=since_ns - views.SAME_SPAN_NS,
+            until_ns=until_ns + views.SAME_SPAN_NS,
+            columns=("trace_id", "span_id"),
+        )
+        con.execute("CREATE OR REPLACE TEMP TABLE there (trace_id VARCHAR, span_id VARCHAR)")
+        self.fetch(there).load(con, lambda rows: f"INSERT INTO there SELECT * FROM {rows}")
+        rows = f"(SELECT * FROM spans ANTI JOIN there USING (trace_id, span_id) WHERE {within})"
+        con.execute(
+            f"COPY ({collector.load_query(rows)}) TO {views.quoted(str(path))} "
+            "(FORMAT parquet, COMPRESSION zstd)"
+        )
+        written = con.execute(f"SELECT count(*) FROM {views.quoted(str(path))}").fetchone()
+        assert written is not None
+        if written[0]:
+            with self._asking():
+                self._client.raw_insert(
+                    self._table,
+                    list(collector.LOADED),
+                    path.read_bytes(),
+                    settings=_WRITING,
+                    fmt="Parquet",
+                )
+        return int(written[0])
+
+    def _make_table(self) -> None:
+        with self._asking():
+            # One who may write spans into a table may not be allowed to make one.
+            if not self._is_there(self._table):
+                self._client.command(f"CREATE DATABASE IF NOT EXISTS {_quoted(self._at.database)}")
+                for statement in collector.table_statements(self._table):
+                    self._client.command(statement)
+
+    def _is_there(self, table: str) -> bool:
+        return bool(int(self._client.command(f"EXISTS TABLE {table}")))
+
+    def _timed(self, selection: Selection) -> Selection:
+        """The selection with the time of its traces, from the table that knows it.
+
+        Without it a look for one trace reads some of every granule: the key begins with names.
+        """
+        ids = set(selection.trace_ids)
+        if not ids or selection.since_ns is not None:
+            return selection
+        listed = ", ".join(map(collector.quoted, sorted(ids)))
+        query = (
+            "SELECT uniqExact(TraceId), toUnixTimestamp(min(Start)), toUnixTimestamp(max(End)) "
+            f"FROM {self._times} WHERE TraceId IN ({listed})"
+        )
+        with self._asking():
+            if not self._is_there(self._times):
+                return selection
+            ((known, start_s, end_s),) = self._client.query(query, settings=_READING).result_rows
+        # A trace it does not know may be older than that table.
+        if known != len(ids):
+            return selection
+        return replace(selection, since_ns=start_s * 10**9, until_ns=(end_s + 1) * 10**9)
+
+    @property
+    def _client(self) -> Any:
+        if self._opened is None:
+            self._opened = _open(self._at)
+        return self._opened
+
+    def _asking(self) -> "_Asking":
+        return _Asking(self.name)
+
+
+class _Asking:
+    """A block in which what the server or the way to it says is an error of ours."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        """Ask."""
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
+        """Translate."""
+        if exc is None or isinstance(exc, (ConfigError, StoreError)):
+            return
+        said_no = importlib.import_module("clickhouse_connect.driver.exceptions").ClickHouseError
+        if isinstance(exc, (said_no, OSError)):
+            said = str(exc).partition("\n")[0]
+            if "UNKNOWN_TABLE" in str(exc) or "UNKNOWN_DATABASE" in str(exc):
+                hint = "point a Collector's ClickHouse exporter at it, or load a store into it"
+            else:
+                hint = "is it up, and are the user, the password and the database right?"
+            raise StoreError(f"{self._name}: {said}; {hint}") from exc
+
+
+def _open(at: Address) -> Any:
+    try:
+        clickhouse_connect = importlib.import_module("clickhouse_connect")
+    except ImportError as exc:
+        raise ConfigError(
+            "clickhouse:// needs clickhouse-connect; pip install 'lightning-otel[clickhouse]'"
+        ) from exc
+    if at.scheme == "clickhouse+chdb":
+        return clickhouse_connect.get_client(interface="chdb", path=at.place)
+    return clickhouse_connect.get_client(
+        host=at.place,
+        port=at.port,
+        username=at.user or None,
+        password=at.password,
+        secure=at.scheme == "clickhouses",
+        # Two threads may ask at once, which a session forbids.
+        autogenerate_session_id=False,
+    )
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"

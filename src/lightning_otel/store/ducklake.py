@@ -1,0 +1,379 @@
+"""A lake as a source of spans: DuckLake on PostgreSQL, Parquet on object storage or in a folder.
+
+Reads only; what goes in comes through ``publish``. No extension is ever fetched from the network: a
+lake needs the ones installed beside DuckDB (extra ``lake``), or those a user installed himself.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_otel import config
+from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.store import views
+from lightning_otel.store.lake import LakeAddress
+from lightning_otel.store.layout import SCHEMA_VERSION, Layout
+from lightning_otel.store.remote import timed
+from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.source import Columns, Selection, Wanted
+from lightning_otel.store.table import Query
+from lightning_otel.store.views import quoted, same_span
+from lightning_otel.store.writer import SpanWriter, writer_for
+from lightning_otel.types import Span
+
+if TYPE_CHECKING:
+    import duckdb
+
+LAKE: Final = "lake"
+SPANS: Final = f"{LAKE}.main.spans"
+PUBLISHED: Final = f"{LAKE}.main.published"
+POSTGRES: Final = f"__ducklake_metadata_{LAKE}"
+"""DuckLake's own connection to its catalogue, under the name DuckDB knows it by."""
+_EXTENSIONS: Final = ("ducklake", "postgres_scanner", "httpfs")
+_READER: Final = "lightning-otel read"
+_INSTALL: Final = (
+    "pip install 'lightning-otel[lake]' in an environment of its own, which brings duckdb 1.5.5 "
+    "and its extensions"
+)
+_MOST_LITERALS: Final = 1000
+
+
+class DuckLakeSource:
+    """Spans that any number of machines published into one lake."""
+
+    layout = None
+
+    def __init__(self, address: LakeAddress) -> None:
+        self.address = address
+        self.name = address.name
+        self.local = Layout(address.local or config.DEFAULT_STORE)
+
+    def connect(
+        self, names: Wanted = views.NAMES, columns: Columns | None = None
+    ) -> "duckdb.DuckDBPyConnection":
+        """An in-memory DuckDB in which the lake is attached, read-only, as ``lake``.
+
+        Args:
+            names: Which views.
+            columns: Not needed: DuckDB reads only what a query looks at.
+
+        Raises:
+            ConfigError: DuckDB has no extension for it here.
+            StoreMissingError: There is no lake, or nothing was published into it.
+            StoreVersionError: A newer version published into it.
+            StoreError: It cannot be reached.
+        """
+        con, held = self._opened()
+        with telling(self.address):
+            names = names(con) if callable(names) else names
+            con.execute(f"CREATE TABLE reading.later AS {_later(held)}")
+            con.execute(f"CREATE VIEW spans AS {held.each_once('true')}")
+            for statement in views.derived_view_statements(names):
+                con.execute(statement)
+        return con
+
+    def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
+        """The selected spans; files and row groups that hold none of them are not read."""
+        if con is None and not _bounds(selection).trace_ids:
+            con = self.connect(("spans",))
+        if con is None:
+            # A trace is found without a look at the ids of all other spans.
+            con, held = self._opened()
+            body = held.each_once_of_traces(_bounds(selection).where("s"))
+        else:
+            with telling(self.address):
+                held = _held(con, self.address)
+                selection = timed(selection, con) if selection.also is None else selection
+            body = held.each_once(_bounds(selection).where("s"))
+        text, values = selection.query()
+        return Query(con, f"WITH spans AS NOT MATERIALIZED ({body}) {text}", values)
+
+    def _opened(self) -> "tuple[duckdb.DuckDBPyConnection, _Held]":
+        with telling(self.address):
+            con = attached(self.address, application=_READER, is_read_only=True)
+            # Not temporary, which a cursor of the connection would not see.
+            con.execute("CREATE SCHEMA reading")
+            con.execute(
+                f"CREATE TABLE reading.seen AS SELECT id FROM ducklake_current_snapshot('{LAKE}')"
+            )
+            return con, _held(con, self.address)
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Keep spans in this machine's local store; the next publication takes them along."""
+        writer = self.writer()
+        for span in spans:
+            writer.add(span)
+
+    def writer(self) -> SpanWriter:
+        """This process's writer into the local store, from which they are published."""
+        return writer_for(self.local)
+
+
+def attached(
+    address: LakeAddress, *, application: str, is_read_only: bool
+) -> "duckdb.DuckDBPyConnection":
+    """A DuckDB of one's own with the lake attached as ``lake``; made if it is to be written.
+
+    Args:
+        address: Which lake.
+        application: The name PostgreSQL lists the sessions under, at most 63 characters.
+        is_read_only: Whether nothing may change; a lake is not made then.
+
+    Raises:
+        ConfigError: DuckDB has no extension for it here.
+        duckdb.Error: It cannot be reached; the text may hold secrets, see :func:`telling`.
+    """
+    import duckdb
+
+    settings: dict[str, str | bool | int | float | list[str]]
+    settings = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+    con = duckdb.connect(config=settings)
+    con.execute("SET enable_progress_bar = false")
+    # Also httpfs: only the lake's own catalogue knows if its files are on S3.
+    _load(con, _EXTENSIONS)
+    _tell_keys(con)
+    conninfo = f"{address.conninfo} application_name='{application}'"
+    options = ["META_SECRET 'lake_postgres'", "DATA_INLINING_ROW_LIMIT 0"]
+    if is_read_only:
+        options.append("READ_ONLY")
+    if address.data:
+        options.append(f"DATA_PATH {quoted(folder_of(address.data))}")
+    con.execute(f"CREATE SECRET lake_postgres (TYPE postgres, PASSWORD {quoted(address.password)})")
+    con.execute(
+        f"ATTACH {quoted(f'ducklake:postgres:{conninfo}')} AS {LAKE} ({', '.join(options)})"
+    )
+    return con
+
+
+def folder_of(data: str) -> str:
+    """A data path as DuckLake keeps it: absolute, and with a slash at the end."""
+    place = data if "://" in data else os.path.abspath(Path(data).expanduser())
+    return place.rstrip("/") + "/"
+
+
+def data_path(con: "duckdb.DuckDBPyConnection") -> str:
+    """Where the attached lake keeps its files."""
+    row = con.execute(
+        f"SELECT value FROM ducklake_options('{LAKE}') WHERE option_name = 'data_path'"
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def _load(con: "duckdb.DuckDBPyConnection", names: Iterable[str]) -> None:
+    import duckdb
+
+    for name in names:
+        try:
+            con.execute(f"LOAD {_installed(name)}")
+        except duckdb.Error as exc:
+            raise ConfigError(
+                f"a lake needs DuckDB's extension {name}, and there is none for DuckDB "
+                f"{duckdb.__version__} here; {_INSTALL}"
+            ) from exc
+
+
+def _installed(name: str) -> str:
+    """What to load: the file that pip put here for this DuckDB, else what the user installed."""
+    import duckdb
+
+    package = importlib.util.find_spec(f"duckdb_extension_{name}")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        file = Path(folder) / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
+        if file.exists():
+            return quoted(str(file))
+    return name
+
+
+def _tell_keys(con: "duckdb.DuckDBPyConnection") -> None:
+    storage = config.object_storage()
+    options = {
+        "KEY_ID": storage.key_id,
+        "SECRET": storage.secret,
+        "SESSION_TOKEN": storage.token,
+        "REGION": storage.region,
+    }
+    if storage.endpoint:
+        scheme, _, host = storage.endpoint.rpartition("://")
+        options["ENDPOINT"] = host.rstrip("/")
+        options["URL_STYLE"] = "path"
+        options["USE_SSL"] = "false" if scheme == "http" else "true"
+    told = "".join(f", {name} {quoted(value)}" for name, value in options.items() if value)
+    con.execute(f"CREATE SECRET lake_storage (TYPE s3{told})")
+
+
+@contextmanager
+def telling(address: LakeAddress, verb: str = "read") -> Iterator[None]:
+    """A block in which what DuckDB says of the lake is an error of ours, without any secret.
+
+    Raises:
+        StoreMissingError: There is no lake.
+        StoreError: It cannot be reached, read or written.
+    """
+    import duckdb
+
+    try:
+        yield
+    except duckdb.Error as exc:
+        text = _without_secrets(" ".join(str(exc).split()), address)
+        # A cause would show the secret that its text holds.
+        cause = exc if text == " ".join(str(exc).split()) else None
+        if "creating a new DuckLake is explicitly disabled" in text:
+            raise StoreMissingError(_missing(address)) from cause
+        if "data_path is not set" in text:
+            raise ConfigError(
+                f"there is no lake at {address.name} yet, and nothing says where its files shall "
+                "lie; add ?data=s3://bucket/prefix (or a folder) to its URL"
+            ) from cause
+        raise StoreError(
+            f"cannot {verb} the lake {address.name}: {text}; nothing is lost by it: look after "
+            "PostgreSQL and the data path, and run it again"
+        ) from cause
+
+
+def _without_secrets(text: str, address: LakeAddress) -> str:
+    storage = config.object_storage()
+    for secret in (address.password, storage.secret, storage.token, storage.key_id):
+        if secret:
+            text = text.replace(secret, "***")
+    return text
+
+
+def _missing(address: LakeAddress) -> str:
+    return (
+        f"no lake at {address.name}, or nothing is in it; put spans there with: "
+        "lightning-otel publish"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The spans of a lake as they were when the connection was made.
+
+    Attributes:
+        snapshot: DuckLake's number of that time.
+        columns: Those of the lake's table.
+    """
+
+    snapshot: int
+    columns: tuple[str, ...]
+
+    def table(self, alias: str) -> str:
+        """The lake's table at that time, in SQL."""
+        return f"{SPANS} AS {alias} AT (VERSION => {self.snapshot})"
+
+    def each_once(self, where: str) -> str:
+        """Spans without those that table ``later`` names; ``where`` is of the alias ``s``."""
+        return (
+            f"SELECT {self._projection()} FROM {self.table('s')} "
+            f"ANTI JOIN reading.later ON s.rowid = later.line WHERE {where}"
+        )
+
+    def each_once_of_traces(self, where: str) -> str:
+        """The same for a few traces, without a table ``later``."""
+        return (
+            f"SELECT {self._projection()} FROM {self.table('s')} WHERE {where} AND NOT EXISTS ("
+            f"SELECT 1 FROM {self.table('earlier')} WHERE earlier.trace_id = s.trace_id "
+            "AND earlier.span_id = s.span_id AND earlier.rowid < s.rowid "
+            f"AND {same_span('earlier', 's')})"
+        )
+
+    def _projection(self) -> str:
+        """The store's columns; those that the lake has not got yet are empty."""
+        return ", ".join(
+            f"s.{name}" if name in self.columns else f"NULL::{kind} AS {name}"
+            for name, kind in COLUMNS.items()
+        )
+
+
+def _held(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> _Held:
+    """What the lake of a connection holds.
+
+    Raises:
+        StoreMissingError: It holds no spans.
+        StoreVersionError: A newer version published into it.
+    """
+    rows = con.execute(
+        "SELECT table_name, column_name FROM duckdb_columns() "
+        f"WHERE database_name = '{LAKE}' AND schema_name = 'main'"
+    ).fetchall()
+    if {"spans", "published"} - {table for table, _ in rows}:
+        raise StoreMissingError(_missing(address))
+    check_version(con, address)
+    # One snapshot for all that is read through a connection: what is published meanwhile would
+    # otherwise come with some of its batches and not with others.
+    row = con.execute("SELECT id FROM reading.seen").fetchone()
+    assert row is not None
+    columns = tuple(column for table, column in rows if table == "spans")
+    return _Held(int(row[0]), columns)
+
+
+def check_version(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> None:
+    """Check that this version knows all that was published.
+
+    Raises:
+        StoreVersionError: A newer one published.
+    """
+    row = con.execute(f"SELECT max(schema_version) FROM {PUBLISHED}").fetchone()
+    newest = (row and row[0]) or 0
+    if newest > SCHEMA_VERSION:
+        raise StoreVersionError(
+            f"the lake {address.name} holds schema {newest}, this lightning-otel knows "
+            f"{SCHEMA_VERSION}; upgrade with: pip install --upgrade lightning-otel"
+        )
+
+
+def _later(held: _Held) -> str:
+    """Rows of spans that an earlier published row is already.
+
+    Which ids are there twice is told from their hash: 0.2 s for a million spans, where a join of
+    all with all takes 1 s, and 8 s with bodies.
+    """
+    return f"""
+WITH doubtful AS (
+  SELECT rowid AS line, trace_id, span_id, start_ns FROM {held.table("s")}
+  WHERE hash(trace_id, span_id) IN (
+    SELECT hash(trace_id, span_id) FROM {held.table("s")} GROUP BY 1 HAVING count(*) > 1)
+)
+SELECT DISTINCT later.line FROM doubtful AS later JOIN doubtful AS earlier
+  ON earlier.trace_id = later.trace_id AND earlier.span_id = later.span_id
+ AND earlier.line < later.line AND {same_span("earlier", "later")}"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What surely holds of every selected span, so that DuckLake leaves out whole files."""
+
+    low: int | None
+    high: int | None
+    trace_ids: tuple[str, ...]
+
+    def where(self, table: str) -> str:
+        terms = ["true"]
+        if self.low is not None:
+            terms.append(f"{table}.start_ns >= {int(self.low)}")
+        if self.high is not None:
+            terms.append(f"{table}.start_ns <= {int(self.high)}")
+        if self.trace_ids:
+            listed = ", ".join(map(quoted, self.trace_ids))
+            terms.append(f"{table}.trace_id IN ({listed})")
+        return " AND ".join(terms)
+
+
+def _bounds(selection: Selection) -> _Bounds:
+    parts = [selection] if selection.also is None else [selection, selection.also]
+
+    def outermost(choose: Callable[[list[Any]], int], values: list[int | None]) -> int | None:
+        return None if None in values else choose(values)
+
+    traces = {each for part in parts for each in part.trace_ids}
+    is_told = all(part.trace_ids for part in parts) and len(traces) <= _MOST_LITERALS
+    return _Bounds(
+        outermost(min, [part.since_ns for part in parts]),
+        outermost(max, [part.until_ns for part in parts]),
+        tuple(sorted(traces)) if is_told else (),
+    )

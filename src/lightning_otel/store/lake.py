@@ -1,0 +1,143 @@
+"""How a lake is named: one string that carries its PostgreSQL, its data path and the local store.
+
+Nothing in here connects anywhere or imports DuckDB: the traced process parses the name to find the
+local store it records into.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from lightning_otel.errors import ConfigError
+
+SCHEME: Final = "ducklake:"
+EXAMPLE: Final = "ducklake:postgres://user@host:5432/db?data=s3://bucket/prefix"
+_OURS: Final = ("data", "local")
+_WORD: Final = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s'\\]|\\.)*))(?=\s|$)")
+_ESCAPED: Final = re.compile(r"\\(.)")
+
+
+@dataclass(frozen=True, slots=True)
+class LakeAddress:
+    """Where a lake is.
+
+    Attributes:
+        parameters: libpq's keywords and values, without the password.
+        password: PostgreSQL's; empty where libpq is to find it (``PGPASSWORD``, ``~/.pgpass``).
+        data: Where its files lie: ``s3://bucket/prefix`` or a folder; empty for what its own
+            catalogue says.
+        local: The store on this machine that recordings go to; empty for the default one.
+    """
+
+    parameters: Mapping[str, str]
+    password: str = field(default="", repr=False)
+    data: str = ""
+    local: str = ""
+
+    @property
+    def conninfo(self) -> str:
+        """What libpq is given; the password is not in it."""
+        return " ".join(f"{key}={_quoted(value)}" for key, value in self.parameters.items())
+
+    @property
+    def name(self) -> str:
+        """The address as one string, without the password."""
+        rest = dict(self.parameters)
+        user = f"{quote(rest.pop('user'), safe='')}@" if "user" in rest else ""
+        port = f":{rest.pop('port')}" if rest.get("host") and "port" in rest else ""
+        host = quote(rest.pop("host", ""), safe="[]:,")
+        place = f"postgres://{user}{host}{port}/{quote(rest.pop('dbname', ''), safe='')}"
+        if self.data:
+            rest["data"] = self.data
+        if self.local:
+            rest["local"] = self.local
+        return f"{SCHEME}{place}{'?' if rest else ''}{urlencode(rest, safe='/:')}"
+
+
+def is_lake(given: str) -> bool:
+    """Whether a store's name is that of a lake."""
+    return given.startswith(SCHEME)
+
+
+def lake_address(given: str, data: str | None = None) -> LakeAddress:
+    """The lake that a string names.
+
+    Args:
+        given: ``ducklake:postgres://user@host:port/db?data=…&local=…`` with libpq's parameters
+            beside ours, or ``ducklake:postgres:dbname=… host=… data=… local=…``.
+        data: Where its files lie, if the string does not say.
+
+    Raises:
+        ConfigError: It cannot be understood; the string is not repeated, it may hold a password.
+
+    Source: PostgreSQL's manual, 34.1.1, "Connection Strings".
+    """
+    kind, _, rest = given.removeprefix(SCHEME).partition(":")
+    if not is_lake(given) or kind not in ("postgres", "postgresql"):
+        raise ConfigError(
+            "a lake's catalogue is in PostgreSQL, where several machines can write; "
+            f"name it as in {EXAMPLE}"
+        )
+    found = _of_url(rest) if rest.startswith("//") else _of_words(rest)
+    found["data"] = _data_path(data or found.get("data", ""))
+    password = found.pop("password", "")
+    ours = {key: found.pop(key, "") for key in _OURS}
+    return LakeAddress(found, password, **ours)
+
+
+def _data_path(data: str) -> str:
+    if "://" in data and not data.startswith("s3://"):
+        scheme = data.partition("://")[0]
+        raise ConfigError(
+            f"a lake's files cannot lie in {scheme}://; name an s3:// URL or a folder"
+        )
+    return data
+
+
+def _of_url(rest: str) -> dict[str, str]:
+    try:
+        parts = urlsplit(f"postgres:{rest}")
+        login, _, hosts = parts.netloc.rpartition("@")
+        user, _, password = login.partition(":")
+        found = {"dbname": unquote(parts.path.lstrip("/")), "user": unquote(user)}
+        found["password"] = unquote(password)
+        pairs = [_host_and_port(each) for each in hosts.split(",")]
+        found["host"] = ",".join(host for host, _ in pairs)
+        found["port"] = ",".join(port for _, port in pairs) if any(p for _, p in pairs) else ""
+        found |= dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True)
+                      if parts.query else ())  # fmt: skip
+    except ValueError:
+        raise ConfigError(f"the lake's URL cannot be read; write it as in {EXAMPLE}") from None
+    return {key: value for key, value in found.items() if value}
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        return host, port.lstrip(":")
+    host, _, port = text.partition(":")
+    return unquote(host), port
+
+
+def _of_words(rest: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    at = 0
+    text = rest.strip()
+    while at < len(text):
+        word = _WORD.match(text, at)
+        if word is None:
+            raise ConfigError(
+                "the lake's connection words cannot be read; write them as in "
+                "ducklake:postgres:dbname=lake host=db user=me data=s3://bucket/prefix"
+            )
+        key, quoted, plain = word.groups()
+        found[key] = _ESCAPED.sub(r"\1", plain if quoted is None else quoted)
+        at = word.end()
+    return {key: value for key, value in found.items() if value}
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

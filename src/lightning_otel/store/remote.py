@@ -1,0 +1,170 @@
+"""Spans that lie in an engine elsewhere, read by a DuckDB of this process.
+
+An engine does one thing: it sends the selected spans, with the columns asked for. All questions
+are answered here, on what came; so every engine gives the same rows, and none of them is told what
+a call, a reward or a transition is.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from lightning_otel.errors import ConfigError
+from lightning_otel.store import views
+from lightning_otel.store.ipc import Arrival
+from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.source import (
+    REWARD_ATTRIBUTES,
+    Columns,
+    Selection,
+    Wanted,
+    new_connection,
+)
+from lightning_otel.store.table import Query
+from lightning_otel.store.writer import SpanWriter
+from lightning_otel.types import Span
+
+if TYPE_CHECKING:
+    import duckdb
+
+_EMPTY: Final = "CREATE TABLE spans (" + ", ".join(f"{n} {k}" for n, k in COLUMNS.items()) + ")"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time in which a span must begin to be looked at; None is no bound."""
+
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+
+class Engine(Protocol):
+    """Holds spans, and sends those selected."""
+
+    @property
+    def name(self) -> str:
+        """Where it is, without a password."""
+
+    def fetch(self, selection: Selection) -> Arrival:
+        """The selected spans as Arrow, each once, with the columns asked for, in any order.
+
+        Args:
+            selection: Without ``also``.
+
+        Raises:
+            StoreError: It cannot be reached, or refuses.
+        """
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Keep spans, durably when this returns.
+
+        Raises:
+            StoreError: It cannot be reached, or refuses.
+        """
+
+
+class RemoteSource:
+    """The spans of an engine, as much of them as is asked for."""
+
+    def __init__(self, engine: Engine, window: Window = Window()) -> None:
+        """Name a source; nothing is opened yet.
+
+        Args:
+            engine: Where the spans are.
+            window: What is never looked beyond.
+        """
+        self.layout = None
+        self.engine = engine
+        self.name = engine.name
+        self._window = window
+
+    def connect(
+        self, names: Wanted = views.NAMES, columns: Columns | None = None
+    ) -> "duckdb.DuckDBPyConnection":
+        """An in-memory DuckDB into which the columns asked for were fetched.
+
+        Raises:
+            StoreError: The engine cannot be reached, or refuses.
+        """
+        con = new_connection()
+        names = names(con) if callable(names) else names
+        con.execute(_EMPTY)
+        for statement in views.derived_view_statements(names):
+            con.execute(statement)
+        wanted = columns(con) if callable(columns) else columns
+        self._load(con, Selection(columns=tuple(COLUMNS) if wanted is None else wanted))
+        return con
+
+    def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
+        """The selected spans.
+
+        Args:
+            selection: Which.
+            con: A connection of this source, which tells when the rollouts wanted took place.
+        """
+        parts = [replace(selection, also=None)]
+        parts += [selection.also] if selection.also is not None else []
+        own = new_connection()
+        own.execute(_EMPTY)
+        for part in parts:
+            self._load(own, timed(part, con))
+        ordered = Selection(is_ordered=selection.is_ordered, columns=selection.columns)
+        return Query(own, *ordered.query())
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Have the engine keep spans."""
+        self.engine.add(spans)
+
+    def writer(self) -> SpanWriter:
+        """There is none.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"{self.name} is read, not recorded into: a traced program never waits for a network; "
+            "record into a local path and send the spans on by OTLP"
+        )
+
+    def _load(self, con: "duckdb.DuckDBPyConnection", selection: Selection) -> None:
+        """Fetch the spans into the table, in their columns."""
+        columns = fetched_columns(selection.columns)
+        selection = replace(
+            selection,
+            is_ordered=False,
+            since_ns=_later(selection.since_ns, self._window.since_ns),
+            until_ns=_earlier(selection.until_ns, self._window.until_ns),
+        )
+        arrival = self.engine.fetch(selection)
+        names = ", ".join(columns)
+        arrival.load(con, lambda rows: f"INSERT INTO spans ({names}) SELECT {names} FROM {rows}")
+
+
+def fetched_columns(columns: Collection[str]) -> list[str]:
+    """Names of the columns that an answer has, in the store's order."""
+    has_attributes = REWARD_ATTRIBUTES in columns or "attributes" in columns
+    return [
+        name for name in COLUMNS if name in columns or (name == "attributes" and has_attributes)
+    ]
+
+
+def timed(selection: Selection, con: "duckdb.DuckDBPyConnection | None") -> Selection:
+    """The selection with the time in which its rollouts took place, if a connection knows it."""
+    if con is None or not selection.rollout_ids or selection.since_ns is not None:
+        return selection
+    row = con.execute(
+        "SELECT min(start_ns), max(start_ns) FROM spans "
+        f"WHERE {views.ROLLOUT} IN (SELECT unnest(?))",
+        [list(selection.rollout_ids)],
+    ).fetchone()
+    if row is None or row[0] is None:
+        return selection
+    return replace(selection, since_ns=row[0], until_ns=row[1])
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else min(one, other)

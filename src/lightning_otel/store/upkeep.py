@@ -1,0 +1,119 @@
+"""What keeps a store in order while others use it: settling, merging small files, a size limit.
+
+Each piece is small and takes bounded memory, whatever waits. None of it runs in a traced process.
+"""
+
+import logging
+import threading
+from typing import Final, Self
+
+from lightning_otel import config
+from lightning_otel.errors import LightningOtelError
+from lightning_otel.store.compact import compact_some, hold_size
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.settle import (
+    WORTHWHILE_BYTES,
+    WORTHWHILE_SEGMENTS,
+    Settled,
+    sealed,
+    settle_some,
+)
+from lightning_otel.store.source import ensure_catalogue
+
+log = logging.getLogger(__name__)
+_warned: set[str] = set()
+
+PERIOD_S: Final = 5.0
+IDLE_ROUNDS: Final = 6
+"""After so many rounds in which nothing new was sealed, what waits is settled, little as it is."""
+
+
+def keep_up(layout: Layout, *, is_idle: bool = False) -> Settled:
+    """One piece of work, if there is one: a batch of segments, or small files, or what is too much.
+
+    It never raises for a full disk or a damaged file: it warns, and what waits goes on waiting.
+
+    Args:
+        layout: The store's paths.
+        is_idle: Whether little that waits is to be settled too.
+
+    Returns:
+        What was settled; nothing means that nothing waits.
+    """
+    import duckdb
+
+    done = Settled()
+    try:
+        if not layout.exists():
+            return done
+        ensure_catalogue(layout)
+        is_much = len(sealed(layout)) >= WORTHWHILE_SEGMENTS
+        done = settle_some(layout, least_bytes=1 if is_idle or is_much else WORTHWHILE_BYTES)
+        compact_some(layout)
+        limit = config.max_size_bytes()
+        if limit is not None:
+            told = sum(hold_size(layout, limit).values())
+            if told:
+                log.warning(
+                    "%s outgrew %s: its oldest rollouts were dropped, %d spans",
+                    layout.catalogue,
+                    config.MAX_SIZE_ENV,
+                    told,
+                )
+    except (OSError, duckdb.Error, LightningOtelError) as exc:
+        _warn_once(f"{layout.catalogue} could not be kept in order: {exc}")
+    return done
+
+
+def _warn_once(text: str) -> None:
+    """A disk that is full now is full every few seconds from now on."""
+    if text not in _warned:
+        _warned.add(text)
+        log.warning("%s", text)
+
+
+class Upkeep:
+    """Keeps a store in order from a thread of its own, in a process that records no one else's.
+
+    ``with Upkeep(layout): …`` in ``run``'s own process, or a server's.
+    """
+
+    def __init__(self, layout: Layout, *, period_s: float = PERIOD_S) -> None:
+        """Name the store; nothing begins yet.
+
+        Args:
+            layout: The store's paths.
+            period_s: How long to wait between two looks where nothing waits.
+        """
+        self._layout = layout
+        self._period_s = period_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._go, name="lightning-otel-upkeep", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Finish the piece that is being worked on, and stop."""
+        self._stop.set()
+        self._thread.join()
+
+    def _go(self) -> None:
+        quiet, known = 0, -1
+        wait_s = self._period_s
+        while not self._stop.wait(wait_s):
+            waiting = self._waiting()
+            quiet = quiet + 1 if waiting == known else 0
+            is_idle = waiting > 0 and quiet >= IDLE_ROUNDS
+            done = keep_up(self._layout, is_idle=is_idle)
+            # As long as there is a backlog there is no pause.
+            wait_s = 0.0 if done.segments else self._period_s
+            known = self._waiting()
+
+    def _waiting(self) -> int:
+        try:
+            return len(sealed(self._layout))
+        except (OSError, LightningOtelError):  # gone, damaged, or not made yet
+            return 0

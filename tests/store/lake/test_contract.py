@@ -1,0 +1,33 @@
+"""A lake gives the same rows as every other engine: their tests, with a lake in their place."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.store.contract.test_contract import *  # noqa: F403  # each of them is a test here
+
+from lightning_otel import Store
+from lightning_otel.types import Span
+
+
+class Held(NamedTuple):
+    """A lake, and how spans come into it."""
+
+    store: Store
+    write: Callable[[Iterable[Span]], None]
+
+
+@pytest.fixture
+def held(lake: str, tmp_path: Path) -> Held:
+    """An empty lake, and a machine that publishes into it."""
+    local = Store(tmp_path / "machine")
+
+    def write(spans: Iterable[Span]) -> None:
+        local.add(spans)
+        local.writer().seal()
+        local.publish(lake, is_rest_included=True)
+
+    local.writer()
+    local.publish(lake)
+    return Held(Store(lake), write)

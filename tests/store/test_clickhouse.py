@@ -1,0 +1,276 @@
+"""ClickHouse's real engine: a Collector's own rows, loading, and what an address may say."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.store.clickhouse import ClickHouse, address_of
+from lightning_otel.store.collector import quoted, table_statements
+from lightning_otel.store.source import Selection
+from lightning_otel.types import Span
+
+Rollout = Callable[..., list[Span]]
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """A database of its own in the engine."""
+    for module in ("chdb", "clickhouse_connect", "nanoarrow"):
+        pytest.importorskip(module)
+    folder: Path = request.getfixturevalue("chdb_folder")
+    return f"clickhouse+chdb://{folder}?database=db{abs(hash(request.node.nodeid))}"
+
+
+def client_of(store: Store) -> Any:
+    """The client of a store's engine."""
+    engine = store.source.engine  # type: ignore[attr-defined]  # a RemoteSource
+    return engine._client
+
+
+def collected(store: Store, spans: list[Span]) -> None:
+    """Write spans as a Collector's ClickHouse exporter does: every value as text."""
+    store.add([])
+    rows = ", ".join(map(_row, spans))
+    client_of(store).command(
+        "INSERT INTO "
+        f"{store.source.engine._table} (Timestamp, TraceId, SpanId, ParentSpanId, TraceState, "  # type: ignore[attr-defined]  # as above
+        "SpanName, SpanKind, ServiceName, ResourceAttributes, ScopeName, ScopeVersion, "
+        "SpanAttributes, Duration, StatusCode, StatusMessage, Events.Timestamp, Events.Name, "
+        f"Events.Attributes, Links.TraceId, Links.SpanId, Links.TraceState, Links.Attributes) "
+        f"VALUES {rows}"
+    )
+
+
+def _row(span: Span) -> str:
+    assert span.end_ns is not None
+    values = (
+        f"fromUnixTimestamp64Nano({span.start_ns})",
+        *map(quoted, (span.trace_id, span.span_id, span.parent_span_id or "", "", span.name)),
+        quoted(span.kind.capitalize()),
+        quoted(str(span.otel_resource.get("service.name", ""))),
+        _map(span.otel_resource),
+        *map(quoted, (span.scope, "1.0")),
+        _map(span.attributes),
+        str(span.end_ns - span.start_ns),
+        *map(quoted, (span.status.capitalize(), span.status_message)),
+        f"[{', '.join(f'fromUnixTimestamp64Nano({e.time_ns})' for e in span.events)}]",
+        f"[{', '.join(quoted(event.name) for event in span.events)}]",
+        f"[{', '.join(_map(event.attributes) for event in span.events)}]",
+        *("[]",) * 4,
+    )
+    return f"({', '.join(values)})"
+
+
+def _map(attributes: Any) -> str:
+    pairs = [quoted(text) for key, value in attributes.items() for text in (key, as_text(value))]
+    return f"map({', '.join(pairs)})"
+
+
+def as_text(value: Any) -> str:
+    """A value as the Collector's ``AsString`` writes it: 1.0 as 1, lists as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return json.dumps(value, separators=(",", ":"))
+
+
+def test_a_collectors_rows_give_the_same_transitions(url: str, rollout: Rollout) -> None:
+    """Numbers that its map holds as text are numbers again where a convention names the key."""
+    spans = [
+        # What OTLP does not carry.
+        replace(span, process="", sequence=-1, end_sequence=-1)
+        for number in range(3)
+        for span in rollout(number)
+    ]
+    reference, store = Store(":memory:"), Store(url)
+    reference.add(spans)
+
+    collected(store, spans)
+
+    assert list(store.transitions().dicts()) == list(reference.transitions().dicts())
+    assert store.report() == reference.report()
+    for query in (
+        "SELECT * FROM rollouts ORDER BY rollout_id",
+        "SELECT * FROM rewards ORDER BY span_id",
+        "SELECT * FROM calls ORDER BY span_id",
+    ):
+        assert list(store.sql(query)) == list(reference.sql(query))
+
+
+def test_a_collectors_row_sent_twice_counts_once(url: str, rollout: Rollout) -> None:
+    """A Collector that retries writes a row again: its table does not mind, readers do not see."""
+    store, spans = Store(url), rollout(1)
+
+    collected(store, spans)
+    collected(store, spans)
+
+    assert len(store.spans().rows()) == len(spans)
+    assert [row["spans"] for row in store.rollouts()] == [len(spans)]
+    assert client_of(store).command(f"SELECT count() FROM {_table(store)}") == 2 * len(spans)
+
+
+def test_text_that_looks_like_a_number_stays_text_where_no_convention_names_its_key(
+    url: str,
+) -> None:
+    """The map holds no types, and a postal code is no number."""
+    store = Store(url)
+    attributes = {"zip": "01234", "count": "7", c.INPUT_TOKENS: 12, c.REWARD_VALUE: 0.25}
+
+    collected(
+        store, [Span("1" * 32, "2" * 16, None, "n", 10**18, 10**18 + 1, attributes=attributes)]
+    )
+
+    (span,) = store.spans()
+    assert span.attributes == attributes
+
+
+def test_loading_takes_what_is_not_there_yet(
+    url: str, store: Store, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often, in however many parts, and spans of any year."""
+    monkeypatch.setattr("lightning_otel.store.clickhouse.LOAD_SPANS", 7)
+    year_ns = 365 * 86_400 * 10**9
+    spans = [
+        replace(span, start_ns=span.start_ns - year * year_ns, end_ns=span.start_ns)
+        for year in range(6)
+        for span in rollout(year, calls=1)
+    ]
+    store.add(spans)
+
+    assert store.pack(url) == len(spans)
+    store.add(rollout(100))
+    assert store.pack(url) == len(rollout(100))
+    assert store.pack(url) == 0
+
+    assert {span.span_id: span for span in Store(url).spans()} == {
+        span.span_id: span for span in store.spans()
+    }
+
+
+def test_more_days_than_a_block_may_have_partitions_are_loaded(
+    url: str, make_span: Callable[..., Span]
+) -> None:
+    """The table has a partition a day, and a server refuses more than 100 of them at once."""
+    day_ns = 86_400 * 10**9
+    store = Store(url)
+
+    store.add(make_span(start_ns=day * day_ns, end_ns=day * day_ns + 1) for day in range(150))
+
+    assert len(store.spans().rows()) == 150
+
+
+def test_one_trace_is_looked_for_in_its_time(
+    url: str, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table that knows when each trace took place is asked; without it the trace is found."""
+    store = Store(url)
+    store.add([*rollout(1), *rollout(2)])
+    engine = store.source.engine  # type: ignore[attr-defined]  # a RemoteSource
+    trace_id = rollout(1)[0].trace_id
+
+    timed = engine._timed(Selection(trace_ids=[trace_id]))
+    unknown = engine._timed(Selection(trace_ids=[trace_id, "f" * 32]))
+    with_it = store.spans(trace_id=trace_id).rows()
+    client_of(store).command(f"DROP TABLE {engine._times[:-1]}_mv`")
+    client_of(store).command(f"DROP TABLE {engine._times}")
+    without = store.spans(trace_id=trace_id).rows()
+
+    starts = [span.start_ns for span in rollout(1)]
+    assert timed.since_ns <= min(starts)
+    assert timed.until_ns >= max(starts)
+    assert timed.until_ns - timed.since_ns < 5 * 10**9
+    assert unknown.since_ns is None
+    assert len(with_it) == len(without) == len(rollout(1))
+
+
+def test_a_window_bounds_what_is_looked_at(url: str, rollout: Rollout) -> None:
+    """Days of a busy table that nobody asks for are not read."""
+    Store(url).add([*rollout(1), *rollout(10_000)])
+
+    bounded = Store(f"{url}&until=2026-09-30")
+
+    assert [row["rollout_id"] for row in bounded.rollouts()] == ["rollout-1"]
+    assert len(bounded.spans().rows()) == len(rollout(1))
+    assert "until" not in bounded.name
+
+
+def test_a_table_that_is_not_there_is_said_to_be_missing(url: str) -> None:
+    """With what to do about it; reading makes no table."""
+    with pytest.raises(StoreError, match="load a store into it"):
+        Store(url).spans().rows()
+
+
+def test_a_wrong_password_is_an_error_that_does_not_repeat_it(
+    url: str, clickhouse_port: int
+) -> None:
+    """Neither do the store's name and its description."""
+    store = Store(f"clickhouse://someone:other@127.0.0.1:{clickhouse_port}/x")
+
+    with pytest.raises(StoreError) as raised:
+        store.spans().rows()
+
+    assert "other" not in str(raised.value)
+    assert "other" not in repr(store)
+    assert "password" in raised.value.remedy
+
+
+def test_a_server_that_is_not_there_is_an_error() -> None:
+    """It says which."""
+    pytest.importorskip("clickhouse_connect")
+    with pytest.raises(StoreError, match=r"127\.0\.0\.1:1"):
+        Store("clickhouse://127.0.0.1:1/x").spans().rows()
+
+
+def test_nothing_is_recorded_into_it() -> None:
+    """A traced program would wait for a network."""
+    with pytest.raises(ConfigError, match="OTLP"):
+        Store("clickhouse://127.0.0.1:1/x").writer()
+
+
+def test_address_of_reads_every_part() -> None:
+    """With defaults for what is left out, and signs that a URL needs written as it wants them."""
+    full = address_of("clickhouses://me:p%40ss@[::1]:9000/telemetry?table=spans")
+    least = address_of("clickhouse://db")
+
+    assert full == ("clickhouses", "::1", 9000, "me", "p@ss", "telemetry", "spans")
+    assert least == ("clickhouse", "db", 8123, "", "", "default", "otel_traces")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["clickhouse://", "clickhouse+chdb://", "clickhouse://h:port/x", "clickhouse://h/x?tabel=a"],
+)
+def test_an_address_that_cannot_be_understood_is_refused(url: str) -> None:
+    """With the form it should have."""
+    with pytest.raises(ConfigError):
+        ClickHouse(url)
+
+
+def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever lacks it is told what to install."""
+    monkeypatch.setitem(sys.modules, "clickhouse_connect", None)
+
+    with pytest.raises(ConfigError, match=r"lightning-otel\[clickhouse\]"):
+        Store("clickhouse://127.0.0.1:1/x").spans().rows()
+
+
+def test_names_are_quoted() -> None:
+    """A table may be called anything."""
+    engine = ClickHouse("clickhouse://h/a%60b?table=t%5C")
+
+    assert engine._table == "`a\\`b`.`t\\\\`"
+    assert all("`a\\`b`.`t\\\\" in each for each in table_statements(engine._table))
+
+
+def _table(store: Store) -> str:
+    found: str = store.source.engine._table  # type: ignore[attr-defined]  # a RemoteSource
+    return found

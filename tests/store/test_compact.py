@@ -1,0 +1,424 @@
+"""Files are merged, spans dropped as asked for, and nothing else changes, whatever cuts it off."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from lightning_otel import Store
+from lightning_otel.errors import NotFoundError, StoreError
+from lightning_otel.store import compact as compact_module
+from lightning_otel.store import merge as merge_module
+from lightning_otel.store import settle as settle_module
+from lightning_otel.store.compact import compact_some, hold_size
+from lightning_otel.store.layout import DataFile, Layout, now_us
+from lightning_otel.store.retention import Doom
+from lightning_otel.store.settle import settle, settler_elected
+from lightning_otel.store.writer import SpanWriter
+from lightning_otel.types import Span
+
+Settle = Callable[[Iterable[Span]], None]
+HOUR_NS = 3_600_000_000_000
+
+
+@pytest.fixture
+def layout(store: Store) -> Layout:
+    """The paths of a store that exists."""
+    assert store.layout is not None
+    store.layout.create()
+    return store.layout
+
+
+@pytest.fixture
+def write(layout: Layout) -> Settle:
+    """A function that writes spans into a sealed segment."""
+
+    def write(spans: Iterable[Span]) -> None:
+        writer = SpanWriter(layout)
+        for span in spans:
+            writer.add(span)
+        writer.seal()
+
+    return write
+
+
+@pytest.fixture
+def settled(store: Store, write: Settle, monkeypatch: pytest.MonkeyPatch) -> Settle:
+    """A function that has spans settled into a file of their own, in effect at once."""
+    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
+
+    def settled(spans: Iterable[Span]) -> None:
+        write(spans)
+        store.settle()
+        _wait_for_effect(_layout(store))
+
+    return settled
+
+
+def _layout(store: Store) -> Layout:
+    assert store.layout is not None
+    return store.layout
+
+
+def _wait_for_effect(layout: Layout) -> None:
+    """Wait until every manifest written so far counts."""
+    manifest = layout.read_manifest()
+    while any(file.added_us >= now_us() for file in manifest.files):
+        time.sleep(0.002)
+
+
+def _live(layout: Layout) -> Sequence[DataFile]:
+    return layout.read_manifest().live_files
+
+
+def _all(store: Store) -> list[Span]:
+    return sorted(store.spans(), key=lambda span: span.span_id)
+
+
+def test_compact_merges_files_and_changes_no_span(
+    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+) -> None:
+    """Whatever was in many files is in one, and reads the same."""
+    for number in range(4):
+        settled(
+            make_span(
+                name=f"s{number}",
+                trace_id=f"{index % 3 + 1:032x}",
+                attributes={"text": "ä" * 50, "n": index, "f": 0.5, "list": [1, "a"]},
+            )
+            for index in range(30)
+        )
+    before = _all(store)
+
+    done = store.compact()
+    _wait_for_effect(layout)
+
+    assert (done.merged, done.made, done.left) == (4, 1, 0)
+    assert _all(store) == before
+    (file,) = _live(layout)
+    assert (file.rows, file.is_compact) == (120, True)
+    assert (layout.data / file.name).stat().st_mode & 0o777 == 0o600
+    assert file.size_bytes == (layout.data / file.name).stat().st_size
+    assert list(layout.new.iterdir()) == []
+
+
+def test_compact_settles_first_and_is_idle_the_second_time(
+    store: Store, layout: Layout, write: Settle, make_span: Callable[..., Span]
+) -> None:
+    """One command packs all; packing what is packed already does nothing."""
+    write(make_span() for _ in range(10))
+
+    first = store.compact()
+    _wait_for_effect(layout)
+    second = store.compact()
+
+    assert (first.segments, first.merged, first.made) == (1, 1, 1)
+    assert (second.segments, second.merged, second.made) == (0, 0, 0)
+    assert len(_all(store)) == 10
+
+
+def test_compact_orders_rollouts_by_time_and_keeps_their_calls_together(
+    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+) -> None:
+    """Interleaved conversations lie one after the other, each in order, in order of their begin."""
+    ids = ["f" * 32, "1" * 32, "8" * 32]
+    for start in range(0, 60, 20):
+        settled(
+            make_span(trace_id=ids[number % 3], start_ns=1_000 + number, end_ns=2_000 + number)
+            for number in range(start, start + 20)
+        )
+
+    store.compact()
+
+    path = layout.data / _live(layout)[0].name
+    rows = duckdb.sql(f"SELECT trace_id, start_ns FROM '{path}'").fetchall()
+    assert [name for name, _ in rows] == [ids[0]] * 20 + [ids[1]] * 20 + [ids[2]] * 20
+    assert rows == sorted(rows, key=lambda row: (ids.index(row[0]), row[1]))
+
+
+def test_compact_keeps_the_first_of_two_spans_with_one_id(
+    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+) -> None:
+    """The second is left out and counted, as a conflict if it is a different one."""
+    first = make_span(name="first", start_ns=1_000, end_ns=2_000)
+    other = make_span(name="other")
+    settled([first, other])
+    # A day apart they are settled both; the same one twice only where a file was copied in.
+    settled([make_span(span_id=first.span_id, trace_id=first.trace_id, start_ns=48 * HOUR_NS)])
+    settled([make_span(name="third")])
+    manifest = layout.read_manifest()
+    _double(layout, manifest.files[0])
+
+    done = store.compact()
+    _wait_for_effect(layout)
+
+    assert done.rejected == {"rejected.conflict": 1, "rejected.duplicate": 2}
+    assert [span.name for span in _all(store)] == ["first", "other", "third"]
+    assert layout.read_manifest().counts == done.rejected
+
+
+def _double(layout: Layout, file: DataFile) -> None:
+    """Have a copy of a file count too, as if a user had put it there."""
+    from dataclasses import replace
+
+    name = file.name.replace("spans-", "spans-9")
+    (layout.data / name).write_bytes((layout.data / file.name).read_bytes())
+    manifest = layout.read_manifest()
+    layout.write_manifest(replace(manifest, files=(*manifest.files, replace(file, name=name))))
+
+
+def _aged(
+    make_span: Callable[..., Span], rollout_id: str, hours: float, count: int = 5
+) -> list[Span]:
+    end_ns = time.time_ns() - int(hours * HOUR_NS)
+    return [
+        make_span(
+            name=rollout_id,
+            start_ns=end_ns - 1_000 * (number + 1),
+            end_ns=end_ns,
+            attributes={"agentlightning.rollout_id": rollout_id, "pad": os.urandom(400).hex()},
+        )
+        for number in range(count)
+    ]
+
+
+def test_compact_drops_rollouts_older_than_asked_for(
+    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+) -> None:
+    """A file whose rollouts are all old is unlinked, one with some is written anew, all counted."""
+    settled(_aged(make_span, "old", 50))
+    settled([*_aged(make_span, "older", 60), *_aged(make_span, "young", 1)])
+    # Its first spans are old, but it went on until an hour ago.
+    settled([*_aged(make_span, "long", 60), *_aged(make_span, "long", 1)])
+
+    foretold = store.compact(older_than_s=48 * 3600, is_dry_run=True)
+    untouched = len(_all(store))
+    done = store.compact(older_than_s=48 * 3600)
+    _wait_for_effect(layout)
+
+    assert foretold.dropped == done.dropped == {"dropped.age": Doom(rollouts=2, spans=10)}
+    assert (foretold.unlinked, foretold.merged, foretold.made) == (1, 2, 1)
+    assert (done.unlinked, done.merged, done.made) == (1, 2, 1)
+    assert untouched == 25
+    assert {span.name for span in store.spans()} == {"young", "long"}
+    assert len(_all(store)) == 15
+    assert layout.read_manifest().counts == {"dropped.age": 10}
+
+
+def test_compact_drops_a_rollout_by_its_id(
+    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+) -> None:
+    """Only that one goes; one that is not there stops everything."""
+    settled([*_aged(make_span, "a", 3), *_aged(make_span, "b", 2)])
+    settled(_aged(make_span, "c", 1))
+
+    with pytest.raises(NotFoundError, match="'nosuch'"):
+        store.compact(rollout_ids=["nosuch", "a"])
+    kept = len(_all(store))
+    done = store.compact(rollout_ids=["b"])
+    _wait_for_effect(layout)
+
+    assert kept == 15
+    assert done.dropped == {"dropped.rollout": Doom(rollouts=1, spans=5)}
+    assert {span.name for span in store.spans()} == {"a", "c"}
+
+
+def test_compact_drops_the_oldest_rollouts_to_make_room(
+    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+) -> None:
+    """The newest stay, the store is as small as asked for, and what went is counted."""
+    for hours in range(9, 0, -1):
+        settled(_aged(make_span, f"r{hours}", hours, count=20))
+    size = sum(file.size_bytes for file in _live(layout))
+
+    done = store.compact(max_bytes=size // 2)
+    _wait_for_effect(layout)
+
+    left = {span.name for span in store.spans()}
+    assert left == {f"r{hours}" for hours in range(1, len(left) + 1)}
+    assert 2 <= len(left) <= 4
+    assert sum(file.size_bytes for file in _live(layout)) <= size // 2
+    assert done.dropped["dropped.size"].spans == 180 - 20 * len(left)
+    assert layout.read_manifest().counts == {"dropped.size": 180 - 20 * len(left)}
+
+
+def test_hold_size_drops_nothing_below_the_limit(
+    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+) -> None:
+    """Above it the oldest go, with room to spare; files nobody touched stay as they are."""
+    for hours in (3, 2, 1):
+        settled(_aged(make_span, f"r{hours}", hours, count=20))
+    files = _live(layout)
+    size = sum(file.size_bytes for file in files)
+
+    below = hold_size(layout, 2 * size)
+    above = hold_size(layout, size - 1)
+    _wait_for_effect(layout)
+
+    assert (below, above) == ({}, {"dropped.size": 20})
+    assert {span.name for span in store.spans()} == {"r2", "r1"}
+    assert [file.name for file in _live(layout)] == [file.name for file in files[1:]]
+
+
+def test_compact_leaves_open_segments_alone(
+    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+) -> None:
+    """A rollout that goes on now is young, and what its process writes stays readable."""
+    settled(_aged(make_span, "goes on", 100))
+    writer = SpanWriter(layout)
+    for span in _aged(make_span, "goes on", 0):
+        writer.add(span)
+
+    done = store.compact(older_than_s=3600)
+
+    assert done.dropped == {}
+    assert len(_all(store)) == 10
+    writer.seal()
+
+
+def test_compact_refuses_while_another_settles(layout: Layout, monkeypatch: Any) -> None:
+    """Two at once are one: the second waits, then says so."""
+    with settler_elected(layout), pytest.raises(StoreError, match="another process"):
+        compact_module.compact(layout, wait_s=0.05)
+
+
+def test_compact_halves_what_is_too_tangled(
+    store: Store,
+    layout: Layout,
+    settled: Settle,
+    make_span: Callable[..., Span],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files that all rollouts run through are merged a few at a time."""
+    monkeypatch.setattr(merge_module, "SLICE_BYTES", 2_000)
+    monkeypatch.setattr(merge_module, "TANGLE", 2)
+    for _ in range(4):
+        settled(
+            make_span(trace_id=f"{number:032x}", attributes={"pad": os.urandom(200).hex()})
+            for number in range(20)
+        )
+    before = _all(store)
+
+    done = store.compact()
+    _wait_for_effect(layout)
+
+    assert done.merged == 4
+    assert 1 < done.made <= 4
+    assert _all(store) == before
+
+
+def test_compact_takes_smaller_slices_where_rows_are_too_wide(
+    store: Store,
+    layout: Layout,
+    settled: Settle,
+    make_span: Callable[..., Span],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It tries again with less at once, and leaves files alone that do not fit even so.
+
+    Running out of memory is a patch: which size does it differs between versions of DuckDB.
+    """
+    settled([make_span()])
+    settled([make_span()])
+    write, refused = merge_module._write, [4, 16]
+
+    def refuse(*arguments: Any, **named: Any) -> int:
+        if merge_module.ROW_GROUP_BYTES // arguments[-1] not in refused:
+            raise duckdb.OutOfMemoryException("too wide")
+        return write(*arguments, **named)
+
+    monkeypatch.setattr(merge_module, "_write", refuse)
+    with_less = store.compact()
+    _wait_for_effect(layout)
+    settled([make_span()])
+    refused.clear()
+    not_even_so = store.compact()
+
+    assert (with_less.merged, with_less.left) == (2, 0)
+    assert (not_even_so.merged, not_even_so.left) == (0, 2)
+    assert len(_all(store)) == 3
+    assert list(layout.new.iterdir()) == []
+
+
+def test_compact_some_waits_for_enough_small_files(
+    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+) -> None:
+    """A few files read well as they are."""
+    for _ in range(3):
+        settled([make_span()])
+
+    assert compact_some(layout) == 0
+    assert compact_some(layout, least_files=3) == 3
+    assert len(_live(layout)) == 1
+
+
+def test_compact_does_not_disturb_a_reader(
+    store: Store,
+    layout: Layout,
+    settled: Settle,
+    make_span: Callable[..., Span],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Merged files stay for a period of grace; afterwards they are gone, and nothing names them."""
+    for _ in range(3):
+        settled(make_span() for _ in range(3_000))
+    rows = store.sql("SELECT * FROM spans").dicts()
+    first = [next(rows) for _ in range(10)]
+
+    store.compact()
+    settle(layout)
+    with_grace = len(list(layout.data.glob("spans-*")))
+    rest = list(rows)
+    monkeypatch.setattr(settle_module, "GRACE_US", -1_000_000)
+    settle(layout)
+
+    assert with_grace == 4
+    assert len(first) + len(rest) == 9_000
+    assert [file.name for file in layout.read_manifest().files] == [
+        path.name for path in layout.data.glob("spans-*")
+    ]
+    assert len(_all(store)) == 9_000
+
+
+def test_a_conversation_costs_about_its_text(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """100 turns that send their history each time: 3 × the unique text settled, 1 × compact."""
+    import random
+
+    chance = random.Random(7)
+    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 10)))
+             for _ in range(3_000)]  # fmt: skip
+    writer = SpanWriter(layout)
+    unique, histories = 0, ["", "", "", ""]
+    for turn in range(100):
+        for number in range(4):
+            text = " ".join(chance.choices(words, k=100))
+            unique += len(text)
+            histories[number] += text
+            writer.add(
+                make_span(
+                    trace_id=f"{number + 1:032x}",
+                    start_ns=turn * 1_000 + number,
+                    attributes={"gen_ai.input.messages": histories[number]},
+                )
+            )
+        if turn == 50:
+            writer.seal()
+            store.settle()
+    writer.seal()
+    store.settle()
+    before = _all(store)
+    settled_bytes = sum(file.size_bytes for file in _live(layout))
+
+    store.compact()
+    _wait_for_effect(layout)
+
+    assert settled_bytes <= 3 * unique
+    assert sum(file.size_bytes for file in _live(layout)) <= unique
+    assert _all(store) == before
+    assert Path(layout.data / _live(layout)[0].name).exists()

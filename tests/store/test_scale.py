@@ -1,0 +1,142 @@
+"""A store of many small files and segments reads the same, and a page of it reads no bodies."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from lightning_otel import Store
+from lightning_otel.cli.listing import list_rollouts, list_traces
+from lightning_otel.store import settle as settle_module
+from lightning_otel.store import source
+from lightning_otel.store.schema import BODY_COLUMNS
+from lightning_otel.store.writer import SpanWriter
+from lightning_otel.types import Span
+
+
+def _write(store: Store, spans: list[Span]) -> Path:
+    assert store.layout is not None
+    store.layout.create()
+    writer = SpanWriter(store.layout)
+    for span in spans:
+        writer.add(span)
+    writer.seal()
+    return writer.paths[0]
+
+
+def test_spans_of_a_trace_are_found_in_files_and_segments(
+    store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what holds the trace is read, and nothing of it is missing or doubled."""
+    monkeypatch.setattr(source, "_FEW", 1)
+    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
+    wanted = [make_span(trace_id="a" * 32, attributes={"n": n}) for n in range(6)]
+    _write(store, [wanted[0], make_span(), wanted[1]])
+    store.settle()
+    _write(store, [make_span()])
+    store.settle()
+    _write(store, [wanted[2], make_span()])
+    store.settle()
+    # Once more what is settled, as a sender does that heard no answer.
+    path = _write(store, [wanted[2], wanted[3]])
+    path.write_bytes(path.read_bytes() + b"damaged\n")
+    _write(store, [make_span(), wanted[4], wanted[5]])
+
+    found = store.spans(trace_id="a" * 32).rows()
+    other = store.spans(trace_id="b" * 32).rows()
+
+    assert found == wanted
+    assert other == []
+    assert [span for span in store.spans() if span.trace_id == "a" * 32] == wanted
+
+
+def test_many_small_segments_read_like_few_large_ones(
+    store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read in another way, which gives every value alike and steps over damage alike."""
+    spans = [
+        make_span(
+            name="name 🚀 \"quoted\" \\ \n",
+            end_ns=None if number == 3 else 2**40,
+            status="ERROR",
+            attributes={
+                "gen_ai.input.messages": '[{"role": "user"}]',
+                "gen_ai.usage.input_tokens": 2**53 + 1,
+                "agentlightning.reward.0.value": 0.1,
+                "text": "ä\u2028" * 100,
+                "list": [1, 2.5, "x"],
+            },
+        )
+        for number in range(8)
+    ]  # fmt: skip
+    for span in spans:
+        path = _write(store, [span])
+    path.write_bytes(b'{"torn\n[]\n{"record": "span"}\n' + path.read_bytes() + b'{"record": "sp')
+    query = "SELECT * EXCLUDE (process) FROM spans ORDER BY span_id"
+    usual = list(store.sql(query))
+    monkeypatch.setattr(source, "_MANY", 1)
+
+    other = list(store.sql(query))
+
+    assert other == usual
+    assert len(usual) == 8
+    assert [row["name"] for row in usual] == [span.name for span in spans]
+
+
+@pytest.fixture
+def damaged_bodies(store: Store, make_span: Callable[..., Span]) -> Store:
+    """A store in whose data file no body can be read any more."""
+    _write(
+        store,
+        [
+            make_span(
+                trace_id=f"{number % 5 + 1:032x}",
+                name="chat model",
+                attributes={
+                    "gen_ai.operation.name": "chat",
+                    "gen_ai.agent.name": "planner",
+                    "gen_ai.input.messages": f'[{{"role": "user", "content": "q{number}"}}]',
+                    "gen_ai.output.messages": f'[{{"role": "assistant", "content": "{number}"}}]',
+                },
+            )
+            for number in range(50)
+        ],
+    )
+    store.settle()
+    assert store.layout is not None
+    (file,) = store.layout.read_manifest().files
+    path = store.layout.data / file.name
+    chunks = duckdb.sql(
+        "SELECT coalesce(nullif(dictionary_page_offset, 0), data_page_offset) AS first, "
+        f"total_compressed_size FROM parquet_metadata('{path}') "
+        f"WHERE path_in_schema IN {tuple(BODY_COLUMNS)}"
+    ).fetchall()
+    content = bytearray(path.read_bytes())
+    for first, size in chunks:
+        content[first : first + size] = b"\xff" * size
+    path.chmod(0o600)
+    path.write_bytes(content)
+    return store
+
+
+def test_a_page_reads_no_bodies(damaged_bodies: Store) -> None:
+    """Lists, counts and narrow columns come from a file whose bodies cannot even be read."""
+    store = damaged_bodies
+
+    with pytest.raises(Exception, match=r"damaged|cannot read"):
+        list(store.sql("SELECT max(input_messages) FROM calls"))
+    rollouts = list_rollouts(store, 3)
+    traces = list_traces(store, 3, with_texts=False)
+    calls = list(store.sql("SELECT trace_id, agent, model, duration_ms FROM calls"))
+    (count,) = store.sql("SELECT count(*) AS n, count(DISTINCT agent) AS agents FROM spans")
+    rewards = list(store.sql("SELECT * FROM rewards"))
+    found = store.find("0" * 31 + "3")
+
+    assert (len(traces.rows), traces.total) == (3, 5)
+    assert [row["calls"] for row in traces.rows] == [10, 10, 10]
+    assert (len(rollouts.rows), rollouts.total) == (3, 5)
+    assert len(calls) == 50
+    assert count == {"n": 50, "agents": 1}
+    assert rewards == []
+    assert found == ("rollout", "0" * 31 + "3")
