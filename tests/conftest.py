@@ -79,13 +79,13 @@ def server() -> Iterator[DemoServer]:
 
 @pytest.fixture
 def served() -> Iterator[Callable[..., str]]:
-    """A function that serves a store on loopback, by the real web app, and gives the URL."""
+    """A function that serves a store on loopback, by the real web app; gives the URL with token."""
     ends: list[Callable[[], None]] = []
 
-    def serve(store: Store, token: str = "") -> str:
+    def serve(store: Store, token: str = "a-token-of-some-length") -> str:
         url, end = _serve(store, token)
         ends.append(end)
-        return url
+        return url.replace("://", f"://:{token}@") if token else url
 
     yield serve
     for end in ends:

@@ -34,8 +34,11 @@ def filled(store: Store) -> Store:
 
 def ask(url: str, body: bytes, **headers: str) -> http.client.HTTPResponse:
     """The answer to a body."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(f"{parts.hostname}:{parts.port}", timeout=20)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
+    if parts.password:
+        named["Authorization"] = f"Bearer {parts.password}"
     headers = {"Content-Type": "application/json", "Connection": "close", **named}
     connection.request("POST", FETCH_PATH, body, headers)
     return connection.getresponse()
@@ -52,6 +55,15 @@ def test_an_answer_is_an_arrow_stream(filled: Store, served: Served) -> None:
     assert answer.headers["Cache-Control"] == "no-store"
     assert table.column_names == ["name", "start_ns"]
     assert sorted(table.column("name").to_pylist()) == ["n0", "n1", "n2", "n3", "n4"]
+
+
+def test_nothing_is_read_without_a_token(filled: Store, served: Served) -> None:
+    """Any user of the machine reaches a port, and the files are one user's alone."""
+    open_to_all, guarded = served(filled, ""), served(filled)
+
+    assert ask(open_to_all, b"{}").status == 403
+    assert ask(guarded.replace("://:", "://:x"), b"{}").status == 401
+    assert ask(guarded.replace("a-token-of-some-length", ""), b"{}").status == 401
 
 
 def test_what_is_no_selection_is_refused(filled: Store, served: Served) -> None:

@@ -1,5 +1,7 @@
 """Selections come over a wire as they were, and nothing else does."""
 
+from dataclasses import fields
+
 import pytest
 
 from lightning_otel.errors import QueryError
@@ -20,6 +22,25 @@ from lightning_otel.store.source import INDEX_COLUMNS, Selection
 def test_a_selection_comes_as_it_was(selection: Selection) -> None:
     """Whatever it names."""
     assert selection_of(text_of_selection(selection).encode()) == selection
+
+
+def test_every_field_comes_over_the_wire() -> None:
+    """One that is added to selections, and not here, would be dropped without a word."""
+    every = Selection(
+        rollout_ids=("a",),
+        trace_ids=("b",),
+        since_ns=1,
+        until_ns=2,
+        only=(("t", "s"),),
+        without=(("t", "u"),),
+        is_ordered=True,
+        columns=("name",),
+    )
+
+    assert all(
+        getattr(every, each.name) != each.default for each in fields(every) if each.name != "also"
+    )
+    assert selection_of(text_of_selection(every).encode()) == every
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,12 @@ class Fetching:
         """The selected spans.
 
         Raises:
-            RefusalError: The body is no selection, or too many are answered now.
+            RefusalError: There is no token, the body is no selection, or too many are answered now.
         """
         state = request.app.state
+        if not state.has_token:
+            # The files are their owner's alone; a port is open to every user of the machine.
+            raise RefusalError(403, "spans are read with a token only: serve --token-file FILE")
         body = await state.bodies.read(request)
         try:
             selection = selection_of(body)

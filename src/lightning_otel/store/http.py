@@ -128,7 +128,7 @@ class Server:
         said = _said(answer.read(_SAID))
         hints = {
             401: "set LIGHTNING_OTEL_TOKEN to the token that the server was given",
-            403: "set LIGHTNING_OTEL_TOKEN to the token that the server was given",
+            403: "give the server a token, and set LIGHTNING_OTEL_TOKEN to it here",
             404: "is that `lightning-otel serve`, of this version or a later one?",
             413: "send fewer spans at once",
             429: "it is busy; try again",
