@@ -26,10 +26,9 @@ async def keep_settled(store: Store, intake: Intake) -> None:
 
 
 def _settle(store: Store, intake: Intake) -> None:
-    from lightning_otel.store.settle import settle_if_worthwhile
-    from lightning_otel.store.source import ensure_catalogue
+    from lightning_otel.store.upkeep import keep_up
 
     intake.seal_if_idle(IDLE_S)
-    if store.layout is not None and store.layout.exists():
-        ensure_catalogue(store.layout)
-        settle_if_worthwhile(store.layout)
+    if store.layout is not None:
+        while keep_up(store.layout).segments:
+            pass  # a batch at a time, as long as there is a backlog
