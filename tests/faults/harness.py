@@ -63,18 +63,21 @@ class Counts(NamedTuple):
     doubled: int
 
 
-def note(row: str, counts: Counts, tries: int = 1) -> None:
+def note(row: str, counts: Counts, tries: int = 1, *, counted: int = 0) -> None:
     """Add to the table, if one is being made, what became of a row's spans.
 
     Args:
         row: Its id in the list of faults.
         counts: Of all tries together.
         tries: How often the fault was brought about.
+        counted: Of the lost ones, those that the store's accounting gives a reason for.
     """
     path = os.environ.get("LIGHTNING_FAULTS_TABLE")
     if path:
         with Path(path).open("a") as file:
-            file.write(json.dumps({"row": row, "trials": tries, **counts._asdict()}) + "\n")
+            found = counts._replace(lost=counts.lost - counted)._asdict()
+            file.write(json.dumps({"row": row, "trials": tries, "counted": counted, **found}))
+            file.write("\n")
 
 
 def trials(full: int, few: int) -> int:
@@ -187,7 +190,7 @@ class Host:
         assert len(ours) <= warnings, done.errors
         counts = self.settled_counts(lost=lost)
         if row:
-            note(row, counts, tries)
+            note(row, counts, tries, counted=lost)
         return done
 
     def settled_counts(self, *, lost: int = 0, extra: int = 0) -> Counts:

@@ -33,7 +33,8 @@ ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Tests that show a row, or one more side of it, without a count of spans."""
 _PASSED: Final = re.compile(r"(\d+) passed")
-_KEYS: Final = ("ended", "stored", "lost", "doubled")
+_KEYS: Final = ("ended", "stored", "counted", "lost", "doubled")
+"""``counted`` are spans that are not stored, with a reason; ``lost`` are those without one."""
 Row = dict[str, Any]
 
 

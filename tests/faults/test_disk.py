@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.faults.harness import Host, trials
+from tests.faults.harness import Host, note, trials
 
 STORE = """
 import glob, resource, shutil
@@ -66,6 +66,7 @@ def test_disk_full_for_too_long_loses_a_counted_number(tmp_path: Path) -> None:
     assert (done.code, done.output) == (0, "done\n")
     assert len(done.errors.splitlines()) == 1
     assert found.ended == counts.ended == 152
+    note("L9", counts, counted=found.dropped["disk"])
     assert 100 < found.dropped["disk"] < 120  # a span's start takes as much room as its end
 
 
@@ -180,7 +181,7 @@ def test_write_that_hangs_stalls_the_program_once(tmp_path: Path) -> None:
 
     done = host.run(hang_s)
     before = host.accounted()
-    host.settled_counts()
+    note("L12", host.settled_counts())
 
     assert (done.code, done.output, done.errors) == (0, "2 True\n", "")
     assert (before.slow_writes, before.dropped) == (2, {})
