@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
 from lightning_otel.adapter import Adaptation, TripletAdapter
-from lightning_otel.errors import StoreError
+from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.layout import MEMORY, Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
@@ -21,6 +21,7 @@ from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 if TYPE_CHECKING:
     import duckdb
 
+    from lightning_otel.store.follow import Follower
     from lightning_otel.store.settle import Settled
     from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table, Transitions
@@ -247,6 +248,28 @@ class Store:
 
         with self.source.connect(("spans",)) as con:
             return pack(con, path, self.layout)
+
+    def follow(self, name: str, *, idle_s: float | None = None, since_ns: int = 0) -> "Follower":
+        """Every ended span once, as it ends or in batches, from a durable position of one's own.
+
+        ``for span in store.follow("trainer")`` waits for what comes; ``.batch()`` takes what is
+        there. Any number of consumers follow side by side, each under its name.
+
+        Args:
+            name: The consumer's name; a new one begins with the oldest span.
+            idle_s: Seconds without a new span after which an iteration ends; None for never.
+            since_ns: Only spans that start at this time or later, Unix nanoseconds.
+
+        Raises:
+            ConfigError: The name cannot be used, or the store is not on this machine's disk.
+            StoreMissingError: There is no store.
+            StoreError: The consumer is at work already, or its position cannot be kept.
+        """
+        from lightning_otel.store.follow import Follower
+
+        if self.layout is None:
+            raise ConfigError(f"{self.name} cannot be followed; name a store on this disk")
+        return Follower(self.layout, name, idle_s=idle_s, since_ns=since_ns)
 
     def find(self, prefix: str) -> tuple[str, str]:
         """The one rollout, trace, span or response whose id begins with a prefix; ``@last`` works.
