@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Final, NamedTuple
 
@@ -145,7 +145,7 @@ class Follower:
                 continue
             self._write()
             now = time.monotonic()
-            if self.idle_s is not None and now - last >= self.idle_s and not self._is_holding():
+            if self.idle_s is not None and now - last >= self.idle_s and not any(self._held()):
                 return
             # A look at very many segments takes its time: it is not all that is done.
             self._stop.wait(max(POLL_S, 5 * (now - began)))
@@ -168,7 +168,7 @@ class Follower:
                 found = self._queue.popleft()
                 size += found.size
                 spans.append(self._hand(found))
-            elif self._is_holding() and not spans and not self._stop.wait(0.02):
+            elif any(self._held()) and not spans and not self._stop.wait(0.02):
                 continue  # shorter than half a second: a line that comes first is on its way
             else:
                 break
@@ -295,18 +295,38 @@ class Follower:
             else:
                 yield each
 
-    def _is_holding(self) -> bool:
-        return any(numbers.held for numbers in self._numbers.values())
+    def _held(self) -> Iterator[Found]:
+        """Spans read that wait for one that ended before them."""
+        for numbers in self._numbers.values():
+            yield from numbers.held
 
-    def _pass(self) -> Iterator[_Block]:
+    def _pass(self) -> Generator[_Block, None, None]:
         """All that is there and was not read yet: first what is settled, as it is the older."""
         # Listed before the manifest is read: what is settled in between is in both, never in none.
         paths = self._layout.segments()
         manifest = self._layout.read_manifest()
-        yield from self._file_blocks(manifest)
         settled = {segment.name for segment in manifest.segments}
         live = [path for path in paths if path.name not in settled]
-        names = {path.name for path in live}
+        self._forget_all_but({path.name for path in live})
+        for path in live:
+            self._numbers_of(path.name)
+        yield from self._file_blocks(manifest)
+        for path in live:
+            tail = self._tails.get(path.name)
+            if tail is None:
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_mtime_ns < self._since_ns - _COARSE_NS:
+                        continue
+                reach = self._position.segments.get(path.name, Reach())
+                tail = self._tails[path.name] = Tail(path, reach, self._numbers_of(path.name))
+            try:
+                yield from self._segment_blocks(tail)
+            except FileNotFoundError:
+                # Settled and taken away: what it held comes first, so nothing newer is read now.
+                return
+
+    def _forget_all_but(self, names: set[str]) -> None:
+        """Let go of segments that count no more, and of processes without any."""
         for name in [*self._tails, *self._position.segments]:
             if name not in names:
                 self._tails.pop(name, None)
@@ -316,15 +336,6 @@ class Follower:
         processes = {name.rpartition("-")[0] for name in names}
         for process in self._numbers.keys() - processes:
             del self._numbers[process]
-        for path in live:
-            tail = self._tails.get(path.name)
-            if tail is None:
-                with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_mtime_ns < self._since_ns - _COARSE_NS:
-                        continue
-                reach = self._position.segments.get(path.name, Reach())
-                tail = self._tails[path.name] = Tail(path, reach, self._numbers_of(path.name))
-            yield from self._segment_blocks(tail)
 
     def _numbers_of(self, name: str) -> Numbers:
         """What was read of a segment's process, shared by all its segments."""
@@ -339,22 +350,19 @@ class Follower:
         return self._numbers[process]
 
     def _segment_blocks(self, tail: Tail) -> Iterator[_Block]:
-        try:
-            if not tail.has_more():
-                return
-            with tail.path.open("rb") as file:
-                while (found := tail.read(file, self._mentions)) is not None:
-                    process = tail.path.name.rpartition("-")[0]
-                    yield _Block(
-                        found,
-                        reaches={
-                            name: each.reach
-                            for name, each in self._tails.items()
-                            if name.rpartition("-")[0] == process
-                        },
-                    )
-        except FileNotFoundError:
-            return  # settled and gone: the next pass finds the rest of it in a file
+        if not tail.has_more():
+            return
+        process = tail.path.name.rpartition("-")[0]
+        with tail.path.open("rb") as file:
+            while (found := tail.read(file, self._mentions)) is not None:
+                yield _Block(
+                    found,
+                    reaches={
+                        name: each.reach
+                        for name, each in self._tails.items()
+                        if name.rpartition("-")[0] == process
+                    },
+                )
 
     def _file_blocks(self, manifest: Manifest) -> Iterator[_Block]:
         from lightning_otel.store.unread import unread
@@ -370,16 +378,15 @@ class Follower:
                 self._passed.add(file.name)
                 continue
             path = self._layout.data / file.name
-            is_read = True
-            for found in unread(self._layout, path, self._position.known, self._since_ns):
-                if found is None:
-                    is_read = False
-                    break
-                yield _Block(found)
-            if is_read:
-                yield _Block([], file=file.name)
-            else:
+            blocks = unread(self._layout, path, self._position.known, self._since_ns, self._numbers)
+            is_damaged = False
+            for found in blocks:
+                is_damaged = found is None
+                yield _Block(found or [])
+            if is_damaged:
                 self._skip(file.name)
+            elif not any(each.segment == "" for each in self._held()):
+                yield _Block([], file=file.name)
 
     def _skip(self, name: str) -> None:
         """Pass over a file that cannot be read now; it is tried again by the next follower."""

@@ -79,7 +79,7 @@ class Numbers:
 
     def ready(self, found: list[Found]) -> list[Found]:
         """Those of the spans, and of those held, that need not wait; the others are held."""
-        every = self.held + found
+        every = list({each.key: each for each in self.held + found}.values())
         seen = self.seen or 0
         if any(each.number > seen for each in every) and (
             time.monotonic() - self._since >= HOLD_S or len(every) > _MOST_HELD

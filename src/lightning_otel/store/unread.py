@@ -1,8 +1,9 @@
 """What of a settled file a consumer was not given yet, in the order of each process."""
 
+import itertools
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +11,7 @@ from lightning_otel.store.layout import EMPTY_DATA, Layout
 from lightning_otel.store.position import Key, key_of
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import ensure_catalogue, new_connection
-from lightning_otel.store.tail import Found
+from lightning_otel.store.tail import Found, Numbers
 from lightning_otel.store.views import quoted
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def unread(
     path: Path,
     known: Callable[[Collection[Key]], set[Key]],
     since_ns: int,
+    living: Mapping[str, Numbers],
 ) -> Iterator[list[Found] | None]:
     """The ended spans of a file that were not delivered, some at a time.
 
@@ -38,6 +40,8 @@ def unread(
         path: The file.
         known: Which of some spans were delivered.
         since_ns: Spans that started earlier are left out.
+        living: What was read of processes that have live segments too: their spans wait here for
+            those that ended before and stand there.
 
     Yields:
         Spans, those of one process by the number of their end; None if the file cannot be read.
@@ -62,7 +66,9 @@ def unread(
             )
             is_whole = _choose(con, known)
             if is_whole is not None:
-                yield from _rows(con, is_whole=is_whole)
+                _note(con, living)
+                for found in _rows(con, is_whole=is_whole):
+                    yield _in_turn(found, living)
         except duckdb.Error:
             log.debug("%s cannot be read", path, exc_info=True)
             yield None
@@ -85,6 +91,31 @@ def _choose(
             is_any = True
             con.execute("INSERT INTO wanted SELECT unnest(?)", [wanted])
     return is_whole if is_any else None
+
+
+def _note(con: "duckdb.DuckDBPyConnection", living: Mapping[str, Numbers]) -> None:
+    """Take in the numbers that stand in the file."""
+    rows = con.execute(
+        "SELECT process, list(sequence), list(end_sequence) FROM ended "
+        "WHERE process IN (SELECT unnest(?)) AND end_sequence >= 0 GROUP BY process",
+        [list(living)],
+    ).fetchall()
+    for process, starts, ends in rows:
+        every = [*starts, *ends]
+        living[process].note(every, min(every))
+
+
+def _in_turn(found: list[Found], living: Mapping[str, Numbers]) -> list[Found]:
+    """Those that need not wait; the rows come process by process."""
+    ready: list[Found] = []
+    for process, rows in itertools.groupby(found, lambda each: each.record["process"] or ""):
+        numbers = living.get(process)
+        if numbers is None:
+            ready += rows
+        else:
+            own = [each._replace(number=each.record["end_sequence"]) for each in rows]
+            ready += numbers.ready(own)
+    return ready
 
 
 def _rows(con: "duckdb.DuckDBPyConnection", *, is_whole: bool) -> Iterator[list[Found]]:
