@@ -34,7 +34,7 @@ class _Block(NamedTuple):
 
     found: list[Found]
     reaches: Mapping[str, Reach] = {}
-    file: str = ""
+    files: Collection[str] = ()
 
 
 class Follower:
@@ -275,9 +275,8 @@ class Follower:
             return
         self._reached.update(block.reaches)
         self._position.segments.update(block.reaches)
-        if block.file:
-            self._finished.append(block.file)
-            self._position.files.add(block.file)
+        self._finished += block.files
+        self._position.files.update(block.files)
 
     def _wanted(self, found: list[Found]) -> Iterator[Found]:
         """Those not delivered yet, each once; what is not selected is passed over."""
@@ -371,6 +370,8 @@ class Follower:
         for name in [name for name in self._position.files if name not in counted]:
             self._position.files.discard(name)
             self._gone.append(name)
+        living = set(self._numbers)
+        read: list[str] = []
         for file in manifest.live_files:
             if file.name in self._position.files or file.name in self._passed:
                 continue
@@ -378,15 +379,21 @@ class Follower:
                 self._passed.add(file.name)
                 continue
             path = self._layout.data / file.name
-            blocks = unread(self._layout, path, self._position.known, self._since_ns, self._numbers)
             is_damaged = False
-            for found in blocks:
+            for found in unread(
+                self._layout, path, self._position.known, self._since_ns, self._numbers
+            ):
                 is_damaged = found is None
                 yield _Block(found or [])
             if is_damaged:
                 self._skip(file.name)
-            elif not any(each.segment == "" for each in self._held()):
-                yield _Block([], file=file.name)
+            else:
+                read.append(file.name)
+        for process in self._numbers.keys() - living:
+            yield _Block(self._numbers.pop(process).release())
+        # What waits for a line of a live segment is found again in its file, should we die.
+        if read and not any(each.segment == "" for each in self._held()):
+            yield _Block([], files=read)
 
     def _skip(self, name: str) -> None:
         """Pass over a file that cannot be read now; it is tried again by the next follower."""

@@ -29,7 +29,7 @@ def unread(
     path: Path,
     known: Callable[[Collection[Key]], set[Key]],
     since_ns: int,
-    living: Mapping[str, Numbers],
+    numbers: dict[str, Numbers],
 ) -> Iterator[list[Found] | None]:
     """The ended spans of a file that were not delivered, some at a time.
 
@@ -40,8 +40,8 @@ def unread(
         path: The file.
         known: Which of some spans were delivered.
         since_ns: Spans that started earlier are left out.
-        living: What was read of processes that have live segments too: their spans wait here for
-            those that ended before and stand there.
+        numbers: What was read of each process; spans wait there for those that ended before them
+            and stand in another file or segment.
 
     Yields:
         Spans, those of one process by the number of their end; None if the file cannot be read.
@@ -58,17 +58,20 @@ def unread(
         con.execute(f"SET temp_directory = {quoted(spill)}")
         try:
             # Beside the file without rows, whose columns are those of today.
-            found = [quoted(str(each)) for each in (layout.data / EMPTY_DATA, path)]
+            both = [quoted(str(each)) for each in (layout.data / EMPTY_DATA, path)]
             con.execute(
-                "CREATE VIEW ended AS SELECT * FROM read_parquet("
-                f"[{', '.join(found)}], file_row_number=true, union_by_name=true) "
+                "CREATE VIEW every AS SELECT * FROM read_parquet("
+                f"[{', '.join(both)}], file_row_number=true, union_by_name=true)"
+            )
+            con.execute(
+                "CREATE VIEW ended AS SELECT * FROM every "
                 f"WHERE end_ns IS NOT NULL AND start_ns >= {int(since_ns)}"
             )
             is_whole = _choose(con, known)
             if is_whole is not None:
-                _note(con, living)
+                _note(con, numbers)
                 for found in _rows(con, is_whole=is_whole):
-                    yield _in_turn(found, living)
+                    yield _in_turn(found, numbers)
         except duckdb.Error:
             log.debug("%s cannot be read", path, exc_info=True)
             yield None
@@ -93,28 +96,28 @@ def _choose(
     return is_whole if is_any else None
 
 
-def _note(con: "duckdb.DuckDBPyConnection", living: Mapping[str, Numbers]) -> None:
-    """Take in the numbers that stand in the file."""
-    rows = con.execute(
-        "SELECT process, list(sequence), list(end_sequence) FROM ended "
-        "WHERE process IN (SELECT unnest(?)) AND end_sequence >= 0 GROUP BY process",
-        [list(living)],
-    ).fetchall()
-    for process, starts, ends in rows:
-        every = [*starts, *ends]
-        living[process].note(every, min(every))
+def _note(con: "duckdb.DuckDBPyConnection", numbers: dict[str, Numbers]) -> None:
+    """Take in the numbers that stand in the file, those of spans that never ended too."""
+    cursor = con.cursor()
+    cursor.execute(
+        "SELECT process, list(sequence), list(end_sequence) FROM every "
+        "WHERE process <> '' AND sequence >= 0 GROUP BY process"
+    )
+    while rows := cursor.fetchmany(_WIDE):
+        for process, starts, ends in rows:
+            every = [number for number in (*starts, *ends) if number >= 0]
+            numbers.setdefault(process, Numbers(None)).note(every, min(every))
 
 
-def _in_turn(found: list[Found], living: Mapping[str, Numbers]) -> list[Found]:
+def _in_turn(found: list[Found], numbers: Mapping[str, Numbers]) -> list[Found]:
     """Those that need not wait; the rows come process by process."""
     ready: list[Found] = []
-    for process, rows in itertools.groupby(found, lambda each: each.record["process"] or ""):
-        numbers = living.get(process)
-        if numbers is None:
-            ready += rows
-        else:
+    for process, rows in itertools.groupby(found, lambda each: each.record["process"]):
+        if process in numbers:
             own = [each._replace(number=each.record["end_sequence"]) for each in rows]
-            ready += numbers.ready(own)
+            ready += numbers[process].ready(own)
+        else:
+            ready += rows
     return ready
 
 
