@@ -17,6 +17,7 @@ from lightning_otel.cli.output import counted, store_option, suggest, talk
 from lightning_otel.errors import ConfigError, LightningOtelError, StoreError
 
 if TYPE_CHECKING:
+    from lightning_otel.cli.forwarding import Forwarding
     from lightning_otel.store import Store
     from lightning_otel.tracing import Options, Recording
 
@@ -116,6 +117,7 @@ class _Run:
         self._started_ns = time.time_ns()
         self._recording: Recording | None = None
         self._problem: LightningOtelError | None = None
+        self._forwarding: Forwarding | None = None
 
     def run(self, program: Sequence[str]) -> int:
         """Run it to its end; gives its return code."""
@@ -133,12 +135,11 @@ class _Run:
 
         assert self._opened.layout is not None
         provider.leave_otlp_to_the_store()
-        earlier = {path.name for path in self._opened.layout.segments()}
         scope = tracing.Scope(self._options, self._name)
         recording = self._recording = scope.recording
         recording.span_processes()
-        forwarding = start_forwarding(
-            self._opened.layout, recording.rollout_id, recording.trace_id, earlier
+        forwarding = self._forwarding = start_forwarding(
+            self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
         )
         try:
             environment = _environment(self._opened, recording, self._options.get("agent"))
@@ -162,6 +163,7 @@ class _Run:
         counts = self._counts(self._recording)
         captured = int(counts["spans"])
         if is_quiet:
+            self._tell_forwarding(int(counts["ended"]), store, is_quiet=True)
             return captured
         exact = f" ({counts['exact']} with token ids)" if counts["exact"] else ""
         talk(
@@ -169,6 +171,7 @@ class _Run:
             f"{counted(counts['rewards'], 'reward')} → {self._opened.name}"
         )
         self._tell_losses(has_root=bool(counts["has_root"]))
+        self._tell_forwarding(int(counts["ended"]), store)
         if not captured:
             talk(
                 "  warning: the program made no span; does it call a model through the openai "
@@ -197,6 +200,7 @@ class _Run:
               count(*) FILTER (operation IN ({calls})) AS calls,
               count(*) FILTER (prompt_token_ids IS NOT NULL AND response_token_ids IS NOT NULL)
                 AS exact,
+              count(end_ns) AS ended,
               bool_or(span_id = ? AND end_ns IS NOT NULL) AS has_root
             FROM spans WHERE start_ns >= ? AND (trace_id = ? OR {ROLLOUT} = ?)
             """,
@@ -209,6 +213,15 @@ class _Run:
             ],
         )
         return found
+
+    def _tell_forwarding(self, ended: int, store: str | None, *, is_quiet: bool = False) -> None:
+        forwarding = self._forwarding
+        if forwarding is None or self._recording is None:
+            return
+        waiting = max(0, ended - forwarding.delivered - forwarding.rejected.total())
+        forwarding.tell(waiting, is_quiet=is_quiet)
+        if waiting:
+            suggest(f"forward --rollout {self._recording.rollout_id}", store)
 
     def _tell_losses(self, *, has_root: bool) -> None:
         from lightning_otel import config

@@ -194,7 +194,7 @@ class Follower:
         self._write()
 
     def stop(self) -> None:
-        """End the iteration, from any thread or signal handler."""
+        """End the iteration, from any thread."""
         self._stop.set()
 
     @property
