@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_otel import Store, auto_trace, emit_message
-from lightning_otel.doctor import Finding, count_losses, examine
+from lightning_otel.doctor import Finding, examine
 from lightning_otel.store.layout import Layout
 
 
@@ -289,14 +289,14 @@ def test_examine_notes_losses(recorded: Store) -> None:
     with segment.open("ab") as file:
         file.write(b'{"record":"count","lost":5}\nhalf a line\n')
 
-    before = count_losses(layout)
+    before = recorded.accounting()
     recorded.settle()
-    after = count_losses(layout)
+    after = recorded.accounting()
 
     notes = [finding.text for finding in examine(recorded) if finding.level == "note"]
-    assert before == {"lost": 5, "damaged": 0, "conflicts": 0}
-    assert after == {"lost": 5, "damaged": 1, "conflicts": 0}
+    assert before == after
+    assert (after.rejected, after.dropped, after.missing) == ({}, {"disk": 5}, 0)
     assert notes == [
-        "5 spans were lost, because the disk refused them",
         "1 damaged lines were stepped over",
+        "5 spans are not stored: the disk refused them",
     ]

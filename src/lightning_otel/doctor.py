@@ -11,15 +11,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import orjson
-
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.store import Store
 from lightning_otel.store.layout import Layout
 
-LOSSES: Final = ("lost", "damaged", "conflicts")
-"""What a store counts of what it could not keep: spans, lines, spans whose id was taken."""
 _FOREIGN: Final = re.compile(
     r"openinference-instrumentation-.+|opentelemetry-instrumentation-(?:genai-.+|openai(?:-v2)?"
     r"|openai-agents(?:-v2)?|langchain|crewai|ag2|autogen|agno|anthropic|bedrock|cohere|google-.+"
@@ -31,7 +27,6 @@ _DISABLED_ENV = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "fuse.sshfs", "afs")
 _FEW_FILES = 1024
 _PARQUET_MARK = b"PAR1"
-_LOST_MARK = b'{"record":"count"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,31 +157,6 @@ def _settings() -> Iterator[Finding]:
         )
 
 
-def count_losses(layout: Layout) -> dict[str, int]:
-    """Spans lost, lines damaged and spans in conflict, as far as they were counted.
-
-    Damage and conflicts show when a segment is settled; lost spans already where they were noted.
-    """
-    manifest = layout.read_manifest()
-    found = {name: sum(getattr(s, name) for s in manifest.segments) for name in LOSSES}
-    settled = {segment.name for segment in manifest.segments}
-    for path in layout.segments():
-        if path.name not in settled:
-            found["lost"] += _lost_in(path)
-    return found
-
-
-def _lost_in(path: Path) -> int:
-    try:
-        text = path.read_bytes()
-    except OSError:
-        return 0
-    if _LOST_MARK not in text:
-        return 0
-    lines = (line for line in text.splitlines() if line.startswith(_LOST_MARK))
-    return sum(int(orjson.loads(line)["lost"]) for line in lines)
-
-
 def _store(layout: Layout, store: Store) -> Iterator[Finding]:
     if not layout.exists():
         yield Finding(
@@ -260,6 +230,7 @@ def _contents(layout: Layout, store: Store) -> Iterator[Finding]:
         yield Finding("problem", f"data file {name} {fault}", f"restore it in {layout.data}")
     if not any(fault == "is damaged" for _, fault in damaged):
         yield from _counts(layout, store)
+        yield from _accounting(store, is_whole=not damaged)
 
 
 def _fault_of(path: Path) -> str:
@@ -290,11 +261,30 @@ def _counts(layout: Layout, store: Store) -> Iterator[Finding]:
         f"{layout.catalogue}: {row['n']} spans, of which incomplete: {row['n'] - row['ended']}; "
         f"data files: {files}, segments: {segments}",
     )
-    losses = count_losses(layout)
-    for name, text in (
-        ("lost", "spans were lost, because the disk refused them"),
-        ("damaged", "damaged lines were stepped over"),
-        ("conflicts", "spans were left out, because their id was taken"),
-    ):
-        if losses[name]:
-            yield Finding("note", f"{losses[name]} {text}")
+    damaged = sum(segment.damaged for segment in manifest.segments)
+    if damaged:
+        yield Finding("note", f"{damaged} damaged lines were stepped over")
+
+
+def _accounting(store: Store, *, is_whole: bool) -> Iterator[Finding]:
+    """Why spans are not stored, which were at risk, and whether every one is accounted for."""
+    try:
+        found = store.accounting()
+    except LightningOtelError:
+        return  # as was said of what cannot be read
+    for reason, count in found.reasons():
+        yield Finding("note", f"{count} spans are not stored: {reason}")
+    if found.pending:
+        yield Finding("note", f"{found.pending} spans wait in memory for the disk")
+    if found.slow_writes:
+        yield Finding(
+            "note",
+            f"the disk hung {found.slow_writes} times; {found.slow_held} spans waited in memory, "
+            "where a kill would have lost them",
+        )
+    if found.missing and is_whole:
+        yield Finding(
+            "problem",
+            f"the numbers do not add up: {found.sentence()}",
+            "put back the segments or data files that were taken out of the store",
+        )

@@ -278,11 +278,14 @@ def test_stats_counts_the_funnel(cli: Cli, kept: Path) -> None:
     assert found["funnel"]["transitions"] == 8
     assert found["funnel"]["exact"] == 6
     assert found["funnel"]["rewards"] == found["funnel"]["rewards_placed"] == 3
-    assert (found["lost"], found["damaged"], found["conflicts"]) == (0, 0, 0)
+    accounting = found["accounting"]
+    assert accounting["ended"] == accounting["stored"] == 18
+    assert (accounting["missing"], accounting["rejected"], accounting["dropped"]) == (0, {}, {})
     assert sum(found["left_out"].values()) == 1
     lines = dict(line.split(None, 1) for line in text.stdout.splitlines())
     assert lines["spans"] == "18 in 5 rollouts"
     assert lines["rewarded"] == "3 of 8 transitions"
+    assert lines["accounted"] == "18 ended = 18 stored"
     assert lines["left"].startswith("out     1 × ")
 
 
@@ -294,7 +297,8 @@ def test_stats_counts_lost_spans_before_they_are_settled(cli: Cli, copy: Path) -
 
     found = json.loads(cli("stats", "--json", "--store", copy).stdout)
 
-    assert found["lost"] == 7
+    assert found["accounting"]["dropped"] == {"disk": 7}
+    assert found["accounting"]["missing"] == 0
 
 
 def test_sql_pipes_rows_as_they_are(cli: Cli, kept: Path) -> None:

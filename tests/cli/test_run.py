@@ -416,9 +416,7 @@ def test_run_names_spans_the_disk_refused(
     done = spawn("run", "--store", path, "--", "python", program)
 
     spans = [span for span in Store(path).spans() if span.name == c.SPAN_MESSAGE and span.end_ns]
-    found = re.search(
-        r"^  (\d+) spans lost in this store: the disk refused them$", done.stderr, re.M
-    )
+    found = re.search(r"^  (\d+) spans not stored: the disk refused them$", done.stderr, re.M)
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert found is not None
     assert int(found[1]) + len(spans) == 14

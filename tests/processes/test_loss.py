@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.faults.harness import Counts, note, trials
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
@@ -150,25 +151,36 @@ class Trial:
         """How many spans each process ended and knows of."""
         return list(struct.unpack(f"{SLOTS}Q", self._acks.read_bytes()))
 
-    def check(self, *, extra: int = 0) -> None:
+    def check(self, row: str = "", *, extra: int = 0) -> None:
         """Every acknowledged span is stored, once, before settling and after.
 
         Args:
+            row: The row of the fault table that the counts go to.
             extra: How many spans a process may have ended without knowing of it.
         """
-        for _ in range(2):
-            names = self._ended()
-            assert len(names) == len(set(names))
-            kept = [0] * SLOTS
-            for name in names:
-                slot, number = map(int, name.split("."))
-                kept[slot] = max(kept[slot], number + 1)
-            assert len(names) == sum(kept)
-            assert all(
-                acked <= stored <= acked + extra
-                for acked, stored in zip(self.acked(), kept, strict=True)
-            )
-            self.store.settle()
+        self._check_once(extra)
+        self.store.settle()
+        self._check_once(extra)
+        if row:
+            names, acked = self._ended(), self.acked()
+            counts = Counts(sum(acked), len(names), 0, len(names) - len(set(names)))
+            note(row, counts, sum(count > 0 for count in acked))
+
+    def _check_once(self, extra: int) -> None:
+        names = self._ended()
+        assert len(names) == len(set(names))
+        kept = [0] * SLOTS
+        for name in names:
+            slot, number = map(int, name.split("."))
+            kept[slot] = max(kept[slot], number + 1)
+        assert len(names) == sum(kept)
+        assert all(
+            acked <= stored <= acked + extra
+            for acked, stored in zip(self.acked(), kept, strict=True)
+        )
+        found = self.store.accounting()
+        assert found.is_balanced, found
+        assert not found.dropped, found
 
     def _ended(self) -> list[str]:
         rows = self.store.sql(
@@ -198,7 +210,8 @@ def _wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_kill_at_any_moment_loses_no_acknowledged_span(trial: Trial) -> None:
+@pytest.mark.parametrize("again", range(trials(5, 1)))
+def test_kill_at_any_moment_loses_no_acknowledged_span(trial: Trial, again: int) -> None:
     """SIGKILL comes at random, ten times; a killed rollout keeps its root, without an end."""
     program = trial.start(*(("be_killed", slot) for slot in range(10)))
     assert program.stdout is not None
@@ -210,7 +223,7 @@ def test_kill_at_any_moment_loses_no_acknowledged_span(trial: Trial) -> None:
     output, errors = program.communicate(timeout=30)
 
     assert (json.loads(output), errors) == ([-9] * 10, "")
-    trial.check(extra=1)
+    trial.check("L3", extra=1)
     assert trial.roots() == [False] * 10
 
 
@@ -235,7 +248,7 @@ def test_exit_of_any_kind_loses_nothing(trial: Trial) -> None:
     assert errors.count("Traceback") == 1
     assert errors.rstrip().endswith("ValueError: the program's own")
     assert trial.acked()[: len(statuses)] == [40] * len(statuses)
-    trial.check()
+    trial.check("L4")
     assert trial.roots() == [False] * 6 + [True] * 3
 
 
@@ -252,7 +265,7 @@ def test_forked_children_of_any_kind_lose_nothing(trial: Trial) -> None:
 
     assert (json.loads(output), errors) == ([0] * 7, "")
     assert trial.acked()[:21] == [40] * 21
-    trial.check()
+    trial.check("L5")
     assert trial.roots() == [True] * (7 + 2)  # the traced processes have their own
 
 
@@ -274,7 +287,7 @@ def test_started_children_of_any_kind_lose_nothing(
 
     assert (output.splitlines()[-1], errors) == ("[0]", "")
     assert trial.acked()[:3] == acked
-    trial.check()
+    trial.check("L5")
     assert trial.roots() == [True] * sum(count > 0 for count in acked)
 
 
@@ -293,4 +306,4 @@ def test_eight_writers_and_a_reader_agree(trial: Trial) -> None:
     assert ends == [("[0]\n", "")] * 8
     assert counts == sorted(counts)
     assert trial.acked()[:8] == [400] * 8
-    trial.check()
+    trial.check("L13")

@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.store import writer as writer_module
+from lightning_otel.store import appender as appender_module
 from lightning_otel.store.layout import Layout, SettledSegment
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.writer import SpanWriter
@@ -59,7 +59,7 @@ def test_file_is_private_sorted_and_in_small_row_groups(
     """Rows lie by trace, agent and start, 20,480 to a group, so that growing histories compress."""
     write(
         Span(
-            f"{number % 7:032x}",
+            f"{number % 7 + 1:032x}",
             f"{number:016x}",
             None,
             "s",
@@ -67,7 +67,7 @@ def test_file_is_private_sorted_and_in_small_row_groups(
             end_ns=2_000_000,
             attributes={c.AGENT_NAME: f"a{number % 3}"},
         )
-        for number in range(21_000)
+        for number in range(1, 21_001)
     )
 
     store.settle()
@@ -84,7 +84,7 @@ def test_file_is_private_sorted_and_in_small_row_groups(
     keys = [tuple(row.values()) for row in rows]
     assert keys == sorted(keys)
     (listed,) = layout.read_manifest().files
-    assert (listed.rows, listed.min_start_ns, listed.max_start_ns) == (21_000, 979_001, 1_000_000)
+    assert (listed.rows, listed.min_start_ns, listed.max_start_ns) == (21_000, 979_000, 999_999)
     assert listed.size_bytes == path.stat().st_size
 
 
@@ -261,7 +261,7 @@ def test_a_span_open_across_segments_is_one_span(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A start in a rotated segment means nothing, whenever that one is settled."""
-    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 3_000)
+    monkeypatch.setattr(appender_module, "ROTATE_BYTES", 3_000)
     writer = SpanWriter(layout)
     tracer = tracer_of(writer)
     root = tracer.start_span("root")

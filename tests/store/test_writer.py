@@ -17,7 +17,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
+from lightning_otel.store import appender as appender_module
+from lightning_otel.store import backlog as backlog_module
 from lightning_otel.store import writer as writer_module
+from lightning_otel.store.counts import Accounting
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.segment import Segment
 from lightning_otel.store.writer import SpanWriter, writer_for, writer_if_any
@@ -88,7 +91,7 @@ def test_writer_rotates_a_full_segment(
     layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The full one is sealed, and the next one knows every span still open."""
-    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 4_000)
+    monkeypatch.setattr(appender_module, "ROTATE_BYTES", 4_000)
     root = tracer.start_span("root")
     for number in range(20):
         tracer.start_span(f"step {number}").end()
@@ -99,7 +102,8 @@ def test_writer_rotates_a_full_segment(
     assert len(paths) > 2
     assert writer.paths == paths
     for lines in segments[:-1]:
-        assert lines[-1] == {"record": "seal", "rotated": True}
+        ended = sum(line["record"] == "span" for line in lines)
+        assert lines[-1] == {"record": "seal", "rotated": True, "counts": {"ended": ended}}
     for lines in segments[1:]:
         assert (lines[0]["record"], lines[0]["name"]) == ("start", "root")
     assert [_is_locked(path) for path in paths] == [False] * (len(paths) - 1) + [True]
@@ -112,7 +116,7 @@ def test_writer_does_not_rotate_without_room_for_the_seal(
 ) -> None:
     """Unsealed, the open spans of the full segment would be taken for those of a dead process."""
     root = tracer.start_span("root")
-    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 1)
+    monkeypatch.setattr(appender_module, "ROTATE_BYTES", 1)
     append = Segment.append
 
     def without_room_for_seals(self: Segment, lines: bytes) -> None:
@@ -143,7 +147,7 @@ def test_seal_closes_the_segment_cleanly(
     tracer.start_span("two").end()
 
     assert not is_locked
-    assert first.read_bytes().endswith(b'{"record":"seal","rotated":false}\n')
+    assert first.read_bytes().endswith(b'{"record":"seal","rotated":false,"counts":{"ended":1}}\n')
     assert len(layout.segments()) == 2
     assert _ended(layout) == ["one", "two"]
 
@@ -170,15 +174,17 @@ def test_seal_without_a_segment_makes_none(layout: Layout, writer: SpanWriter) -
 def test_writer_ignores_the_end_of_a_span_it_did_not_begin(
     layout: Layout, writer: SpanWriter, tracer: Tracer
 ) -> None:
-    """The end of another writer's span is counted, not stored."""
+    """The end of another writer's span is counted at once, not stored."""
     span = tracer.start_span("elsewhere")
     other = SpanWriter(layout)
     assert isinstance(span, ReadableSpan)
 
     other.ended(span, {})
 
-    assert other.foreign == 1
-    assert other.segment is None
+    assert other.accounting() == Accounting(1, 0, rejected={"foreign": 1})
+    assert _lines(layout)[-1] == {"record": "count", "counts": {"rejected.foreign": 1}}
+    assert other.segment is not None
+    other.segment.close()
 
 
 def test_writer_keeps_the_end_of_a_span_whose_start_failed(
@@ -205,7 +211,7 @@ def test_writer_by_twenty_threads_loses_and_mixes_nothing(
     layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every span of every thread is there once, each start and end with a number of its own."""
-    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 200_000)
+    monkeypatch.setattr(appender_module, "ROTATE_BYTES", 200_000)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
 
@@ -242,7 +248,7 @@ def test_writer_takes_back_a_short_write(tmp_path: Path, run_python: Callable[..
     writer = SpanWriter(layout)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     def add(number):
-        writer.add(Span(f"{number:032x}", f"{number:016x}", None, f"s{number}", 1, 2))
+        writer.add(Span(f"{number + 1:032x}", f"{number + 1:016x}", None, f"s{number}", 1, 2))
     add(0)
     (path,) = layout.segments()
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, unlimited[1]))
@@ -269,7 +275,7 @@ def test_writer_counts_what_it_cannot_hold(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Ended is stored plus lost at every moment, and the loss is noted in the segment."""
-    monkeypatch.setattr(writer_module, "PENDING_BYTES", 5_000)
+    monkeypatch.setattr(backlog_module, "PENDING_BYTES", 5_000)
     layout.live.rename(layout.root / "away")
     layout.live.write_text("in the way")
 
@@ -288,7 +294,7 @@ def test_writer_counts_what_it_cannot_hold(
     assert len(kept) == 42 - lost
     assert kept == [*(f"s{number}" for number in range(40 - lost)), "after", "later"]
     notes = [line for line in _lines(layout) if line["record"] == "count"]
-    assert notes == [{"record": "count", "lost": lost}]
+    assert notes == [{"record": "count", "counts": {"dropped.disk": lost}}]
     (warning,) = caplog.records
     assert "refuses spans" in warning.getMessage()
 
@@ -403,11 +409,11 @@ def test_writer_survives_a_log_handler_that_makes_spans(
             thread.join(10)
 
     handler = Handler()
-    writer_module.log.addHandler(handler)
+    appender_module.log.addHandler(handler)
     try:
         tracer.start_span("first").end()
     finally:
-        writer_module.log.removeHandler(handler)
+        appender_module.log.removeHandler(handler)
     layout.live.unlink()
     (layout.root / "away").rename(layout.live)
     tracer.start_span("last").end()
@@ -524,7 +530,7 @@ def test_writer_ends_a_span_open_at_a_fork_once(
     if not child:
         span.end()
         tracer.start_span("child").end()
-        os._exit(writer.foreign)
+        os._exit(writer.accounting().rejected["foreign"])
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     span.end()
     print([(span.name, span.is_incomplete) for span in Store(sys.argv[1]).spans()])

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import parse_messages, plain_text
-from lightning_otel.doctor import LOSSES, count_losses
 from lightning_otel.store import Store
 from lightning_otel.store.layout import total_bytes
 from lightning_otel.store.views import ROLLOUT, quoted
@@ -82,15 +81,17 @@ def list_traces(store: Store, limit: int | None) -> Listing:
 def store_stats(store: Store) -> dict[str, Any]:
     """The funnel, the files, and every loss that was counted."""
     report = store.report()
+    accounting = store.accounting()
     funnel = asdict(report)
     funnel.pop("dropped")
     found: dict[str, Any] = {
         "store": store.name,
         "funnel": funnel,
         "left_out": report.reasons(),
+        "accounting": {**asdict(accounting), "missing": accounting.missing},
     }
     if store.layout is None:
-        return {**found, "files": 0, "segments": 0, "bytes": 0, **dict.fromkeys(LOSSES, 0)}
+        return {**found, "files": 0, "segments": 0, "bytes": 0}
     manifest = store.layout.read_manifest()
     settled = {segment.name for segment in manifest.segments}
     segments = [path for path in store.layout.segments() if path.name not in settled]
@@ -100,7 +101,6 @@ def store_stats(store: Store) -> dict[str, Any]:
         "files": len(files),
         "segments": len(segments),
         "bytes": total_bytes([*files, *segments]),
-        **count_losses(store.layout),
     }
 
 

@@ -27,6 +27,7 @@ from lightning_otel.errors import QueryError
 
 if TYPE_CHECKING:
     from lightning_otel.store import Store
+    from lightning_otel.store.counts import Accounting
     from lightning_otel.types import Span, Transition
 
 _ROLLOUT_COLUMNS = (
@@ -219,17 +220,17 @@ def stats(as_json: bool, store: str | None) -> None:
 
 
 def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
+    from lightning_otel.store.counts import Accounting
+
     funnel = found["funnel"]
     kept = [
         counted(found["files"], "file"),
         counted(found["segments"], "segment"),
         size(found["bytes"]),
     ]
-    losses = [
-        counted(found["lost"], "span"),
-        counted(found["damaged"], "damaged line"),
-        f"{found['conflicts']} with an id that was taken",
-    ]
+    accounting = dict(found["accounting"])
+    accounting.pop("missing")
+    account = Accounting(**accounting)
     return [
         ("store", found["store"]),
         ("spans", f"{funnel['spans']} in {counted(funnel['rollouts'], 'rollout')}"),
@@ -238,9 +239,18 @@ def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"),
         ("rewarded", f"{funnel['rewarded']} of {counted(funnel['transitions'], 'transition')}"),
         ("on disk", ", ".join(kept)),
-        ("lost", ", ".join(losses)),
+        ("accounted", account.sentence()),
+        *(("not stored", f"{count} × {reason}") for reason, count in account.reasons()),
+        *_slowness(account),
         *(("left out", f"{count} × {reason}") for reason, count in found["left_out"].items()),
     ]  # fmt: skip
+
+
+def _slowness(account: "Accounting") -> list[tuple[str, object]]:
+    if not account.slow_writes:
+        return []
+    hung = f"{account.slow_writes} ×, {counted(account.slow_held, 'span')} waited in memory"
+    return [("disk hung", hung)]
 
 
 @click.command()

@@ -225,16 +225,23 @@ class _Run:
 
     def _tell_losses(self, *, has_root: bool) -> None:
         from lightning_otel import config
-        from lightning_otel.doctor import count_losses
 
-        assert self._opened.layout is not None
-        lost = count_losses(self._opened.layout)["lost"]
-        if lost:
-            talk(f"  {counted(lost, 'span')} lost in this store: the disk refused them")
+        self._tell_accounting()
         if not has_root:
             talk("  the store refused the last spans; is its disk full?")
         if not config.content().is_kept:
             talk(f"  messages are not kept, as {config.CONTENT_ENV} asks")
+
+    def _tell_accounting(self) -> None:
+        """Say which spans of processes that began since the run did are not stored, and why."""
+        for each in self._opened.accounting_by_process(since_ns=self._started_ns).values():
+            for reason, count in each.reasons():
+                talk(f"  {counted(count, 'span')} not stored: {reason}")
+            if each.pending:
+                talk(f"  {counted(each.pending, 'span')} not stored: the disk did not take them")
+            if each.missing:
+                talk(f"  a process's numbers do not add up: {each.sentence()}")
+                suggest("doctor", self._opened.name)
 
 
 def _problem(opened: "Store") -> LightningOtelError | None:

@@ -21,6 +21,7 @@ from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 if TYPE_CHECKING:
     import duckdb
 
+    from lightning_otel.store.counts import Accounting
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.settle import Settled
     from lightning_otel.store.source import SpanSource
@@ -234,6 +235,34 @@ class Store:
             raise StoreError(
                 f"cannot settle {self.layout.catalogue}: {exc}; is there room?"
             ) from exc
+
+    def accounting(self) -> "Accounting":
+        """What became of every span that ended: stored, pending, rejected or dropped, and why.
+
+        Raises:
+            StoreMissingError: There is no store.
+            StoreError: A file of it cannot be read.
+        """
+        from lightning_otel.store.accounting import accounting_of
+
+        return self.writer().accounting() if self.layout is None else accounting_of(self.layout)
+
+    def accounting_by_process(self, *, since_ns: int = 0) -> "dict[str, Accounting]":
+        """The same for each process with a loss, or whose segments were not settled long ago.
+
+        Args:
+            since_ns: Only processes that began to record at this time or later.
+
+        Raises:
+            StoreMissingError: There is no store.
+            StoreError: A file of it cannot be read.
+        """
+        from lightning_otel.store.accounting import accounting_by_process
+
+        if self.layout is None:
+            writer = self.writer()
+            return {writer.process: writer.accounting()}
+        return accounting_by_process(self.layout, since_ns)
 
     def pack(self, path: str | os.PathLike[str]) -> int:
         """Write everything into one self-contained DuckDB database with real tables.

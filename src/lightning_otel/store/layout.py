@@ -9,14 +9,15 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.store.counts import unstored
 
 MEMORY: Final = ":memory:"
 """Names a store that is kept in this process and gone with it."""
@@ -53,6 +54,8 @@ class SettledSegment:
     Attributes:
         damaged: Lines that did not parse.
         conflicts: Spans left out because their id was taken by a different span.
+        lost: Spans its process lost because the disk refused them.
+        counts: What became of the spans that ended in it, by reason; see :mod:`counts`.
     """
 
     name: str
@@ -60,11 +63,17 @@ class SettledSegment:
     damaged: int = 0
     conflicts: int = 0
     lost: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def process(self) -> str:
+        """Id of the process that wrote it."""
+        return self.name.rpartition("-")[0]
 
     @property
     def tells_of_damage(self) -> bool:
-        """Whether something was damaged, in conflict or lost."""
-        return bool(self.damaged or self.conflicts or self.lost)
+        """Whether something was damaged, rejected or lost."""
+        return bool(self.damaged or self.conflicts or self.lost or unstored(self.counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +84,17 @@ class Manifest:
     than the start of its own transaction, so it sees either the one or the other. The time lies a
     little ahead of the replacement: whoever starts after it reads the new manifest, however often.
     It becomes 0, valid for all, before the segments are unlinked.
+
+    Attributes:
+        files: Data files.
+        segments: Settled segments, until they are gone.
+        counts: What became of the spans of segments that are gone, and of those taken out of the
+            store since; see :mod:`counts`.
     """
 
     files: tuple[DataFile, ...] = ()
     segments: tuple[SettledSegment, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def live_files(self) -> tuple[DataFile, ...]:
@@ -199,6 +215,7 @@ class Layout:
                 for row in rows
                 if row["kind"] == "segment"
             ),
+            counts=next((row["counts"] for row in rows if row["kind"] == "counts"), {}),
         )
 
     def write_manifest(self, manifest: Manifest, *, before_us: int | None = None) -> bool:
@@ -222,6 +239,8 @@ class Layout:
         rows: list[dict[str, Any]] = [{"kind": "store", "schema": SCHEMA_VERSION}]
         rows += [{"kind": "file", **_as_dict(file)} for file in manifest.files]
         rows += [{"kind": "segment", **_as_dict(segment)} for segment in manifest.segments]
+        if manifest.counts:
+            rows.append({"kind": "counts", "counts": manifest.counts})
         text = b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
         made = self.new / f"manifest-{os.getpid()}-{time.time_ns()}-{os.urandom(4).hex()}"
         write_private(made, text, is_synced=True)

@@ -31,10 +31,7 @@ def line_of(record: Record) -> bytes:
     for item in (*record.get("events", ()), *record.get("links", ())):
         size += make_plain(item["attributes"])
     if size <= MAX_RECORD_BYTES:
-        try:
-            line = orjson.dumps(record, option=_DUMP)
-        except (TypeError, ValueError):
-            line = orjson.dumps(repaired(record), option=_DUMP)
+        line = _dumped(record)
         if len(line) <= MAX_RECORD_BYTES:
             return line
     return _cut_line(record)
@@ -66,16 +63,23 @@ def control_line(record: str, **fields: Any) -> bytes:
 def _cut_line(record: Record) -> bytes:
     """The line of a record too long to be whole: long texts cut, or all but the narrow columns."""
     _cut(record, _texts(record), _CUT_TO[0])  # first, so that what follows has less to read
-    record = repaired(record)
     for limit in _CUT_TO:
         texts = _texts(record)
         if sum(min(len(text), limit) for *_, text in texts) > MAX_RECORD_BYTES:
             continue
         _cut(record, texts, limit)
-        line = orjson.dumps(record, option=_DUMP)
+        line = _dumped(record)
         if len(line) <= MAX_RECORD_BYTES:
             return line
-    return _skeleton(record)
+    return _skeleton(repaired(record))
+
+
+def _dumped(record: Record) -> bytes:
+    # To repair a record costs ten times what writing it does, and hardly any needs it.
+    try:
+        return orjson.dumps(record, option=_DUMP)
+    except (TypeError, ValueError):
+        return orjson.dumps(repaired(record), option=_DUMP)
 
 
 def _texts(record: Record) -> list[_Text]:
@@ -108,7 +112,14 @@ def _cut(record: Record, texts: list[_Text], limit: int) -> None:
             holder[key] = kept
             note[name] = {"length": length, "kept": limit, "sha256": digest}
     if note:
-        record["attributes"][c.CUT] = json_of(note)
+        record["attributes"][c.CUT] = _json_of_note(note)
+
+
+def _json_of_note(note: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(note).decode()
+    except (TypeError, ValueError):  # a key of the span's that is no text
+        return json_of(note)
 
 
 def _note_of(record: Record) -> dict[str, Any]:

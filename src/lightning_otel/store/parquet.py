@@ -1,12 +1,17 @@
 """A batch of segments as one sorted Parquet file, each span once; the rest is counted."""
 
+import contextlib
 import os
 import secrets
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
+
+from lightning_otel.store import counts as n
 from lightning_otel.store.layout import (
     SCHEMA_VERSION,
     DataFile,
@@ -30,6 +35,10 @@ if TYPE_CHECKING:
 SPILL: Final = "spill"
 """Folder under ``new/`` for what does not fit into the memory allowed."""
 _MEMORY: Final = "400MB"
+_COUNTED_COLUMNS: Final = (
+    "record", "trace_id", "span_id", "name", "start_ns", "end_ns", "status", "status_message",
+    "attributes", "rotated", "lost", "counts",
+)  # fmt: skip
 _CONTENT: Final = "hash(name, start_ns, end_ns, status, status_message, attributes::VARCHAR)"
 """Tells whether two spans with one id are the same one, kept twice."""
 
@@ -38,26 +47,55 @@ def make_parquet(
     layout: Layout, manifest: Manifest, paths: Sequence[Path]
 ) -> tuple[DataFile | None, list[SettledSegment]]:
     """Write the segments' spans into one file under ``new/``; None if they hold no new one."""
+    with _connected(layout, SPILL) as con:
+        return _pack(con, layout, manifest, paths)
+
+
+def segment_counts(
+    layout: Layout, manifest: Manifest, paths: Sequence[Path]
+) -> list[SettledSegment]:
+    """What settling would count of segments; nothing is written.
+
+    Raises:
+        duckdb.Error: A segment was taken away meanwhile, or a data file cannot be read.
+    """
+    if not paths:
+        return []
+    # A folder for what spills of its own: a settler clears its away.
+    with (
+        tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
+        _connected(layout, folder) as con,
+    ):
+        _choose(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS))
+        return _counted(con, paths)
+
+
+@contextlib.contextmanager
+def _connected(layout: Layout, spill: str) -> Iterator["duckdb.DuckDBPyConnection"]:
     import duckdb
 
     con = duckdb.connect(config={"threads": "1"})
     try:
         con.execute("SET enable_progress_bar = false")
         con.execute(f"SET memory_limit = '{_MEMORY}'")
-        con.execute(f"SET temp_directory = {quoted(str(layout.new / SPILL))}")
+        con.execute(f"SET temp_directory = {quoted(str(layout.new / spill))}")
         con.execute("SET preserve_insertion_order = false")
-        return _pack(con, layout, manifest, paths)
+        yield con
     finally:
         con.close()
 
 
-def _pack(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, manifest: Manifest, paths: Sequence[Path]
-) -> tuple[DataFile | None, list[SettledSegment]]:
-    """Write the batch's Parquet under ``new/`` and count what was in each segment."""
+def _choose(
+    con: "duckdb.DuckDBPyConnection",
+    layout: Layout,
+    manifest: Manifest,
+    paths: Sequence[Path],
+    columns: str = "*",
+) -> None:
+    """Read segments into ``raw``; ``chosen`` has the lines that count, ``held`` their rivals."""
     listed = "[" + ", ".join(quoted(str(path)) for path in paths) + "]"
     con.execute(
-        "CREATE TABLE raw AS SELECT *, parse_filename(filename) AS segment "
+        f"CREATE TABLE raw AS SELECT {columns}, parse_filename(filename) AS segment "
         f"FROM {read_ndjson(listed, SEGMENT_COLUMNS)}"
     )
     # Which line of each span counts. The start of a span is written anew when a segment rotates,
@@ -73,6 +111,13 @@ def _pack(
         """
     )
     _leave_out_settled(con, layout, manifest)
+
+
+def _pack(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, manifest: Manifest, paths: Sequence[Path]
+) -> tuple[DataFile | None, list[SettledSegment]]:
+    """Write the batch's Parquet under ``new/`` and count what was in each segment."""
+    _choose(con, layout, manifest, paths)
     segments = _counted(con, paths)
     rows, low, high = _row(con, "SELECT count(*), min(start_ns), max(start_ns) FROM chosen")
     if not rows:
@@ -132,10 +177,11 @@ def _leave_out_settled(
 
 
 def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[SettledSegment]:
-    """Each segment with what was damaged, in conflict and lost."""
+    """Each segment with what was damaged, in conflict and lost, and all its counts."""
     con.execute(
         f"""
-        CREATE TABLE refused AS SELECT segment, trace_id, span_id, {_CONTENT} AS content
+        CREATE TABLE refused AS
+        SELECT rowid AS line, segment, trace_id, span_id, end_ns, {_CONTENT} AS content
         FROM raw ANTI JOIN chosen ON raw.rowid = chosen.line
         WHERE record = 'span' AND {IS_SPAN}
         """
@@ -149,15 +195,72 @@ def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[Se
         SELECT segment,
           count(*) FILTER (NOT coalesce({IS_SPAN} OR record IN ('seal', 'count'), false)),
           any_value(coalesce(conflicts, 0)),
-          coalesce(sum(lost), 0)
+          coalesce(sum(lost), 0),
+          any_value(coalesce(ended_conflicts, 0)),
+          any_value(coalesce(ended_refused, 0)),
+          count(*) FILTER (record = 'span' AND {IS_SPAN} AND end_ns IS NOT NULL),
+          list(counts::VARCHAR) FILTER (record IN ('seal', 'count') AND counts IS NOT NULL)
         FROM raw LEFT JOIN (
-          SELECT segment, count(*) AS conflicts FROM refused JOIN held USING (trace_id, span_id)
-          WHERE refused.content <> held.content GROUP BY segment
+          SELECT segment, count(*) FILTER (is_other) AS conflicts,
+            count(end_ns) FILTER (is_other) AS ended_conflicts, count(end_ns) AS ended_refused
+          FROM (
+            SELECT refused.segment, refused.end_ns, bool_or(refused.content <> held.content)
+              AS is_other FROM refused JOIN held USING (trace_id, span_id)
+            GROUP BY refused.line, refused.segment, refused.end_ns
+          ) GROUP BY segment
         ) USING (segment) GROUP BY segment
         """
     ).fetchall()
-    counts = {name: tuple(map(int, numbers)) for name, *numbers in found}
-    return [SettledSegment(path.name, 0, *counts.get(path.name, ())) for path in paths]
+    known = {name: _settled_segment(name, *numbers) for name, *numbers in found}
+    return [known.get(path.name, SettledSegment(path.name, 0)) for path in paths]
+
+
+def _settled_segment(
+    name: str,
+    damaged: int,
+    conflicts: int,
+    lost: int,
+    ended_conflicts: int,
+    ended_refused: int,
+    lines: int,
+    notes: Sequence[str] | None,
+) -> SettledSegment:
+    """A segment with its counts.
+
+    Args:
+        name: Its file name.
+        damaged: Lines that do not parse.
+        conflicts: Lines of spans whose id was taken by a different span.
+        lost: Spans lost, as older versions noted it.
+        ended_conflicts: Conflicts whose span has an end.
+        ended_refused: Lines of ended spans that are not kept, conflicts among them.
+        lines: Lines of ended spans.
+        notes: What its process counted, as JSON.
+    """
+    told = n.added({n.DISK: int(lost)}, *(_numbers(note) for note in notes or ()))
+    known = lines + n.unstored(told)
+    # A sealed segment says how many ended; of one whose process was killed, each line counts. A
+    # damaged line may have been a span's start: then nothing is missing.
+    noted = told.pop(n.ENDED, None)
+    ended = known + damaged if noted is None else noted + lost
+    counts = n.added(
+        told,
+        {
+            n.ENDED: ended,
+            n.STORED: lines - ended_refused,
+            n.CONFLICT: ended_conflicts,
+            n.DUPLICATE: ended_refused - ended_conflicts,
+            n.DAMAGED: min(damaged, max(0, ended - known)),
+        },
+    )
+    return SettledSegment(name, 0, damaged, conflicts, told.get(n.DISK, 0), counts)
+
+
+def _numbers(note: str) -> dict[str, int]:
+    found: Any = orjson.loads(note)
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): value for name, value in found.items() if type(value) is int}
 
 
 def _row(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:

@@ -61,6 +61,24 @@ class Segment:
             return False
         return found.st_ino == self._inode and found.st_nlink > 0
 
+    def is_removed(self) -> bool:
+        """Whether somebody took the file away, and with it all that stood in it."""
+        try:
+            found = os.fstat(self._descriptor)
+        except OSError:
+            return False
+        return found.st_ino == self._inode and found.st_nlink == 0
+
+    def take_back(self) -> None:
+        """Cut off what an interrupted :meth:`append` wrote: who called it takes it for unwritten.
+
+        A signal handler that raises, as Ctrl-C does, may leave it after the write.
+        """
+        with contextlib.suppress(OSError):
+            found = os.fstat(self._descriptor)
+            if found.st_ino == self._inode and found.st_size > self.size_bytes:
+                os.ftruncate(self._descriptor, self.size_bytes)
+
     def append(self, lines: bytes) -> None:
         """Write whole lines, or nothing.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from lightning_otel.store.counts import added
 from lightning_otel.store.layout import (
     DataFile,
     Layout,
@@ -188,7 +189,11 @@ def _commit(
         files = (replace(file, added_us=commit_us),) if file else ()
         settled = (replace(segment, settled_us=commit_us) for segment in segments)
         is_written = layout.write_manifest(
-            Manifest((*manifest.files, *files), (*manifest.segments, *settled)),
+            replace(
+                manifest,
+                files=(*manifest.files, *files),
+                segments=(*manifest.segments, *settled),
+            ),
             before_us=commit_us - ahead_us // 2,
         )
         ahead_us *= 2  # on a slow disk
@@ -216,17 +221,25 @@ def _sweep(layout: Layout) -> None:
 def _for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> Manifest:
     """What was settled before a time counts for every reader, whenever its clock says it began.
 
-    Segments that are gone since the last sweep are left out, unless they tell of damage.
+    Segments that are gone since the last sweep are left out, unless they tell of damage; what
+    became of their spans stays in the manifest's counts.
     """
     files = (
         replace(file, added_us=0) if file.added_us < before_us else file for file in manifest.files
     )
-    segments = (
-        replace(segment, settled_us=0) if segment.settled_us < before_us else segment
-        for segment in manifest.segments
-        if segment.settled_us or segment.tells_of_damage or (layout.live / segment.name).exists()
+    segments: list[SettledSegment] = []
+    gone: list[SettledSegment] = []
+    for segment in manifest.segments:
+        is_there = segment.settled_us or (layout.live / segment.name).exists()
+        (segments if is_there or segment.tells_of_damage else gone).append(segment)
+    return Manifest(
+        files=tuple(files),
+        segments=tuple(
+            replace(segment, settled_us=0) if segment.settled_us < before_us else segment
+            for segment in segments
+        ),
+        counts=added(manifest.counts, *(segment.counts for segment in gone)),
     )
-    return Manifest(tuple(files), tuple(segments))
 
 
 def _sweep_strays(layout: Layout, manifest: Manifest) -> None:

@@ -36,6 +36,7 @@ SEGMENT_COLUMNS: Final = {
     **COLUMNS,
     "rotated": "BOOLEAN",
     "lost": "BIGINT",
+    "counts": "JSON",
 }
 
 IS_SPAN: Final = (

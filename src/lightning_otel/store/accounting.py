@@ -1,0 +1,90 @@
+"""What became of every span that ended, for a whole store and for each process.
+
+Counted from what writers and settlers noted; what is stored is counted anew in the files, so that
+the two can be compared.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from lightning_otel.errors import StoreError
+from lightning_otel.store.counts import PENDING, STORED, Accounting, account, added
+from lightning_otel.store.damage import reading
+from lightning_otel.store.parquet import segment_counts
+from lightning_otel.store.source import new_connection
+from lightning_otel.store.views import quoted
+from lightning_otel.store.writer import writer_if_any
+
+if TYPE_CHECKING:
+    from lightning_otel.store.layout import Layout, Manifest, SettledSegment
+
+_TRIES: Final = 5
+
+
+def accounting_of(layout: "Layout") -> Accounting:
+    """What became of every span of the store, as of one moment for each of its files.
+
+    Raises:
+        StoreError: A file cannot be read.
+    """
+    manifest, segments = _snapshot(layout)
+    counts = added(manifest.counts, *(each.counts for each in (*manifest.segments, *segments)))
+    stored = _settled_spans(layout, manifest) + sum(each.counts.get(STORED, 0) for each in segments)
+    writer = writer_if_any(layout)
+    untold = writer.untold() if writer is not None else {}
+    return account(added(counts, untold), stored=stored, pending=untold.get(PENDING, 0))
+
+
+def accounting_by_process(layout: "Layout", since_ns: int = 0) -> dict[str, Accounting]:
+    """The same for each process with a loss, or with a segment that was not settled long ago.
+
+    Args:
+        layout: The store's paths.
+        since_ns: Only processes that began to record at this time or later.
+
+    Raises:
+        StoreError: A file cannot be read.
+    """
+    manifest, segments = _snapshot(layout)
+    found: dict[str, dict[str, int]] = {}
+    for each in (*manifest.segments, *segments):
+        found[each.process] = added(found.get(each.process, {}), each.counts)
+    writer = writer_if_any(layout)
+    if writer is not None:
+        found[writer.process] = added(found.get(writer.process, {}), writer.untold())
+    return {
+        process: account(counts, stored=counts.get(STORED, 0), pending=counts.get(PENDING, 0))
+        for process, counts in sorted(found.items())
+        if int(process.split("-")[1]) >= since_ns
+    }
+
+
+def _snapshot(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
+    """The manifest, and the counts of the segments it does not name."""
+    import duckdb
+
+    layout.require()
+    for left in reversed(range(_TRIES)):
+        manifest = layout.read_manifest()
+        settled = {segment.name for segment in manifest.segments}
+        paths = [path for path in layout.segments() if path.name not in settled]
+        try:
+            with reading(layout, "account for"):
+                return manifest, segment_counts(layout, manifest, paths)
+        except StoreError as exc:
+            # A settler, or the user, took one away that was listed already.
+            if not (left and isinstance(exc.__cause__, duckdb.IOException)):
+                raise
+    raise AssertionError("the last time returns or raises")
+
+
+def _settled_spans(layout: "Layout", manifest: "Manifest") -> int:
+    """Spans with an end in the data files."""
+    files = [quoted(str(layout.data / file.name)) for file in manifest.live_files]
+    if not files:
+        return 0
+    with reading(layout), new_connection() as con:
+        row = con.execute(
+            f"SELECT count(end_ns) FROM read_parquet([{', '.join(files)}])"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])

@@ -1,0 +1,360 @@
+"""Lines into a process's segments, whatever the disk does, and what became of each.
+
+Never raises for a full, slow or broken disk: a line is written at once, waits in memory or is
+counted as lost. Knows nothing of what stands in a line but how many ended spans it stands for.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from lightning_otel.store import counts as n
+from lightning_otel.store.backlog import SLOW_S, Backlog
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.lines import control_line
+from lightning_otel.store.segment import Segment, boot_id
+
+log = logging.getLogger(__name__)
+
+ROTATE_BYTES: Final = 64 << 20
+
+_SEAL: Final = "seal"
+_COUNT: Final = "count"
+_NOTHING: Final[tuple[bytes, int]] = (b"", 0)
+
+
+class Appender:
+    """The open segment of a process, what waits for it, and the counts.
+
+    Attributes:
+        process: Id of the process: its machine's boot, its start and its number.
+        segment: The segment being written; None before the first line and after a seal.
+        paths: Every segment of this process, in order.
+        lines: All lines, where there is no disk.
+        ended_spans: Spans that ended here, whatever became of them.
+    """
+
+    def __init__(self, layout: Layout | None) -> None:
+        """Open nothing yet: the first line does.
+
+        Args:
+            layout: The store's paths; None keeps the lines in memory.
+        """
+        self.layout = layout
+        self.lines: list[bytes] = []
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        # Re-entrant: a signal handler may end a span while this thread is writing another one.
+        # Guards segment, backlog and the counters against the process's other threads.
+        self._lock = threading.RLock()
+        self.pid = os.getpid()
+        self.process = f"{boot_id()}-{time.time_ns():019d}-{self.pid}"
+        self.segment: Segment | None = None
+        self.paths: list[Path] = []
+        self.ended_spans = 0
+        self._counts: dict[str, int] = {}
+        self._untold: dict[str, int] = {}
+        self._told_here: dict[str, int] = {}
+        self._written = 0
+        self._written_here = 0
+        self._ended_sealed = 0
+        self._backlog = Backlog()
+        self._next_number = itertools.count().__next__
+        self._in_flight = _NOTHING
+        self._is_writing = False
+        self._is_refusal_told = False
+
+    def _open_lines(self) -> list[bytes]:
+        """Lines that every segment begins with, as what they say goes on."""
+        return []
+
+    def refused(self, reason: str, spans: int = 1) -> None:
+        """Count spans that ended and will not be kept, at once in the segment.
+
+        Args:
+            reason: Name of the count: ``rejected.`` or ``dropped.`` and a word.
+            spans: How many.
+        """
+        self._forget_if_forked()
+        with self._lock:
+            self.ended_spans += spans
+            self._count(reason, spans)
+        self._append(b"", 0)
+
+    @property
+    def lost(self) -> int:
+        """Spans dropped so far, for whatever reason."""
+        return sum(count for name, count in self._counts.items() if name.startswith("dropped."))
+
+    def accounting(self) -> n.Accounting:
+        """What became of the spans that ended in this process; its own count, the disk unread."""
+        with self._lock:
+            counts = {**self._counts, n.ENDED: self.ended_spans}
+            return n.account(counts, stored=self._written, pending=self._backlog.spans)
+
+    def untold(self) -> dict[str, int]:
+        """What no line of a segment tells yet: spans that wait for the disk, and counts."""
+        with self._lock:
+            waiting = self._backlog.spans
+            ended = waiting + n.unstored(self._untold)
+            return n.added(self._untold, {n.PENDING: waiting, n.ENDED: ended})
+
+    def position(self) -> tuple[int, int]:
+        """Where this process's next line will stand: which of its segments, and how far in."""
+        if self.layout is None:
+            return 0, len(self.lines)
+        with self._lock:
+            if self.segment is None:
+                return len(self.paths), 0
+            return len(self.paths) - 1, self.segment.size_bytes
+
+    def seal(self) -> None:
+        """Close the segment cleanly, if no span is open; a later span opens a new one.
+
+        With a span open the segment stays open too: were it sealed, the span would be taken for one
+        of a dead process, and its end would come too late.
+        """
+        with self._lock:
+            if self._is_writing:
+                return
+            if self._backlog or self._untold:
+                self._backlog.ask_again()  # it is now or never
+                self._write_alone(b"", 0)
+            segment = self.segment
+            if segment is None or self._open_lines():
+                return
+            self.segment = None
+            with contextlib.suppress(OSError):  # no room for it: the free lock says the same
+                self._seal(segment, rotated=False)
+            segment.close()
+
+    def forget(self) -> None:
+        """Start anew in a forked child: its parent's segment, lock and open spans are not ours."""
+        if self.segment is not None:
+            self.segment.close()  # never unlocked: that would free the parent's lock
+        self._start_anew()
+
+    def _forget_if_forked(self) -> None:
+        # Where the fork was not Python's own, its hook was not called.
+        if os.getpid() != self.pid:
+            self.forget()
+
+    def _append(self, line: bytes, spans: int) -> None:
+        if self.layout is None:
+            self.ended_spans += spans
+            self._written += spans
+            if line:
+                self.lines.append(line)
+            return
+        refusal = None
+        with self._lock:
+            self.ended_spans += spans
+            if self._is_writing:
+                refusal = self._interject(line, spans)
+            elif self._backlog.rest_until and self._waits(line, spans):
+                pass
+            else:
+                refusal = self._write_alone(line, spans)
+        # Told without the lock: a log handler may wait for a thread that is about to end a span.
+        if refusal is not None and not self._is_refusal_told:
+            self._is_refusal_told = True
+            log.warning(
+                "%s refuses spans (%s); up to 8 MiB are held in memory until it takes them",
+                self.layout.catalogue,
+                refusal,
+            )
+
+    def _waits(self, line: bytes, spans: int) -> bool:
+        """Whether the line waits in memory, as the disk was slow just before.
+
+        What does not fit asks the disk again, however slow: a slow disk loses nothing.
+        """
+        if not self._backlog.is_resting():
+            return False
+        if not self._backlog.has_room(line):
+            self._backlog.ask_again()
+            return False
+        self._backlog.add(line, spans)
+        self._count(n.SLOW_HELD, spans)
+        return True
+
+    def _write_alone(self, line: bytes, spans: int) -> OSError | None:
+        """Write while only a signal handler or finalizer of this thread may come between."""
+        self._is_writing = True
+        self._in_flight = (line, spans)
+        try:
+            refusal = self._write(line, spans)
+            if refusal is None and (self._backlog or self._untold):
+                refusal = self._write(b"", 0)  # what came between
+        finally:
+            self._is_writing = False
+            if self._in_flight is not _NOTHING:
+                # A signal handler raised, as Ctrl-C does, before the line was noted as written.
+                self._in_flight = _NOTHING
+                if self.segment is not None:
+                    self.segment.take_back()
+                self._hold(line, spans)
+        return refusal
+
+    def _interject(self, line: bytes, spans: int) -> OSError | None:
+        """Write the line of a signal handler, or a finalizer, that interrupts this very thread.
+
+        Whatever it interrupted, only the open segment may be touched; where there is none yet, the
+        line waits until the interrupted write goes on.
+        """
+        segment = self.segment
+        try:
+            if line and segment is not None and segment.is_intact():
+                segment.append(line)
+                self._note_written(line, spans)
+                return None
+        except OSError as exc:
+            self._hold(line, spans)
+            return exc
+        self._hold(line, spans)
+        return None
+
+    def _write(self, line: bytes, spans: int) -> OSError | None:
+        """Write what is pending and the line; on refusal hold the line, or count it lost."""
+        refusal = None
+        try:
+            if self._backlog or self._untold:
+                self._make_way(line)
+            if line and not self._backlog:
+                self._put(line, spans)
+            else:
+                self._hold(line, spans)  # the disk is slow again
+        except OSError as exc:
+            refusal = exc
+            self._hold(line, spans)
+        self._in_flight = _NOTHING
+        if self.segment is not None and self.segment.size_bytes >= ROTATE_BYTES:
+            self._rotate(self.segment)
+        return refusal
+
+    def _make_way(self, line: bytes) -> None:
+        """Write what is pending, while the disk is quick; however slow, until the line has room."""
+        self._catch_up()
+        while self._backlog and not self._backlog.has_room(line):
+            self._backlog.ask_again()
+            self._catch_up()
+
+    def _hold(self, line: bytes, spans: int) -> None:
+        if not self._backlog.has_room(line):
+            self._count(n.DISK, spans)
+        elif line:
+            self._backlog.add(line, spans)
+
+    def _count(self, name: str, spans: int) -> None:
+        if spans:
+            for counts in (self._counts, self._untold):
+                counts[name] = counts.get(name, 0) + spans
+
+    def _catch_up(self) -> None:
+        backlog = self._backlog
+        while backlog and not backlog.is_resting():
+            text, count = backlog.first()
+            try:
+                self._put(text, backlog.spans_of(count))
+            except OSError:
+                if count == 1:
+                    raise
+                # A disk that is nearly full may have room for one.
+                text, count = backlog.first(alone=True)
+                self._put(text, backlog.spans_of(count))
+            backlog.written(count)
+        if self._untold and not backlog and not backlog.is_resting():
+            told = dict(self._untold)
+            self._put(control_line(_COUNT, counts=told), 0)
+            self._told_here = n.added(self._told_here, told)
+            # Not emptied: what was counted meanwhile is told the next time.
+            self._untold = n.added(self._untold, {name: -count for name, count in told.items()})
+
+    def _put(self, line: bytes, spans: int) -> None:
+        began = time.monotonic()
+        segment = self.segment
+        if segment is None or not segment.is_intact():
+            segment = self._replaced(segment, line)
+        segment.append(line)
+        self._note_written(line, spans)
+        took_s = time.monotonic() - began
+        if took_s > SLOW_S:
+            self._backlog.note_slow(took_s)
+            self._count(n.SLOW_WRITES, 1)
+        elif self._backlog.rest_until:
+            self._backlog.note_quick()
+
+    def _note_written(self, line: bytes, spans: int) -> None:
+        self._written += spans
+        self._written_here += spans
+        if line is self._in_flight[0]:
+            self._in_flight = _NOTHING
+
+    def _replaced(self, gone: Segment | None, line: bytes) -> Segment:
+        """A new segment, instead of none or of one that is not ours any more."""
+        fresh = self._new_segment(line)
+        if gone is not None and gone.is_removed():
+            # What was told in it is told again, and its spans are lost.
+            self._written -= self._written_here
+            self._untold = n.added(self._untold, self._told_here)
+            self._count(n.REMOVED, self._written_here)
+        elif gone is not None:
+            self._ended_sealed += self._ended_here()
+        self._go_on_in(fresh)
+        return fresh
+
+    def _ended_here(self) -> int:
+        """Spans that ended since the last seal and are written, or counted, by now."""
+        waiting = self._backlog.spans + n.unstored(self._untold) + self._in_flight[1]
+        return self.ended_spans - waiting - self._ended_sealed
+
+    def _new_segment(self, line: bytes = b"") -> Segment:
+        """A new segment that begins with the lines that go on, but for the one being written."""
+        assert self.layout is not None
+        try:
+            segment = Segment(self.layout, self.process, self._next_number())
+        except FileNotFoundError:
+            self.layout.make_folders()  # somebody removed the store
+            segment = Segment(self.layout, self.process, self._next_number())
+        starts = b"".join(one for one in self._open_lines() if one is not line)
+        if starts:
+            try:
+                segment.append(starts)
+            except OSError:
+                segment.remove()
+                raise
+        return segment
+
+    def _rotate(self, full: Segment) -> None:
+        """Go on in a new segment; if there is no room for it and the seal, go on in the old one.
+
+        Without the seal, the open spans of the old one would be taken for those of a dead process.
+        """
+        fresh = None
+        try:
+            fresh = self._new_segment() if self._open_lines() else None
+            self._seal(full, rotated=True)
+        except OSError:
+            if fresh is not None:
+                fresh.remove()
+            return
+        self._go_on_in(fresh)
+        full.close()
+
+    def _seal(self, segment: Segment, *, rotated: bool) -> None:
+        ended = self._ended_here()
+        segment.append(control_line(_SEAL, rotated=rotated, counts={n.ENDED: ended}))
+        self._ended_sealed += ended
+        self._written_here, self._told_here = 0, {}
+
+    def _go_on_in(self, segment: Segment | None) -> None:
+        self.segment = segment
+        self._written_here, self._told_here = 0, {}
+        if segment is not None:
+            self.paths.append(segment.path)

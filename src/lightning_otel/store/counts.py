@@ -1,0 +1,137 @@
+"""What became of spans that ended, by reason: the numbers that writers and settlers keep.
+
+A count is a whole number under a name, ``rejected.conflict`` say. Counts are added up name by name,
+so they pass from a segment's lines into the manifest, whatever is packed or merged later.
+Pure: no I/O, nothing imported from outside.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+ENDED: Final = "ended"
+STORED: Final = "stored"
+PENDING: Final = "pending"
+FOREIGN: Final = "rejected.foreign"
+DUPLICATE: Final = "rejected.duplicate"
+CONFLICT: Final = "rejected.conflict"
+DAMAGED: Final = "rejected.damaged"
+INVALID_ID: Final = "rejected.invalid_id"
+DISK: Final = "dropped.disk"
+REMOVED: Final = "dropped.removed"
+FAULT: Final = "dropped.fault"
+SLOW_WRITES: Final = "slow.writes"
+"""Writes after which the disk was left alone for a while."""
+SLOW_HELD: Final = "slow.held"
+"""Spans that waited in memory meanwhile."""
+
+REASONS: Final[Mapping[str, str]] = {
+    FOREIGN: "their start is not this process's: begun before a fork, or an id used twice",
+    DUPLICATE: "the same span was kept already",
+    CONFLICT: "their id was taken by a different span",
+    DAMAGED: "their line is damaged",
+    INVALID_ID: "their trace or span id is none",
+    DISK: "the disk refused them",
+    REMOVED: "somebody removed their segment",
+    FAULT: "a fault of lightning-otel",
+}
+_REJECTED: Final = "rejected."
+_DROPPED: Final = "dropped."
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """What became of every span that ended: ``ended = stored + pending + rejected + dropped``.
+
+    Attributes:
+        ended: Spans whose end was handed to a writer, as the writers themselves counted them; for a
+            process that was killed, what its segments say.
+        stored: Spans that can be read.
+        pending: Spans in memory that wait for the disk; known of this process only.
+        rejected: Spans that could not be kept for what they are, by reason.
+        dropped: Spans that were lost on their way or taken out of the store, by reason.
+        slow_writes: How often the disk took so long that it was left alone for a while.
+        slow_held: Spans that waited in memory meanwhile.
+    """
+
+    ended: int
+    stored: int
+    pending: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    slow_writes: int = 0
+    slow_held: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Spans that ended and are nowhere; 0 where the store keeps its promise."""
+        known = sum(self.rejected.values()) + sum(self.dropped.values())
+        return self.ended - self.stored - self.pending - known
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether every span that ended is accounted for, and no other one."""
+        return self.missing == 0
+
+    def sentence(self) -> str:
+        """The sum in words: ``12 ended = 11 stored + 1 rejected``."""
+        parts = [
+            f"{count} {word}"
+            for word, count in (
+                ("pending", self.pending),
+                ("rejected", sum(self.rejected.values())),
+                ("dropped", sum(self.dropped.values())),
+                ("missing", self.missing),
+            )
+            if count
+        ]
+        return " + ".join([f"{self.ended} ended = {self.stored} stored", *parts])
+
+    def reasons(self) -> list[tuple[str, int]]:
+        """Why spans are not stored, in words, and how many."""
+        return [
+            (REASONS.get(prefix + reason, reason), count)
+            for prefix, counts in ((_REJECTED, self.rejected), (_DROPPED, self.dropped))
+            for reason, count in counts.items()
+        ]
+
+
+def account(counts: Mapping[str, int], *, stored: int, pending: int = 0) -> Accounting:
+    """The accounting that counts amount to.
+
+    Args:
+        counts: By name.
+        stored: Spans that can be read.
+        pending: Spans in memory.
+    """
+    return Accounting(
+        ended=counts.get(ENDED, 0),
+        stored=stored,
+        pending=pending,
+        rejected=_under(_REJECTED, counts),
+        dropped=_under(_DROPPED, counts),
+        slow_writes=counts.get(SLOW_WRITES, 0),
+        slow_held=counts.get(SLOW_HELD, 0),
+    )
+
+
+def added(*counts: Mapping[str, int]) -> dict[str, int]:
+    """The sums, name by name, without those that are 0."""
+    found: Counter[str] = Counter()
+    for each in counts:
+        found.update(each)
+    return {name: count for name, count in sorted(found.items()) if count}
+
+
+def unstored(counts: Mapping[str, int]) -> int:
+    """How many spans were rejected or dropped."""
+    return sum(count for name, count in counts.items() if name.startswith((_REJECTED, _DROPPED)))
+
+
+def _under(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
+    return {
+        name.removeprefix(prefix): count
+        for name, count in counts.items()
+        if name.startswith(prefix) and count
+    }

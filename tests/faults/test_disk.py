@@ -1,0 +1,217 @@
+"""A disk that is full, gone or slow (rows L9, L11, L12), and a clock that jumps (L21).
+
+The host does not notice, what waited is written when the disk answers, and each loss is counted.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.faults.harness import Host, trials
+
+STORE = """
+import glob, resource, shutil
+is_recorded = "TRACEPARENT" in os.environ
+store = os.environ["LIGHTNING_OTEL_STORE"] + ".d" if is_recorded else "nowhere"
+def segments():
+    return glob.glob(store + "/live/*-*.ndjson")
+"""
+
+
+def test_disk_full_in_the_middle_of_a_record_loses_nothing(tmp_path: Path) -> None:
+    """L9: of a record only a part fits; with room again all later ones are there."""
+    host = Host(
+        tmp_path,
+        STORE
+        + """
+        for number in range(int(sys.argv[1])):
+            end("before", 2000)
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            size = max([os.path.getsize(path) for path in segments()], default=10_000)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 700, hard))
+            for _ in range(20):
+                end("full", 2000)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            end("after", 2000)
+        print("done")
+        """.replace("\n        ", "\n"),
+    )
+    times = trials(50, 5)
+
+    host.check(times, warnings=1, row="L9", tries=times)
+
+
+def test_disk_full_for_too_long_loses_a_counted_number(tmp_path: Path) -> None:
+    """L9: beyond 8 MiB spans are lost, and their number is in the store to the span."""
+    host = Host(
+        tmp_path,
+        STORE
+        + """
+        end("before")
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        size = max([os.path.getsize(path) for path in segments()], default=10_000)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 700, hard))
+        for _ in range(150):
+            end("full", 100_000)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        end("after", 2000)
+        print("done")
+        """.replace("\n        ", "\n"),
+    )
+
+    done = host.run()
+    found = host.accounted()
+    counts = host.settled_counts(lost=found.dropped["disk"])
+
+    assert (done.code, done.output) == (0, "done\n")
+    assert len(done.errors.splitlines()) == 1
+    assert found.ended == counts.ended == 152
+    assert 100 < found.dropped["disk"] < 120  # a span's start takes as much room as its end
+
+
+def test_store_that_is_removed_is_made_again(tmp_path: Path) -> None:
+    """L11: what stood in the removed segment is counted, what comes later is stored."""
+    host = Host(
+        tmp_path,
+        STORE
+        + """
+        for _ in range(int(sys.argv[1])):
+            for _ in range(7):
+                end("before")
+            shutil.rmtree(store, ignore_errors=True)
+            for _ in range(5):
+                end("after")
+        print("done")
+        """.replace("\n        ", "\n"),
+    )
+    times = trials(50, 3)
+
+    # Of what came after the last removal, all; of what was removed, the number.
+    host.check(times, warnings=1, lost=7 * times + 5 * (times - 1), row="L11", tries=times)
+
+    assert host.accounted().dropped == {"removed": 7 * times + 5 * (times - 1)}
+
+
+def test_store_that_may_not_be_written_loses_nothing(tmp_path: Path) -> None:
+    """L11: spans wait for the permission."""
+    host = Host(
+        tmp_path,
+        STORE
+        + """
+        def allow(is_allowed):
+            for folder in (store + "/new", store + "/live"):
+                if os.path.isdir(folder):
+                    os.chmod(folder, 0o700 if is_allowed else 0o500)
+            if os.geteuid() == 0 or is_allowed and os.getuid() == 0:
+                os.seteuid(0 if is_allowed else 65534)  # root may write anywhere
+        allow(False)
+        for _ in range(50):
+            end("refused")
+        if os.getuid() == 0:
+            os.seteuid(0)
+        allow(True)
+        end("after")
+        print("done")
+        """.replace("\n        ", "\n"),
+    )
+
+    host.check(warnings=1, row="L11")
+
+
+def test_program_out_of_descriptors_loses_nothing(tmp_path: Path) -> None:
+    """L11: with no descriptor left for a segment, spans wait until there is one."""
+    host = Host(
+        tmp_path,
+        """
+        import resource
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        taken = []
+        try:
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
+        for _ in range(50):
+            end("refused")
+        for descriptor in taken:
+            os.close(descriptor)
+        end("after")
+        print("done")
+        """,
+    )
+
+    host.check(warnings=1, row="L11")
+
+
+@pytest.mark.timeout(120)
+def test_write_that_hangs_stalls_the_program_once(tmp_path: Path) -> None:
+    """L12: one stall; then spans wait in memory, more than fit ask again, and none is lost.
+
+    The hang is a patch of ``os.write``: no disk at hand hangs on command.
+    """
+    host = Host(
+        tmp_path,
+        """
+        hang_s = float(sys.argv[1])
+        write, hanging_until = os.write, 0.0
+        def hang(descriptor, data):
+            if descriptor != _acks and time.monotonic() < hanging_until:
+                time.sleep(hang_s)
+            return write(descriptor, data)
+        os.write = hang
+        end("before")
+        stalls = []
+        def timed(size):
+            began = time.monotonic()
+            end("work", size)
+            stalls.append(time.monotonic() - began)
+        hanging_until = time.monotonic() + hang_s * 1.4
+        while time.monotonic() < hanging_until + hang_s:
+            timed(1000)
+            time.sleep(0.005)
+        hanging_until = time.monotonic() + hang_s / 2
+        for _ in range(200):
+            timed(100_000)
+        print(sum(stall > hang_s * 0.9 for stall in stalls), max(stalls) < hang_s * 1.5)
+        """,
+    )
+    hang_s = trials(2, 1)
+
+    done = host.run(hang_s)
+    before = host.accounted()
+    host.settled_counts()
+
+    assert (done.code, done.output, done.errors) == (0, "2 True\n", "")
+    assert (before.slow_writes, before.dropped) == (2, {})
+    assert before.slow_held > 50
+
+
+def test_clock_that_goes_back_leaves_no_negative_duration(tmp_path: Path) -> None:
+    """L21: the wall clock is set back by an hour; the order is that of the sequence numbers."""
+    host = Host(
+        tmp_path,
+        """
+        import opentelemetry.sdk.trace as sdk
+        now, back = sdk.time_ns, 0
+        sdk.time_ns = lambda: now() - back
+        end("first")
+        span = tracer.start_span("across")
+        time.sleep(0.05)
+        back = 3_600_000_000_000
+        span.end()
+        acknowledge()
+        end("last")
+        """,
+    )
+
+    host.check(row="L21")
+
+    rows = host.store.sql(
+        "SELECT name, (end_ns - start_ns) / 1e9 AS s FROM spans WHERE scope = 'host' "
+        "ORDER BY process, sequence"
+    ).rows()
+    assert [row["name"] for row in rows] == ["first", "across", "last"]
+    assert all(row["s"] >= 0 for row in rows)
+    assert 0.05 <= rows[1]["s"] < 30
+    assert json.dumps(rows)
