@@ -5,7 +5,7 @@ Nonsense in a variable never stops a program: the default is taken and one warni
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ RUN_ENV: Final = "LIGHTNING_OTEL_RUN"
 """Set by ``lightning-otel run`` in its child: trace from the start; the parent forwards."""
 AGENT_ENV: Final = "LIGHTNING_OTEL_RUN_AGENT"
 """Set by ``lightning-otel run`` in its child: who acts where the program does not say."""
+TRANSFORMS_ENV: Final = "LIGHTNING_OTEL_TRANSFORMS"
 CONTENT_ENV: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 DEFAULT_STORE: Final = ".lightning/traces.duckdb"
@@ -101,6 +102,12 @@ def has_otlp_endpoint() -> bool:
         os.environ.get(name)
         for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     )
+
+
+def named_transforms() -> tuple[str, ...]:
+    """Functions that spans pass through before they are written, each ``module:function``."""
+    names = os.environ.get(TRANSFORMS_ENV, "").split(",")
+    return tuple(name.strip() for name in names if name.strip())
 
 
 def otlp_protocol() -> str:
@@ -216,6 +223,7 @@ def child_environment(
     trace_parent: str,
     startup: Path,
     agent: str | None = None,
+    transforms: Sequence[str] = (),
 ) -> dict[str, str]:
     """The environment in which ``lightning-otel run`` starts its child.
 
@@ -226,11 +234,14 @@ def child_environment(
         trace_parent: W3C ``traceparent`` of the run's root span.
         startup: Folder whose ``sitecustomize`` switches tracing on.
         agent: Who acts where the program does not say; by default whom a run around this one named.
+        transforms: Functions that spans pass through, besides those named already.
     """
+    named = ",".join((*named_transforms(), *transforms))
     python_path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
         **({AGENT_ENV: agent} if agent else {}),
+        **({TRANSFORMS_ENV: named} if named else {}),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(startup), python_path])),
         STORE_ENV: store,
         RUN_ENV: "1",

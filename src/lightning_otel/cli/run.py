@@ -36,6 +36,13 @@ _NOTHING_CAPTURED = 3
     metavar="MODULE:FUNCTION",
     help="Judges the finished rollout: gets its Recording, gives a number.",
 )
+@click.option(
+    "--transform",
+    "transforms",
+    multiple=True,
+    metavar="MODULE:FUNCTION",
+    help="Gets each span before it is written, gives the one to keep, or None.",
+)
 @click.option("--quiet", is_flag=True, help="No closing lines.")
 @store_option
 def run(
@@ -45,6 +52,7 @@ def run(
     task: str | None,
     agent: str | None,
     reward_evaluator: str | None,
+    transforms: Sequence[str],
     quiet: bool,
     store: str | None,
 ) -> int:
@@ -55,8 +63,12 @@ def run(
     """
     from lightning_otel import tracing
     from lightning_otel.store import Store
+    from lightning_otel.store.transforms import Named, add_named
 
     evaluator = _loaded(reward_evaluator) if reward_evaluator else None
+    for name in transforms:
+        Named(name).load()
+    add_named(transforms)
     opened = Store(store)
     if opened.layout is None:
         raise ConfigError("run needs a store on disk; name one with --store")
@@ -66,7 +78,7 @@ def run(
     )  # fmt: skip
     try:
         program = find_program(command)
-        recorded = _Run(opened, options, name_of(command))
+        recorded = _Run(opened, options, name_of(command), transforms)
         code = recorded.run(program)
     except ProgramError as exc:
         say_error(exc.what, exc.why, exc.remedy)
@@ -110,7 +122,10 @@ def _json_or_text(task: str | None) -> object:
 class _Run:
     """One program under a rollout; where nothing can be recorded it runs all the same."""
 
-    def __init__(self, opened: "Store", options: "Options", name: str) -> None:
+    def __init__(
+        self, opened: "Store", options: "Options", name: str, transforms: Sequence[str]
+    ) -> None:
+        self._transforms = transforms
         self._opened = opened
         self._options = options
         self._name = name
@@ -142,7 +157,8 @@ class _Run:
             self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
         )
         try:
-            environment = _environment(self._opened, recording, self._options.get("agent"))
+            agent = self._options.get("agent")
+            environment = _environment(self._opened, recording, agent, self._transforms)
             code = run_child(program, environment)
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
         except ProgramError as exc:
@@ -266,7 +282,9 @@ def _problem(opened: "Store") -> LightningOtelError | None:
     return None
 
 
-def _environment(opened: "Store", recording: "Recording", agent: str | None) -> dict[str, str]:
+def _environment(
+    opened: "Store", recording: "Recording", agent: str | None, transforms: Sequence[str]
+) -> dict[str, str]:
     from lightning_otel import config, startup
 
     return config.child_environment(
@@ -276,4 +294,5 @@ def _environment(opened: "Store", recording: "Recording", agent: str | None) -> 
         trace_parent=f"00-{recording.trace_id}-{recording.span_id}-01",
         startup=Path(startup.__path__[0]),
         agent=agent,
+        transforms=transforms,
     )

@@ -22,6 +22,7 @@ _BLOCK_BYTES: Final = 1 << 20
 _LONGEST: Final = 64 << 20
 _SPAN: Final = b'{"record":"span"'
 _START: Final = b'{"record":"start"'
+_DROP: Final = b'{"record":"drop"'
 _NUMBER: Final = re.compile(rb'"sequence":(\d+)')
 _NUMBERS: Final = re.compile(rb'"sequence":(\d+),"end_sequence":(\d+)')
 
@@ -178,6 +179,8 @@ class Tail:
                 span = self._span_of(line, start, mentions, numbers)
                 if span is not None:
                     found.append(span)
+            elif line.startswith(_DROP) and (match := _NUMBERS.search(line)):
+                numbers += (int(match[1]), int(match[2]))
             elif line.startswith(_START) and (match := _NUMBER.search(line)):
                 numbers.append(int(match[1]))
         # In a later segment starts that were written anew stand first: they tell nothing of what
