@@ -19,7 +19,7 @@ from lightning_otel.types import Span
 
 _GRACE_S = 0.08
 """How long the end waits for an answer of an endpoint that has not given one lately."""
-_SILENT_S = 0.5
+_SILENT_S = 1.0
 """How long it waits for one of an endpoint that has."""
 _LAST_CHANCE_S = 5.0
 

@@ -40,7 +40,7 @@ class Forwarder:
         delivered: Spans that the endpoint took.
         rejected: Spans it will never take, by the reason it gave.
         complaint: Why it does not take spans now; empty while it does.
-        is_answering: Whether it took the last request, or said why not for good.
+        is_answering: Whether it answered the last request, whatever it said.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Forwarder:
 
     def _note(self, answer: Answer) -> None:
         complaint = answer.reason if answer.verdict is Verdict.LATER else ""
-        self.is_answering = not complaint
+        self.is_answering = not answer.is_silent
         self._tries = self._tries + 1 if complaint else 0
         if complaint != self.complaint:
             self.complaint = complaint

@@ -45,12 +45,14 @@ class Answer:
         reason: Why it took less than all.
         rejected: How many spans of a request it took were left out for good.
         wait_s: How long it wants to be left alone.
+        is_silent: Whether there was no answer at all.
     """
 
     verdict: Verdict
     reason: str = ""
     rejected: int = 0
     wait_s: float = 0.0
+    is_silent: bool = False
 
 
 class Sender(Protocol):
@@ -114,7 +116,7 @@ class HttpSender:
             ) as answer:
                 return self._read(answer)
         except (*self._failures, OSError, ValueError) as exc:
-            return Answer(Verdict.LATER, _reason(exc))
+            return Answer(Verdict.LATER, _reason(exc), is_silent=True)
 
     def _read(self, answer: Any) -> Answer:
         status, reason = answer.status_code, f"HTTP {answer.status_code} {answer.reason or ''}"
@@ -235,7 +237,7 @@ class GrpcSender:
             # The one of two meanings that waiting does not help.
             if exc.code() is code.RESOURCE_EXHAUSTED and "larger than max" in (exc.details() or ""):
                 return Answer(Verdict.TOO_LARGE, reason)
-            return Answer(Verdict.LATER, reason)
+            return Answer(Verdict.LATER, reason, is_silent=True)
         return _taken(text, "application/x-protobuf")
 
 
