@@ -119,14 +119,55 @@ SELECT {columns} FROM live ANTI JOIN settled ON settled.trace_id = live.trace_id
   AND settled.span_id = live.span_id AND {same_span("settled", "live")}"""
 
 
+_CALL_OPERATIONS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
+
+
+_OVERLAP: Final = "kept.start_ns <= other.end_ns AND other.start_ns <= kept.end_ns"
+_HAS_NO_ID: Final = "(kept.response_id IS NULL OR other.response_id IS NULL)"
+
+_REPEATED: Final = f"""
+requests AS MATERIALIZED (
+  SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, scope, response_id, model,
+    start_ns, coalesce(end_ns, start_ns) AS end_ns
+  FROM spans WHERE operation IN ({_CALL_OPERATIONS})
+),
+others AS MATERIALIZED (SELECT * FROM requests WHERE scope <> {quoted(c.SCOPE)}),
+same_answer AS MATERIALIZED (
+  SELECT other.trace_id, other.span_id, other.scope, kept.span_id AS kept_id
+  FROM others AS other JOIN requests AS kept
+    ON kept.rollout = other.rollout AND kept.response_id = other.response_id
+  WHERE kept.scope <> other.scope AND {_OVERLAP}
+    AND (kept.scope = {quoted(c.SCOPE)} OR kept.scope < other.scope)
+),
+repeated AS MATERIALIZED (
+  SELECT trace_id, span_id FROM same_answer
+  UNION
+  SELECT other.trace_id, other.span_id FROM others AS other JOIN requests AS kept
+    ON kept.trace_id = other.trace_id AND kept.parent_span_id = other.span_id
+  WHERE kept.scope <> other.scope AND {_HAS_NO_ID}
+  UNION
+  SELECT other.trace_id, other.span_id FROM others AS other JOIN requests AS kept
+    ON kept.rollout = other.rollout AND kept.scope = {quoted(c.SCOPE)}
+  WHERE {_HAS_NO_ID} AND {_OVERLAP}
+    AND coalesce(starts_with(kept.model, other.model) OR starts_with(other.model, kept.model), true)
+    AND (kept.span_id, other.scope) NOT IN (SELECT kept_id, scope FROM same_answer)
+)"""
+"""Common table expressions over ``spans``: ``repeated`` holds the calls of others' instrumentors
+that stand for a request another record tells of: by its response id; because the one stands in the
+other; or because it overlaps one of ours that nothing else of that instrumentor stands for. The
+adapter's ``duplicates`` looks at what was asked and answered, which no count should have to
+read."""
+
 CALLS: Final = f"""
+WITH {_REPEATED}
 SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id, agent, operation,
   provider, model, response_id, start_ns, end_ns, (end_ns - start_ns) / 1e6 AS duration_ms, status,
   {_attribute(c.ERROR_TYPE)} AS error_type, input_tokens, output_tokens,
   attributes->'$."{c.FINISH_REASONS}"' AS finish_reasons,
   system_instructions, input_messages, output_messages, tool_definitions,
   prompt_token_ids, response_token_ids, response_logprobs, process, sequence
-FROM spans WHERE operation IN ({", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))})"""
+FROM spans ANTI JOIN repeated USING (trace_id, span_id)
+WHERE operation IN ({_CALL_OPERATIONS})"""
 
 _BARE: Final = "(reward IS NOT NULL AND operation IS NULL)"
 """A span that is a reward and nothing else: only such a one moves to another attempt."""
@@ -228,10 +269,10 @@ SELECT trace_id, span_id, parent_span_id, coalesce(home_rollout, {ROLLOUT}) AS r
 FROM spans LEFT JOIN homes USING (trace_id, span_id)
 WHERE reward IS NOT NULL"""
 
-_CALL_OPERATIONS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
+_IS_CALL: Final = f"operation IN ({_CALL_OPERATIONS}) AND is_repeated IS NULL"
 
 ROLLOUTS: Final = f"""
-WITH {HOMES}
+WITH {HOMES}, {_REPEATED}
 SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   coalesce(home_attempt, attempt_id, '1') AS attempt_id,
   CASE WHEN count(*) FILTER (name = '{c.SPAN_ROLLOUT}') = 0 THEN
@@ -244,13 +285,14 @@ SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   coalesce(max(coalesce(end_ns, start_ns)) FILTER (home_rollout IS NULL),
     max(coalesce(end_ns, start_ns))) AS end_ns,
   count(*) AS spans, count(DISTINCT trace_id) FILTER (home_rollout IS NULL) AS traces,
-  count(*) FILTER (operation IN ({_CALL_OPERATIONS})) AS calls,
+  count(*) FILTER ({_IS_CALL}) AS calls,
   count(reward) AS rewards, arg_max(reward, start_ns) AS reward,
-  sum(input_tokens) FILTER (operation IN ({_CALL_OPERATIONS})) AS input_tokens,
-  sum(output_tokens) FILTER (operation IN ({_CALL_OPERATIONS})) AS output_tokens,
+  sum(input_tokens) FILTER ({_IS_CALL}) AS input_tokens,
+  sum(output_tokens) FILTER ({_IS_CALL}) AS output_tokens,
   string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   any_value({_attribute(c.TASK)}) FILTER (name = '{c.SPAN_ROLLOUT}') AS task
 FROM spans LEFT JOIN homes USING (trace_id, span_id)
+  LEFT JOIN (SELECT *, true AS is_repeated FROM repeated) USING (trace_id, span_id)
 GROUP BY 1, 2"""
 
 
