@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 POLL_S: Final = 0.1
 """How often a live follower looks, where a look takes little."""
 _LEAST_COMMIT_S: Final = 1.0
+_MOST_SEEN: Final = 10_000
 _COARSE_NS: Final = 1_000_000_000
 """How far a file's time may lie behind the clock, on any filesystem."""
 
@@ -84,6 +85,7 @@ class Follower:
         self._stop = threading.Event()
         self._tails: dict[str, Tail] = {}
         self._numbers: dict[str, Numbers] = {}
+        self._seen: dict[str, int] = {}
         self._passed: set[str] = set()
         self._begin()
 
@@ -207,6 +209,7 @@ class Follower:
         self._position.clear()
         self._tails.clear()
         self._numbers.clear()
+        self._seen.clear()
         self._begin()
 
     def count(self) -> int:
@@ -308,7 +311,7 @@ class Follower:
         live = [path for path in paths if path.name not in settled]
         self._forget_all_but({path.name for path in live})
         for path in live:
-            self._numbers_of(path.name)
+            self._numbers_of(path.name.rpartition("-")[0])
         yield from self._file_blocks(manifest)
         for path in live:
             tail = self._tails.get(path.name)
@@ -317,7 +320,8 @@ class Follower:
                     if path.stat().st_mtime_ns < self._since_ns - _COARSE_NS:
                         continue
                 reach = self._position.segments.get(path.name, Reach())
-                tail = self._tails[path.name] = Tail(path, reach, self._numbers_of(path.name))
+                process = path.name.rpartition("-")[0]
+                tail = self._tails[path.name] = Tail(path, reach, self._numbers_of(process))
             try:
                 yield from self._segment_blocks(tail)
             except FileNotFoundError:
@@ -334,19 +338,27 @@ class Follower:
                     self._gone.append(name)
         processes = {name.rpartition("-")[0] for name in names}
         for process in self._numbers.keys() - processes:
-            del self._numbers[process]
+            if not self._numbers[process].held:
+                self._forget_numbers(process)
 
-    def _numbers_of(self, name: str) -> Numbers:
-        """What was read of a segment's process, shared by all its segments."""
-        process = name.rpartition("-")[0]
+    def _numbers_of(self, process: str) -> Numbers:
+        """What was read of a process, shared by all its segments and files."""
         if process not in self._numbers:
             seen = [
                 reach.seen
-                for each, reach in self._position.segments.items()
-                if each.rpartition("-")[0] == process and reach.seen is not None
+                for name, reach in self._position.segments.items()
+                if name.rpartition("-")[0] == process and reach.seen is not None
             ]
-            self._numbers[process] = Numbers(max(seen, default=None))
+            self._numbers[process] = Numbers(max(seen, default=self._seen.get(process)))
         return self._numbers[process]
+
+    def _forget_numbers(self, process: str) -> None:
+        """Let go of a process without live segments, but for how far it was read."""
+        numbers = self._numbers.pop(process)
+        if numbers.seen is not None:
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[process] = numbers.seen
 
     def _segment_blocks(self, tail: Tail) -> Iterator[_Block]:
         if not tail.has_more():
@@ -381,7 +393,7 @@ class Follower:
             path = self._layout.data / file.name
             is_damaged = False
             for found in unread(
-                self._layout, path, self._position.known, self._since_ns, self._numbers
+                self._layout, path, self._position.known, self._since_ns, self._numbers_of
             ):
                 is_damaged = found is None
                 yield _Block(found or [])
@@ -390,8 +402,9 @@ class Follower:
             else:
                 read.append(file.name)
         for process in self._numbers.keys() - living:
-            yield _Block(self._numbers.pop(process).release())
-        # What waits for a line of a live segment is found again in its file, should we die.
+            # It may live all the same: just after a rotation it has no segment.
+            yield _Block(self._numbers[process].ready([]))
+        # What waits for a line to come is found again in its file, should we die.
         if read and not any(each.segment == "" for each in self._held()):
             yield _Block([], files=read)
 

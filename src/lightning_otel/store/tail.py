@@ -90,12 +90,6 @@ class Numbers:
         self.held = [each for each in every if each.number > seen]
         return _in_order([each for each in every if each.number <= seen])
 
-    def release(self) -> list[Found]:
-        """Those held: what they wait for will not come."""
-        held, self.held = self.held, []
-        self._give_up(max((each.number for each in held), default=0))
-        return _in_order(held)
-
     def _give_up(self, number: int) -> None:
         """Wait no more for what is missing below a number."""
         self.seen = max(self.seen or 0, number)

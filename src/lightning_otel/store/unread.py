@@ -3,7 +3,7 @@
 import itertools
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +29,7 @@ def unread(
     path: Path,
     known: Callable[[Collection[Key]], set[Key]],
     since_ns: int,
-    numbers: dict[str, Numbers],
+    numbers_of: Callable[[str], Numbers],
 ) -> Iterator[list[Found] | None]:
     """The ended spans of a file that were not delivered, some at a time.
 
@@ -40,8 +40,8 @@ def unread(
         path: The file.
         known: Which of some spans were delivered.
         since_ns: Spans that started earlier are left out.
-        numbers: What was read of each process; spans wait there for those that ended before them
-            and stand in another file or segment.
+        numbers_of: What was read of a process; its spans wait there for those that ended before
+            them and stand in another file or segment.
 
     Yields:
         Spans, those of one process by the number of their end; None if the file cannot be read.
@@ -69,9 +69,9 @@ def unread(
             )
             is_whole = _choose(con, known)
             if is_whole is not None:
-                _note(con, numbers)
+                _note(con, numbers_of)
                 for found in _rows(con, is_whole=is_whole):
-                    yield _in_turn(found, numbers)
+                    yield _in_turn(found, numbers_of)
         except duckdb.Error:
             log.debug("%s cannot be read", path, exc_info=True)
             yield None
@@ -96,7 +96,7 @@ def _choose(
     return is_whole if is_any else None
 
 
-def _note(con: "duckdb.DuckDBPyConnection", numbers: dict[str, Numbers]) -> None:
+def _note(con: "duckdb.DuckDBPyConnection", numbers_of: Callable[[str], Numbers]) -> None:
     """Take in the numbers that stand in the file, those of spans that never ended too."""
     cursor = con.cursor()
     cursor.execute(
@@ -106,18 +106,17 @@ def _note(con: "duckdb.DuckDBPyConnection", numbers: dict[str, Numbers]) -> None
     while rows := cursor.fetchmany(_WIDE):
         for process, starts, ends in rows:
             every = [number for number in (*starts, *ends) if number >= 0]
-            numbers.setdefault(process, Numbers(None)).note(every, min(every))
+            numbers_of(process).note(every, min(every))
 
 
-def _in_turn(found: list[Found], numbers: Mapping[str, Numbers]) -> list[Found]:
+def _in_turn(found: list[Found], numbers_of: Callable[[str], Numbers]) -> list[Found]:
     """Those that need not wait; the rows come process by process."""
     ready: list[Found] = []
     for process, rows in itertools.groupby(found, lambda each: each.record["process"]):
-        if process in numbers:
-            own = [each._replace(number=each.record["end_sequence"]) for each in rows]
-            ready += numbers[process].ready(own)
-        else:
-            ready += rows
+        own = [each._replace(number=each.record["end_sequence"]) for each in rows]
+        # Those without a place in a process wait for nothing.
+        waiting = process and own[0].number >= 0
+        ready += numbers_of(process).ready(own) if waiting else own
     return ready
 
 
