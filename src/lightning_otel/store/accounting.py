@@ -79,12 +79,12 @@ def _snapshot(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
 
 def _settled_spans(layout: "Layout", manifest: "Manifest") -> int:
     """Spans with an end in the data files."""
-    files = [quoted(str(layout.data / file.name)) for file in manifest.live_files]
+    paths = [layout.data / file.name for file in manifest.live_files]
+    # Of one that was taken out of the store the spans are missing, which is what is to be found.
+    files = ", ".join(quoted(str(path)) for path in paths if path.exists())
     if not files:
         return 0
     with reading(layout), new_connection() as con:
-        row = con.execute(
-            f"SELECT count(end_ns) FROM read_parquet([{', '.join(files)}])"
-        ).fetchone()
+        row = con.execute(f"SELECT count(end_ns) FROM read_parquet([{files}])").fetchone()
     assert row is not None
     return int(row[0])

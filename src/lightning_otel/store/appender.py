@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 from lightning_otel.store import counts as n
@@ -128,7 +129,7 @@ class Appender:
         with self._lock:
             if self._is_writing:
                 return
-            if self._backlog or self._untold:
+            if self._backlog.lines or self._untold:
                 self._backlog.ask_again()  # it is now or never
                 self._write_alone(b"", 0)
             segment = self.segment
@@ -175,6 +176,30 @@ class Appender:
                 refusal,
             )
 
+    def _take(self, lines: bytes, spans: int) -> None:
+        """Write lines that somebody else holds until they are here.
+
+        Raises:
+            OSError: The disk refuses them; it is as if they had never come.
+        """
+        if self.layout is None:
+            self.ended_spans += spans
+            self._written += spans
+            self.lines += lines.splitlines(keepends=True)
+            return
+        with self._lock:
+            self.ended_spans += spans
+            self._in_flight = (lines, spans)
+            try:
+                self._put(lines, spans)
+            finally:
+                if self._in_flight is not _NOTHING:
+                    self._in_flight = _NOTHING
+                    self.ended_spans -= spans
+                    if self.segment is not None:
+                        self.segment.take_back()
+            self._rotate_if_full()
+
     def _waits(self, line: bytes, spans: int) -> bool:
         """Whether the line waits in memory, as the disk was slow just before.
 
@@ -195,7 +220,7 @@ class Appender:
         self._in_flight = (line, spans)
         try:
             refusal = self._write(line, spans)
-            if refusal is None and (self._backlog or self._untold):
+            if refusal is None and (self._backlog.lines or self._untold):
                 refusal = self._write(b"", 0)  # what came between
         finally:
             self._is_writing = False
@@ -217,7 +242,8 @@ class Appender:
         try:
             if line and segment is not None and segment.is_intact():
                 segment.append(line)
-                self._note_written(line, spans)
+                self._written += spans
+                self._written_here += spans
                 return None
         except OSError as exc:
             self._hold(line, spans)
@@ -229,9 +255,9 @@ class Appender:
         """Write what is pending and the line; on refusal hold the line, or count it lost."""
         refusal = None
         try:
-            if self._backlog or self._untold:
+            if self._backlog.lines or self._untold:
                 self._make_way(line)
-            if line and not self._backlog:
+            if line and not self._backlog.lines:
                 self._put(line, spans)
             else:
                 self._hold(line, spans)  # the disk is slow again
@@ -239,14 +265,13 @@ class Appender:
             refusal = exc
             self._hold(line, spans)
         self._in_flight = _NOTHING
-        if self.segment is not None and self.segment.size_bytes >= ROTATE_BYTES:
-            self._rotate(self.segment)
+        self._rotate_if_full()
         return refusal
 
     def _make_way(self, line: bytes) -> None:
         """Write what is pending, while the disk is quick; however slow, until the line has room."""
         self._catch_up()
-        while self._backlog and not self._backlog.has_room(line):
+        while self._backlog.lines and not self._backlog.has_room(line):
             self._backlog.ask_again()
             self._catch_up()
 
@@ -263,7 +288,7 @@ class Appender:
 
     def _catch_up(self) -> None:
         backlog = self._backlog
-        while backlog and not backlog.is_resting():
+        while backlog.lines and not backlog.is_resting():
             text, count = backlog.first()
             try:
                 self._put(text, backlog.spans_of(count))
@@ -274,7 +299,7 @@ class Appender:
                 text, count = backlog.first(alone=True)
                 self._put(text, backlog.spans_of(count))
             backlog.written(count)
-        if self._untold and not backlog and not backlog.is_resting():
+        if self._untold and not backlog.lines and not backlog.is_resting():
             told = dict(self._untold)
             self._put(control_line(_COUNT, counts=told), 0)
             self._told_here = n.added(self._told_here, told)
@@ -282,24 +307,22 @@ class Appender:
             self._untold = n.added(self._untold, {name: -count for name, count in told.items()})
 
     def _put(self, line: bytes, spans: int) -> None:
-        began = time.monotonic()
+        began = monotonic()
         segment = self.segment
         if segment is None or not segment.is_intact():
             segment = self._replaced(segment, line)
         segment.append(line)
-        self._note_written(line, spans)
-        took_s = time.monotonic() - began
+        # With no call between: a signal handler may raise at any.
+        self._written += spans
+        self._written_here += spans
+        if line is self._in_flight[0]:
+            self._in_flight = _NOTHING
+        took_s = monotonic() - began
         if took_s > SLOW_S:
             self._backlog.note_slow(took_s)
             self._count(n.SLOW_WRITES, 1)
         elif self._backlog.rest_until:
             self._backlog.note_quick()
-
-    def _note_written(self, line: bytes, spans: int) -> None:
-        self._written += spans
-        self._written_here += spans
-        if line is self._in_flight[0]:
-            self._in_flight = _NOTHING
 
     def _replaced(self, gone: Segment | None, line: bytes) -> Segment:
         """A new segment, instead of none or of one that is not ours any more."""
@@ -335,6 +358,10 @@ class Appender:
                 segment.remove()
                 raise
         return segment
+
+    def _rotate_if_full(self) -> None:
+        if self.segment is not None and self.segment.size_bytes >= ROTATE_BYTES:
+            self._rotate(self.segment)
 
     def _rotate(self, full: Segment) -> None:
         """Go on in a new segment; if there is no room for it and the seal, go on in the old one.

@@ -18,17 +18,20 @@ _PAST: Final = 1e-9
 
 
 class Backlog:
-    """Lines in order, and the time until which a slow disk is left alone."""
+    """Lines in order, and the time until which a slow disk is left alone.
+
+    Attributes:
+        lines: Each with how many ended spans it stands for.
+        spans: How many all of them stand for.
+        rest_until: When the disk may be asked again, by the monotonic clock; 0 if it is quick.
+    """
 
     def __init__(self) -> None:
         self.spans = 0
         self.rest_until = 0.0
-        self._lines: deque[tuple[bytes, int]] = deque()
+        self.lines: deque[tuple[bytes, int]] = deque()
         self._size_bytes = 0
         self._slow_in_a_row = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
 
     def has_room(self, line: bytes) -> bool:
         """Whether the line may wait here."""
@@ -36,7 +39,7 @@ class Backlog:
 
     def add(self, line: bytes, spans: int) -> None:
         """Hold a line that stands for so many ended spans."""
-        self._lines.append((line, spans))
+        self.lines.append((line, spans))
         self._size_bytes += len(line)
         self.spans += spans
 
@@ -47,7 +50,7 @@ class Backlog:
             alone: Only the very first line.
         """
         text, count = bytearray(), 0
-        for line, _ in self._lines:
+        for line, _ in self.lines:
             if count and (alone or len(text) + len(line) > _CHUNK_BYTES):
                 break
             text += line
@@ -56,12 +59,12 @@ class Backlog:
 
     def spans_of(self, count: int) -> int:
         """How many ended spans the first lines stand for."""
-        return sum(self._lines[index][1] for index in range(count))
+        return sum(self.lines[index][1] for index in range(count))
 
     def written(self, count: int) -> None:
         """Forget the first lines, which are on the disk."""
         for _ in range(count):
-            line, spans = self._lines.popleft()
+            line, spans = self.lines.popleft()
             self._size_bytes -= len(line)
             self.spans -= spans
 

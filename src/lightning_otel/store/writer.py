@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_ID: Final = 64
+_TAKEN_BYTES: Final = 1 << 20
+"""Written at once of spans that are taken over."""
 
 
 class _Begun(NamedTuple):
@@ -137,6 +139,36 @@ class SpanWriter(Appender):
             raise
         self._append(line, spans)
 
+    def take(self, spans: Iterable[Span]) -> None:
+        """Keep spans that somebody else holds until we have them: with few writes, or not at all.
+
+        Raises:
+            OSError: The disk refuses some of them; they are neither held in memory nor counted.
+        """
+        self._forget_if_forked()
+        lines: list[bytes] = []
+        size, ended, dropped = 0, 0, 0
+        for span in spans:
+            record = record_of_span(span)
+            if everywhere:
+                outcome = transformed(record, ())
+                if outcome.record is None:
+                    dropped += span.end_ns is not None
+                    continue
+                record = outcome.record
+                if outcome.is_failed:
+                    self.note(n.TRANSFORM_FAILED)
+            lines.append(line_of(record))
+            size += len(lines[-1])
+            ended += span.end_ns is not None
+            if size >= _TAKEN_BYTES:
+                self._take(b"".join(lines), ended)
+                lines, size, ended = [], 0, 0
+        if lines:
+            self._take(b"".join(lines), ended)
+        if dropped:  # not before: where the disk refused the others, all of them come again
+            self.refused(n.TRANSFORM, dropped)
+
     def records(self, since: tuple[int, int], *mentions: str) -> list[Record] | None:
         """This process's records since a position, starts without their end among them.
 
@@ -222,8 +254,8 @@ class SpanWriter(Appender):
 
 
 def _is_id(text: str) -> bool:
-    """Whether a trace or span id names anything: zeros do not, nor what is far too long."""
-    return bool(text.strip("0")) and len(text) <= _LONGEST_ID
+    """Whether a span made by hand may be called so; those of OpenTelemetry must not be zeros."""
+    return 0 < len(text) <= _LONGEST_ID
 
 
 _writers: "weakref.WeakSet[SpanWriter]" = weakref.WeakSet()

@@ -1,0 +1,190 @@
+"""Writers, readers and settlers under random kills, for minutes: the identity holds to the span.
+
+    python -m tests.faults.soak [--minutes 3] [--writers 8] [--rate 200] [--seed N]
+
+Every role runs in processes of its own; each is killed with SIGKILL at random and started again.
+A writer acknowledges a span when its ``end()`` has returned. At the end every acknowledged span
+must be stored once, and the store's own numbers must add up, before the last settling and after.
+"""
+
+import argparse
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.harness import Host
+
+WRITER = """
+run, rate = sys.argv[1], float(sys.argv[2])
+path = os.path.join("acknowledged", run)
+acks = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+number = 0
+while True:
+    with tracer.start_as_current_span(f"{run}.{number}", attributes={"text": "x" * 1000}):
+        tracer.start_span(f"{run}.{number}.inner").end()
+        os.write(acks, b".")
+    os.write(acks, b".")
+    number += 1
+    time.sleep(2 / rate)
+"""
+READER = """
+import sys, time
+from lightning_otel import Store
+store, before = Store(sys.argv[1]), 0
+while True:
+    (row,) = store.sql("SELECT count(*) AS n FROM spans")
+    assert row["n"] >= before, (row, before)
+    before = row["n"]
+    print(before, flush=True)
+    time.sleep(0.1)
+"""
+SETTLER = """
+import sys, time
+from lightning_otel import Store
+while True:
+    print(Store(sys.argv[1]).settle().rows, flush=True)
+    time.sleep(0.3)
+"""
+
+
+@dataclass
+class Role:
+    """Processes of one kind, of which one is killed now and then.
+
+    Attributes:
+        start: Starts one; gets the number of the start.
+        wanted: How many shall run at once.
+        kills: How many were killed.
+        failures: What those that ended by themselves said.
+    """
+
+    start: "Callable[[int], subprocess.Popen[str]]"
+    wanted: int
+    kills: int = 0
+    started: int = 0
+    alive: "list[subprocess.Popen[str]]" = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    said: int = 0
+
+    def fill(self) -> None:
+        """Start what is missing; note what ended unasked."""
+        for process in [each for each in self.alive if each.poll() is not None]:
+            self.alive.remove(process)
+            self.failures.append(self._heard(process))
+        while len(self.alive) < self.wanted:
+            self.alive.append(self.start(self.started))
+            self.started += 1
+
+    def kill(self, chance: random.Random) -> None:
+        """Kill one."""
+        process = self.alive.pop(chance.randrange(len(self.alive)))
+        process.send_signal(signal.SIGKILL)
+        self._heard(process)
+        self.kills += 1
+
+    def _heard(self, process: "subprocess.Popen[str]") -> str:
+        output, errors = process.communicate()
+        self.said += len(output.splitlines())
+        return errors
+
+
+def soak(folder: Path, *, minutes: float, writers: int, rate: float, seed: int) -> bool:
+    """Run it; prints what became of the spans and gives whether all of it is right.
+
+    Args:
+        folder: Where everything goes.
+        minutes: How long.
+        writers: How many write at once.
+        rate: Spans a second of each writer.
+        seed: Of the random kills.
+    """
+    host = Host(folder, WRITER)
+    acknowledged = folder / "acknowledged"
+    acknowledged.mkdir()
+    host.layout.create()
+    chance = random.Random(seed)
+
+    def tool(script: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-c", script, host.store.name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    roles = {
+        "writer": Role(lambda number: host.start(f"w{number}", rate), writers),
+        "reader": Role(lambda _: tool(READER), 1),
+        "settler": Role(lambda _: tool(SETTLER), 2),
+    }
+    until = time.monotonic() + minutes * 60
+    while time.monotonic() < until:
+        for role in roles.values():
+            role.fill()
+        time.sleep(chance.uniform(0.3, 1.5))
+        names = chance.choices(list(roles), weights=(12, 1, 4))
+        roles[names[0]].kill(chance)
+    for role in roles.values():
+        while role.alive:
+            role.kill(chance)
+    return _is_right(host, acknowledged, roles)
+
+
+def _is_right(host: Host, acknowledged: Path, roles: dict[str, Role]) -> bool:
+    before = host.accounted()
+    kept = Counter(
+        row["name"].partition(".")[0]
+        for row in host.store.sql("SELECT name FROM spans WHERE end_ns IS NOT NULL")
+    )
+    counts = host.counts()
+    host.store.settle()
+    after = host.accounted()
+    acked = {path.name: path.stat().st_size for path in acknowledged.iterdir()}
+    lost = sum(max(0, count - kept[name]) for name, count in acked.items())
+    # A killed writer may have written one span that it could not acknowledge any more.
+    extra = sum(max(0, kept[name] - acked.get(name, 0) - 1) for name in kept)
+    failures = [error for role in roles.values() for error in role.failures]
+    kills = ", ".join(f"{role.kills} {name}s" for name, role in roles.items())
+    same = before == after and counts == host.counts()
+    print(f"killed: {kills}; reads {roles['reader'].said}, settlings {roles['settler'].said}")  # noqa: T201
+    print(f"{after.sentence()}; acknowledged {sum(acked.values())}")  # noqa: T201
+    print(f"lost {lost}, doubled {counts.doubled}, unexplained {extra}, failures {len(failures)}")  # noqa: T201
+    for failure in failures[:3]:
+        print(failure[-1500:], file=sys.stderr)  # noqa: T201
+    return same and not (lost or counts.doubled or extra or failures)
+
+
+def main() -> int:
+    """Parse the command line and soak; 0 if all is right."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--writers", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=200)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    print(f"seed {given.seed}")  # noqa: T201
+    is_right = soak(
+        folder,
+        minutes=given.minutes,
+        writers=given.writers,
+        rate=given.rate,
+        seed=given.seed,
+    )
+    if is_right:
+        shutil.rmtree(folder)
+    else:
+        print(f"left for a look: {folder}", file=sys.stderr)  # noqa: T201
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Every span that ended is accounted for: when written, when settled, and ever after."""
+
+from collections.abc import Callable
+
+import pytest
+from opentelemetry.trace import Tracer
+
+from lightning_otel import Store
+from lightning_otel.store import settle as settle_module
+from lightning_otel.store.counts import Accounting
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.writer import SpanWriter
+from lightning_otel.types import Span
+
+
+@pytest.fixture
+def layout(store: Store) -> Layout:
+    """An empty store's paths."""
+    assert store.layout is not None
+    store.layout.create()
+    return store.layout
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settled at once, gone with the next settling."""
+    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
+    monkeypatch.setattr(settle_module, "GRACE_US", 0)
+
+
+def test_accounting_is_the_same_at_every_stage(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """In an open segment, a sealed one, a data file, and when the segment is forgotten."""
+    spans = [make_span() for _ in range(5)]
+    writer = SpanWriter(layout)
+    for span in [*spans, spans[0], make_span(trace_id=spans[1].trace_id, span_id=spans[1].span_id)]:
+        writer.add(span)
+    writer.add(make_span(trace_id="0" * 1000))
+    stages = [store.accounting()]
+    writer.seal()
+    stages.append(store.accounting())
+    store.settle()
+    stages.append(store.accounting())
+    later = SpanWriter(layout)
+    later.add(spans[2])
+    later.seal()
+    again = store.accounting()
+    for _ in range(3):
+        store.settle()
+
+    rejected = {"conflict": 1, "duplicate": 1, "invalid_id": 1}
+    assert stages == [Accounting(8, 5, rejected=rejected)] * 3
+    assert again == store.accounting() == Accounting(9, 5, rejected={**rejected, "duplicate": 2})
+    assert all(each.is_balanced for each in store.accounting_by_process().values())
+
+
+def test_accounting_outlives_its_segments(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """The manifest keeps the sums of segments it does not list any more."""
+    for _ in range(5):
+        writer = SpanWriter(layout)
+        writer.add(make_span())
+        writer.seal()
+        store.settle()
+
+    manifest = layout.read_manifest()
+
+    listed = len(manifest.segments)
+    assert listed < 5
+    assert manifest.counts == {"ended": 5 - listed, "stored": 5 - listed}
+    assert store.accounting() == Accounting(5, 5)
+
+
+def test_accounting_finds_a_file_that_was_taken_out(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """Its spans are missing, and their number is said."""
+    writer = SpanWriter(layout)
+    for _ in range(4):
+        writer.add(make_span())
+    writer.seal()
+    store.settle()
+    next(layout.data.glob("spans-*.parquet")).unlink()
+
+    found = store.accounting()
+
+    assert (found.ended, found.stored, found.missing) == (4, 0, 4)
+
+
+def test_accounting_finds_a_line_that_was_taken_out(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """A sealed segment says how many it had."""
+    writer = SpanWriter(layout)
+    for _ in range(4):
+        writer.add(make_span())
+    writer.seal()
+    (path,) = layout.segments()
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+
+    before = store.accounting()
+    store.settle()
+
+    assert before.missing == store.accounting().missing == 1
+
+
+def test_accounting_knows_what_this_process_holds(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """Spans that wait for the disk are pending, then stored."""
+    store.writer()
+    layout.live.rename(layout.root / "away")
+    layout.live.write_text("in the way")
+    store.add(make_span() for _ in range(3))
+    layout.live.unlink()
+    (layout.root / "away").rename(layout.live)
+    waiting = store.accounting()
+    store.add([make_span()])
+
+    assert waiting == Accounting(3, 0, pending=3)
+    assert store.accounting() == Accounting(4, 4)
+    assert store.writer().accounting() == Accounting(4, 4)
+
+
+def test_accounting_counts_a_killed_process_by_its_lines(
+    store: Store, layout: Layout, tracer_of: Callable[[SpanWriter], Tracer]
+) -> None:
+    """What its segment says is what ended; a span that was open never did."""
+    writer = SpanWriter(layout)
+    tracer = tracer_of(writer)
+    tracer.start_span("open")
+    tracer.start_span("ended").end()
+    assert writer.segment is not None
+    writer.segment.close()
+
+    before = store.accounting()
+    store.settle()
+
+    assert before == store.accounting() == Accounting(1, 1)
+
+
+def test_accounting_in_memory(make_span: Callable[..., Span]) -> None:
+    """A store without a place counts too."""
+    store = Store(":memory:")
+    store.add([make_span(), make_span(span_id="")])
+
+    assert store.accounting() == Accounting(2, 1, rejected={"invalid_id": 1})
+    assert list(store.accounting_by_process().values()) == [store.accounting()]
+
+
+def test_accounting_of_spans_taken_over(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """What the disk refuses was never ours, so that its sender may send it again."""
+    writer = store.writer()
+    writer.take([make_span(attributes={"text": "x" * 700_000}) for _ in range(4)])
+    layout.segments()[0].unlink()
+    layout.live.rename(layout.root / "away")
+    layout.live.write_text("in the way")
+    with pytest.raises(OSError, match="directory"):
+        writer.take([make_span()])
+    refused = writer.accounting()
+    layout.live.unlink()
+    (layout.root / "away").rename(layout.live)
+    writer.take(make_span() for _ in range(3))
+
+    assert refused == Accounting(4, 4)
+    assert writer.accounting() == store.accounting()
+    assert store.accounting() == Accounting(7, 3, dropped={"removed": 4})
