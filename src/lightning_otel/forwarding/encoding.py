@@ -3,7 +3,6 @@
 Source: opentelemetry-proto, ``trace/v1/trace.proto`` and ``common/v1/common.proto``.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -128,7 +127,7 @@ def _value(value: Any, depth: int) -> AnyValue:
         return AnyValue(bool_value=value)
     if isinstance(value, int) and value in _INT64:
         return AnyValue(int_value=value)
-    if isinstance(value, float) and math.isfinite(value):
+    if isinstance(value, float):
         return AnyValue(double_value=value)
     if isinstance(value, Mapping) and depth:
         return AnyValue(

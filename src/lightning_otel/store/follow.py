@@ -199,11 +199,6 @@ class Follower:
         """End the iteration, from any thread."""
         self._stop.set()
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether it was told to stop."""
-        return self._stop.is_set()
-
     def rewind(self) -> None:
         """Forget what was delivered: everything comes again."""
         self._position.clear()
