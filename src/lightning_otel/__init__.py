@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.store import Store
+    from lightning_otel.store.follow import Follower
+    from lightning_otel.store.transforms import add_transform, remove_transform
     from lightning_otel.tracing import Recording, auto_trace, carried, context, operation
     from lightning_otel.types import Report, Span, Trajectory, Transition
 
@@ -42,6 +44,9 @@ _HOMES = {
     "instrument": "provider",
     "uninstrument": "provider",
     "Store": "store",
+    "Follower": "store.follow",
+    "add_transform": "store.transforms",
+    "remove_transform": "store.transforms",
     "Recording": "tracing",
     "auto_trace": "tracing",
     "carried": "tracing",
@@ -56,6 +61,7 @@ _HOMES = {
 __version__ = "0.1.0"
 __all__ = [
     "DuckDBSpanExporter",
+    "Follower",
     "LightningSpanProcessor",
     "Recording",
     "Report",
@@ -64,6 +70,7 @@ __all__ = [
     "Trajectory",
     "Transition",
     "TripletAdapter",
+    "add_transform",
     "auto_trace",
     "carried",
     "context",
@@ -77,6 +84,7 @@ __all__ = [
     "emit_state",
     "instrument",
     "operation",
+    "remove_transform",
     "uninstrument",
     "wrap_langchain",
 ]

@@ -6,9 +6,11 @@ Nonsense in a variable never stops a program: the default is taken and one warni
 import logging
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ AGENT_ENV: Final = "LIGHTNING_OTEL_RUN_AGENT"
 """Set by ``lightning-otel run`` in its child: who acts where the program does not say."""
 MAX_SIZE_ENV: Final = "LIGHTNING_OTEL_MAX_SIZE"
 """What a store may take; its oldest rollouts are dropped for what is beyond."""
+TRANSFORMS_ENV: Final = "LIGHTNING_OTEL_TRANSFORMS"
 CONTENT_ENV: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 DEFAULT_STORE: Final = ".lightning/traces.duckdb"
@@ -157,6 +160,12 @@ def has_otlp_endpoint() -> bool:
     )
 
 
+def named_transforms() -> tuple[str, ...]:
+    """Functions that spans pass through before they are written, each ``module:function``."""
+    names = os.environ.get(TRANSFORMS_ENV, "").split(",")
+    return tuple(name.strip() for name in names if name.strip())
+
+
 def otlp_protocol() -> str:
     """``grpc``, ``http/protobuf`` or whatever the user wrote; OTLP's own default is HTTP."""
     return (
@@ -164,6 +173,76 @@ def otlp_protocol() -> str:
         or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
         or "http/protobuf"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpEndpoint:
+    """Where to send spans by OTLP, and how.
+
+    Attributes:
+        is_whole: Whether the URL has its path, and ``/v1/traces`` is not to be added.
+        protocol: ``grpc`` or an HTTP one.
+        is_insecure: Whether gRPC without a scheme goes without TLS.
+    """
+
+    url: str
+    is_whole: bool
+    protocol: str
+    headers: Mapping[str, str]
+    compression: str
+    certificate: str
+    client_key: str
+    client_certificate: str
+    timeout_s: float
+    is_insecure: bool
+
+
+def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
+    """The endpoint for spans; None if no URL is given and the environment names none.
+
+    Args:
+        url: Where to send instead of where the environment says; the rest is taken from there.
+
+    Source: OpenTelemetry Protocol Exporter specification; the timeout is in seconds, as in
+    Python's SDK.
+    """
+
+    def setting(name: str) -> str:
+        return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(
+            f"OTEL_EXPORTER_OTLP_{name}", ""
+        )
+
+    whole = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+    found = url or whole or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    is_wanted = found or "otlp" in traces_exporters()
+    if not is_wanted:
+        return None
+    protocol = otlp_protocol()
+    default = "http://localhost:4317" if protocol == "grpc" else "http://localhost:4318"
+    timeout = setting("TIMEOUT")
+    try:
+        timeout_s = float(timeout or 10)
+    except ValueError:
+        _warn_once("OTEL_EXPORTER_OTLP_TIMEOUT", timeout, "a number of seconds")
+        timeout_s = 10.0
+    return OtlpEndpoint(
+        url=found or default,
+        is_whole=bool(whole) and not url,
+        protocol=protocol,
+        headers=_headers(setting("HEADERS")),
+        compression=setting("COMPRESSION").strip().lower(),
+        certificate=setting("CERTIFICATE"),
+        client_key=setting("CLIENT_KEY"),
+        client_certificate=setting("CLIENT_CERTIFICATE"),
+        timeout_s=timeout_s if timeout_s > 0 else 10.0,
+        is_insecure=setting("INSECURE").strip().lower() == "true",
+    )
+
+
+def _headers(text: str) -> dict[str, str]:
+    """Headers as OpenTelemetry writes them: ``key=value`` with percent signs, between commas."""
+    pairs = (part.partition("=") for part in text.split(",") if "=" in part)
+    return {unquote(key).strip(): unquote(value).strip() for key, _, value in pairs}
 
 
 def has_chosen_autogen_messaging() -> bool:
@@ -200,6 +279,7 @@ def child_environment(
     trace_parent: str,
     startup: Path,
     agent: str | None = None,
+    transforms: Sequence[str] = (),
 ) -> dict[str, str]:
     """The environment in which ``lightning-otel run`` starts its child.
 
@@ -210,11 +290,14 @@ def child_environment(
         trace_parent: W3C ``traceparent`` of the run's root span.
         startup: Folder whose ``sitecustomize`` switches tracing on.
         agent: Who acts where the program does not say; by default whom a run around this one named.
+        transforms: Functions that spans pass through, besides those named already.
     """
+    named = ",".join((*named_transforms(), *transforms))
     python_path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
         **({AGENT_ENV: agent} if agent else {}),
+        **({TRANSFORMS_ENV: named} if named else {}),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(startup), python_path])),
         STORE_ENV: store,
         RUN_ENV: "1",

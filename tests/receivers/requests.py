@@ -7,18 +7,17 @@ import orjson
 from google.protobuf.json_format import (  # type: ignore[import-untyped]  # no stubs
     MessageToDict,
 )
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from lightning_otel.exporters.otlp import readable_span
+from lightning_otel.forwarding import encoding
 from lightning_otel.types import Span
 
 _IDS = ("traceId", "spanId", "parentSpanId")
 
 
 def request_of(spans: Sequence[Span]) -> ExportTraceServiceRequest:
-    """The trace request in which the SDK sends them."""
-    return encode_spans([readable_span(span, with_content=True) for span in spans])
+    """The trace request in which we, and the SDK likewise, send them."""
+    return ExportTraceServiceRequest.FromString(encoding.request_of(spans, with_content=True))
 
 
 def json_of(request: ExportTraceServiceRequest) -> bytes:

@@ -27,6 +27,8 @@ _COMMANDS = {
     "show": ("look:show", "Show one rollout, trace or span as a tree."),
     "stats": ("look:stats", "Count what was kept, from spans to transitions."),
     "export": ("export:export", "Write spans or triplets as JSON lines or Parquet."),
+    "follow": ("follow:follow", "Print spans as they end, each once: JSON lines."),
+    "forward": ("forward:forward", "Send spans to an OTLP endpoint, each until it is taken."),
     "reward": ("reward:reward", "Give a reward to a rollout, trace, span or response."),
     "sql": ("look:sql", "Run one read-only SQL statement."),
     "serve": ("serve:serve", "Take spans by OTLP/HTTP from any language."),

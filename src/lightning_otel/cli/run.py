@@ -17,6 +17,7 @@ from lightning_otel.cli.output import counted, store_option, suggest, talk
 from lightning_otel.errors import ConfigError, LightningOtelError, StoreError
 
 if TYPE_CHECKING:
+    from lightning_otel.cli.forwarding import Forwarding
     from lightning_otel.store import Store
     from lightning_otel.tracing import Options, Recording
 
@@ -35,6 +36,13 @@ _NOTHING_CAPTURED = 3
     metavar="MODULE:FUNCTION",
     help="Judges the finished rollout: gets its Recording, gives a number.",
 )
+@click.option(
+    "--transform",
+    "transforms",
+    multiple=True,
+    metavar="MODULE:FUNCTION",
+    help="Gets each span before it is written, gives the one to keep, or None.",
+)
 @click.option("--quiet", is_flag=True, help="No closing lines.")
 @store_option
 def run(
@@ -44,6 +52,7 @@ def run(
     task: str | None,
     agent: str | None,
     reward_evaluator: str | None,
+    transforms: Sequence[str],
     quiet: bool,
     store: str | None,
 ) -> int:
@@ -54,8 +63,12 @@ def run(
     """
     from lightning_otel import tracing
     from lightning_otel.store import Store
+    from lightning_otel.store.transforms import Named, add_named
 
     evaluator = _loaded(reward_evaluator) if reward_evaluator else None
+    for name in transforms:
+        Named(name).load()
+    add_named(transforms)
     opened = Store(store).local
     if opened.layout is None:
         raise ConfigError(
@@ -68,7 +81,7 @@ def run(
     )  # fmt: skip
     try:
         program = find_program(command)
-        recorded = _Run(opened, options, name_of(command))
+        recorded = _Run(opened, options, name_of(command), transforms)
         code = recorded.run(program)
     except ProgramError as exc:
         say_error(exc.what, exc.why, exc.remedy)
@@ -112,13 +125,17 @@ def _json_or_text(task: str | None) -> object:
 class _Run:
     """One program under a rollout; where nothing can be recorded it runs all the same."""
 
-    def __init__(self, opened: "Store", options: "Options", name: str) -> None:
+    def __init__(
+        self, opened: "Store", options: "Options", name: str, transforms: Sequence[str]
+    ) -> None:
+        self._transforms = transforms
         self._opened = opened
         self._options = options
         self._name = name
         self._started_ns = time.time_ns()
         self._recording: Recording | None = None
         self._problem: LightningOtelError | None = None
+        self._forwarding: Forwarding | None = None
 
     def run(self, program: Sequence[str]) -> int:
         """Run it to its end; gives its return code."""
@@ -137,15 +154,16 @@ class _Run:
 
         assert self._opened.layout is not None
         provider.leave_otlp_to_the_store()
-        earlier = {path.name for path in self._opened.layout.segments()}
         scope = tracing.Scope(self._options, self._name)
         recording = self._recording = scope.recording
         recording.span_processes()
-        forwarding = start_forwarding(
-            self._opened.layout, recording.rollout_id, recording.trace_id, earlier
+        forwarding = self._forwarding = start_forwarding(
+            self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
         )
         try:
-            environment = _environment(self._opened, recording, self._options.get("agent"))
+            environment = _environment(
+                self._opened, recording, self._options.get("agent"), self._transforms
+            )
             with Upkeep(self._opened.layout):
                 code = run_child(program, environment)
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
@@ -167,6 +185,7 @@ class _Run:
         counts = self._counts(self._recording)
         captured = int(counts["spans"])
         if is_quiet:
+            self._tell_forwarding(int(counts["ended"]), store, is_quiet=True)
             return captured
         exact = f" ({counts['exact']} with token ids)" if counts["exact"] else ""
         talk(
@@ -174,6 +193,7 @@ class _Run:
             f"{counted(counts['rewards'], 'reward')} → {self._opened.name}"
         )
         self._tell_losses(has_root=bool(counts["has_root"]))
+        self._tell_forwarding(int(counts["ended"]), store)
         if not captured:
             talk(
                 "  warning: the program made no span; does it call a model through the openai "
@@ -202,6 +222,7 @@ class _Run:
               count(*) FILTER (operation IN ({calls})) AS calls,
               count(*) FILTER (prompt_token_ids IS NOT NULL AND response_token_ids IS NOT NULL)
                 AS exact,
+              count(end_ns) AS ended,
               bool_or(span_id = ? AND end_ns IS NOT NULL) AS has_root
             FROM spans WHERE start_ns >= ? AND (trace_id = ? OR {ROLLOUT} = ?)
             """,
@@ -214,6 +235,15 @@ class _Run:
             ],
         )
         return found
+
+    def _tell_forwarding(self, ended: int, store: str | None, *, is_quiet: bool = False) -> None:
+        forwarding = self._forwarding
+        if forwarding is None or self._recording is None:
+            return
+        waiting = max(0, ended - forwarding.delivered - forwarding.rejected.total())
+        forwarding.tell(waiting, is_quiet=is_quiet)
+        if waiting:
+            suggest(f"forward --rollout {self._recording.rollout_id}", store)
 
     def _tell_losses(self, *, has_root: bool) -> None:
         from lightning_otel import config
@@ -258,7 +288,9 @@ def _problem(opened: "Store") -> LightningOtelError | None:
     return None
 
 
-def _environment(opened: "Store", recording: "Recording", agent: str | None) -> dict[str, str]:
+def _environment(
+    opened: "Store", recording: "Recording", agent: str | None, transforms: Sequence[str]
+) -> dict[str, str]:
     from lightning_otel import config, startup
 
     return config.child_environment(
@@ -268,4 +300,5 @@ def _environment(opened: "Store", recording: "Recording", agent: str | None) -> 
         trace_parent=f"00-{recording.trace_id}-{recording.span_id}-01",
         startup=Path(startup.__path__[0]),
         agent=agent,
+        transforms=transforms,
     )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from lightning_otel.store.compact import Compacted
     from lightning_otel.store.counts import Accounting
+    from lightning_otel.store.follow import Follower
     from lightning_otel.store.publish import Published
     from lightning_otel.store.settle import Settled
     from lightning_otel.store.source import SpanSource
@@ -381,6 +382,28 @@ class Store:
             return ClickHouse(text).load(self.source)
         with self.source.connect(("spans",)) as con:
             return pack(con, path, self.layout)
+
+    def follow(self, name: str, *, idle_s: float | None = None, since_ns: int = 0) -> "Follower":
+        """Every ended span once, as it ends or in batches, from a durable position of one's own.
+
+        ``for span in store.follow("trainer")`` waits for what comes; ``.batch()`` takes what is
+        there. Any number of consumers follow side by side, each under its name.
+
+        Args:
+            name: The consumer's name; a new one begins with the oldest span.
+            idle_s: Seconds without a new span after which an iteration ends; None for never.
+            since_ns: Only spans that start at this time or later, Unix nanoseconds.
+
+        Raises:
+            ConfigError: The name cannot be used, or the store is not on this machine's disk.
+            StoreMissingError: There is no store.
+            StoreError: The consumer is at work already, or its position cannot be kept.
+        """
+        from lightning_otel.store.follow import Follower
+
+        if self.layout is None:
+            raise ConfigError(f"{self.name} cannot be followed; name a store on this disk")
+        return Follower(self.layout, name, idle_s=idle_s, since_ns=since_ns)
 
     def find(self, prefix: str) -> tuple[str, str]:
         """The one rollout, trace, span or response whose id begins with a prefix; ``@last`` works.

@@ -75,6 +75,11 @@ class Appender:
         """Lines that every segment begins with, as what they say goes on."""
         return []
 
+    def note(self, name: str) -> None:
+        """Count what happened to a span that is kept all the same."""
+        with self._lock:
+            self._count(name, 1)
+
     def refused(self, reason: str, spans: int = 1) -> None:
         """Count spans that ended and will not be kept, at once in the segment.
 

@@ -21,6 +21,9 @@ INVALID_ID: Final = "rejected.invalid_id"
 DISK: Final = "dropped.disk"
 REMOVED: Final = "dropped.removed"
 FAULT: Final = "dropped.fault"
+TRANSFORM: Final = "dropped.transform"
+TRANSFORM_FAILED: Final = "failed.transforms"
+"""Spans kept without their content, because a transform raised."""
 SLOW_WRITES: Final = "slow.writes"
 """Writes after which the disk was left alone for a while."""
 SLOW_HELD: Final = "slow.held"
@@ -35,6 +38,7 @@ REASONS: Final[Mapping[str, str]] = {
     DISK: "the disk refused them",
     REMOVED: "somebody removed their segment",
     FAULT: "a fault of lightning-otel",
+    TRANSFORM: "a transform dropped them",
 }
 _REJECTED: Final = "rejected."
 _DROPPED: Final = "dropped."

@@ -121,7 +121,9 @@ def _choose(
         WHERE {IS_SPAN} AND (record = 'span' OR segment NOT IN
           (SELECT segment FROM raw WHERE record = 'seal' AND rotated))
         QUALIFY row_number() OVER
-          (PARTITION BY trace_id, span_id ORDER BY record = 'start', segment, rowid) = 1
+          (PARTITION BY trace_id, span_id
+           ORDER BY record <> 'span', record <> 'drop', segment, rowid) = 1
+          AND record <> 'drop'
         """
     )
     _leave_out_settled(con, layout, manifest)

@@ -41,10 +41,10 @@ SEGMENT_COLUMNS: Final = {
 }
 
 IS_SPAN: Final = (
-    "(record IN ('span', 'start') AND trace_id IS NOT NULL AND span_id IS NOT NULL "
+    "(record IN ('span', 'start', 'drop') AND trace_id IS NOT NULL AND span_id IS NOT NULL "
     "AND start_ns IS NOT NULL)"
 )
-"""Whether a line of a segment is a span that can be told from others."""
+"""Whether a line of a segment is a span that can be told from others, or takes a start back."""
 
 
 def quoted(text: str) -> str:
@@ -127,7 +127,8 @@ live AS NOT MATERIALIZED (
   WHERE {IS_SPAN} AND NOT contains({known}, '/' || parse_filename(filename) || '/')
     AND parse_filename(filename) NOT IN (SELECT name FROM manifest WHERE kind = 'segment')
   QUALIFY row_number() OVER (
-    PARTITION BY trace_id, span_id ORDER BY record = 'start', filename, sequence) = 1
+    PARTITION BY trace_id, span_id
+    ORDER BY record <> 'span', record <> 'drop', filename, sequence) = 1 AND record <> 'drop'
 )
 SELECT {columns} FROM settled
 UNION ALL BY NAME

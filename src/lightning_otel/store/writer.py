@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,6 +22,13 @@ from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import line_of, parsed, start_line_of
 from lightning_otel.store.schema import Record, record_of_span
 from lightning_otel.store.sdk import end_record, identity_of, start_record
+from lightning_otel.store.transforms import (
+    Transform,
+    add_those_of_the_setting,
+    drop_record,
+    everywhere,
+    transformed,
+)
 from lightning_otel.store.values import fragment_of
 from lightning_otel.types import Span
 
@@ -66,7 +73,7 @@ class SpanWriter(Appender):
         self._next = itertools.count(1).__next__
         self._resource: tuple[object, orjson.Fragment] | None = None
 
-    def started(self, span: "ReadableSpan") -> None:
+    def started(self, span: "ReadableSpan", transforms: Sequence[Transform] = ()) -> None:
         """Note a started span, so that it is known if the process dies before its end."""
         self._forget_if_forked()
         sequence = self._next()
@@ -77,26 +84,33 @@ class SpanWriter(Appender):
         began_ns = time.monotonic_ns()
         self._open[ids] = _Begun(b"", {}, sequence, began_ns)  # whatever comes, the end is ours
         identity = identity_of(span)
-        line = start_line_of(
-            start_record(
-                span,
-                identity,
-                process=self.process,
-                sequence=sequence,
-                otel_resource=self._resource_of(span),
-            )
+        record = start_record(
+            span,
+            identity,
+            process=self.process,
+            sequence=sequence,
+            otel_resource=self._resource_of(span),
         )
+        if transforms or everywhere:
+            line = self._transformed_start(record, transforms)
+        else:
+            line = start_line_of(record)
         self._open[ids] = _Begun(line, identity, sequence, began_ns)
         self._append(line, spans=0)
 
-    def ended(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
+    def ended(
+        self,
+        span: "ReadableSpan",
+        body: Mapping[str, str],
+        transforms: Sequence[Transform] = (),
+    ) -> None:
         """Keep an ended span. One that began in a parent process, or before us, is only counted."""
         self._forget_if_forked()
         context = span.context
         ids = context.trace_id, context.span_id
         begun = self._open.pop(ids, None)
         if begun is not None:
-            self._keep(span, body, begun.identity, begun.sequence, began_ns=begun.began_ns)
+            self._keep(span, body, begun.identity, begun.sequence, begun.began_ns, transforms)
         else:
             self.refused(n.INVALID_ID if 0 in ids else n.FOREIGN)
 
@@ -116,7 +130,10 @@ class SpanWriter(Appender):
             return
         spans = 0 if span.end_ns is None else 1
         try:
-            line = line_of(record_of_span(span))
+            record = record_of_span(span)
+            if everywhere and not self._transform(record, ()):
+                return
+            line = line_of(record)
         except BaseException:
             self.refused(n.FAULT, spans)
             raise
@@ -130,9 +147,18 @@ class SpanWriter(Appender):
         """
         self._forget_if_forked()
         lines: list[bytes] = []
-        size, ended = 0, 0
+        size, ended, dropped = 0, 0, 0
         for span in spans:
-            lines.append(line_of(record_of_span(span)))
+            record = record_of_span(span)
+            if everywhere:
+                outcome = transformed(record, ())
+                if outcome.record is None:
+                    dropped += span.end_ns is not None
+                    continue
+                record = outcome.record
+                if outcome.is_failed:
+                    self.note(n.TRANSFORM_FAILED)
+            lines.append(line_of(record))
             size += len(lines[-1])
             ended += span.end_ns is not None
             if size >= _TAKEN_BYTES:
@@ -140,6 +166,8 @@ class SpanWriter(Appender):
                 lines, size, ended = [], 0, 0
         if lines:
             self._take(b"".join(lines), ended)
+        if dropped:  # not before: where the disk refused the others, all of them come again
+            self.refused(n.TRANSFORM, dropped)
 
     def records(self, since: tuple[int, int], *mentions: str) -> list[Record] | None:
         """This process's records since a position, starts without their end among them.
@@ -171,8 +199,8 @@ class SpanWriter(Appender):
         body: Mapping[str, str],
         identity: Record,
         sequence: int,
-        *,
         began_ns: int | None = None,
+        transforms: Sequence[Transform] = (),
     ) -> None:
         try:
             record = end_record(
@@ -187,11 +215,32 @@ class SpanWriter(Appender):
             if began_ns is not None and record["end_ns"] < record["start_ns"]:
                 # The wall clock was set back meanwhile.
                 record["end_ns"] = record["start_ns"] + time.monotonic_ns() - began_ns
+            if (transforms or everywhere) and not self._transform(record, transforms):
+                return
             line = line_of(record)
         except BaseException:  # a fault of ours, or Ctrl-C
             self.refused(n.FAULT)
             raise
         self._append(line, spans=1)
+
+    def _transform(self, record: Record, transforms: Sequence[Transform]) -> bool:
+        """Let an ended span pass through transforms; False if one dropped it."""
+        drop = drop_record(record)
+        outcome = transformed(record, transforms)
+        if outcome.record is None:
+            self.refused(n.TRANSFORM)
+            self._append(start_line_of(drop), spans=0)
+            return False
+        if outcome.is_failed:
+            self.note(n.TRANSFORM_FAILED)
+        record.clear()
+        record.update(outcome.record)
+        return True
+
+    def _transformed_start(self, record: Record, transforms: Sequence[Transform]) -> bytes:
+        """The line of a started span as transforms left it; empty if one dropped it."""
+        outcome = transformed(record, transforms)
+        return line_of(outcome.record) if outcome.record is not None else b""
 
     def _resource_of(self, span: "ReadableSpan") -> orjson.Fragment:
         resource = span.resource
@@ -224,6 +273,7 @@ def writer_for(layout: Layout) -> SpanWriter:
         writer = _by_catalogue.get(layout.catalogue)
         if writer is None:
             layout.create()
+            add_those_of_the_setting()
             writer = _by_catalogue[layout.catalogue] = SpanWriter(layout)
         return writer
 

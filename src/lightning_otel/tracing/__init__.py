@@ -7,6 +7,7 @@ from inspect import Parameter
 from typing import Any, TypeVar, Unpack, overload
 
 from lightning_otel.adapter.tracking import checked_patterns, resources_text
+from lightning_otel.store.transforms import checked
 from lightning_otel.tracing.blocks import Begin, Block, is_function
 from lightning_otel.tracing.carrying import carried
 from lightning_otel.tracing.operations import operation
@@ -36,6 +37,9 @@ class Traced(Block[Scope]):
         tracked, resources = options.get("track_only"), options.get("resources")
         if tracked is not None:
             options["track_only"] = checked_patterns(tracked)  # an iterator lasts for one entering
+        transforms = options.get("transforms")
+        if transforms is not None:
+            options["transforms"] = checked(list(transforms))
         if resources is not None:
             resources_text(resources)  # refused here, and never in the program's midst
             options["resources"] = copy.deepcopy(resources)
@@ -104,14 +108,17 @@ def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
             the prompt, model or weights at work; or ``resources``, by name, glob or ``re:…`` of
             agents the version of each resource, such as ``{"planner": {"prompt": "v3"}}``;
             ``conversation_id``; ``reward_evaluator``, applied to the finished recording, which may
-            be async where what it judges is.
+            be async where what it judges is; ``transforms``, functions that each span passes
+            through before it is written: each gets a span, as it starts and as it ends, and gives
+            the one to keep, or None to keep none.
 
     Returns:
         A context manager and decorator; or the decorated function.
 
     Raises:
-        ConfigError: A pattern of agents is no valid regular expression, or the resources are not
-            of that form; this is said here, and never in the midst of the program.
+        ConfigError: A pattern of agents is no valid regular expression, the resources are not of
+            that form, or a transform is no function; this is said here, and never in the midst of
+            the program.
     """
     _check("auto_trace", options)
     if function is None:

@@ -20,6 +20,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config, provider
 from lightning_otel.store import Store
+from lightning_otel.store.transforms import Named, TransformingSink, name_of
 from lightning_otel.tracing.blocks import kind_of
 
 log = logging.getLogger(__name__)
@@ -38,11 +39,14 @@ class _Luggage:
         store: The store's path; None if nothing is recorded there.
         stamps: What is put on every span.
         parent: The span it goes on in, as W3C trace context.
+        transforms: Names of the functions that spans pass through; one that cannot be found there
+            fails, so that nothing is let out.
     """
 
     store: str | None
     stamps: Mapping[str, AttributeValue]
     parent: Mapping[str, str]
+    transforms: tuple[str, ...] = ()
 
 
 class _Carried:
@@ -124,7 +128,8 @@ def _packed(context: Context) -> _Luggage:
         return _Luggage(None, {}, parent)
     layout = getattr(frame.sink, "layout", None)
     store = str(layout.catalogue) if layout is not None else Store(":memory:").name
-    return _Luggage(store, dict(frame.stamps), parent)
+    transforms = frame.sink.transforms if isinstance(frame.sink, TransformingSink) else ()
+    return _Luggage(store, dict(frame.stamps), parent, tuple(map(name_of, transforms)))
 
 
 def _unpacked(luggage: _Luggage) -> Context:
@@ -142,7 +147,10 @@ def _unpacked(luggage: _Luggage) -> Context:
         _prepared_pids.add(os.getpid())
         capture.guarded(provider.instrument)
     above = parent if trace.get_current_span(parent).get_span_context().is_valid else None
-    return capture.in_frame(capture.Frame(store.writer(), luggage.stamps, above), parent)
+    sink: capture.SpanSink = store.writer()
+    if luggage.transforms:
+        sink = TransformingSink(store.writer(), [Named(name) for name in luggage.transforms])
+    return capture.in_frame(capture.Frame(sink, luggage.stamps, above), parent)
 
 
 def _tell_once(text: str) -> None:

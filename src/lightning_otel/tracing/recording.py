@@ -13,6 +13,7 @@ from lightning_otel.adapter.rewards import read_links
 from lightning_otel.store import Store
 from lightning_otel.store.live import records_of_others
 from lightning_otel.store.schema import span_of
+from lightning_otel.store.transforms import without_dropped
 from lightning_otel.types import Credit, Report, Span, Trajectory
 
 
@@ -114,6 +115,7 @@ class Recording:
             if others is None:
                 return None
             records += others
+        records = without_dropped(records)
         found: dict[tuple[str, str], Span] = {}
         for span in map(span_of, records):
             known = found.get((span.trace_id, span.span_id))

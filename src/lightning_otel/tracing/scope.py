@@ -22,6 +22,8 @@ from lightning_otel.adapter.tracking import Resources, resources_text
 from lightning_otel.emitters import emit_reward, hush, json_of
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.store import Store
+from lightning_otel.store.transforms import Transform, TransformingSink
+from lightning_otel.store.writer import SpanWriter
 from lightning_otel.tracing.blocks import is_clean
 from lightning_otel.tracing.recording import Recording
 
@@ -55,6 +57,7 @@ class Options(TypedDict, total=False):
     resources: Resources | None
     conversation_id: str | None
     reward_evaluator: RewardEvaluator | None
+    transforms: Iterable[Transform] | None
 
 
 class Scope:
@@ -96,7 +99,9 @@ class Scope:
         stamps, is_part = self._stamps(outer.stamps if outer is not None else {})
         rollout_id, attempt_id = str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID])
         recording = Recording(store, rollout_id, attempt_id, self._options.get("task"))
-        frame = capture.Frame(writer, stamps, outer.parent if outer else None, recording)
+        frame = capture.Frame(
+            self._sink(writer, outer), stamps, outer.parent if outer else None, recording
+        )
         context = capture.in_frame(frame, capture.parent_context())
         if not is_part:
             self._lost_before = writer.lost
@@ -107,6 +112,13 @@ class Scope:
             context = self._root.context
         self._context = context
         self.recording = recording
+
+    def _sink(self, writer: SpanWriter, outer: capture.Frame | None) -> capture.SpanSink:
+        """The writer, behind the transforms of the enclosing recordings and this one's."""
+        above = outer.sink if outer is not None else None
+        inherited = above.transforms if isinstance(above, TransformingSink) else ()
+        transforms = (*inherited, *(self._options.get("transforms") or ()))
+        return TransformingSink(writer, transforms) if transforms else writer
 
     def _destination(self, outer: capture.Frame | None) -> Store:
         """The store named here, else the enclosing recording's, else the default one."""

@@ -1,0 +1,248 @@
+"""One request to an OTLP endpoint, and what its answer means.
+
+Source: OpenTelemetry Protocol specification 1.9, sections "OTLP/HTTP response", "Failures" and
+"OTLP/gRPC throttling". Stricter than the SDK's exporters: a redirect, a page of HTML and a partial
+success are not taken for a delivery.
+"""
+
+import enum
+import gzip
+import time
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+import orjson
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from lightning_otel.config import OtlpEndpoint
+from lightning_otel.errors import ConfigError
+
+_MOST_ANSWER: Final = 1 << 16
+_MOST_REASON: Final = 200
+_PATH: Final = "/v1/traces"
+_EXPORT: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+
+
+class Verdict(enum.Enum):
+    """What an endpoint made of a request."""
+
+    DELIVERED = "delivered"
+    LATER = "later"
+    """Nothing was taken, or nobody knows; try again."""
+    TOO_LARGE = "too large"
+    BAD = "bad"
+    """Something in it will never be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An endpoint's answer.
+
+    Attributes:
+        reason: Why it took less than all.
+        rejected: How many spans of a request it took were left out for good.
+        wait_s: How long it wants to be left alone.
+        is_silent: Whether there was no answer at all.
+    """
+
+    verdict: Verdict
+    reason: str = ""
+    rejected: int = 0
+    wait_s: float = 0.0
+    is_silent: bool = False
+
+
+class Sender(Protocol):
+    """Speaks to one endpoint."""
+
+    def send(self, body: bytes) -> Answer:
+        """Send one encoded export request; never raises for what the endpoint does."""
+
+
+def sender_for(endpoint: OtlpEndpoint) -> Sender:
+    """The sender for an endpoint's protocol.
+
+    Raises:
+        ConfigError: The URL cannot be used.
+    """
+    parts = urlsplit(endpoint.url)
+    is_grpc = endpoint.protocol == "grpc"
+    if not is_grpc and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ConfigError(
+            f"{endpoint.url!r} is no OTLP endpoint; name one such as http://127.0.0.1:4318"
+        )
+    return GrpcSender(endpoint) if is_grpc else HttpSender(endpoint)
+
+
+class HttpSender:
+    """OTLP/HTTP with protobuf bodies."""
+
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
+        """Name the endpoint; it is asked with the first request."""
+        import requests
+        import urllib3
+
+        parts = urlsplit(endpoint.url)
+        path = parts.path.rstrip("/")
+        if not endpoint.is_whole and not path.endswith(_PATH):
+            path += _PATH
+        self.url = parts._replace(path=path or "/").geturl()
+        self._timeout_s = endpoint.timeout_s
+        self._is_gzip = endpoint.compression == "gzip"
+        self._failures = (requests.RequestException, urllib3.exceptions.HTTPError)
+        self._session = requests.Session()
+        self._session.headers.update(endpoint.headers)
+        self._session.headers["Content-Type"] = "application/x-protobuf"
+        if self._is_gzip:
+            self._session.headers["Content-Encoding"] = "gzip"
+        if endpoint.certificate:
+            self._session.verify = endpoint.certificate
+        if endpoint.client_certificate:
+            pair = endpoint.client_certificate, endpoint.client_key
+            self._session.cert = pair if endpoint.client_key else endpoint.client_certificate
+
+    def send(self, body: bytes) -> Answer:
+        """Send one request."""
+        try:
+            with self._session.post(
+                self.url,
+                data=gzip.compress(body, 1) if self._is_gzip else body,
+                timeout=self._timeout_s,
+                allow_redirects=False,
+                stream=True,
+            ) as answer:
+                return self._read(answer)
+        except (*self._failures, OSError, ValueError) as exc:
+            return Answer(Verdict.LATER, _reason(exc), is_silent=True)
+
+    def _read(self, answer: Any) -> Answer:
+        status, reason = answer.status_code, f"HTTP {answer.status_code} {answer.reason or ''}"
+        # Decompressed as it is read, and never more than so much of it.
+        answer.raw.decode_content = True
+        text: bytes = answer.raw.read(_MOST_ANSWER + 1)
+        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        said = _message(text, kind)
+        reason = f"{reason.strip()}: {said}"[:_MOST_REASON] if said else reason.strip()
+        if 200 <= status < 300:
+            return (
+                _taken(text, kind)
+                if len(text) <= _MOST_ANSWER
+                else Answer(Verdict.LATER, f"{reason}: an answer of more than {_MOST_ANSWER} bytes")
+            )
+        if status == 413:
+            return Answer(Verdict.TOO_LARGE, reason)
+        if status == 400:
+            return Answer(Verdict.BAD, reason)
+        if 300 <= status < 400 and (place := answer.headers.get("Location")):
+            reason = f"{reason}, a redirect to {place}"[:_MOST_REASON]
+        return Answer(Verdict.LATER, reason, wait_s=_wait_s(answer.headers.get("Retry-After")))
+
+
+def _taken(text: bytes, kind: str) -> Answer:
+    """What an answer of success says, if it is OTLP's at all."""
+    response = ExportTraceServiceResponse()
+    rejected, message = 0, ""
+    try:
+        if kind == "application/json":
+            found = orjson.loads(text or b"{}")
+            partial = found.get("partialSuccess") or {}
+            rejected = int(partial.get("rejectedSpans") or 0)
+            message = str(partial.get("errorMessage") or "")
+        elif kind in ("application/x-protobuf", "application/octet-stream", "") or not text:
+            response.ParseFromString(text)
+            rejected = response.partial_success.rejected_spans
+            message = response.partial_success.error_message
+        else:
+            return Answer(Verdict.LATER, f"the answer is {kind}, not OTLP's; is the URL right?")
+    except (DecodeError, ValueError, AttributeError, TypeError):
+        return Answer(Verdict.LATER, "the answer is not OTLP's; is the URL right?")
+    reason = f"partial success: {message or 'without a reason'}"[:_MOST_REASON]
+    return Answer(Verdict.DELIVERED, reason if rejected > 0 else "", rejected=max(0, rejected))
+
+
+def _message(text: bytes, kind: str) -> str:
+    """What an answer of failure says, on one line."""
+    if kind == "application/x-protobuf":
+        from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # has no stubs
+
+        try:
+            found = Status.FromString(text).message
+        except DecodeError:
+            return ""
+    elif kind in ("text/plain", "application/json"):
+        found = text.decode("utf-8", "replace")
+    else:
+        return ""
+    return " ".join("".join(each if each.isprintable() else " " for each in found).split())
+
+
+def _wait_s(text: str | None) -> float:
+    """Seconds in a Retry-After, which may be a date."""
+    if not text:
+        return 0.0
+    try:
+        return max(0.0, float(int(text)))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return 0.0
+
+
+def _reason(exc: BaseException) -> str:
+    """The innermost cause, as the system says it."""
+    text = str(exc)
+    while (cause := exc.__cause__ or exc.__context__) is not None:
+        exc = cause
+    if isinstance(exc, TimeoutError) or "timed out" in text:
+        return "no answer in time"
+    inner = str(exc) or type(exc).__name__
+    return " ".join(inner.split())[:_MOST_REASON]
+
+
+class GrpcSender:
+    """OTLP/gRPC."""
+
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
+        """Name the endpoint; it is asked with the first request."""
+        import grpc  # type: ignore[import-untyped]  # has no stubs
+
+        parts = urlsplit(endpoint.url if "://" in endpoint.url else f"//{endpoint.url}")
+        self._timeout_s = endpoint.timeout_s
+        self._metadata = [(key.lower(), value) for key, value in endpoint.headers.items()]
+        self._grpc = grpc
+        algorithm = grpc.Compression.Gzip if endpoint.compression == "gzip" else None
+        is_secure = parts.scheme == "https" or (parts.scheme != "http" and not endpoint.is_insecure)
+        if is_secure:
+            files = (endpoint.certificate, endpoint.client_key, endpoint.client_certificate)
+            credentials = grpc.ssl_channel_credentials(*map(_content, files))
+            channel = grpc.secure_channel(parts.netloc, credentials, compression=algorithm)
+        else:
+            channel = grpc.insecure_channel(parts.netloc, compression=algorithm)
+        self._export = channel.unary_unary(_EXPORT)
+
+    def send(self, body: bytes) -> Answer:
+        """Send one request."""
+        code = self._grpc.StatusCode
+        try:
+            text = self._export(body, timeout=self._timeout_s, metadata=self._metadata)
+        except self._grpc.RpcError as exc:
+            reason = f"gRPC {exc.code().name}: {exc.details()}"[:_MOST_REASON]
+            if exc.code() is code.INVALID_ARGUMENT:
+                return Answer(Verdict.BAD, reason)
+            # The one of two meanings that waiting does not help.
+            if exc.code() is code.RESOURCE_EXHAUSTED and "larger than max" in (exc.details() or ""):
+                return Answer(Verdict.TOO_LARGE, reason)
+            return Answer(Verdict.LATER, reason, is_silent=True)
+        return _taken(text, "application/x-protobuf")
+
+
+def _content(path: str) -> bytes | None:
+    if not path:
+        return None
+    with open(path, "rb") as file:
+        return file.read()

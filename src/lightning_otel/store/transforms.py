@@ -1,0 +1,323 @@
+"""What users do to spans before these are written: drop, rename, redact.
+
+A transform is a plain function that gets a span, a started one too, and gives a span, or None to
+drop it. It runs in the thread that ended the span, before anything of it touches a disk. One that
+raises loses no span and lets nothing out: all that may be content is replaced by a fixed text.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+
+from lightning_otel import config
+from lightning_otel import conventions as c
+from lightning_otel.errors import ConfigError
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.schema import BODY_COLUMNS, Record, record_of_span, span_of
+from lightning_otel.store.values import make_plain
+from lightning_otel.types import Event, Link, Span
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from lightning_otel.store.writer import SpanWriter
+
+log = logging.getLogger(__name__)
+
+Transform = Callable[[Span], Span | None]
+"""Gives the span to be kept instead, or None to keep none."""
+
+FAILED: Final = "[transform failed]"
+DROPPED: Final = "drop"
+"""A line that takes back the start of a span whose end was dropped."""
+
+_KEPT: Final = frozenset(
+    {
+        c.ROLLOUT_ID, c.ATTEMPT_ID, c.OPERATION, c.PROVIDER, c.REQUEST_MODEL, c.RESPONSE_MODEL,
+        c.RESPONSE_ID, c.INPUT_TOKENS, c.OUTPUT_TOKENS, c.REWARD_VALUE,
+    }
+)  # fmt: skip
+"""What no content stands in."""
+_OUR_NAMES: Final = frozenset(
+    {
+        c.SPAN_ROLLOUT, c.SPAN_ANNOTATION, c.SPAN_OPERATION, c.SPAN_MESSAGE, c.SPAN_OBJECT,
+        c.SPAN_EXCEPTION, c.SPAN_ACTION, c.SPAN_OBSERVATION, c.SPAN_STATE,
+    }
+)  # fmt: skip
+
+everywhere: list[Transform] = []
+"""Those that apply to every span this process writes, wherever it does."""
+_named: set[str] = set()
+_within = threading.local()
+_told = False
+
+
+class Outcome(NamedTuple):
+    """What transforms made of a span.
+
+    Attributes:
+        record: What is kept; None if the span was dropped.
+        is_failed: Whether one raised.
+    """
+
+    record: Record | None
+    is_failed: bool
+
+
+class Named:
+    """A transform by name, imported at its first use: the program may not be loaded before."""
+
+    def __init__(self, name: str) -> None:
+        """Name it.
+
+        Args:
+            name: ``module:function``.
+        """
+        self.name = name
+        self._function: Transform | None = None
+
+    def __repr__(self) -> str:
+        return f"<transform {self.name}>"
+
+    def __call__(self, span: Span) -> Span | None:
+        """What the function makes of a span.
+
+        Raises:
+            ConfigError: It cannot be found.
+        """
+        if self._function is None:
+            self._function = self.load()
+        return self._function(span)
+
+    def load(self) -> Transform:
+        """The function itself.
+
+        Raises:
+            ConfigError: It cannot be found.
+        """
+        module, _, name = self.name.partition(":")
+        # A program's own folder may not be on the path of a console script.
+        folder = os.getcwd()
+        sys.path.append(folder)
+        try:
+            found: Any = import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError, ValueError) as exc:
+            raise ConfigError(
+                f"cannot load the transform {self.name!r}: {exc}; write it as module:function"
+            ) from exc
+        finally:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(folder)
+        if not callable(found):
+            raise ConfigError(f"the transform {self.name!r} cannot be called; name a function")
+        function: Transform = found
+        return function
+
+
+class TransformingSink:
+    """A writer whose spans pass through some transforms first: those of one recording."""
+
+    def __init__(self, writer: "SpanWriter", transforms: Sequence[Transform]) -> None:
+        """Put transforms before a writer."""
+        self.writer = writer
+        self.transforms = tuple(transforms)
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where the writer writes."""
+        return self.writer.layout
+
+    def started(self, span: "ReadableSpan") -> None:
+        """Note a started span."""
+        self.writer.started(span, self.transforms)
+
+    def ended(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
+        """Keep an ended span."""
+        self.writer.ended(span, body, self.transforms)
+
+
+def add_transform(function: Transform) -> Transform:
+    """Let every span this process records from now on pass through a function, after those before.
+
+    Args:
+        function: Gets each span, as it starts (with an empty ``end_ns``) and as it ends; gives the
+            span to keep, or None to keep none.
+
+    Returns:
+        The function, so that this can stand as a decorator.
+
+    Raises:
+        ConfigError: It cannot be called.
+    """
+    checked([function])
+    everywhere.append(function)
+    return function
+
+
+def remove_transform(function: Transform) -> None:
+    """Take a function back that :func:`add_transform` was given; harmless if it was not."""
+    with contextlib.suppress(ValueError):
+        everywhere.remove(function)
+
+
+def checked(functions: Sequence[Transform]) -> tuple[Transform, ...]:
+    """The functions.
+
+    Raises:
+        ConfigError: One cannot be called.
+    """
+    for function in functions:
+        if not callable(function):
+            raise ConfigError(f"{function!r} is no transform; give a function of a span")
+    return tuple(functions)
+
+
+def add_named(names: Sequence[str]) -> None:
+    """Add transforms by name, each once."""
+    for name in names:
+        if name not in _named:
+            _named.add(name)
+            everywhere.append(Named(name))
+
+
+def add_those_of_the_setting() -> None:
+    """Add what the environment names."""
+    add_named(config.named_transforms())
+
+
+def name_of(function: Transform) -> str:
+    """The name under which another process may find a function; it fails there if it cannot."""
+    if isinstance(function, Named):
+        return function.name
+    where = getattr(function, "__module__", None)
+    return f"{where}:{getattr(function, '__qualname__', repr(function))}"
+
+
+def transformed(record: Record, transforms: Sequence[Transform]) -> Outcome:
+    """What transforms make of a record; its ids and its place in its process stay as they are.
+
+    Args:
+        record: Of a started or an ended span; it is consumed.
+        transforms: Applied after those that apply everywhere.
+    """
+    make_plain(record["attributes"])
+    for item in (*record.get("events", ()), *record.get("links", ())):
+        make_plain(item["attributes"])
+    # The resource of a process is kept as ready JSON.
+    record["otel_resource"] = orjson.loads(orjson.dumps(record["otel_resource"]))
+    before = span_of({"status_message": "", **dict.fromkeys(BODY_COLUMNS), **record})
+    with _entered() as is_first:
+        after, is_failed = _applied(before, transforms) if is_first else (_emptied(before), True)
+    if after is None:
+        return Outcome(None, is_failed=False)
+    made = record_of_span(
+        replace(
+            after,
+            trace_id=before.trace_id,
+            span_id=before.span_id,
+            process=before.process,
+            sequence=before.sequence,
+            end_sequence=before.end_sequence,
+            end_ns=None if before.end_ns is None else after.end_ns or before.end_ns,
+        )
+    )
+    made["record"] = record["record"]
+    return Outcome(made, is_failed)
+
+
+def _applied(span: Span, transforms: Sequence[Transform]) -> tuple[Span | None, bool]:
+    found = span
+    try:
+        for transform in (*everywhere, *transforms):
+            made = transform(found)
+            if made is None:
+                return None, False
+            if type(made) is not Span:
+                raise TypeError(f"a transform gives a Span or None, not {type(made).__name__}")
+            found = made
+        record_of_span(found)  # refused here, not by whoever writes it
+    except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
+        _tell(exc)
+        return _emptied(span), True
+    return found, False
+
+
+@contextlib.contextmanager
+def _entered() -> Iterator[bool]:
+    """Whether no transform runs in this thread: what one records itself is not let out."""
+    is_first = not getattr(_within, "is_entered", False)
+    _within.is_entered = True
+    try:
+        yield is_first
+    finally:
+        if is_first:
+            _within.is_entered = False
+
+
+def _emptied(span: Span) -> Span:
+    """The span with all that may be content replaced."""
+    return replace(
+        span,
+        name=span.name if span.name in _OUR_NAMES else FAILED,
+        status_message=FAILED if span.status_message else "",
+        attributes={
+            key: value if key in _KEPT else FAILED for key, value in span.attributes.items()
+        },
+        events=tuple(
+            Event(FAILED, event.time_ns, dict.fromkeys(event.attributes, FAILED))
+            for event in span.events
+        ),
+        links=tuple(
+            Link(link.trace_id, link.span_id, dict.fromkeys(link.attributes, FAILED))
+            for link in span.links
+        ),
+        otel_resource={},
+    )
+
+
+def _tell(exc: Exception) -> None:
+    global _told
+    if not _told:
+        _told = True
+        # Its message may hold what was to be redacted.
+        log.warning(
+            "a transform failed (%s): what it was given is kept without its content; "
+            "further failures are only counted",
+            exc if isinstance(exc, ConfigError) else type(exc).__name__,
+        )
+    log.debug("a transform failed: %s", type(exc).__name__)
+
+
+def drop_record(record: Record) -> Record:
+    """What takes back the start of a dropped span: its ids and its place, and nothing else."""
+    columns = ("trace_id", "span_id", "start_ns", "rollout_id", "process", "sequence")
+    return {
+        "record": DROPPED,
+        **{column: record.get(column) for column in columns},
+        "end_sequence": record.get("end_sequence", -1),
+    }
+
+
+def without_dropped(records: list[Record]) -> list[Record]:
+    """The records without those that take a start back, and without these starts."""
+    gone = {
+        (record["trace_id"], record["span_id"]) for record in records if record["record"] == DROPPED
+    }
+    if not gone:
+        return records
+    return [
+        record
+        for record in records
+        if record["record"] == "span"
+        or (record["record"] != DROPPED and (record["trace_id"], record["span_id"]) not in gone)
+    ]

@@ -1,0 +1,229 @@
+"""Row L18: the collector is down for ten minutes, and then it is not; what a kill costs.
+
+``LIGHTNING_TEST_KILLS`` is how many forwarders are killed.
+"""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.forwarding.collector import Endpoint, Reply
+
+from lightning_otel import Store, auto_trace, config, emit_message
+from lightning_otel.cli.forwarding import Forwarding
+from lightning_otel.forwarding import Forwarder
+from lightning_otel.forwarding.sending import sender_for
+from lightning_otel.store.settle import settle
+
+KILLS = int(os.environ.get("LIGHTNING_TEST_KILLS", "3"))
+EXIT_S = 0.1
+PROGRAM = """\
+import sys, lightning_otel as lo
+for number in range(5):
+    lo.emit_message(str(number))
+"""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    """One that takes everything until it is told otherwise."""
+    made = Endpoint()
+    yield made
+    made.close()
+
+
+def free_port() -> int:
+    """A port nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def test_collector_that_is_down_for_ten_minutes(store: Store) -> None:
+    """Whatever ended meanwhile, settled or not, is delivered once when it is back."""
+    port = free_port()
+    found = config.otlp_endpoint(f"http://127.0.0.1:{port}")
+    assert found is not None
+    waits: list[float] = []
+    back: list[Endpoint] = []
+
+    def wait(seconds: float) -> bool:
+        """Time passes: the program goes on, spans are settled, and after ten minutes it is up."""
+        waits.append(seconds)
+        with auto_trace(store=store):
+            emit_message("meanwhile")
+        if len(waits) == 5:
+            store.writer().seal()
+            assert store.layout is not None
+            settle(store.layout)
+        if sum(waits) >= 600 and not back:
+            back.append(Endpoint(port))
+        return False
+
+    with auto_trace(store=store):
+        for number in range(700):
+            emit_message(str(number))
+    with store.follow("otlp") as follower:
+        forwarder = Forwarder(follower, sender_for(found), with_content=False, wait=wait)
+        assert forwarder.send_waiting()
+    (endpoint,) = back
+    endpoint.close()
+
+    wanted = {span.span_id for span in store.spans()}
+    assert 600 <= sum(waits) <= 720
+    assert len(waits) < 30
+    assert endpoint.counts() == dict.fromkeys(wanted, 1)
+    assert forwarder.delivered == len(wanted) == 701 + 2 * len(waits)
+
+
+def way_of(way: str, endpoint: Endpoint, hang: threading.Event) -> str:
+    """The URL of an endpoint that is down in some way."""
+    if way == "refuses":
+        endpoint.reply = lambda spans, size: Reply(503)
+    if way == "hangs":
+        endpoint.reply = lambda spans, size: Reply(503, hang=hang)
+    return f"http://127.0.0.1:{free_port()}" if way == "nobody listens" else endpoint.url
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("way", ["nobody listens", "refuses", "hangs"])
+def test_end_waits_for_no_collector(
+    store: Store, endpoint: Endpoint, way: str, is_early: bool
+) -> None:
+    """Told to end, forwarding does within 0.1 s, be it in its first request or between two."""
+    with auto_trace(store=store):
+        emit_message("waits")
+    hang = threading.Event()
+    found = config.otlp_endpoint(way_of(way, endpoint, hang))
+    assert found is not None
+    taken: list[float] = []
+    for number in range(3):
+        follower = store.follow(f"otlp-{number}")
+        forwarder = Forwarder(follower, sender_for(found), with_content=False)
+        forwarding = Forwarding(forwarder, follower)
+        if not is_early:
+            time.sleep(0.2)
+        began = time.monotonic()
+        is_done = forwarding.finish()
+        taken.append(time.monotonic() - began)
+    hang.set()
+
+    assert not is_done
+    assert forwarding.delivered == 0
+    assert min(taken) <= EXIT_S
+
+
+@pytest.mark.parametrize("way", ["nobody listens", "hangs"])
+def test_program_exits_while_the_collector_is_down(
+    store: Store, endpoint: Endpoint, tmp_path: Path, way: str
+) -> None:
+    """A run ends as ever; what waits is said, is kept, and is sent later, once."""
+    hang = threading.Event()
+    program = tmp_path / "app.py"
+    program.write_text(PROGRAM)
+    url = way_of(way, endpoint, hang)
+    ours = [sys.executable, "-m", "lightning_otel"]
+    run = subprocess.run(
+        [*ours, "run", "--store", store.name, program],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": url},
+    )
+    hang.set()
+    endpoint.reply = lambda spans, size: Reply()
+    (row,) = store.rollouts()
+    words = ["--rollout", row["rollout_id"], "--store", store.name]
+    command = [*ours, "forward", "--to", endpoint.url, "--once", *words]
+    said = [subprocess.run(command, capture_output=True, text=True).stderr for _ in range(2)]
+
+    assert run.returncode == 0
+    assert "OTLP: 0 spans delivered, 6 NOT delivered: " in run.stderr
+    assert "lightning-otel forward --rollout " in run.stderr
+    assert ["OTLP: 6 spans delivered" in said[0], "OTLP: 0 spans delivered" in said[1]] == [
+        True
+    ] * 2
+    assert endpoint.counts() == {span.span_id: 1 for span in store.spans()}
+
+
+@pytest.mark.parametrize("way", ["nobody listens", "hangs"])
+def test_forward_stops_when_it_is_told_to(store: Store, endpoint: Endpoint, way: str) -> None:
+    """``forward`` ends with SIGTERM, though the endpoint is down or silent, and says what waits."""
+    with auto_trace(store=store):
+        emit_message("waits")
+    hang = threading.Event()
+    url = way_of(way, endpoint, hang)
+    with subprocess.Popen(
+        [sys.executable, "-m", "lightning_otel", "forward", "--to", url, "--store", store.name],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stderr is not None
+        child.stderr.readline()
+        if way == "hangs":
+            assert endpoint.asked.acquire(timeout=30)
+        else:
+            assert "waiting: " in child.stderr.readline()
+        began = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        said = child.stderr.read()
+        child.wait(30)
+        taken = time.monotonic() - began
+    hang.set()
+
+    assert child.returncode == 0
+    assert "NOT delivered" in said
+    assert taken < 2  # mostly the interpreter's own end, on a busy machine
+
+
+def test_killed_forwarder_sends_at_most_one_batch_twice(store: Store, endpoint: Endpoint) -> None:
+    """After every kill the next one goes on: nothing is missing, one batch at most came twice."""
+    with auto_trace(store=store):
+        for number in range(3_000):
+            emit_message(str(number))
+    kills = 0
+    command = [sys.executable, "-m", "lightning_otel", "forward", "--to", endpoint.url]
+    command += ["--store", store.name]
+    while kills < KILLS:
+        before = len(endpoint.spans)
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
+            while len(endpoint.spans) == before and len(endpoint.counts()) < 3_001:
+                time.sleep(0.002)
+            time.sleep(random.random() / 50)
+            child.kill()
+        kills += 1
+    done = subprocess.run([*command, "--once"], capture_output=True, text=True, timeout=50)
+
+    counts = endpoint.counts()
+    assert done.returncode == 0, done.stderr
+    assert set(counts) == {span.span_id for span in store.spans()}
+    assert max(counts.values()) <= 1 + KILLS
+    assert sum(counts.values()) - len(counts) <= 512 * KILLS
+
+
+def test_two_forwarders_do_not_meet(store: Store, endpoint: Endpoint) -> None:
+    """A second forwarder to the same endpoint is refused while the first is at work."""
+    with auto_trace(store=store):
+        emit_message("hello")
+    command = [sys.executable, "-m", "lightning_otel", "forward", "--to", endpoint.url]
+    command += ["--store", store.name]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
+        while len(endpoint.spans) < 2:
+            time.sleep(0.01)
+        second = subprocess.run(command, capture_output=True, text=True, timeout=50)
+        first.terminate()
+
+    assert first.returncode == 0
+    assert second.returncode == 4
+    assert "at work in another process" in second.stderr
+    assert endpoint.counts() == Counter(span.span_id for span in store.spans())

@@ -1,0 +1,51 @@
+"""An endpoint to forward to, and a store whose spans are forwarded."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.forwarding.collector import Endpoint
+
+from lightning_otel import Store
+from lightning_otel.store.layout import Layout
+from lightning_otel.types import Span
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    """One that takes everything until it is told otherwise."""
+    made = Endpoint()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def layout(store: Store) -> Layout:
+    """The paths of a store that stands."""
+    assert store.layout is not None
+    store.layout.create()
+    return store.layout
+
+
+@pytest.fixture
+def fill(store: Store, layout: Layout) -> Callable[..., list[Span]]:
+    """A function that keeps so many spans."""
+    made: list[int] = []
+
+    def fill(count: int, **changes: Any) -> list[Span]:
+        spans = []
+        for _ in range(count):
+            made.append(len(made) + 1)
+            fields: dict[str, Any] = {
+                "trace_id": "ab" * 16,
+                "span_id": f"{made[-1]:016x}",
+                "parent_span_id": None,
+                "name": "work",
+                "start_ns": made[-1],
+                "end_ns": made[-1] + 1,
+            }
+            spans.append(Span(**{**fields, **changes}))
+        store.add(spans)
+        return spans
+
+    return fill

@@ -1,0 +1,123 @@
+"""Spans as OTLP: the same bytes as the SDK's, content kept here, nothing that spoils a request."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.exporters.duckdb import DuckDBSpanExporter
+from lightning_otel.forwarding.encoding import UnsendableError, encoded_span, request_of
+from lightning_otel.types import Event, Span
+
+
+def ended(attributes: Mapping[str, Any] | None = None, **changes: Any) -> Span:
+    """A finished span."""
+    fields: dict[str, Any] = {"name": "work", "parent_span_id": None, "start_ns": 1, "end_ns": 2}
+    return Span("ab" * 16, "cd" * 8, attributes=attributes or {}, **{**fields, **changes})
+
+
+def test_request_is_the_sdks_own(tmp_path: Path) -> None:
+    """A span that went through the store is encoded as the SDK's exporter would have done it."""
+    memory = InMemorySpanExporter()
+    provider = TracerProvider(resource=Resource({"service.name": "x", "host.cpus": 4}))
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    provider.add_span_processor(SimpleSpanProcessor(DuckDBSpanExporter(str(tmp_path / "s.duckdb"))))
+    tracer = provider.get_tracer("some.scope")
+    with tracer.start_as_current_span("root", kind=SpanKind.SERVER) as root:
+        link = Link(root.get_span_context(), {"why": "so"})
+        with tracer.start_as_current_span("child", kind=SpanKind.CLIENT, links=[link]) as child:
+            child.set_attributes({"text": "ä", "n": 3, "x": 0.5, "yes": True, "many": ["a", "b"]})
+            child.add_event("something", {"size": 1}, timestamp=7)
+            child.set_status(Status(StatusCode.ERROR, "it broke"))
+        tracer.start_span("fine").set_status(Status(StatusCode.OK))
+    provider.shutdown()
+
+    body = request_of(Store(tmp_path / "s.duckdb").spans(), with_content=True)
+
+    theirs = encode_spans(sorted(memory.get_finished_spans(), key=lambda span: span.start_time))
+    assert ExportTraceServiceRequest.FromString(body) == theirs
+
+
+def test_request_leaves_content_here() -> None:
+    """Messages, token ids and the like stay behind, on the span and in its events."""
+    content = dict.fromkeys(c.CONTENT_KEYS, "secret")
+    event = Event("gen_ai.choice", 5, {c.OUTPUT_MESSAGES: "secret", "index": 0})
+    span = ended({**content, "kept": 1}, events=(event,))
+
+    stripped = request_of([span], with_content=False)
+    whole = encoded_span(span, with_content=True)
+
+    assert b"secret" not in stripped
+    assert {each.key for each in whole.attributes} == {"kept", *c.CONTENT_KEYS}
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ("half \ud83d a pair", "half ? a pair"),
+        (1 << 80, str(1 << 80)),
+        (object, "<class 'object'>"),
+        ({"a": [1, None, {"b": "\udc00"}]}, None),
+        (None, None),
+    ],
+)
+def test_request_takes_any_value(value: object, wanted: str | None) -> None:
+    """What OTLP has no form for becomes text; a lone surrogate spoils only itself."""
+    span = ended({"odd": value, "fine": "yes"}, name="na\udcffme", scope="\ud800")
+
+    (sent,) = (
+        ExportTraceServiceRequest.FromString(request_of([span], with_content=True))
+        .resource_spans[0]
+        .scope_spans[0]
+        .spans
+    )
+
+    found = {each.key: each.value for each in sent.attributes}
+    assert found["fine"].string_value == "yes"
+    assert sent.name == "na?me"
+    if wanted is not None:
+        assert found["odd"].string_value == wanted
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"end_ns": None},
+        {"start_ns": -1},
+        {"parent_span_id": "xyz"},
+        {"parent_span_id": "00" * 8},
+    ],
+)
+def test_request_refuses_what_is_no_span(changes: dict[str, Any]) -> None:
+    """A span without a valid id or end is named, not sent as something else."""
+    with pytest.raises(UnsendableError):
+        request_of([ended(), ended(**changes)], with_content=True)
+    with pytest.raises(UnsendableError):
+        request_of([replace(ended(), trace_id="")], with_content=True)
+
+
+def test_request_groups_by_resource_and_scope() -> None:
+    """Spans of one process and scope share what is said of these."""
+    spans = [
+        ended(otel_resource={"service.name": name}, scope=scope)
+        for name in ("a", "b")
+        for scope in ("x", "y", "x")
+    ]
+
+    request = ExportTraceServiceRequest.FromString(request_of(spans, with_content=True))
+
+    assert [
+        [(scope.scope.name, len(scope.spans)) for scope in resource.scope_spans]
+        for resource in request.resource_spans
+    ] == [[("x", 2), ("y", 1)]] * 2

@@ -1,0 +1,414 @@
+"""Forwarding: each span until the endpoint has its last word on it, and nothing in silence."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from email.utils import formatdate
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+from tests.forwarding.collector import Endpoint, Reply, partial
+
+from lightning_otel import Store, config, forwarding
+from lightning_otel import conventions as c
+from lightning_otel.errors import ConfigError
+from lightning_otel.forwarding import Answer, Forwarder, Verdict
+from lightning_otel.forwarding.sending import HttpSender, sender_for
+from lightning_otel.store.settle import settle
+from lightning_otel.types import Span
+
+Fill = Callable[..., list[Span]]
+
+
+def sender(endpoint: Endpoint, **changes: object) -> HttpSender:
+    """Speaks to the endpoint."""
+    found = config.otlp_endpoint(endpoint.url)
+    assert found is not None
+    return HttpSender(replace(found, timeout_s=2.0, **changes))  # type: ignore[arg-type]  # any
+
+
+class Clock:
+    """Waits in no time, and knows how long it would have been."""
+
+    def __init__(self, is_over: Callable[[float], bool] = lambda now: False) -> None:
+        self.waits: list[float] = []
+        self._is_over = is_over
+
+    @property
+    def now_s(self) -> float:
+        """Seconds waited."""
+        return sum(self.waits)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is time to hurry."""
+        self.waits.append(seconds)
+        return self._is_over(self.now_s)
+
+
+@contextmanager
+def forwarder_of(
+    store: Store, endpoint: Endpoint, clock: Clock | None = None
+) -> Iterator[Forwarder]:
+    """Forwards the store under one name; a process's end is the block's."""
+    with store.follow("otlp") as follower:
+        yield Forwarder(
+            follower, sender(endpoint), with_content=False, wait=(clock or Clock()).wait
+        )
+        follower.close()
+
+
+def test_forwarder_delivers_each_span_once(store: Store, fill: Fill, endpoint: Endpoint) -> None:
+    """Live and settled spans arrive once, by batches, and those of the next start alone then."""
+    first = fill(1_200)
+    with forwarder_of(store, endpoint) as forwarder:
+        assert forwarder.send_waiting()
+        store.writer().seal()
+        assert store.layout is not None
+        settle(store.layout)
+        assert forwarder.send_waiting()
+    second = fill(3)
+    with forwarder_of(store, endpoint) as forwarder:
+        assert forwarder.send_waiting()
+        delivered = forwarder.delivered
+
+    assert endpoint.counts() == {span.span_id: 1 for span in [*first, *second]}
+    assert endpoint.sizes == [512, 512, 176, 3]
+    assert delivered == 3
+    assert set(endpoint.paths) == {"/v1/traces"}
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_forwarder_sends_content_only_where_allowed(
+    store: Store, fill: Fill, endpoint: Endpoint, is_allowed: bool
+) -> None:
+    """Messages stay here unless they may leave."""
+    fill(1, attributes={c.INPUT_MESSAGES: "[]", "n": 1})
+    with store.follow("otlp") as follower:
+        Forwarder(follower, sender(endpoint), with_content=is_allowed).send_waiting()
+
+    (span,) = endpoint.spans
+    assert (c.INPUT_MESSAGES in {each.key for each in span.attributes}) == is_allowed
+
+
+NOT_DELIVERED = {
+    "redirect": Reply(302, b"", headers=(("Location", "http://127.0.0.1:1/login"),)),
+    "not modified": Reply(304),
+    "a page": Reply(200, b"<html>please log in</html>", "text/html"),
+    "a page called protobuf": Reply(200, b"<html>please log in</html>"),
+    "broken JSON": Reply(200, b"[1", "application/json"),
+    "unauthorized": Reply(401, b"who are you", "text/plain"),
+    "not found": Reply(404),
+    "busy": Reply(503),
+    "broken": Reply(500),
+}
+
+
+@pytest.mark.parametrize("name", NOT_DELIVERED)
+def test_forwarder_does_not_take_it_for_delivery(
+    store: Store, fill: Fill, endpoint: Endpoint, name: str
+) -> None:
+    """Only a well-formed OTLP answer counts; until it comes the spans wait, and are not lost."""
+    spans = fill(3)
+    endpoint.reply = lambda sent, size: NOT_DELIVERED[name]
+    clock = Clock(lambda now: now > 100)
+    with forwarder_of(store, endpoint, clock) as forwarder:
+        assert not forwarder.send_waiting()
+        before = (forwarder.delivered, forwarder.rejected, bool(forwarder.complaint))
+    endpoint.spans.clear()
+    endpoint.reply = lambda sent, size: Reply()
+    with forwarder_of(store, endpoint) as forwarder:
+        assert forwarder.send_waiting()
+        after = forwarder.complaint
+
+    assert before == (0, Counter(), True)
+    assert after == ""
+    assert endpoint.counts() == {span.span_id: 1 for span in spans}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(202),
+        Reply(200, b"", "text/plain"),
+        Reply(200, b"{}", "application/json"),
+        Reply(200, partial(0, "a warning")),
+        Reply(200, b'{"partialSuccess": {"rejectedSpans": "0"}}', "application/json; x=y"),
+    ],
+)
+def test_forwarder_knows_other_ways_to_say_yes(
+    store: Store, fill: Fill, endpoint: Endpoint, reply: Reply
+) -> None:
+    """An empty body, JSON and a mere warning are well-formed answers too."""
+    fill(2)
+    endpoint.reply = lambda sent, size: reply
+    with forwarder_of(store, endpoint) as forwarder:
+        assert forwarder.send_waiting()
+        counts = forwarder.delivered, forwarder.rejected
+
+    assert counts == (2, Counter())
+
+
+@pytest.mark.parametrize("kind", ["application/x-protobuf", "application/json"])
+def test_forwarder_counts_a_partial_success(
+    store: Store, fill: Fill, endpoint: Endpoint, kind: str
+) -> None:
+    """What is left out is counted with its reason and not sent again, as the protocol demands."""
+    fill(5)
+    as_json = b'{"partialSuccess": {"rejectedSpans": "2", "errorMessage": "too old"}}'
+    body = as_json if "json" in kind else partial(2, "too old")
+    endpoint.reply = lambda sent, size: Reply(200, body, kind)
+    with forwarder_of(store, endpoint) as forwarder:
+        assert forwarder.send_waiting()
+        assert forwarder.send_waiting()
+        counts = forwarder.delivered, dict(forwarder.rejected)
+
+    assert counts == (3, {"partial success: too old": 2})
+    assert endpoint.sizes == [5]
+
+
+def test_forwarder_halves_what_is_too_large(store: Store, fill: Fill, endpoint: Endpoint) -> None:
+    """413 makes batches small enough; one span that is still too large is rejected."""
+    spans = fill(40, attributes={"text": "x" * 1_000})
+    (large,) = fill(1, attributes={"text": "x" * 20_000})
+    endpoint.reply = lambda sent, size: Reply(413) if size > 10_000 else Reply()
+    with forwarder_of(store, endpoint) as forwarder:
+        assert forwarder.send_waiting()
+        counts = forwarder.delivered, forwarder.rejected.total()
+
+    assert counts == (40, 1)
+    assert endpoint.counts() == {span.span_id: 1 for span in spans}
+    assert large.span_id not in endpoint.counts()
+
+
+@settings(
+    deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(bad=st.sets(st.integers(0, 19), max_size=4))
+def test_forwarder_finds_the_poison(
+    store: Store, fill: Fill, endpoint: Endpoint, bad: set[int]
+) -> None:
+    """400 for a batch is tracked down to the spans at fault; every other one is delivered once."""
+    spans = fill(20)
+    poison = {spans[index].span_id for index in bad}
+
+    def reply(sent: Sequence[OtlpSpan], size: int) -> Reply:
+        is_bad = any(span.span_id.hex() in poison for span in sent)
+        return Reply(400, b"bad thing", "text/plain") if is_bad else Reply()
+
+    endpoint.spans.clear()
+    endpoint.reply = reply
+    with forwarder_of(store, endpoint) as forwarder:
+        assert forwarder.send_waiting()
+        counts = forwarder.delivered, dict(forwarder.rejected)
+
+    assert counts == (20 - len(bad), {"HTTP 400 Bad Request: bad thing": len(bad)} if bad else {})
+    assert endpoint.counts() == {s.span_id: 1 for s in spans if s.span_id not in poison}
+
+
+def test_forwarder_blames_no_span_for_a_broken_endpoint(
+    store: Store, fill: Fill, endpoint: Endpoint
+) -> None:
+    """An endpoint that answers 400 to whatever it is sent rejects nothing: the spans wait."""
+    spans = fill(8)
+    endpoint.reply = lambda sent, size: Reply(400)
+    with forwarder_of(store, endpoint, Clock(lambda now: now > 50)) as forwarder:
+        assert not forwarder.send_waiting()
+        counts = forwarder.delivered, forwarder.rejected.total()
+    endpoint.reply = lambda sent, size: Reply()
+    with forwarder_of(store, endpoint) as forwarder:
+        forwarder.send_waiting()
+
+    assert counts == (0, 0)
+    assert endpoint.counts() == {span.span_id: 1 for span in spans}
+
+
+def test_forwarder_passes_over_what_otlp_cannot_say(
+    store: Store, fill: Fill, endpoint: Endpoint
+) -> None:
+    """A span with an impossible id is counted and costs no other; a lone surrogate costs none."""
+    fill(3)
+    fill(1, trace_id="abc")
+    fill(1, attributes={"text": "half \ud83d"}, name="\udcff")
+    with forwarder_of(store, endpoint) as forwarder:
+        assert forwarder.send_waiting()
+        counts = forwarder.delivered, dict(forwarder.rejected)
+
+    assert counts == (4, {"'abc' is no id of 16 bytes": 1})
+    assert len(endpoint.spans) == 4
+
+
+def test_forwarder_waits_ever_longer(store: Store, fill: Fill, endpoint: Endpoint) -> None:
+    """The waits grow with jitter up to a minute, and begin anew when the endpoint is back."""
+    fill(1)
+    endpoint.reply = lambda sent, size: Reply(503)
+    clock = Clock(lambda now: now > 400)
+    with forwarder_of(store, endpoint, clock) as forwarder:
+        forwarder.send_waiting()
+        assert "503" in forwarder.complaint
+
+    for index, wait in enumerate(clock.waits):
+        longest = min(60, 2**index)
+        assert longest / 2 <= wait <= longest
+
+
+@pytest.mark.parametrize(
+    ("header", "low", "high"),
+    [
+        ("120", 120, 120),
+        (formatdate(time.time() + 300, usegmt=True), 200, 300),
+        ("1000000", 900, 900),
+        ("soon", 0.5, 1),
+        ("-5", 0.5, 1),
+    ],
+)
+def test_forwarder_honours_retry_after(
+    store: Store, fill: Fill, endpoint: Endpoint, header: str, low: float, high: float
+) -> None:
+    """A server that says when to come back is left alone until then, within reason."""
+    fill(1)
+    endpoint.reply = lambda sent, size: Reply(429, headers=(("Retry-After", header),))
+    clock = Clock(lambda now: True)
+    with forwarder_of(store, endpoint, clock) as forwarder:
+        forwarder.send_waiting()
+
+    assert low <= clock.waits[0] <= high
+
+
+def test_forwarder_resumes_after_each_kind_of_end(
+    store: Store, fill: Fill, endpoint: Endpoint
+) -> None:
+    """A half that was delivered before the end is not sent again by the next start."""
+    spans = fill(64)
+    endpoint.reply = lambda sent, size: (
+        Reply(413) if len(sent) > 16 else Reply(503) if len(endpoint.spans) >= 32 else Reply()
+    )
+    with forwarder_of(store, endpoint, Clock(lambda now: now > 10)) as forwarder:
+        assert not forwarder.send_waiting()
+        assert forwarder.delivered == 32
+    endpoint.reply = lambda sent, size: Reply()
+    with forwarder_of(store, endpoint) as forwarder:
+        assert forwarder.send_waiting()
+
+    assert endpoint.counts() == {span.span_id: 1 for span in spans}
+
+
+def test_sender_survives_silence_and_nonsense(endpoint: Endpoint) -> None:
+    """No answer, half an answer, an endless one and nobody at all are all: later."""
+    hang = threading.Event()
+    found = []
+    for reply in (
+        Reply(hang=hang),
+        Reply(200, b"x" * 100_000),
+        Reply(headers=(("Content-Encoding", "gzip"),), body=b"not gzip"),
+    ):
+        endpoint.reply = lambda sent, size, reply=reply: reply  # type: ignore[misc]  # bound now
+        spoken = sender(endpoint)
+        spoken._timeout_s = 0.2
+        found.append(spoken.send(b""))
+    hang.set()
+    port_of_nobody = replace_port(endpoint.url)
+    nobody = config.otlp_endpoint(port_of_nobody)
+    assert nobody is not None
+    found.append(sender_for(nobody).send(b""))
+
+    assert [answer.verdict for answer in found] == [Verdict.LATER] * 4
+    assert found[0].reason == "no answer in time"
+    assert "refused" in found[3].reason
+
+
+def replace_port(url: str) -> str:
+    """The URL of a port nobody listens at."""
+    return url.rpartition(":")[0] + ":9"
+
+
+def test_sender_sends_as_the_environment_says(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers, compression and the path are those OpenTelemetry's settings name."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x,x-team=a%2Cb")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", endpoint.url + "/own/path")
+    own = config.otlp_endpoint()
+    named = config.otlp_endpoint(endpoint.url + "/base/")
+    assert own is not None
+    assert named is not None
+    answers = [sender_for(each).send(b"") for each in (own, named)]
+
+    assert answers == [Answer(Verdict.DELIVERED)] * 2
+    assert endpoint.paths == ["/own/path", "/base/v1/traces"]
+    assert endpoint.headers[0]["authorization"] == "Bearer x"
+    assert endpoint.headers[0]["x-team"] == "a,b"
+    assert endpoint.headers[0]["content-encoding"] == "gzip"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:4318", "ftp://x", "http://", "file:///etc/passwd"])
+def test_sender_refuses_what_is_no_endpoint(url: str) -> None:
+    """A URL without a scheme or a host is named."""
+    found = config.otlp_endpoint(url)
+    assert found is not None
+    with pytest.raises(ConfigError, match="no OTLP endpoint"):
+        sender_for(found)
+
+
+def test_forwarder_speaks_grpc(store: Store, fill: Fill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over gRPC the same: taken, too large, bad and down are told apart."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import grpc  # type: ignore[import-untyped]  # has no stubs
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+        ExportTraceServiceRequest,
+        ExportTraceServiceResponse,
+    )
+
+    taken: list[str] = []
+    spans = fill(10)
+
+    def export(request: ExportTraceServiceRequest, context: grpc.ServicerContext) -> object:
+        sent = [s for r in request.resource_spans for each in r.scope_spans for s in each.spans]
+        if any(span.span_id.hex() == spans[3].span_id for span in sent):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "bad")
+        taken.extend(span.span_id.hex() for span in sent)
+        return ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    method = grpc.unary_unary_rpc_method_handler(
+        export,
+        request_deserializer=ExportTraceServiceRequest.FromString,
+        response_serializer=lambda answer: answer.SerializeToString(),
+    )
+    service = "opentelemetry.proto.collector.trace.v1.TraceService"
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {"Export": method}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    found = config.otlp_endpoint(f"http://127.0.0.1:{port}")
+    assert found is not None
+    spoken = sender_for(found)
+    with store.follow("otlp") as follower:
+        forwarder = Forwarder(follower, spoken, with_content=False, wait=Clock().wait)
+        assert forwarder.send_waiting()
+    server.stop(0).wait()
+    down = spoken.send(b"")
+
+    assert sorted(taken) == sorted(s.span_id for s in spans if s is not spans[3])
+    assert dict(forwarder.rejected) == {"gRPC INVALID_ARGUMENT: bad": 1}
+    assert down.verdict is Verdict.LATER
+
+
+def test_forwarder_batches_by_size(
+    store: Store, fill: Fill, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large spans go in small batches, so that a request stays below what servers take."""
+    monkeypatch.setattr(forwarding, "BATCH_BYTES", 50_000)
+    fill(12, attributes={"text": "x" * 20_000})
+    with forwarder_of(store, endpoint) as forwarder:
+        assert forwarder.send_waiting()
+
+    assert endpoint.sizes == [3, 3, 3, 3]

@@ -1,0 +1,561 @@
+"""Following a store: each ended span once a consumer, whatever is settled or killed meanwhile."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.trace import Tracer
+
+from lightning_otel import Store
+from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
+from lightning_otel.store import appender, tail
+from lightning_otel.store import settle as settle_module
+from lightning_otel.store.layout import DataFile, Layout, Manifest
+from lightning_otel.store.position import position_names
+from lightning_otel.store.settle import settle
+from lightning_otel.store.writer import SpanWriter
+from lightning_otel.types import Span
+
+
+@pytest.fixture
+def layout(store: Store) -> Layout:
+    """The paths of a store that exists."""
+    assert store.layout is not None
+    store.layout.create()
+    return store.layout
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is settled is unlinked by the next settler."""
+    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2)
+    monkeypatch.setattr(settle_module, "GRACE_US", 0)
+
+
+def names(spans: Iterable[Span]) -> list[str]:
+    """What the spans are called."""
+    return [span.name for span in spans]
+
+
+def put(layout: Layout, spans: Iterable[Span]) -> None:
+    """Write spans into a sealed segment of their own."""
+    writer = SpanWriter(layout)
+    for span in spans:
+        writer.add(span)
+    writer.seal()
+
+
+def merge_files(layout: Layout) -> None:
+    """Make one file of all, as compacting does."""
+    manifest = layout.read_manifest()
+    if len(manifest.live_files) < 2:
+        return
+    name = f"spans-{time.time_ns():019d}-merged.parquet"
+    paths = [str(layout.data / file.name) for file in manifest.live_files]
+    with duckdb.connect() as con:
+        con.execute(
+            f"COPY (SELECT * FROM read_parquet({paths}) ORDER BY trace_id) "
+            f"TO '{layout.data / name}' (FORMAT parquet)"
+        )
+    rows = sum(file.rows for file in manifest.live_files)
+    merged = DataFile(name, 0, rows, 1, 0, 1 << 61)
+    layout.write_manifest(Manifest((merged,), manifest.segments))
+    for path in paths:
+        Path(path).unlink()
+
+
+def test_follow_delivers_live_and_settled_spans_once(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """Each span comes once, from a segment or a file, and what never ended does not come."""
+    first, second, third = (make_span(name=name) for name in ("first", "second", "third"))
+    put(layout, [first, make_span(name="open", end_ns=None)])
+    settle(layout)
+    put(layout, [second])
+
+    with store.follow("trainer") as follower:
+        before = follower.batch()
+        settle(layout)
+        put(layout, [third])
+        after = follower.batch()
+        rest = follower.batch()
+
+    assert names(before) == ["first", "second"]
+    assert before == [first, second]
+    assert (names(after), rest) == (["third"], [])
+
+
+def test_follow_delivers_whole_spans(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """A span is the same, content and all, from its segment as from a settled file."""
+    from lightning_otel import auto_trace, emit_message, emit_reward
+
+    with auto_trace(store=store, task={"q": "é"}):
+        emit_message("hello")
+        emit_reward(0.5)
+    with store.follow("live") as live:
+        found = live.batch()
+    store.writer().seal()
+    settle(layout)
+    with store.follow("settled") as settled:
+        again = settled.batch()
+
+    assert len(found) == 3
+    assert again == found
+    assert sorted(found, key=lambda span: span.start_ns) == store.spans().rows()
+
+
+def test_follow_waits_for_what_comes(store: Store, layout: Layout) -> None:
+    """An iteration goes on with spans as they end, and ends when none came for a while."""
+    from lightning_otel import auto_trace, emit_message
+
+    found: list[str] = []
+    is_ready = threading.Event()
+
+    def consume() -> None:
+        for span in store.follow("trainer", idle_s=0.4):
+            found.append(span.name)
+            is_ready.set()
+
+    with auto_trace(store=store):
+        emit_message("one")
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        assert is_ready.wait(10)
+        emit_message("two")
+    consumer.join(20)
+
+    assert not consumer.is_alive()
+    assert len(found) == 3
+
+
+def test_follow_stops_at_once(store: Store, layout: Layout) -> None:
+    """One that waits for ever ends within a moment of being told to."""
+    follower = store.follow("trainer")
+    consumer = threading.Thread(target=lambda: list(follower))
+    consumer.start()
+    time.sleep(0.05)
+
+    began = time.monotonic()
+    follower.stop()
+    consumer.join(10)
+    taken = time.monotonic() - began
+    follower.close()
+
+    assert taken < 0.1
+
+
+def test_follow_mixes_batches_and_iteration(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """Batches, an iteration and batches again go through the same spans, each once."""
+    spans = [make_span(name=f"{number:02}") for number in range(20)]
+    put(layout, spans)
+
+    with store.follow("trainer", idle_s=0) as follower:
+        found = names(follower.batch(5))
+        for span in follower:
+            found.append(span.name)
+            if len(found) == 12:
+                break
+        follower.commit()
+        found += names(follower.batch())
+
+    assert found == names(spans)
+
+
+def test_follow_counts_what_was_asked_past_as_delivered(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """The span in hand when a consumer dies comes again, those before it do not."""
+    put(layout, [make_span(name=name) for name in "abcde"])
+
+    follower = store.follow("trainer")
+    left_early = []
+    for span in follower:
+        left_early.append(span.name)
+        if len(left_early) == 2:
+            break
+    follower.close()
+    with contextlib.suppress(ZeroDivisionError), store.follow("trainer") as follower:
+        failed = names(follower.batch(2))
+        raise ZeroDivisionError
+    with store.follow("trainer") as follower:
+        fine = names(follower.batch(2))
+    with store.follow("trainer") as follower:
+        chosen = names(spans := follower.batch())
+        follower.commit(spans[1:])
+        follower.close()
+    with store.follow("trainer") as follower:
+        last = names(follower.batch())
+
+    assert (left_early, failed, fine) == (["a", "b"], ["b", "c"], ["b", "c"])
+    assert (chosen, last) == (["d", "e"], ["d"])
+
+
+def test_follow_keeps_consumers_apart(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """Each name has its own position; two cannot follow under one name at a time."""
+    put(layout, [make_span(name=name) for name in "abc"])
+
+    with store.follow("one") as one, store.follow("two") as two:
+        first, second = names(one.batch(2)), names(two.batch())
+        with pytest.raises(StoreError, match="at work in another"):
+            store.follow("one")
+    with store.follow("one") as one:
+        rest = names(one.batch())
+        one.rewind()
+        again = names(one.batch())
+
+    assert (first, second, rest, again) == (["a", "b"], ["a", "b", "c"], ["c"], ["a", "b", "c"])
+    assert position_names(layout) == ["one", "two"]
+    folder = layout.root / "followers"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_follow_refuses_what_cannot_be(
+    store: Store, tmp_path: Path, make_span: Callable[..., Span]
+) -> None:
+    """A missing store, a store in memory, a bad name and a damaged position are named."""
+    with pytest.raises(StoreMissingError):
+        store.follow("trainer")
+    with pytest.raises(ConfigError, match="store on this disk"):
+        Store(":memory:").follow("trainer")
+    store.add([make_span()])
+    for name in ("", "../x", "a b", "x" * 101, ".hidden"):
+        with pytest.raises(ConfigError, match="cannot name a consumer"):
+            store.follow(name)
+    assert store.layout is not None
+    (store.layout.root / "followers").mkdir()
+    (store.layout.root / "followers" / "torn.position").write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match="everything is delivered again"):
+        store.follow("torn")
+
+
+def test_follow_delivers_a_span_sent_twice_once(
+    store: Store, layout: Layout, make_span: Callable[..., Span], at_once: None
+) -> None:
+    """A span that comes again after its settling, as a sender's retry does, is not delivered."""
+    span = make_span(name="original")
+    put(layout, [span])
+    with store.follow("trainer") as follower:
+        first = follower.batch()
+        settle(layout)
+        put(layout, [span, replace(span, name="forged")])
+        second = follower.batch()
+
+    assert (names(first), second) == (["original"], [])
+
+
+def test_follow_passes_over_damage(
+    store: Store, layout: Layout, make_span: Callable[..., Span], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Damaged lines and files cost no other span; half a line is waited for; one line tells it."""
+    put(layout, [make_span(name="settled")])
+    settle(layout)
+    (file,) = layout.read_manifest().live_files
+    (layout.data / file.name).write_bytes(b"PAR1 torn")
+    writer = SpanWriter(layout)
+    writer.add(make_span(name="whole"))
+    line = writer.paths[0].read_bytes()
+    late = line.replace(b"whole", b"later").replace(b'span_id":"0', b'span_id":"1')
+    with writer.paths[0].open("ab") as segment:
+        segment.write(b'{"record":"span","trace_id":7}\n\xff\xfe\n{"record":"span"\n' + late[:-9])
+
+    with store.follow("trainer") as follower:
+        first = follower.batch()
+        with writer.paths[0].open("ab") as segment:
+            segment.write(late[-9:])
+        second = follower.batch()
+    writer.seal()
+
+    assert (names(first), names(second)) == (["whole"], ["later"])
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert file.name in caplog.text
+
+
+def test_follow_waits_for_the_span_that_ended_first(
+    store: Store, layout: Layout, tracer_of: Callable[[SpanWriter], Tracer]
+) -> None:
+    """Where threads write in another order than they ended spans, a consumer gets that order."""
+    writer = SpanWriter(layout)
+    tracer = tracer_of(writer)
+    for number in range(6):
+        tracer.start_span(str(number)).end()
+    writer.seal()
+    lines = writer.paths[0].read_bytes().splitlines(keepends=True)
+    late = lines.pop(5)  # the end of "2"
+    writer.paths[0].write_bytes(b"".join(lines))
+
+    with store.follow("trainer") as follower:
+        early: list[Span] = []
+        while len(early) < 2:
+            early += follower.batch(2)
+        with writer.paths[0].open("ab") as segment:
+            segment.write(late)
+        rest = follower.batch()
+    with store.follow("late") as follower:
+        whole = follower.batch()
+
+    assert names(early) == ["0", "1"]
+    assert names(rest) == ["2", "3", "4", "5"]
+    assert names(whole) == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_follow_does_not_wait_for_ever(
+    store: Store,
+    layout: Layout,
+    tracer_of: Callable[[SpanWriter], Tracer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line the disk refused never comes: what ended after it is delivered all the same."""
+    monkeypatch.setattr(tail, "HOLD_S", 0.1)
+    writer = SpanWriter(layout)
+    tracer = tracer_of(writer)
+    for number in range(3):
+        tracer.start_span(str(number)).end()
+    lines = writer.paths[0].read_bytes().splitlines(keepends=True)
+    writer.paths[0].write_bytes(b"".join(lines[:1] + lines[2:]))
+
+    with store.follow("trainer") as follower:
+        found = follower.batch()
+        tracer.start_span("3").end()
+        found += follower.batch()
+    writer.seal()
+
+    assert names(found) == ["1", "2", "3"]
+
+
+def test_follow_keeps_order_across_segments_and_files(
+    store: Store,
+    layout: Layout,
+    tracer_of: Callable[[SpanWriter], Tracer],
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: None,
+) -> None:
+    """Eight threads, small segments, a settler: each process's spans come in order, each once."""
+    monkeypatch.setattr(appender, "ROTATE_BYTES", 40_000)
+    monkeypatch.setattr(tail, "HOLD_S", 20)
+    writers = [SpanWriter(layout) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def work(tracer: Tracer) -> None:
+        with tracer.start_as_current_span("outer"):
+            for _ in range(60):
+                tracer.start_span("inner").end()
+
+    found: list[Span] = []
+    with store.follow("trainer") as follower:
+        for _ in range(2):
+            threads = [
+                threading.Thread(target=work, args=(tracer_of(writer),))
+                for writer in writers
+                for _ in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                found += follower.batch(50)
+            settle(layout)
+            settle(layout)
+            found += follower.batch(20)
+        sys.setswitchinterval(interval)
+        for writer in writers:
+            writer.seal()
+        settle(layout)
+        settle(layout)
+        while spans := follower.batch():
+            found += spans
+
+    assert len(found) == len({span.span_id for span in found}) == 16 * 61
+    for writer in writers:
+        ends = [span.end_sequence for span in found if span.process == writer.process]
+        assert ends == sorted(ends)
+        assert len(ends) == 8 * 61
+
+
+OPERATIONS = ("write", "write more", "rotate", "settle", "merge", "take", "take one", "lose", "die")
+
+
+@settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=25))
+def test_follow_delivers_once_whatever_happens(
+    tmp_path: Path, at_once: None, make_span: Callable[..., Span], operations: list[str]
+) -> None:
+    """Whatever is settled, merged or cut off, each span is committed once and none is left out."""
+    folder = tmp_path / "any"
+    shutil.rmtree(folder, ignore_errors=True)
+    store = Store(folder / "s.duckdb")
+    assert store.layout is not None
+    store.layout.create()
+    layout = store.layout
+    writers = [SpanWriter(layout)]
+    written: list[str] = []
+    delivered: list[str] = []
+    follower = store.follow("trainer")
+    for operation in operations:
+        match operation:
+            case "write" | "write more":
+                for _ in range(1 if operation == "write" else 5):
+                    span = make_span()
+                    writers[-1].add(span)
+                    written.append(span.span_id)
+            case "rotate":
+                writers[-1].seal()
+                writers.append(SpanWriter(layout))
+            case "settle":
+                settle(layout)
+                settle(layout)
+            case "merge":
+                merge_files(layout)
+            case "take" | "take one":
+                spans = follower.batch(1 if operation == "take one" else 4)
+                follower.commit()
+                delivered += [span.span_id for span in spans]
+            case "lose":
+                follower.batch(2)
+                follower.close()
+                follower = store.follow("trainer")
+            case "die":
+                follower.close()
+                follower = store.follow("trainer")
+    while spans := follower.batch():
+        follower.commit()
+        delivered += [span.span_id for span in spans]
+    follower.close()
+    writers[-1].seal()
+
+    assert Counter(delivered) == dict.fromkeys(written, 1)
+
+
+CONSUMER = """\
+import os, sys, lightning_otel
+store, name, notes = sys.argv[1:]
+out = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+follower = lightning_otel.Store(store).follow(name)
+while True:
+    for span in follower.batch(7):
+        os.write(out, (span.span_id + "\\n").encode())
+    follower.commit()
+    os.write(out, b"-\\n")
+"""
+PRODUCER = """\
+import sys, lightning_otel
+from lightning_otel.store import appender
+appender.ROTATE_BYTES = 30_000
+with lightning_otel.auto_trace(store=sys.argv[1]):
+    for number in range(int(sys.argv[2])):
+        lightning_otel.emit_message(str(number))
+"""
+KILLS = int(os.environ.get("LIGHTNING_TEST_KILLS", "5"))
+
+
+def test_follow_survives_kills(store: Store, layout: Layout, tmp_path: Path, at_once: None) -> None:
+    """Killed at random, a consumer lacks no span, and is given at most its last batch again."""
+    notes = tmp_path / "notes"
+    producers = [
+        subprocess.Popen([sys.executable, "-c", PRODUCER, store.name, "300"]) for _ in range(2)
+    ]
+    for _ in range(KILLS):
+        command = [sys.executable, "-c", CONSUMER, store.name, "trainer", str(notes)]
+        with subprocess.Popen(command) as consumer:
+            before = notes.stat().st_size if notes.exists() else 0
+            while not notes.exists() or notes.stat().st_size <= before:
+                time.sleep(0.005)
+            time.sleep(random.random() / 20)
+            settle(layout)
+            os.kill(consumer.pid, signal.SIGKILL)
+        with notes.open("ab") as file:
+            file.write(b"\nkilled\n")
+    for producer in producers:
+        assert producer.wait(40) == 0
+    settle(layout)
+    with store.follow("trainer") as follower, notes.open("a") as file:
+        while spans := follower.batch():
+            file.writelines(f"{span.span_id}\n" for span in spans)
+            file.write("-\n")
+            follower.commit()
+
+    runs = notes.read_text().split("killed\n")
+    counts = Counter(line for run in runs for line in run.split() if line != "-")
+    in_window = sum(len(run.rsplit("-\n", 1)[-1].split()) for run in runs)
+    assert set(counts) == {span.span_id for span in store.spans()}
+    assert sum(counts.values()) - len(counts) <= in_window
+    assert in_window <= 7 * KILLS
+
+
+def test_follow_selects_by_time(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """Spans that started before a time are passed over, live and settled ones."""
+    put(layout, [make_span(start_ns=10, name="old"), make_span(start_ns=30, name="new")])
+    settle(layout)
+    put(layout, [make_span(start_ns=10, name="older"), make_span(start_ns=40, name="newer")])
+
+    with store.follow("trainer", since_ns=20) as follower:
+        found = names(follower.batch())
+    with store.follow("trainer", since_ns=20) as follower:
+        rest = names(follower.batch())
+
+    assert found == ["new", "newer"]
+    assert rest == []
+
+
+def test_follow_reads_little_of_what_it_knows(
+    store: Store, layout: Layout, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose spans are delivered is looked into once, under whichever name it comes."""
+    from lightning_otel.store import source, unread
+
+    looked: list[Any] = []
+    real = source.new_connection
+
+    def counting(*args: Any) -> Any:
+        looked.append(args)
+        return real(*args)
+
+    put(layout, [make_span()])
+    settle(layout)
+    monkeypatch.setattr(unread, "new_connection", counting)
+    with store.follow("trainer") as follower:
+        for _ in range(3):
+            follower.batch()
+    with store.follow("trainer") as follower:
+        follower.batch()
+
+    assert len(looked) == 1
+
+
+def test_position_is_small(store: Store, layout: Layout, make_span: Callable[..., Span]) -> None:
+    """A position grows by some twenty bytes a span."""
+    put(layout, [make_span() for _ in range(5_000)])
+
+    with store.follow("trainer") as follower:
+        while follower.batch(1_000):
+            pass
+        count = follower.count()
+
+    size = (layout.root / "followers" / "trainer.position").stat().st_size
+    assert count == 5_000
+    assert size < 30 * 5_000 + 30_000
