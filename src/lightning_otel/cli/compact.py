@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 
 _AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
 _SECONDS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_REASONS: Final = {
-    "dropped.age": "older than asked for",
-    "dropped.size": "the oldest, to make room",
-    "dropped.rollout": "named",
-    "rejected.conflict": "their id was taken by a different span",
-    "rejected.duplicate": "the same span was kept already",
-}
 
 
 @click.command()
@@ -107,16 +100,18 @@ def _progress(*, is_quiet: bool) -> "Iterator[Callable[[int, int], None] | None]
 
 
 def _lines(done: "Compacted", *, is_dry_run: bool) -> Iterator[str]:
+    from lightning_otel.store.counts import REASONS
+
     would = "would be " if is_dry_run else ""
     if done.segments:
         yield f"settled    {counted(done.segments, 'segment')} {would}settled first"
     for reason, each in done.dropped.items():
         yield (
             f"dropped    {counted(each.rollouts, 'rollout')} with {counted(each.spans, 'span')} "
-            f"{would}dropped: {_REASONS[reason]}"
+            f"{would}dropped: {REASONS[reason]}"
         )
     for reason, count in done.rejected.items():
-        yield f"left out   {counted(count, 'span')}: {_REASONS[reason]}"
+        yield f"left out   {counted(count, 'span')}: {REASONS[reason]}"
     if done.unlinked:
         yield f"unlinked   {counted(done.unlinked, 'file')} {would}dropped whole"
     if done.merged:

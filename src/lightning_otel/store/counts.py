@@ -21,6 +21,9 @@ INVALID_ID: Final = "rejected.invalid_id"
 DISK: Final = "dropped.disk"
 REMOVED: Final = "dropped.removed"
 FAULT: Final = "dropped.fault"
+AGE: Final = "dropped.age"
+SIZE: Final = "dropped.size"
+ROLLOUT: Final = "dropped.rollout"
 TRANSFORM: Final = "dropped.transform"
 TRANSFORM_FAILED: Final = "failed.transforms"
 """Spans kept without their content, because a transform raised."""
@@ -39,6 +42,9 @@ REASONS: Final[Mapping[str, str]] = {
     REMOVED: "somebody removed their segment",
     FAULT: "a fault of lightning-otel",
     TRANSFORM: "a transform dropped them",
+    AGE: "older than is kept",
+    SIZE: "the oldest beyond the size that is kept",
+    ROLLOUT: "their rollout was taken out",
 }
 _REJECTED: Final = "rejected."
 _DROPPED: Final = "dropped."

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lightning_otel.store import counts as n
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout
 from lightning_otel.store.parquet import CONTENT, SPILL, row_of, sync
 from lightning_otel.store.schema import COLUMNS
@@ -26,9 +27,6 @@ ROW_GROUP_BYTES: Final = 64 << 20
 """A conversation that goes on in the next row group is stored once more: 200 turns of 1 KB cost
 0.76 of their unique text with this, 0.87 with half of it, and 96 MiB do not fit into the memory."""
 LEVEL: Final = 9
-
-CONFLICT: Final = "rejected.conflict"
-DUPLICATE: Final = "rejected.duplicate"
 
 TANGLE: Final = 16
 """How often, at most, the files may be read over for all slices to be gathered."""
@@ -176,7 +174,7 @@ def _leave_out(con: "duckdb.DuckDBPyConnection", layout: Layout) -> dict[str, in
         "WHERE spot.file = twice.file AND spot.number = twice.number AND rank > 1"
     )
     con.execute("DROP TABLE twice")
-    found = {**counts, CONFLICT: int(conflicts), DUPLICATE: int(seconds - conflicts)}
+    found = {**counts, n.CONFLICT: int(conflicts), n.DUPLICATE: int(seconds - conflicts)}
     return {name: count for name, count in found.items() if count}
 
 

@@ -6,19 +6,16 @@ Whole rollouts go, never parts of a tree. What has no rollout goes by trace.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from lightning_otel.errors import NotFoundError
+from lightning_otel.store import counts as n
 from lightning_otel.store.layout import Layout, total_bytes
 from lightning_otel.store.parquet import row_of
 from lightning_otel.store.views import ROLLOUT, quoted, spans_query
 
 if TYPE_CHECKING:
     import duckdb
-
-AGE: Final = "dropped.age"
-SIZE: Final = "dropped.size"
-ROLLOUT_ID: Final = "dropped.rollout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ def doom(
     )
     _doom_named(con, retention.without)
     if retention.since_ns is not None:
-        _doom(con, AGE, f"newest < {retention.since_ns}")
+        _doom(con, n.AGE, f"newest < {retention.since_ns}")
     if retention.max_bytes is not None:
         _doom_oldest(con, layout, retention.max_bytes)
     settled = settled_names(layout)
@@ -123,7 +120,7 @@ def _doom_named(con: "duckdb.DuckDBPyConnection", rollout_ids: Iterable[str]) ->
     for rollout_id in rollout_ids:
         if row_of(con, f"SELECT count(*) FROM held WHERE rollout = {quoted(rollout_id)}") == (0,):
             raise NotFoundError(f"no rollout {rollout_id!r}, so nothing was dropped")
-        _doom(con, ROLLOUT_ID, f"rollout = {quoted(rollout_id)}")
+        _doom(con, n.ROLLOUT, f"rollout = {quoted(rollout_id)}")
 
 
 def _doom_oldest(con: "duckdb.DuckDBPyConnection", layout: Layout, max_bytes: int) -> None:
@@ -155,7 +152,7 @@ def _doom_oldest(con: "duckdb.DuckDBPyConnection", layout: Layout, max_bytes: in
     )
     con.execute(
         f"""
-        INSERT INTO doomed SELECT rollout, {quoted(SIZE)} FROM (
+        INSERT INTO doomed SELECT rollout, {quoted(n.SIZE)} FROM (
           SELECT rollout, size, sum(size) OVER (ORDER BY newest, rollout) AS freed
           FROM held JOIN sized USING (rollout) ANTI JOIN doomed USING (rollout)
         ) WHERE freed - size < {excess - float(doomed)}
