@@ -60,7 +60,7 @@ def test_compact_speaks_to_people(filled: Store, cli: Cli) -> None:
     first = cli("compact", "--store", filled.name, "--rollout", "rollout-100")
     again = cli("compact", "--store", filled.name)
 
-    assert "1 rollout with 3 spans dropped: named" in first.stdout
+    assert "1 rollout with 3 spans dropped: their rollout was taken out" in first.stdout
     assert "1 file merged into 1" in first.stdout
     assert "nothing to do" in again.stdout
 
