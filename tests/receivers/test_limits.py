@@ -39,6 +39,7 @@ def test_inflated_holds_the_limit_exactly(size: int) -> None:
     "body",
     [b"", b"no gzip", gzip.compress(b"abc")[:-1], gzip.compress(os.urandom(3 << 20))[:-100_000],
      gzip.compress(b"abc") + b"more", gzip.compress(b"abc")[:-5] + b"\0\0\0\0\0"],
+    ids=["empty", "other", "cut", "cut-long", "more", "wrong-sum"],
 )  # fmt: skip
 def test_inflated_refuses_what_is_damaged(body: bytes) -> None:
     """Cut off, not a gzip, something behind it, a wrong checksum."""

@@ -109,7 +109,11 @@ def test_traces_answers_whole_success_with_an_empty_answer(shared: Serving, kind
         (bytes((20 << 20) + 1), PROTOBUF, "identity", 413),
         (gzip.compress(bytes((20 << 20) + 1)), PROTOBUF, "gzip", 413),
     ],
-)
+    ids=[
+        "no-protobuf", "no-json", "no-object", "no-gzip", "zstd", "text", "form", "untold", "long",
+        "long-once-inflated",
+    ],
+)  # fmt: skip
 def test_traces_refuses_what_is_none(
     shared: Serving, body: bytes, kind: str, encoding: str, status: int
 ) -> None:
