@@ -7,7 +7,9 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.doctor import LOSSES, count_losses
 from lightning_otel.store import Store
+from lightning_otel.store.damage import lacks
 from lightning_otel.store.layout import total_bytes
+from lightning_otel.store.quarantine import notes
 from lightning_otel.store.views import ROLLOUT, quoted
 
 _GENERATIVE = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
@@ -90,7 +92,8 @@ def store_stats(store: Store) -> dict[str, Any]:
         "left_out": report.reasons(),
     }
     if store.layout is None:
-        return {**found, "files": 0, "segments": 0, "bytes": 0, **dict.fromkeys(LOSSES, 0)}
+        none = dict.fromkeys(("files", "segments", "bytes", *LOSSES, "missing", "gone"), 0)
+        return {**found, **none}
     manifest = store.layout.read_manifest()
     settled = {segment.name for segment in manifest.segments}
     segments = [path for path in store.layout.segments() if path.name not in settled]
@@ -101,6 +104,8 @@ def store_stats(store: Store) -> dict[str, Any]:
         "segments": len(segments),
         "bytes": total_bytes([*files, *segments]),
         **count_losses(store.layout),
+        "missing": sum(lacks(store.layout).values()),
+        "gone": sum(note.gone for note in notes(store.layout)),
     }
 
 

@@ -239,8 +239,19 @@ def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("rewarded", f"{funnel['rewarded']} of {counted(funnel['transitions'], 'transition')}"),
         ("on disk", ", ".join(kept)),
         ("lost", ", ".join(losses)),
+        *_damage_lines(found),
         *(("left out", f"{count} × {reason}") for reason, count in found["left_out"].items()),
     ]  # fmt: skip
+
+
+def _damage_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
+    lines: list[tuple[str, object]] = []
+    if found["missing"]:
+        count = counted(found["missing"], "span")
+        lines.append(("missing", f"{count} in damaged files; see: lightning-otel doctor"))
+    if found["gone"]:
+        lines.append(("gone", f"{counted(found['gone'], 'span')} with damaged files"))
+    return lines
 
 
 @click.command()

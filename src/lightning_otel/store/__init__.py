@@ -6,14 +6,12 @@ here are imported when they are used, so that the traced process pays for none o
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
 from lightning_otel.adapter import Adaptation, TripletAdapter
-from lightning_otel.errors import StoreError
+from lightning_otel.errors import StoreDamagedError, StoreError
 from lightning_otel.store.layout import MEMORY, Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
@@ -21,6 +19,7 @@ from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 if TYPE_CHECKING:
     import duckdb
 
+    from lightning_otel.store.quarantine import Note
     from lightning_otel.store.settle import Settled
     from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table, Transitions
@@ -125,7 +124,7 @@ class Store:
             return views_of(empty, query)
 
         con = self.source.connect(names)
-        found = Query(con, query, list(parameters), data=self._data)
+        found = Query(con, query, list(parameters), layout=self.layout)
         found.take(lambda relation: relation.columns)
         return Table(lambda: found, found.dicts, "rows")
 
@@ -219,20 +218,40 @@ class Store:
             StoreError: There is no room, or a file that must be looked into is damaged. Nothing is
                 lost by it: what waited to be settled goes on waiting.
         """
+        from lightning_otel.store.damage import reading
+        from lightning_otel.store.rebuild import mend_manifest
         from lightning_otel.store.settle import Settled, settle
         from lightning_otel.store.source import ensure_catalogue
 
         if self.layout is None:
             return Settled()
         self.layout.require()
+        mend_manifest(self.layout)
         ensure_catalogue(self.layout)
         try:
-            with self._reading("settle"):
+            with reading(self.layout, "settle"):
                 return settle(self.layout)
         except OSError as exc:
             raise StoreError(
                 f"cannot settle {self.layout.catalogue}: {exc}; is there room?"
             ) from exc
+
+    def repair(self) -> "list[Note]":
+        """Verify every file, get back what can be of what is damaged, and give up the rest.
+
+        Returns:
+            What was damaged or missing: how many of its spans came back, and how many are gone.
+
+        Raises:
+            StoreMissingError: There is no store.
+            StoreError: Another process is settling, or the store cannot be written.
+        """
+        from lightning_otel.store.repair import repair
+
+        if self.layout is None:
+            return []
+        self.settle()  # what segments still hold need not be got out of a damaged file
+        return repair(self.layout)
 
     def pack(self, path: str | os.PathLike[str]) -> int:
         """Write everything into one self-contained DuckDB database with real tables.
@@ -245,8 +264,12 @@ class Store:
         """
         from lightning_otel.store.pack import pack
 
-        with self.source.connect(("spans",)) as con:
-            return pack(con, path, self.layout)
+        try:
+            with self.source.connect(("spans",)) as con:
+                return pack(con, path, self.layout)
+        except StoreDamagedError:  # it is put aside by now
+            with self.source.connect(("spans",)) as con:
+                return pack(con, path, self.layout)
 
     def find(self, prefix: str) -> tuple[str, str]:
         """The one rollout, trace, span or response whose id begins with a prefix; ``@last`` works.
@@ -257,28 +280,19 @@ class Store:
         Raises:
             NotFoundError: None does, or several do.
         """
+        from lightning_otel.store.damage import answered
         from lightning_otel.store.find import LAST, find
 
         con = self.source.connect(("spans", "rollouts") if prefix == LAST else ("spans",))
-        with self._reading():
-            return find(con, prefix)
+        return answered(con, self.layout, lambda: find(con, prefix))
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
         """The rollout that a found trace, span or response belongs to."""
+        from lightning_otel.store.damage import answered
         from lightning_otel.store.find import rollout_of
 
         con = self.source.connect(("spans",))
-        with self._reading():
-            return rollout_of(con, noun, whole_id)
-
-    @property
-    def _data(self) -> Path | None:
-        return self.layout.data if self.layout is not None else None
-
-    def _reading(self, verb: str = "read") -> AbstractContextManager[None]:
-        from lightning_otel.store.damage import reading
-
-        return reading(self.layout, verb)
+        return answered(con, self.layout, lambda: rollout_of(con, noun, whole_id))
 
     def _adapt(self, adapter: TripletAdapter, rollout_id: str | None) -> Iterator[Adaptation]:
         from lightning_otel.store.batches import batches
@@ -287,10 +301,12 @@ class Store:
         return map(adapter.explain, batches(self.source, rollout_id))
 
     def _settle_if_worthwhile(self) -> None:
+        from lightning_otel.store.rebuild import mend_manifest
         from lightning_otel.store.settle import settle_if_worthwhile
         from lightning_otel.store.source import ensure_catalogue
 
         if self.layout is not None and self.layout.exists():
+            mend_manifest(self.layout)
             ensure_catalogue(self.layout)
             settle_if_worthwhile(self.layout)
 

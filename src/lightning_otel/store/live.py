@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from lightning_otel.errors import StoreDamagedError
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.schema import Record
@@ -32,9 +33,11 @@ def records_of_others(
         if not path.name.startswith(f"{process}-"):
             found += _records(path, since_ns, wanted)
     # Looked at last: what was settled and taken away meanwhile stands in it by now.
-    if any(file.max_start_ns >= since_ns for file in layout.read_manifest().live_files):
+    try:
+        files = layout.read_manifest().live_files
+    except StoreDamagedError:
         return None
-    return found
+    return None if any(file.max_start_ns >= since_ns for file in files) else found
 
 
 def _records(path: Path, since_ns: int, wanted: Sequence[bytes]) -> Iterator[Record]:

@@ -1,12 +1,15 @@
 """A batch of segments as one sorted Parquet file, each span once; the rest is counted."""
 
+import contextlib
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_otel.store.checksums import checksum_of
 from lightning_otel.store.layout import (
     SCHEMA_VERSION,
     DataFile,
@@ -38,6 +41,13 @@ def make_parquet(
     layout: Layout, manifest: Manifest, paths: Sequence[Path]
 ) -> tuple[DataFile | None, list[SettledSegment]]:
     """Write the segments' spans into one file under ``new/``; None if they hold no new one."""
+    with packing(layout) as con:
+        return _pack(con, layout, manifest, paths)
+
+
+@contextlib.contextmanager
+def packing(layout: Layout) -> "Iterator[duckdb.DuckDBPyConnection]":
+    """A connection that packs spans within the memory allowed."""
     import duckdb
 
     con = duckdb.connect(config={"threads": "1"})
@@ -46,9 +56,40 @@ def make_parquet(
         con.execute(f"SET memory_limit = '{_MEMORY}'")
         con.execute(f"SET temp_directory = {quoted(str(layout.new / SPILL))}")
         con.execute("SET preserve_insertion_order = false")
-        return _pack(con, layout, manifest, paths)
+        yield con
     finally:
         con.close()
+
+
+def new_name() -> str:
+    """A data file's name; in order of their names files are in order of their making."""
+    return f"spans-{time.time_ns():019d}-{secrets.token_hex(4)}.parquet"
+
+
+def described(
+    path: Path, rows: int, low: int, high: int, *, schema: int = SCHEMA_VERSION
+) -> DataFile:
+    """The manifest's entry of a data file that is whole, with its checksum (0.03 s for 14 MB).
+
+    Args:
+        path: The file.
+        rows: Its spans.
+        low: The earliest start of one, Unix nanoseconds.
+        high: The latest one.
+        schema: The version of its columns.
+    """
+    status = path.stat()
+    return DataFile(
+        path.name,
+        0,
+        int(rows),
+        status.st_size,
+        int(low),
+        int(high),
+        schema=schema,
+        checksum=checksum_of(path),
+        mtime_ns=status.st_mtime_ns,
+    )
 
 
 def _pack(
@@ -74,11 +115,10 @@ def _pack(
     )
     _leave_out_settled(con, layout, manifest)
     segments = _counted(con, paths)
-    rows, low, high = _row(con, "SELECT count(*), min(start_ns), max(start_ns) FROM chosen")
+    rows, low, high = row_of(con, "SELECT count(*), min(start_ns), max(start_ns) FROM chosen")
     if not rows:
         return None, segments
-    name = f"spans-{time.time_ns():019d}-{secrets.token_hex(4)}.parquet"
-    made = layout.new / name
+    made = layout.new / new_name()
     con.execute(
         f"""
         COPY (
@@ -91,7 +131,8 @@ def _pack(
     )
     made.chmod(0o600)
     sync(made)
-    return DataFile(name, 0, int(rows), made.stat().st_size, int(low), int(high)), segments
+    held = [replace(each, file=made.name if each.rows else "") for each in segments]
+    return described(made, rows, low, high), held
 
 
 def _leave_out_settled(
@@ -99,17 +140,19 @@ def _leave_out_settled(
 ) -> None:
     """Drop chosen spans that a settled file holds already; ``held`` has what stands there."""
     con.execute("CREATE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
-    low, high = _row(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
+    low, high = row_of(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
     if low is None:
         return
     near = [
         quoted(str(layout.data / file.name))
         for file in manifest.live_files
-        if file.min_start_ns <= high + SAME_SPAN_NS and file.max_start_ns >= low - SAME_SPAN_NS
+        if (layout.data / file.name).exists()
+        and file.min_start_ns <= high + SAME_SPAN_NS
+        and file.max_start_ns >= low - SAME_SPAN_NS
     ]
     if not near:
         return
-    files = f"read_parquet([{', '.join(near)}])"
+    files = f"read_parquet([{', '.join(near)}], union_by_name=true)"
     # Ids first: what else stands in the files is only read for a span that is there twice.
     con.execute(
         f"""
@@ -119,7 +162,7 @@ def _leave_out_settled(
          AND {same_span("f", "chosen")}
         """
     )
-    if _row(con, "SELECT count(*) FROM twice") == (0,):
+    if row_of(con, "SELECT count(*) FROM twice") == (0,):
         return
     con.execute(
         f"INSERT INTO held SELECT trace_id, span_id, {_CONTENT} FROM {files} "
@@ -144,23 +187,31 @@ def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[Se
         f"INSERT INTO held SELECT trace_id, span_id, {_CONTENT} FROM raw "
         "SEMI JOIN chosen ON raw.rowid = chosen.line SEMI JOIN refused USING (trace_id, span_id)"
     )
-    found = con.execute(
+    counted = con.execute(
         f"""
         SELECT segment,
           count(*) FILTER (NOT coalesce({IS_SPAN} OR record IN ('seal', 'count'), false)),
           any_value(coalesce(conflicts, 0)),
-          coalesce(sum(lost), 0)
+          coalesce(sum(lost), 0), any_value(coalesce(kept, 0))
         FROM raw LEFT JOIN (
+          SELECT segment, count(*) AS kept FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
+          GROUP BY segment
+        ) USING (segment) LEFT JOIN (
           SELECT segment, count(*) AS conflicts FROM refused JOIN held USING (trace_id, span_id)
           WHERE refused.content <> held.content GROUP BY segment
         ) USING (segment) GROUP BY segment
         """
     ).fetchall()
-    counts = {name: tuple(map(int, numbers)) for name, *numbers in found}
-    return [SettledSegment(path.name, 0, *counts.get(path.name, ())) for path in paths]
+    counts = {name: tuple(map(int, numbers)) for name, *numbers in counted}
+    found = []
+    for path in paths:
+        damaged, conflicts, lost, rows = counts.get(path.name, (0, 0, 0, 0))
+        found.append(SettledSegment(path.name, 0, damaged, conflicts, lost, rows=rows))
+    return found
 
 
-def _row(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:
+def row_of(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:
+    """The one row of a result."""
     row = con.execute(query).fetchone()
     assert row is not None
     return tuple(row)

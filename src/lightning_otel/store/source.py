@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lightning_otel.errors import StoreError
-from lightning_otel.store import views
-from lightning_otel.store.damage import damage_of
-from lightning_otel.store.layout import EMPTY_DATA, Layout, now_us, write_private
+from lightning_otel.store import damage, views
+from lightning_otel.store.damage import avoid, look
+from lightning_otel.store.layout import EMPTY_DATA, Layout, write_private
+from lightning_otel.store.rebuild import mend_manifest
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter, writer_for
@@ -125,23 +126,34 @@ class LocalSource:
         import duckdb
 
         self.layout.require()
-        settled = _settled(self.layout)
+        mend_manifest(self.layout)
+        avoid(self.layout, look(self.layout, self.layout.read_manifest()))
+        settled = damage.settled(self.layout)
         ensure_catalogue(self.layout)
         con = new_connection()
         names = names(con) if callable(names) else names
         try:
-            for statement in views.view_statements(self.layout, settled, names):
-                con.execute(statement)
+            self._define(con, settled, names)
         except duckdb.Error as exc:
-            raise damage_of(exc, self.layout.data) or StoreError(
-                f"cannot read {self.layout.catalogue}: {exc}; see: lightning-otel doctor"
-            ) from exc
+            if not damage.mend(con, exc, self.layout):
+                raise StoreError(
+                    f"cannot read {self.layout.catalogue}: {exc}; see: lightning-otel doctor"
+                ) from exc
+            self._define(con, damage.settled(self.layout), names)
+        damage.tell(self.layout)
         return con
+
+    def _define(
+        self, con: "duckdb.DuckDBPyConnection", settled: list[str], names: Collection[str]
+    ) -> None:
+        avoided = damage.avoided(self.layout)
+        for statement in views.view_statements(self.layout, settled, names, avoided):
+            con.execute(statement)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans."""
         con = con or self.connect(("spans",))
-        return Query(con, *selection.query(), data=self.layout.data)
+        return Query(con, *selection.query(), layout=self.layout)
 
     def writer(self) -> SpanWriter:
         """This process's writer of the store, made if it is not there."""
@@ -167,31 +179,33 @@ def ensure_catalogue(layout: Layout) -> None:
     """
     import duckdb
 
-    statements = views.view_statements(layout, _settled(layout))
-    stamp = hashlib.sha256("\n".join(statements).encode()).hexdigest()
+    statements = views.view_statements(layout, damage.settled(layout))
+    text = hashlib.sha256("\n".join(statements).encode()).hexdigest()
     has_data = (layout.data / EMPTY_DATA).exists()
-    if has_data and layout.catalogue.exists() and _stamp(layout) == stamp:
+    if has_data and _stamp(layout) == f"{text} {_state(layout.catalogue)}":
         return
     try:
+        damage.write_empty_data(layout)  # anew: it names every column of this schema
         with new_connection() as con:
-            if not has_data:
-                _write_empty_data(con, layout)
             _write_catalogue(con, layout, statements)
         made = _made(layout, STAMP)
-        write_private(made, stamp.encode())
+        write_private(made, f"{text} {_state(layout.catalogue)}".encode())
         _put(made, layout.root / STAMP)
     except (OSError, duckdb.Error):
         log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
 
 
-def _settled(layout: Layout) -> list[str]:
-    """Segments settled for every transaction from here on, which need not be opened any more."""
-    now = now_us()
-    return [each.name for each in layout.read_manifest().segments if each.settled_us <= now]
+def _state(catalogue: Path) -> str:
+    """Size and time of change, which tell whether somebody else wrote into it or damaged it."""
+    try:
+        found = catalogue.stat()
+    except OSError:
+        return "missing"
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def _stamp(layout: Layout) -> str:
-    """What the catalogue was written for: a place, the views' text and the segments settled."""
+    """What the catalogue was written for, and how it looked then."""
     try:
         return (layout.root / STAMP).read_text()
     except OSError:
@@ -211,12 +225,6 @@ def _write_catalogue(
     con.execute("USE memory")
     con.execute("DETACH catalogue")
     _put(made, layout.catalogue)
-
-
-def _write_empty_data(con: "duckdb.DuckDBPyConnection", layout: Layout) -> None:
-    made = _made(layout, EMPTY_DATA)
-    con.execute(views.empty_data_statement(made))
-    _put(made, layout.data / EMPTY_DATA)
 
 
 def _made(layout: Layout, name: str) -> Path:
@@ -244,7 +252,7 @@ class MemorySource:
             # The files' own views, read once into a table: one definition of what a span is.
             layout = Layout(Path(folder) / "memory.duckdb")
             layout.create()
-            _write_empty_data(con, layout)
+            damage.write_empty_data(layout)
             (layout.live / "memory.ndjson").write_bytes(b"".join(self._writer.lines))
             con.execute(f"CREATE TABLE spans AS {views.spans_query(layout)}")
         for statement in views.derived_view_statements(names):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from lightning_otel import conventions as c
-from lightning_otel.store.layout import Layout
+from lightning_otel.store.layout import SCHEMA_VERSION, Layout
 from lightning_otel.store.lines import MAX_RECORD_BYTES
-from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.schema import COLUMNS, SOURCES
 
 ROLLOUT: Final = "coalesce(nullif(rollout_id, ''), trace_id)"
 """The rollout a span belongs to: the one it names, else its trace."""
@@ -22,6 +22,7 @@ SAME_SPAN_NS: Final = 86_400_000_000_000
 _MANIFEST_COLUMNS: Final = {
     "kind": "VARCHAR",
     "name": "VARCHAR",
+    "schema": "BIGINT",
     "added_us": "BIGINT",
     "dropped_us": "BIGINT",
     "settled_us": "BIGINT",
@@ -31,6 +32,8 @@ _MANIFEST_COLUMNS: Final = {
     "conflicts": "BIGINT",
     "lost": "BIGINT",
 }
+UNKNOWN: Final = {"kind": "'INTERNAL'", "status": "'UNSET'", "sequence": "-1", "end_sequence": "-1"}
+"""What stands in a column that a file of an older schema lacks and no attribute tells."""
 SEGMENT_COLUMNS: Final = {
     "record": "VARCHAR",
     **COLUMNS,
@@ -78,7 +81,7 @@ def same_span(one: str, other: str) -> str:
     )
 
 
-def spans_query(layout: Layout, settled: Iterable[str] = ()) -> str:
+def spans_query(layout: Layout, settled: Iterable[str] = (), avoided: Iterable[str] = ()) -> str:
     """The ``spans`` view: every span once, an unended one with an empty ``end_ns``.
 
     The manifest is read where it is needed, not materialized: with that, DuckDB 2.0 reads every
@@ -87,22 +90,25 @@ def spans_query(layout: Layout, settled: Iterable[str] = ()) -> str:
     Args:
         layout: The store's paths.
         settled: Names of segments known to be settled, which DuckDB then does not even open.
+        avoided: Names of damaged files and segments, which it shall not open.
     """
-    manifest = read_ndjson(quoted(str(layout.manifest_path)), _MANIFEST_COLUMNS)
+    whole = layout.whole_manifest()
+    manifest = read_ndjson(quoted(str(whole)), _MANIFEST_COLUMNS)
     segments = read_ndjson(quoted(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
     data = quoted(str(layout.data / "*.parquet"))
     columns = ", ".join(COLUMNS)
     # One text, not a list of values: DuckDB looks into that for each file, a list takes it longer.
-    known = quoted("/".join(["", *settled, ""]))
+    known = quoted("/".join(["", *settled, *avoided, ""]))
+    damaged = [name for name in avoided if name.endswith(".parquet")]
+    is_mixed = any(file.schema < SCHEMA_VERSION for file in layout.read_manifest().live_files)
     return f"""
 WITH manifest AS NOT MATERIALIZED (
-  SELECT kind, name FROM {manifest}
+  SELECT kind, name, coalesce(schema, 1) AS schema FROM {manifest}
   WHERE coalesce(added_us, settled_us) <= epoch_us(now())
     AND (dropped_us IS NULL OR dropped_us > epoch_us(now()))
 ),
 settled AS NOT MATERIALIZED (
-  SELECT {columns} FROM read_parquet({data}, filename=true)
-  WHERE parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file')
+  {_settled(data, damaged, is_mixed=is_mixed)}
 ),
 live AS NOT MATERIALIZED (
   SELECT {columns} FROM {segments}
@@ -115,6 +121,37 @@ SELECT {columns} FROM settled
 UNION ALL BY NAME
 SELECT {columns} FROM live ANTI JOIN settled ON settled.trace_id = live.trace_id
   AND settled.span_id = live.span_id AND {same_span("settled", "live")}"""
+
+
+def _settled(data: str, damaged: Collection[str], *, is_mixed: bool) -> str:
+    """Spans of the files listed; with ``is_mixed`` those of older schemas are made into ours.
+
+    Apart from the others: what a column lacks is looked for in the attributes, which cost 150 times
+    more to read than a narrow column.
+    """
+    is_whole = ""
+    if damaged:
+        names = quoted("/".join(["", *damaged, ""]))
+        is_whole = f"NOT contains({names}, '/' || parse_filename(filename) || '/') AND "
+    options = "filename=true, union_by_name=true" if is_mixed else "filename=true"
+    listed = f"""FROM read_parquet({data}, {options})
+  WHERE {is_whole}parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file'"""
+    ours = f"SELECT {', '.join(COLUMNS)} {listed}"
+    if not is_mixed:
+        return f"{ours})"
+    older = f"SELECT {', '.join(map(_rebuilt, COLUMNS))} {listed}"
+    return (
+        f"{ours} AND schema >= {SCHEMA_VERSION})\n  UNION ALL\n"
+        f"  {older} AND schema < {SCHEMA_VERSION})"
+    )
+
+
+def _rebuilt(column: str) -> str:
+    """A column of an older file: from the attributes, or a value that says it is not known."""
+    found = [f"TRY_CAST({_attribute(key)} AS {COLUMNS[column]})" for key in SOURCES.get(column, ())]
+    if column in UNKNOWN:
+        found.append(UNKNOWN[column])
+    return f"coalesce({', '.join([column, *found])}) AS {column}" if found else column
 
 
 CALLS: Final = f"""
@@ -259,14 +296,17 @@ NAMES: Final = frozenset({"spans", *DERIVED})
 
 
 def view_statements(
-    layout: Layout, settled: Iterable[str] = (), names: Collection[str] = NAMES
+    layout: Layout,
+    settled: Iterable[str] = (),
+    names: Collection[str] = NAMES,
+    avoided: Collection[str] = (),
 ) -> list[str]:
     """``CREATE VIEW`` for the views wanted, in order; see :func:`spans_query`.
 
     To bind a view takes as long as to read a little, so ask for no more than are looked at.
     ``spans`` is always among them: the others stand on it.
     """
-    spans = f"CREATE OR REPLACE VIEW spans AS {spans_query(layout, settled)}"
+    spans = f"CREATE OR REPLACE VIEW spans AS {spans_query(layout, settled, avoided)}"
     return [spans, *derived_view_statements(names)]
 
 
