@@ -465,27 +465,3 @@ def test_framework_that_raises_is_a_fault_of_ours_alone(
 
     assert parent_id(call) is None
     assert capture.faults() == 1
-
-
-def test_call_is_claimed_once(kept: Kept) -> None:
-    """The first request is the framework's call; a second one is a call of its own."""
-    slot = capture.CallSlot()
-
-    with capture.attached(slot.within()):
-        before = capture.claim_call()
-        slot.operation = begin()
-        claimed = [capture.claim_call(), capture.claim_call()]
-
-    assert before is None
-    assert claimed[0] is not None
-    assert claimed[1] is None
-    assert capture.open_slot() is None
-
-
-def test_call_that_is_over_is_not_claimed(kept: Kept) -> None:
-    """What ended takes no more payload."""
-    call = begin()
-    call.stop()
-
-    with capture.attached(capture.CallSlot(call).within()):
-        assert capture.claim_call() is None

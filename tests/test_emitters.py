@@ -158,7 +158,7 @@ def test_one_named_reward_needs_no_primary(recording: Recording) -> None:
         ((None,), {}, "'primary' is None; it must be a number"),
         (([1.0],), {}, "must be a number"),
         ((np.array([1.0, 2.0]),), {}, "must be a number"),
-        ((object(),), {}, "must be a number"),
+        ((Ellipsis,), {}, "must be a number"),
         (({},), {}, "the mapping is empty"),
         (({"a": 1, "b": 2},), {}, "need primary="),
         (({"a": 1, "b": 2},), {"primary": "c"}, "'c' is none of the rewards: a, b"),

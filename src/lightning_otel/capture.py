@@ -31,7 +31,6 @@ T = TypeVar("T")
 
 _FRAME_KEY = otel_context.create_key("lightning-otel-frame")
 _OPERATION_KEY = otel_context.create_key("lightning-otel-operation")
-_SLOT_KEY = otel_context.create_key("lightning-otel-call-slot")
 (_SPAN_KEY,) = trace.set_span_in_context(trace.INVALID_SPAN, Context())
 """Where a context holds its span: to set several values at once costs what one does."""
 _SUPPRESS_KEY = "suppress_instrumentation"
@@ -380,62 +379,6 @@ class Operation:
             self.span.end(end_ns)
         finally:
             _body.reset(token)
-
-
-class CallSlot:
-    """Where a framework's call stands while its model's client may be sending the request.
-
-    The framework puts it into the context it runs the model in. A client's instrumentor claims the
-    call instead of starting a second span: structure from the framework, payload from the client.
-    Whoever claimed it ends it; what the framework says of its end later does nothing.
-
-    Attributes:
-        operation: The call; None before it started and once it was claimed.
-    """
-
-    __slots__ = ("operation",)
-
-    def __init__(self, operation: Operation | None = None) -> None:
-        self.operation = operation
-
-    def within(self, context: Context | None = None) -> Context:
-        """A context in which the call can be claimed."""
-        return otel_context.set_value(_SLOT_KEY, self, context)
-
-
-def open_slot() -> CallSlot | None:
-    """The slot of the current context, for the framework to fill once its call starts."""
-    slot = otel_context.get_current().get(_SLOT_KEY)
-    return slot if isinstance(slot, CallSlot) else None
-
-
-def claim_call() -> Operation | None:
-    """The framework's call that is now being requested, given away once; None if there is none."""
-    slot = open_slot()
-    if slot is None or slot.operation is None or slot.operation.is_over:
-        return None
-    operation, slot.operation = slot.operation, None
-    operation.is_claimed = True
-    return operation
-
-
-def start_call(
-    name: str,
-    attributes: Mapping[str, AttributeValue],
-    body: dict[str, str] | None = None,
-    parent: Context | None = None,
-) -> Operation:
-    """The call of the request about to be sent: the framework's that waits for it, or a new one.
-
-    The arguments are those of :class:`Operation`; a claimed call keeps its own place.
-    """
-    operation = claim_call()
-    if operation is None:
-        return Operation(clean(name), SpanKind.CLIENT, attributes, body, parent=parent)
-    operation.span.update_name(clean(name))
-    operation.attributes.update(attributes)
-    operation.body.update(body or {})
-    return operation
 
 
 def operation_of(context: Context | None = None) -> Operation | None:

@@ -64,6 +64,8 @@ class Recorded:
     host: Host
     spans: Sequence[Span]
     report: Report
+    in_views: tuple[int, int]
+    """How many calls the views ``calls`` and ``rollouts`` tell of."""
 
     @property
     def calls(self) -> list[Span]:
@@ -138,8 +140,15 @@ def record(program: Program, folder: Path, within: Sequence[str] = ()) -> Record
     ours = (sys.executable, "-m", "lightning_otel", "run", "--quiet", "--store", str(path))
     host = run(program, folder, within, [*ours, "--"])
     store = Store(path)
-    spans = store.spans().rows() if path.exists() else []
-    return Recorded(host, spans, TripletAdapter().explain(spans).report)
+    if not path.exists():
+        return Recorded(host, [], TripletAdapter().explain([]).report, (0, 0))
+    spans = store.spans().rows()
+    (counted,) = store.sql(
+        "SELECT (SELECT count(*) FROM calls) AS calls, "
+        "(SELECT sum(calls)::BIGINT FROM rollouts) AS in_rollouts"
+    ).rows()
+    in_views = counted["calls"], counted["in_rollouts"]
+    return Recorded(host, spans, TripletAdapter().explain(spans).report, in_views)
 
 
 def run_both(program: Program, folder: Path, within: Sequence[str] = ()) -> tuple[Host, Recorded]:
@@ -161,6 +170,7 @@ def problems(program: Program, plain: Host, recorded: Recorded) -> list[str]:
         *_tree_problems(recorded),
         *_structure_problems(program, recorded),
         *transition_problems(recorded),
+        *view_problems(recorded),
         *_unshown(program, recorded),
     ]
 
@@ -272,6 +282,14 @@ def transition_problems(recorded: Recorded) -> list[str]:
     if report.transitions == wanted:
         return []
     return [f"{report.transitions} transitions, expected {wanted}; dropped: {report.reasons()}"]
+
+
+def view_problems(recorded: Recorded) -> list[str]:
+    """Whether each request is one call to whoever asks in SQL."""
+    wanted = len(recorded.requests)
+    if recorded.in_views == (wanted, wanted):
+        return []
+    return [f"{recorded.in_views} calls in the views, expected {wanted}"]
 
 
 def _unshown(program: Program, recorded: Recorded) -> list[str]:

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.examples.checker import OWN_HEADERS, host_problems, run_both, transition_problems
+from tests.examples.checker import (
+    OWN_HEADERS,
+    host_problems,
+    run_both,
+    transition_problems,
+    view_problems,
+)
 from tests.examples.programs import AG2, CREWAI, LANGCHAIN, LANGGRAPH, LITELLM, PROGRAMS, Program
 
 DRIVER = Path(__file__).with_name("foreign.py")
@@ -61,5 +67,9 @@ def test_request_is_one_transition_beside(
 
     theirs, recorded = run_both(program, tmp_path, within)
 
-    found = host_problems(theirs, recorded.host, THEIR_HEADERS) + transition_problems(recorded)
+    found = [
+        *host_problems(theirs, recorded.host, THEIR_HEADERS),
+        *transition_problems(recorded),
+        *view_problems(recorded),
+    ]
     assert not found, "\n".join(found)

@@ -1,8 +1,9 @@
 """The views show every span once, to any number of readers, while others write and settle."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -97,6 +98,92 @@ def test_calls_and_rewards_are_spans_of_their_kind(
     assert (found["finish_reasons"], found["input_messages"]) == ('["stop"]', "[]")
     assert (given["span_id"], given["rollout_id"]) == (reward.span_id, "r1")
     assert (given["value"], given["name"]) == (0.5, "primary")
+
+
+CALL: Mapping[str, Any] = {c.OPERATION: "chat", c.ROLLOUT_ID: "r1", c.INPUT_TOKENS: 3}
+OTHER = "opentelemetry.instrumentation.langchain"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "calls"),
+    [
+        ({c.RESPONSE_ID: "a"}, {c.RESPONSE_ID: "a"}, 1),
+        ({c.RESPONSE_ID: "a"}, {}, 1),
+        ({}, {}, 1),
+        ({c.RESPONSE_ID: "a"}, {c.RESPONSE_ID: "b"}, 2),
+        ({c.REQUEST_MODEL: "m"}, {c.REQUEST_MODEL: "m-2026"}, 1),
+        ({c.REQUEST_MODEL: "m"}, {c.REQUEST_MODEL: "n"}, 2),
+    ],
+)
+def test_a_request_that_two_makes_recorded_is_one_call(
+    store: Store,
+    make_span: Callable[..., Span],
+    ours: dict[str, Any],
+    theirs: dict[str, Any],
+    calls: int,
+) -> None:
+    """By id, else where they overlap and nothing speaks against it; the one of ours is kept."""
+    kept = make_span(attributes={**CALL, **ours}, scope=c.SCOPE, start_ns=10, end_ns=20)
+    other = make_span(attributes={**CALL, **theirs}, scope=OTHER, start_ns=5, end_ns=25)
+    store.add([other, kept])
+
+    found = [row["span_id"] for row in store.sql("SELECT span_id FROM calls").rows()]
+    (rollout,) = store.sql("SELECT calls, input_tokens, spans FROM rollouts").rows()
+
+    assert kept.span_id in found
+    assert (len(found), rollout["calls"], rollout["input_tokens"]) == (calls, calls, 3 * calls)
+    assert rollout["spans"] == 2
+
+
+def test_calls_with_one_id_that_do_not_overlap_are_two(
+    store: Store, make_span: Callable[..., Span]
+) -> None:
+    """A server that repeats its ids answers one call after the other."""
+    attributes = {**CALL, c.RESPONSE_ID: "same"}
+    first = make_span(attributes=attributes, scope=c.SCOPE, start_ns=10, end_ns=20)
+    later = make_span(attributes=attributes, scope=OTHER, start_ns=30, end_ns=40)
+    store.add([first, later])
+
+    assert len(store.sql("SELECT span_id FROM calls").rows()) == 2
+
+
+def test_calls_beside_each_other_are_each_counted_once(
+    store: Store, make_span: Callable[..., Span]
+) -> None:
+    """Of three requests at once two were told twice, one of them without its id."""
+    for index in range(3):
+        ours = {**CALL, c.RESPONSE_ID: f"id-{index}"}
+        store.add([make_span(attributes=ours, scope=c.SCOPE, start_ns=10 + index, end_ns=30)])
+    store.add(
+        [
+            make_span(
+                attributes={**CALL, c.RESPONSE_ID: "id-0"}, scope=OTHER, start_ns=9, end_ns=31
+            ),
+            make_span(attributes=dict(CALL), scope=OTHER, start_ns=12, end_ns=31),
+        ]
+    )
+
+    assert len(store.sql("SELECT span_id FROM calls").rows()) == 3
+
+
+def test_records_of_two_others_are_one_call_where_one_stands_in_the_other(
+    store: Store, make_span: Callable[..., Span]
+) -> None:
+    """Without us, the framework's record gives way to the client's within it."""
+    outer = make_span(attributes=dict(CALL), scope=OTHER, start_ns=5, end_ns=25)
+    inner = make_span(
+        attributes={**CALL, c.RESPONSE_ID: "a"},
+        scope="opentelemetry.instrumentation.openai",
+        trace_id=outer.trace_id,
+        parent_span_id=outer.span_id,
+        start_ns=10,
+        end_ns=20,
+    )
+    store.add([inner, outer])
+
+    (found,) = store.sql("SELECT span_id FROM calls").rows()
+
+    assert found["span_id"] == inner.span_id
 
 
 def test_catalogue_is_read_by_plain_duckdb_in_many_processes(

@@ -90,6 +90,7 @@ def store_stats(store: Store) -> dict[str, Any]:
         "store": store.name,
         "funnel": funnel,
         "left_out": report.reasons(),
+        **_unfinished(store),
     }
     if store.layout is None:
         none = dict.fromkeys(("files", "segments", "bytes", *LOSSES, "missing", "gone"), 0)
@@ -107,6 +108,13 @@ def store_stats(store: Store) -> dict[str, Any]:
         "missing": sum(lacks(store.layout).values()),
         "gone": sum(note.gone for note in notes(store.layout)),
     }
+
+
+def _unfinished(store: Store) -> dict[str, int]:
+    """How many rollouts go on, and how many broke off."""
+    found = store.sql("SELECT status, count(DISTINCT rollout_id) AS n FROM rollouts GROUP BY 1")
+    counts = {row["status"]: int(row["n"]) for row in found}
+    return {name: counts.get(name, 0) for name in ("running", "incomplete")}
 
 
 def _number(store: Store, query: str) -> int:

@@ -233,6 +233,11 @@ def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
     return [
         ("store", found["store"]),
         ("spans", f"{funnel['spans']} in {counted(funnel['rollouts'], 'rollout')}"),
+        *(
+            (name, counted(found[name], "rollout"))
+            for name in ("running", "incomplete")
+            if found[name]
+        ),
         ("calls", funnel["calls"]),
         ("transitions", f"{funnel['transitions']}, {funnel['exact']} with exact token ids"),
         ("rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"),

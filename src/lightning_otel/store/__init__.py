@@ -156,10 +156,20 @@ class Store:
         return self.sql("SELECT * FROM rollouts ORDER BY start_ns")
 
     def trajectories(
-        self, *, credit: Credit = "next", gamma: float = 0.99, rollout_id: str | None = None
+        self,
+        *,
+        credit: Credit = "next",
+        gamma: float = 0.99,
+        rollout_id: str | None = None,
+        include_incomplete: bool = False,
     ) -> Iterator[Trajectory]:
-        """Trajectories, read and adapted a group of rollouts at a time."""
-        for adaptation in self._adapt(TripletAdapter(credit, gamma), rollout_id):
+        """Trajectories, read and adapted a group of rollouts at a time.
+
+        Those of rollouts that broke off, as their process died, are not among them unless asked
+        for.
+        """
+        adapter = TripletAdapter(credit, gamma)
+        for adaptation in self._adapt(adapter, rollout_id, include_incomplete=include_incomplete):
             yield from adaptation.trajectories
 
     def transitions(
@@ -169,6 +179,7 @@ class Store:
         credit: Credit = "next",
         gamma: float = 0.99,
         rollout_id: str | None = None,
+        include_incomplete: bool = False,
     ) -> "Transitions":
         """Transitions, one row each; one that several branches share appears once.
 
@@ -179,6 +190,7 @@ class Store:
             credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
             gamma: Discount per step under ``discounted``.
             rollout_id: Only this rollout's.
+            include_incomplete: Also what rollouts did that broke off, as their process died.
         """
         from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Transitions, query_of
@@ -189,7 +201,7 @@ class Store:
             reports: list[Report] = []
 
             def paths() -> Iterator[Trajectory]:
-                for each in self._adapt(adapter, rollout_id):
+                for each in self._adapt(adapter, rollout_id, include_incomplete=include_incomplete):
                     reports.append(each.report)
                     yield from each.trajectories
 
@@ -204,10 +216,17 @@ class Store:
         return table
 
     def report(
-        self, *, credit: Credit = "next", gamma: float = 0.99, rollout_id: str | None = None
+        self,
+        *,
+        credit: Credit = "next",
+        gamma: float = 0.99,
+        rollout_id: str | None = None,
+        include_incomplete: bool = False,
     ) -> Report:
         """The funnel from spans to transitions, with every reason for a loss."""
-        found = self._adapt(TripletAdapter(credit, gamma), rollout_id)
+        found = self._adapt(
+            TripletAdapter(credit, gamma), rollout_id, include_incomplete=include_incomplete
+        )
         return Report.total(each.report for each in found)
 
     def settle(self) -> "Settled":
@@ -294,11 +313,14 @@ class Store:
         con = self.source.connect(("spans",))
         return answered(con, self.layout, lambda: rollout_of(con, noun, whole_id))
 
-    def _adapt(self, adapter: TripletAdapter, rollout_id: str | None) -> Iterator[Adaptation]:
-        from lightning_otel.store.batches import batches
+    def _adapt(
+        self, adapter: TripletAdapter, rollout_id: str | None, *, include_incomplete: bool
+    ) -> Iterator[Adaptation]:
+        from lightning_otel.store.batches import batches, incomplete
 
         self._settle_if_worthwhile()
-        return map(adapter.explain, batches(self.source, rollout_id))
+        out = frozenset() if include_incomplete else incomplete(self.source)
+        return (adapter.explain(each, incomplete=out) for each in batches(self.source, rollout_id))
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.rebuild import mend_manifest

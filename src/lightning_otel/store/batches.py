@@ -8,7 +8,7 @@ from lightning_otel.store.damage import answered
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import Selection, SpanName, SpanSource
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import HOMES, ROLLOUT
+from lightning_otel.store.views import HOMES, ROLLOUT, UNENDED
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -37,6 +37,25 @@ def batches(source: SpanSource, rollout_id: str | None = None) -> Iterator[Itera
     con = _with_moved(source)
     for selection in _selections(source, con, rollout_id):
         yield map(span_of, source.fetch(_complete(con, selection), con).dicts())
+
+
+def incomplete(source: SpanSource) -> frozenset[tuple[str, str]]:
+    """Rollout and attempt ids of what broke off, as its process died.
+
+    Args:
+        source: Where the spans are.
+    """
+    con = source.connect(("rollouts",))
+
+    def ask() -> list[tuple[str, str]]:
+        # Most stores have none, and the view costs more than a look at one narrow column.
+        if not con.execute(UNENDED).fetchall():
+            return []
+        return con.execute(
+            "SELECT rollout_id, attempt_id FROM rollouts WHERE status = 'incomplete'"
+        ).fetchall()
+
+    return frozenset(answered(con, source.layout, ask))
 
 
 def whole(source: SpanSource, selection: Selection) -> Query:

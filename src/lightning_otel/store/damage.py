@@ -19,6 +19,7 @@ from lightning_otel.store import quarantine
 from lightning_otel.store.checksums import wounds_of
 from lightning_otel.store.election import settler_elected
 from lightning_otel.store.layout import EMPTY_DATA, DataFile, Layout, Manifest, now_us
+from lightning_otel.store.live import living
 from lightning_otel.store.views import NAMES, empty_data_statement, quoted, view_statements
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ def mend(con: "duckdb.DuckDBPyConnection", exc: "duckdb.Error", layout: Layout) 
         return False
     there = con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
     names = NAMES & {name for (name,) in there}
-    for statement in view_statements(layout, settled(layout), names, avoided(layout)):
+    statements = view_statements(layout, settled(layout), names, avoided(layout), living(layout))
+    for statement in statements:
         con.execute(statement)
     tell(layout)
     return True

@@ -1,5 +1,7 @@
 """What processes record while they live, read from their segments without DuckDB."""
 
+import fcntl
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -38,6 +40,32 @@ def records_of_others(
     except StoreDamagedError:
         return None
     return None if any(file.max_start_ns >= since_ns for file in files) else found
+
+
+def living(layout: Layout) -> list[str]:
+    """Processes that hold the lock of their newest segment, and so may still end what they began.
+
+    Raises:
+        OSError: The segments cannot be listed.
+    """
+    newest: dict[str, Path] = {}
+    for path in layout.segments():
+        newest[path.name.rpartition("-")[0]] = path
+    return [process for process, path in newest.items() if _is_locked(path)]
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _records(path: Path, since_ns: int, wanted: Sequence[bytes]) -> Iterator[Record]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from lightning_otel.store.damage import found_behind, put_missing_aside, remove
-from lightning_otel.store.election import settler_elected
+from lightning_otel.store.election import settler_elected as settler_elected
 from lightning_otel.store.layout import (
     DataFile,
     Layout,

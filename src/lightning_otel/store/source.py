@@ -14,6 +14,7 @@ from lightning_otel.errors import StoreError
 from lightning_otel.store import damage, views
 from lightning_otel.store.damage import avoid, look
 from lightning_otel.store.layout import EMPTY_DATA, Layout, write_private
+from lightning_otel.store.live import living
 from lightning_otel.store.rebuild import mend_manifest
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.table import Query
@@ -147,7 +148,8 @@ class LocalSource:
         self, con: "duckdb.DuckDBPyConnection", settled: list[str], names: Collection[str]
     ) -> None:
         avoided = damage.avoided(self.layout)
-        for statement in views.view_statements(self.layout, settled, names, avoided):
+        alive = living(self.layout) if "rollouts" in names else ()
+        for statement in views.view_statements(self.layout, settled, names, avoided, alive):
             con.execute(statement)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
@@ -255,7 +257,7 @@ class MemorySource:
             damage.write_empty_data(layout)
             (layout.live / "memory.ndjson").write_bytes(b"".join(self._writer.lines))
             con.execute(f"CREATE TABLE spans AS {views.spans_query(layout)}")
-        for statement in views.derived_view_statements(names):
+        for statement in views.derived_view_statements(names, (self._writer.process,)):
             con.execute(statement)
         return con
 

@@ -154,14 +154,55 @@ def _rebuilt(column: str) -> str:
     return f"coalesce({', '.join([column, *found])}) AS {column}" if found else column
 
 
+_CALL_OPERATIONS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
+
+
+_OVERLAP: Final = "kept.start_ns <= other.end_ns AND other.start_ns <= kept.end_ns"
+_HAS_NO_ID: Final = "(kept.response_id IS NULL OR other.response_id IS NULL)"
+
+_REPEATED: Final = f"""
+requests AS MATERIALIZED (
+  SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, scope, response_id, model,
+    start_ns, coalesce(end_ns, start_ns) AS end_ns
+  FROM spans WHERE operation IN ({_CALL_OPERATIONS})
+),
+others AS MATERIALIZED (SELECT * FROM requests WHERE scope <> {quoted(c.SCOPE)}),
+same_answer AS MATERIALIZED (
+  SELECT other.trace_id, other.span_id, other.scope, kept.span_id AS kept_id
+  FROM others AS other JOIN requests AS kept
+    ON kept.rollout = other.rollout AND kept.response_id = other.response_id
+  WHERE kept.scope <> other.scope AND {_OVERLAP}
+    AND (kept.scope = {quoted(c.SCOPE)} OR kept.scope < other.scope)
+),
+repeated AS MATERIALIZED (
+  SELECT trace_id, span_id FROM same_answer
+  UNION
+  SELECT other.trace_id, other.span_id FROM others AS other JOIN requests AS kept
+    ON kept.trace_id = other.trace_id AND kept.parent_span_id = other.span_id
+  WHERE kept.scope <> other.scope AND {_HAS_NO_ID}
+  UNION
+  SELECT other.trace_id, other.span_id FROM others AS other JOIN requests AS kept
+    ON kept.rollout = other.rollout AND kept.scope = {quoted(c.SCOPE)}
+  WHERE {_HAS_NO_ID} AND {_OVERLAP}
+    AND coalesce(starts_with(kept.model, other.model) OR starts_with(other.model, kept.model), true)
+    AND (kept.span_id, other.scope) NOT IN (SELECT kept_id, scope FROM same_answer)
+)"""
+"""Common table expressions over ``spans``: ``repeated`` holds the calls of others' instrumentors
+that stand for a request another record tells of: by its response id; because the one stands in the
+other; or because it overlaps one of ours that nothing else of that instrumentor stands for. The
+adapter's ``duplicates`` looks at what was asked and answered, which no count should have to
+read."""
+
 CALLS: Final = f"""
+WITH {_REPEATED}
 SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id, agent, operation,
   provider, model, response_id, start_ns, end_ns, (end_ns - start_ns) / 1e6 AS duration_ms, status,
   {_attribute(c.ERROR_TYPE)} AS error_type, input_tokens, output_tokens,
   attributes->'$."{c.FINISH_REASONS}"' AS finish_reasons,
   system_instructions, input_messages, output_messages, tool_definitions,
   prompt_token_ids, response_token_ids, response_logprobs, process, sequence
-FROM spans WHERE operation IN ({", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))})"""
+FROM spans ANTI JOIN repeated USING (trace_id, span_id)
+WHERE operation IN ({_CALL_OPERATIONS})"""
 
 _BARE: Final = "(reward IS NOT NULL AND operation IS NULL)"
 """A span that is a reward and nothing else: only such a one moves to another attempt."""
@@ -263,29 +304,44 @@ SELECT trace_id, span_id, parent_span_id, coalesce(home_rollout, {ROLLOUT}) AS r
 FROM spans LEFT JOIN homes USING (trace_id, span_id)
 WHERE reward IS NOT NULL"""
 
-_CALL_OPERATIONS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
+_IS_CALL: Final = f"operation IN ({_CALL_OPERATIONS}) AND is_repeated IS NULL"
+
+_IS_ROLLOUT: Final = f"name = '{c.SPAN_ROLLOUT}'"
+_IS_OPEN: Final = "end_ns IS NULL"
+_IS_ENDED_ROOT: Final = "parent_span_id IS NULL AND end_ns IS NOT NULL AND reward IS NULL"
+
+_STATUS: Final = f"""
+  CASE WHEN bool_or({_IS_ROLLOUT} AND status = 'ERROR') THEN 'failed'
+       WHEN bool_or({_IS_ROLLOUT}) AND NOT bool_or({_IS_ROLLOUT} AND {_IS_OPEN}) THEN 'succeeded'
+       -- Something inside that never ended does not leave open what is around it.
+       WHEN NOT bool_or({_IS_OPEN}) OR (NOT bool_or({_IS_ROLLOUT}) AND bool_or({_IS_ENDED_ROOT})
+         AND NOT bool_or({_IS_OPEN} AND parent_span_id IS NULL)) THEN 'succeeded'
+       WHEN bool_or({_IS_OPEN} AND is_alive(process)) THEN 'running'
+       ELSE 'incomplete' END"""
+
+UNENDED: Final = f"""
+SELECT DISTINCT {ROLLOUT} AS rollout_id, coalesce(attempt_id, '1') AS attempt_id FROM spans
+WHERE {_IS_OPEN} AND NOT is_alive(process)"""
+"""Attempts with a span that its dead process never ended: those that may be incomplete."""
 
 ROLLOUTS: Final = f"""
-WITH {HOMES}
+WITH {HOMES}, {_REPEATED}
 SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   coalesce(home_attempt, attempt_id, '1') AS attempt_id,
-  CASE WHEN count(*) FILTER (name = '{c.SPAN_ROLLOUT}') = 0 THEN
-         CASE WHEN bool_or(end_ns IS NULL) THEN 'running' ELSE 'succeeded' END
-       WHEN bool_or(name = '{c.SPAN_ROLLOUT}' AND status = 'ERROR') THEN 'failed'
-       WHEN bool_or(name = '{c.SPAN_ROLLOUT}' AND end_ns IS NULL) THEN 'running'
-       ELSE 'succeeded' END AS status,
+  {_STATUS} AS status,
   min(start_ns) AS start_ns,
   -- A reward given days later does not prolong the rollout.
   coalesce(max(coalesce(end_ns, start_ns)) FILTER (home_rollout IS NULL),
     max(coalesce(end_ns, start_ns))) AS end_ns,
   count(*) AS spans, count(DISTINCT trace_id) FILTER (home_rollout IS NULL) AS traces,
-  count(*) FILTER (operation IN ({_CALL_OPERATIONS})) AS calls,
+  count(*) FILTER ({_IS_CALL}) AS calls,
   count(reward) AS rewards, arg_max(reward, start_ns) AS reward,
-  sum(input_tokens) FILTER (operation IN ({_CALL_OPERATIONS})) AS input_tokens,
-  sum(output_tokens) FILTER (operation IN ({_CALL_OPERATIONS})) AS output_tokens,
+  sum(input_tokens) FILTER ({_IS_CALL}) AS input_tokens,
+  sum(output_tokens) FILTER ({_IS_CALL}) AS output_tokens,
   string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   any_value({_attribute(c.TASK)}) FILTER (name = '{c.SPAN_ROLLOUT}') AS task
 FROM spans LEFT JOIN homes USING (trace_id, span_id)
+  LEFT JOIN (SELECT *, true AS is_repeated FROM repeated) USING (trace_id, span_id)
 GROUP BY 1, 2"""
 
 
@@ -300,18 +356,58 @@ def view_statements(
     settled: Iterable[str] = (),
     names: Collection[str] = NAMES,
     avoided: Collection[str] = (),
+    alive: Collection[str] | None = None,
 ) -> list[str]:
     """``CREATE VIEW`` for the views wanted, in order; see :func:`spans_query`.
 
     To bind a view takes as long as to read a little, so ask for no more than are looked at.
     ``spans`` is always among them: the others stand on it.
+
+    Args:
+        layout: The store's paths.
+        settled: As :func:`spans_query` takes it.
+        names: The views.
+        avoided: As :func:`spans_query` takes it.
+        alive: Processes that live; by default those with a segment that nobody settled.
     """
     spans = f"CREATE OR REPLACE VIEW spans AS {spans_query(layout, settled, avoided)}"
-    return [spans, *derived_view_statements(names)]
+    macro = _alive_statement(_unsettled(layout)) if alive is None else alive_statement(alive)
+    return [spans, macro, *_derived(names)]
 
 
-def derived_view_statements(names: Collection[str] = NAMES) -> list[str]:
-    """``CREATE VIEW`` for the views over ``spans``, be that a view or a table."""
+def derived_view_statements(
+    names: Collection[str] = NAMES, alive: Collection[str] = ()
+) -> list[str]:
+    """``CREATE VIEW`` for the views over ``spans``, be that a view or a table.
+
+    Args:
+        names: Which.
+        alive: Processes that may still end what they began.
+    """
+    return [alive_statement(alive), *_derived(names)]
+
+
+def alive_statement(alive: Collection[str]) -> str:
+    """What tells SQL which processes live, as only their locks do."""
+    return _alive_statement(
+        f"contains({quoted('/'.join(['', *alive, '']))}, '/' || process || '/')"
+    )
+
+
+def _alive_statement(condition: str) -> str:
+    return f"CREATE OR REPLACE MACRO is_alive(process) AS {condition}"
+
+
+def _unsettled(layout: Layout) -> str:
+    """Whether a process has a segment that nobody settled: as near as SQL comes to its lock."""
+    manifest = read_ndjson(quoted(str(layout.manifest_path)), _MANIFEST_COLUMNS)
+    return rf"""process IN (
+  SELECT regexp_extract(parse_filename(file), '^(.+)-[0-9]+\.ndjson$', 1)
+  FROM glob({quoted(str(layout.live / "*.ndjson"))})
+  WHERE parse_filename(file) NOT IN (SELECT name FROM {manifest} WHERE kind = 'segment'))"""
+
+
+def _derived(names: Collection[str]) -> list[str]:
     return [
         f"CREATE OR REPLACE VIEW {name} AS {query}"
         for name, query in DERIVED.items()

@@ -14,7 +14,7 @@ import pytest
 from opentelemetry.trace import SpanKind
 from tests.instrumentors.transport import http
 
-from lightning_otel import Store, auto_trace, capture
+from lightning_otel import Store, auto_trace, call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import parse_messages
 from lightning_otel.demo.server import DemoServer
@@ -335,7 +335,7 @@ def test_request_takes_over_the_call_a_framework_began(
     """Structure from the framework, payload from the client, one span for one request."""
     with auto_trace(store=store) as recording:
         call = capture.Operation("their name", SpanKind.CLIENT, {c.AGENT_NAME: "planner"})
-        with capture.attached(capture.CallSlot(call).within()):
+        with capture.attached(call_slot.CallSlot(call).within()):
             for _ in range(2):
                 client.chat.completions.create(
                     model="toy", messages=[{"role": "user", "content": "hello"}]

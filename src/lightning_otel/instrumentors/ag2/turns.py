@@ -10,7 +10,7 @@ from typing import Any
 
 from opentelemetry.trace import SpanKind
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import message, text_part, tool_call_part, tool_response_part
 from lightning_otel.instrumentors.content import text_of
@@ -125,8 +125,8 @@ async def _call_tool(event: Any, call_next: Any, context: Any) -> Any:
 _execute = around_async(lambda: True, (), _execute_tool, _executed)(_call_tool)
 
 
-def _open_call() -> capture.CallSlot:
-    return capture.CallSlot(capture.Operation(c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT}))
+def _open_call() -> call_slot.CallSlot:
+    return call_slot.CallSlot(capture.Operation(c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT}))
 
 
 def _fill(operation: capture.Operation, events: Any, response: Any) -> None:

@@ -13,6 +13,7 @@ from opentelemetry.trace import Span
 from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import runs, said
+from lightning_otel.instrumentors.generators import walked
 
 _AGENT_KEY = otel_context.create_key("lightning-otel-autogen-agent")
 
@@ -104,7 +105,7 @@ def run_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
         def run_stream(self: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
             task = kwargs.get("task")
             begin = functools.partial(_begin, is_wanted, self, task, has_native_span=True)
-            return runs.stream(begin, original(self, **kwargs))
+            return walked(begin, original(self, **kwargs))
 
         return run_stream
 
@@ -135,7 +136,7 @@ def on_messages_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
             if _is_at_work(self) or not hasattr(inner, "athrow"):
                 return inner
             begin = functools.partial(_begin, is_wanted, self, messages, has_native_span=False)
-            return runs.stream(begin, inner)
+            return walked(begin, inner)
 
         return on_messages_stream
 

@@ -13,11 +13,12 @@ from typing import Any, Final
 from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import encode_logprobs
 from lightning_otel.instrumentors.autogen import runs, said
 from lightning_otel.instrumentors.autogen.agents import IsWanted
+from lightning_otel.instrumentors.generators import walked
 from lightning_otel.instrumentors.library import MARK
 
 _OPENAI_CLIENT: Final = "BaseOpenAIChatCompletionClient"
@@ -122,9 +123,9 @@ def _begin(
     outside = capture.parent_context()
     body = _content(args[0] if args else kwargs.get("messages"), kwargs.get("tools"))
     attributes, name = _attributes(client, kwargs, is_stream=is_stream)
-    operation = capture.start_call(name, attributes, body, parent=outside)
+    operation = call_slot.start_call(name, attributes, body, parent=outside)
     # Only the slot and not the span: a second request beneath it stands beside the first.
-    return ModelRun(operation, capture.CallSlot(operation).within(outside))
+    return ModelRun(operation, call_slot.CallSlot(operation).within(outside))
 
 
 def _is_seen_below(client: object) -> bool:
@@ -204,7 +205,7 @@ def create_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
             if not hasattr(inner, "athrow"):
                 return inner
             begin = functools.partial(_begin, is_wanted, self, args, kwargs, is_stream=True)
-            return runs.stream(begin, inner)
+            return walked(begin, inner)
 
         return create_stream
 

@@ -1,13 +1,11 @@
 """One run of an agent, a team, a tool or a model as an operation: begun, fed, ended exactly once.
 
-AutoGen's streams are async generators. Ours around them hold nothing across a yield: the context is
-attached for each step alone.
+AutoGen's streams are async generators, which ``generators.walked`` goes through.
 """
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 from opentelemetry import context as otel_context
@@ -16,9 +14,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.generators import first_step
 
 _NATIVE_KEY = otel_context.create_key("lightning-otel-autogen-native-span")
 
@@ -102,7 +99,7 @@ def inside(operation: capture.Operation) -> Context:
     A model call that is waiting outside to be claimed cannot be from in there.
     """
     context = operation.context
-    return context if capture.open_slot() is None else capture.CallSlot().within(context)
+    return context if call_slot.open_slot() is None else call_slot.CallSlot().within(context)
 
 
 def has_span(context: Context) -> bool:
@@ -156,54 +153,3 @@ async def call(
         raise
     capture.guarded(run.returned, result)
     return result
-
-
-async def stream(begin: Begin, inner: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]:
-    """The items of an async generator, run as an operation.
-
-    Args:
-        begin: Starts it, at the first step.
-        inner: The library's generator; whatever is sent to or thrown into ours reaches it.
-    """
-    run = capture.guarded(begin)
-    step: Callable[[], Awaitable[Any]] = functools.partial(first_step, inner)
-    while True:
-        try:
-            with _attached(run):
-                item = await step()
-        except StopAsyncIteration:
-            _tell(run, Run.stop)
-            return
-        except BaseException as exc:
-            _tell(run, Run.fail, exc)
-            raise
-        _tell(run, Run.saw, item)
-        try:
-            sent = yield item
-        except GeneratorExit as exc:
-            await _close(run, inner, exc)
-            raise
-        except BaseException as exc:  # noqa: BLE001  # whatever it is, the inner generator is to see it
-            _tell(run, Run.interrupted, exc)
-            step = functools.partial(inner.athrow, exc)
-        else:
-            step = functools.partial(inner.asend, sent)
-
-
-async def _close(run: Run | None, inner: AsyncGenerator[Any, Any], left: GeneratorExit) -> None:
-    try:
-        with _attached(run):
-            await inner.aclose()
-    except BaseException as exc:
-        _tell(run, Run.fail, exc)
-        raise
-    _tell(run, Run.fail, left)
-
-
-def _attached(run: Run | None) -> "contextlib.AbstractContextManager[None]":
-    return contextlib.nullcontext() if run is None else capture.attached(run.context)
-
-
-def _tell(run: Run | None, what: Callable[..., None], *args: Any) -> None:
-    if run is not None:
-        capture.guarded(getattr(run, what.__name__), *args)

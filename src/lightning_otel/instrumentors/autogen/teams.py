@@ -18,6 +18,7 @@ from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import runs, said, turns
 from lightning_otel.instrumentors.autogen.agents import IsWanted, Spans
 from lightning_otel.instrumentors.autogen.turns import Place
+from lightning_otel.instrumentors.generators import walked
 
 _PLACE_KEY = otel_context.create_key("lightning-otel-autogen-place")
 
@@ -87,7 +88,7 @@ def run_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
         def run_stream(self: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
             begin = functools.partial(_begin, is_wanted, self, kwargs.get("task"))
-            return runs.stream(begin, original(self, **kwargs))
+            return walked(begin, original(self, **kwargs))
 
         return run_stream
 

@@ -9,6 +9,7 @@ from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import runs, said
 from lightning_otel.instrumentors.autogen.agents import IsWanted
 from lightning_otel.instrumentors.content import text_of
+from lightning_otel.instrumentors.generators import walked
 
 _ERROR: Final = "tool_error"
 
@@ -103,7 +104,7 @@ def run_json_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
             self: Any, args: Any, cancellation_token: Any, call_id: Any = None
         ) -> AsyncGenerator[Any, Any]:
             begin = functools.partial(_begin, is_wanted, self, args, call_id)
-            return runs.stream(begin, original(self, args, cancellation_token, call_id))
+            return walked(begin, original(self, args, cancellation_token, call_id))
 
         return run_json_stream
 

@@ -10,7 +10,7 @@ from typing import Any
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import message, text_part, tool_call_part, tool_response_part
 from lightning_otel.instrumentors.content import text_of
@@ -80,8 +80,8 @@ def called_async(is_wanted: Callable[[], bool]) -> Callable[[Any], Any]:
     return make
 
 
-def _open(is_wanted: Callable[[], bool], model: Any, messages: Any) -> capture.CallSlot | None:
-    held = capture.open_slot()
+def _open(is_wanted: Callable[[], bool], model: Any, messages: Any) -> call_slot.CallSlot | None:
+    held = call_slot.open_slot()
     if not is_wanted() or (held is not None and held.operation is not None):
         return None  # a class's own call may be made by that of its subclass
     attributes: dict[str, AttributeValue] = {c.OPERATION: c.CHAT}
@@ -90,7 +90,7 @@ def _open(is_wanted: Callable[[], bool], model: Any, messages: Any) -> capture.C
             attributes[key] = value
     name = capture.clean(f"{c.CHAT} {model.model}")
     body = {c.INPUT_MESSAGES: text_of(_messages(messages))}
-    return capture.CallSlot(capture.Operation(name, SpanKind.CLIENT, attributes, body))
+    return call_slot.CallSlot(capture.Operation(name, SpanKind.CLIENT, attributes, body))
 
 
 def _over(operation: capture.Operation, result: Any) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.langchain import messages as read
 from lightning_otel.instrumentors.langchain import runs
@@ -75,7 +75,7 @@ class ModelCall:
         self.operation = capture.Operation(
             capture.clean(f"{operation_name} {name}"), SpanKind.CLIENT, attributes, parent=parent
         )
-        self._slot = capture.CallSlot(self.operation)
+        self._slot = call_slot.CallSlot(self.operation)
         self.context = self._slot.within(self.operation.context)
         self._given = given
         self._metadata = metadata

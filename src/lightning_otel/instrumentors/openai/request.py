@@ -11,7 +11,7 @@ import orjson
 from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.openai import chat, completions, embeddings, responses
 from lightning_otel.instrumentors.openai.body import BodyRecorder
@@ -113,7 +113,7 @@ class ModelRequest:
         if capture.content_policy().is_kept:
             content = capture.guarded(endpoint.request_content, body)
         name = f"{endpoint.OPERATION} {model}" if isinstance(model, str) else endpoint.OPERATION
-        return cls(client, endpoint, capture.start_call(name, attributes, content))
+        return cls(client, endpoint, call_slot.start_call(name, attributes, content))
 
     def observe(self, response: Any) -> None:
         """Note the HTTP response: read after the client has read it, or as it passes by."""

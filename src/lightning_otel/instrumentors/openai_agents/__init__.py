@@ -14,6 +14,7 @@ from typing import Any
 from opentelemetry import context as otel_context
 
 from lightning_otel import capture
+from lightning_otel.instrumentors.generators import walked
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai_agents import model
 from lightning_otel.instrumentors.openai_agents.spans import SESSION_KEY, SdkSpans
@@ -209,6 +210,6 @@ def _stream_response(original: Any) -> Any:
         stream = original(self, *args, **kwargs)
         if not inspect.isasyncgen(stream) or not capture.guarded(_instrumentor.is_wanted):
             return stream
-        return model.watched(stream, lambda: _begin(self, args, kwargs))
+        return walked(lambda: _begin(self, args, kwargs), stream)
 
     return stream_response

@@ -4,15 +4,14 @@ Where no client says that the request is its own (a model that does not use ``op
 over a websocket) the call says what the SDK knows of it.
 """
 
-import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.openai_agents import items
 from lightning_otel.instrumentors.openai_agents.items import Reading
@@ -46,7 +45,7 @@ class CallOperation(capture.Operation):
         parent: otel_context.Context | None = None,
     ) -> None:
         super().__init__(capture.clean(name), kind, attributes, parent=parent)
-        self.slot = capture.CallSlot(self)
+        self.slot = call_slot.CallSlot(self)
 
     def take(self, reading: Reading | None) -> None:
         """Put what was read of the call on it."""
@@ -60,7 +59,7 @@ class CallOperation(capture.Operation):
             self.span.update_name(capture.clean(f"{c.CHAT} {name}"))
 
 
-class _Slot(capture.CallSlot):
+class _Slot(call_slot.CallSlot):
     """A slot that knows whose it is."""
 
     __slots__ = ("call",)
@@ -72,7 +71,7 @@ class _Slot(capture.CallSlot):
 
 def current_call() -> "ModelCall | None":
     """The call of the model that is running here."""
-    slot = capture.open_slot()
+    slot = call_slot.open_slot()
     return slot.call if isinstance(slot, _Slot) and not slot.call.is_over else None
 
 
@@ -138,15 +137,21 @@ class ModelCall:
         self._response = response
         self._end(None)
 
-    def left(self) -> None:
+    def interrupted(self, exc: BaseException) -> None:
+        """Nothing to note: what the stream makes of it is seen with its next step."""
+
+    def stop(self) -> None:
         """End the call of a stream that is over, or was left early."""
         if not self._has_answered and not self.is_claimed:
             self._operation.attributes[c.ABANDONED] = True
         self._end(None)
 
     def fail(self, exc: BaseException) -> None:
-        """End the call with what the program is about to see."""
-        self._end(exc)
+        """End the call with what the program is about to see, or as that of a stream left early."""
+        if isinstance(exc, GeneratorExit):
+            self.stop()
+        else:
+            self._end(exc)
 
     def _end(self, exc: BaseException | None) -> None:
         self.is_over = True
@@ -161,43 +166,5 @@ class ModelCall:
             else:
                 operation.fail(exc)
         # The context and the slot hold this call: apart, all are freed at once.
-        operation.slot = capture.CallSlot()
+        operation.slot = call_slot.CallSlot()
         self.context, self._request, self._response, self.data = self.parent, {}, None, None
-
-
-async def watched(stream: Any, begin: Callable[[], ModelCall | None]) -> AsyncIterator[Any]:
-    """The stream's events, its call begun with the first step and ended with the last.
-
-    Args:
-        stream: An async generator, which has not begun.
-        begin: Begins its call.
-    """
-    call = capture.guarded(begin)
-    context = call.context if call is not None else None
-    step, sent = stream.asend, None
-    try:
-        while True:
-            try:
-                with contextlib.nullcontext() if context is None else capture.attached(context):
-                    event = await step(sent)
-            except StopAsyncIteration:
-                break
-            if call is not None:
-                capture.guarded(call.saw, event)
-            try:
-                step, sent = stream.asend, (yield event)
-            except GeneratorExit:
-                await stream.aclose()
-                raise
-            except BaseException as exc:  # noqa: BLE001  # handed to the stream, not swallowed
-                step, sent = stream.athrow, exc
-    except BaseException as exc:
-        if call is not None:
-            if isinstance(exc, GeneratorExit):
-                capture.guarded(call.left)
-            else:
-                capture.guarded(call.fail, exc)
-        del sent  # it may know the exception, whose traceback knows this frame
-        raise
-    if call is not None:
-        capture.guarded(call.left)
