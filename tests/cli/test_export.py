@@ -1,7 +1,7 @@
 """``export`` and ``pack``: data out of a store, whole, into lines, Parquet and a database."""
 
 import json
-from collections.abc import Collection, Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from subprocess import CompletedProcess
 
