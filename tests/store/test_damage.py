@@ -345,6 +345,17 @@ def test_too_many_open_files_put_no_file_aside(
     assert not layout.quarantine.exists()
 
 
+def test_error_that_names_no_file_leads_to_the_damaged_one(layout: Layout) -> None:
+    """DuckDB says so of texts that are no JSON, or not UTF-8, any more."""
+    path = _damage(layout, "a value flipped", is_unnoticed=True)
+
+    found = damage.found_behind(
+        duckdb.InvalidInputException("Invalid JSON found in Parquet file: x"), layout
+    )
+
+    assert list(found) == [path.name]
+
+
 def test_damaged_file_without_rows_is_written_anew(store: Store, layout: Layout) -> None:
     """The file that only keeps a glob from being empty holds nothing to lose."""
     (layout.data / EMPTY_DATA).write_bytes(b"rubbish")
