@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.examples import matrix
+from tests.receivers.requests import json_of
+from tests.serve.serving import request_of
 
 from lightning_otel.demo.server import DemoServer
 
@@ -88,6 +90,27 @@ def test_readme_data_commands_run(tmp_path: Path, shell: dict[str, str]) -> None
     assert (tmp_path / "everything.duckdb").exists()
 
 
+def test_readme_spans_from_elsewhere_arrive(tmp_path: Path, shell: dict[str, str]) -> None:
+    """`serve` listens and stops when told to, and `import` reads what a Collector wrote."""
+    block = next(block for block in blocks("bash") if "lightning-otel serve" in block)
+    serve, load = block.strip().splitlines()
+    (tmp_path / "traces.jsonl").write_bytes(json_of(request_of(3)))
+
+    with subprocess.Popen(
+        ["bash", "-c", f"exec {serve}"], cwd=tmp_path, env=shell, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("http://127.0.0.1:43")
+        running.terminate()
+    run(["bash", "-euc", load], tmp_path, shell)
+
+    assert running.returncode == 0
+    count = run(
+        ["lightning-otel", "sql", "--json", "SELECT count(*) AS n FROM spans"], tmp_path, shell
+    )
+    assert '"n": 3' in count
+
+
 def test_readme_matrix_is_what_the_examples_prove() -> None:
     """The matrix names for each cell the program whose test fails if the cell is not true."""
     assert matrix.table() in README.read_text()
@@ -103,5 +126,5 @@ def test_readme_extras_are_those_of_the_package() -> None:
     found = set(re.findall(r"\[(\w+)\]|`(\w+)`", named))
 
     assert {one or other for one, other in found} - {"openai"} == set(extras) - {
-        "openai", "demo", "distro", "test",
+        "openai", "demo", "distro", "test", "serve",
     }  # fmt: skip

@@ -50,5 +50,13 @@ class QueryError(LightningOtelError):
     """A SQL text is not a single read-only statement, or DuckDB refused it."""
 
 
+class ReceiveError(LightningOtelError):
+    """What was received is not what it says it is."""
+
+
+class TooLargeError(ReceiveError):
+    """What was received is larger than anything it could be worth."""
+
+
 class NotFoundError(LightningOtelError):
     """No trace, span or rollout matches the given id."""

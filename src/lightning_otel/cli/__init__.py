@@ -29,6 +29,8 @@ _COMMANDS = {
     "export": ("export:export", "Write spans or triplets as JSON lines or Parquet."),
     "reward": ("reward:reward", "Give a reward to a rollout, trace, span or response."),
     "sql": ("look:sql", "Run one read-only SQL statement."),
+    "serve": ("serve:serve", "Take spans by OTLP/HTTP from any language."),
+    "import": ("importing:import_files", "Read OTLP JSON lines and Agent Lightning 0.3 stores."),
     "pack": ("export:pack", "Write everything into one self-contained DuckDB file."),
     "doctor": ("doctor:doctor", "Check versions, instrumentors, settings and the store."),
 }

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 ROTATE_BYTES: Final = 64 << 20
 PENDING_BYTES: Final = 8 << 20
 """Lines held in memory while the disk refuses them; beyond that spans are lost and counted."""
+
+_WRITE_BYTES: Final = 1 << 20
 
 _SEAL: Final = "seal"
 _COUNT: Final = "count"
@@ -120,6 +122,31 @@ class SpanWriter:
         """Keep a span that is complete already, such as one received or made by hand."""
         self._forget_if_forked()
         self._append(line_of(record_of_span(span)), spans=1)
+
+    def take(self, spans: Iterable[Span]) -> None:
+        """Keep spans that somebody else holds until we have them: with few writes, or not at all.
+
+        Raises:
+            OSError: The disk refuses some of them; they are neither held in memory nor counted.
+        """
+        self._forget_if_forked()
+        lines: list[bytes] = []
+        size = 0
+        for span in spans:
+            lines.append(line_of(record_of_span(span)))
+            size += len(lines[-1])
+            if size >= _WRITE_BYTES:
+                self._take(b"".join(lines))
+                lines, size = [], 0
+        if lines:
+            self._take(b"".join(lines))
+
+    def _take(self, lines: bytes) -> None:
+        if self.layout is None:
+            self.lines += lines.splitlines(keepends=True)
+            return
+        with self._lock:
+            self._put(lines)
 
     def position(self) -> tuple[int, int]:
         """Where this process's next line will stand: which of its segments, and how far in."""

@@ -1,0 +1,11 @@
+"""What comes in from elsewhere becomes spans: OTLP of any form, and Agent Lightning's stores.
+
+Pure decoding with limits, checked before anything is built: no web, no files, no clock. A span that
+cannot be kept is a :class:`Rejected` with its reason and never takes its neighbours with it; only
+what is no batch at all raises.
+"""
+
+from lightning_otel.receivers.limits import DEFAULT_LIMITS, Limits
+from lightning_otel.receivers.spans import Rejected
+
+__all__ = ["DEFAULT_LIMITS", "Limits", "Rejected"]

@@ -1,0 +1,90 @@
+"""What makes a received span one that can be kept, whatever form it came in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from lightning_otel import conventions as c
+
+KINDS: Final = ("INTERNAL", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
+"""By OTLP's number; an unspecified or unknown kind is INTERNAL."""
+STATUSES: Final = ("UNSET", "OK", "ERROR")
+TIMES: Final = range(1, 1 << 62)
+"""Nanoseconds that a span may start or end at: after 1970 began, until the year 2116."""
+TRACE_ID_BYTES: Final = 16
+SPAN_ID_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A span that cannot be kept, and why."""
+
+    reason: str
+
+
+class UnfitError(ValueError):
+    """A span cannot be kept; the message is the reason."""
+
+
+def id_of(found: bytes, size: int, noun: str) -> str:
+    """An id as lower-case hex.
+
+    Raises:
+        UnfitError: It has another size, or is all zeros, which means none.
+    """
+    if len(found) != size:
+        raise UnfitError(f"{noun} is not {size} bytes long")
+    if not any(found):
+        raise UnfitError(f"{noun} is all zeros")
+    return found.hex()
+
+
+def parent_of(found: bytes) -> str | None:
+    """The parent's id; None for a root, whose parent is empty or all zeros."""
+    return id_of(found, SPAN_ID_BYTES, "parent span id") if any(found) else None
+
+
+def check_times(start_ns: int, end_ns: int) -> None:
+    """Refuse times that no span can have.
+
+    Raises:
+        UnfitError: One is missing or out of range.
+    """
+    if start_ns not in TIMES:
+        raise UnfitError("start time is out of range" if start_ns else "start time is missing")
+    if end_ns not in TIMES:
+        raise UnfitError("end time is out of range" if end_ns else "end time is missing")
+
+
+def named(numbered: int, names: tuple[str, ...]) -> str:
+    """The name of an enumeration's number; the first for one that is unknown."""
+    return names[numbered] if 0 <= numbered < len(names) else names[0]
+
+
+def process_of(otel_resource: Mapping[str, Any]) -> str:
+    """Which process made a span, as far as its resource says; empty if it does not."""
+    instance = otel_resource.get("service.instance.id")
+    if isinstance(instance, str) and instance:
+        return instance
+    host, number = otel_resource.get("host.name"), otel_resource.get("process.pid")
+    return f"{host}-{number}" if isinstance(host, str) and isinstance(number, int) else ""
+
+
+def note_left_out(attributes: dict[str, Any], noun: str, kept: int, left_out: int) -> None:
+    """Note on a span how many attributes, events or links its sender or we left out."""
+    if left_out > 0:
+        note = cut_note(attributes)
+        # What was cut before this, as on a copy of ours, says it in more detail.
+        note.setdefault(noun, {"length": kept + left_out, "kept": kept})
+        attributes[c.CUT] = orjson.dumps(note).decode()
+
+
+def cut_note(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a span says already of what was cut from it."""
+    try:
+        note = orjson.loads(attributes.get(c.CUT, ""))
+    except (TypeError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}

@@ -1,0 +1,73 @@
+"""Answers in the sender's own format: OTLP wants the content type of the request on its answer.
+
+Source: OTLP 1.x, "OTLP/HTTP Response": errors are ``google.rpc.Status``.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import orjson
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # no stubs
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from starlette.responses import Response
+
+PROTOBUF: Final = "application/x-protobuf"
+JSON: Final = "application/json"
+CONTENT_TYPES: Final = (PROTOBUF, JSON)
+"""What a body may be. A web page can send neither across origins without being asked about."""
+_CODES: Final = {401: 16, 403: 7, 404: 5, 408: 4, 413: 8, 429: 8, 503: 14}
+_INVALID_ARGUMENT: Final = 3
+_MOST_REASONS: Final = 10
+
+
+class RefusalError(Exception):
+    """A request is not served; nothing of it is repeated in the answer."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        """Say why.
+
+        Args:
+            status: Of HTTP.
+            message: For the sender; it names no content of the request.
+            headers: Of the answer.
+        """
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+
+
+def base_type(content_type: str | None) -> str:
+    """A content type without its parameters."""
+    return (content_type or "").partition(";")[0].strip().lower()
+
+
+def accepted(content_type: str, rejected: Mapping[str, int]) -> Response:
+    """The answer that the spans are kept, but for those rejected with a reason each."""
+    count = sum(rejected.values())
+    message = said(rejected) if count else ""
+    if content_type == JSON:
+        partial = {"rejectedSpans": str(count), "errorMessage": message}
+        return Response(orjson.dumps({"partialSuccess": partial} if count else {}), media_type=JSON)
+    answer = ExportTraceServiceResponse()
+    if count:
+        answer.partial_success.rejected_spans = count
+        answer.partial_success.error_message = message
+    return Response(answer.SerializeToString(), media_type=PROTOBUF)
+
+
+def refused(content_type: str, refusal: RefusalError) -> Response:
+    """The answer that a request is not served."""
+    code, message = _CODES.get(refusal.status, _INVALID_ARGUMENT), str(refusal)
+    if content_type == PROTOBUF:
+        status = Status(code=code, message=message)
+        body, kind = status.SerializeToString(), PROTOBUF
+    else:
+        body, kind = orjson.dumps({"code": code, "message": message}), JSON
+    return Response(body, refusal.status, refusal.headers, media_type=kind)
+
+
+def said(rejected: Mapping[str, int]) -> str:
+    """How many spans were rejected for which reason, the most frequent first."""
+    found = sorted(rejected.items(), key=lambda item: -item[1])
+    texts = [f"{count} × {reason}" for reason, count in found[:_MOST_REASONS]]
+    return "; ".join([*texts, "…"] if len(found) > _MOST_REASONS else texts)

@@ -1,0 +1,140 @@
+"""Spans from a request's body into the store, one body at a time, and what became of them."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+from lightning_otel.errors import ReceiveError, TooLargeError
+from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected, otlpjson, protobuf
+from lightning_otel.receivers.limits import inflated
+from lightning_otel.serve.answers import JSON, RefusalError
+from lightning_otel.serve.guard import busy
+from lightning_otel.store import Store
+from lightning_otel.types import Span
+
+_MOST_WAITING: Final = 64
+"""Bodies that wait for their turn, beyond which senders are asked to come again."""
+_DISK_RETRY_S: Final = "5"
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of everything that was sent here.
+
+    Attributes:
+        stored: Spans in a segment, those sent twice counted twice.
+        rejected: Spans by the reason for which they were not kept.
+        refused: Requests not served, by status.
+    """
+
+    stored: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    refused: Counter[int] = field(default_factory=Counter)
+
+
+class Intake:
+    """Takes bodies in turn: they share one interpreter and one segment, and memory for one."""
+
+    def __init__(self, store: Store, limits: Limits = DEFAULT_LIMITS) -> None:
+        """Take into a store, which is made if it is not there.
+
+        Raises:
+            StoreError: It cannot be made.
+        """
+        self._writer = store.writer()
+        self._limits = limits
+        self._turn = ThreadPoolExecutor(1, thread_name_prefix="intake")
+        self._waiting = 0
+        self._is_dirty = False
+        self._last_s = time.monotonic()
+        self.counts = Counts()
+
+    async def take(
+        self, body: bytes, content_type: str, *, is_compressed: bool, came: str
+    ) -> Mapping[str, int]:
+        """Have the spans of a body in a segment, where no death of this process loses them.
+
+        Returns:
+            How many were rejected for which reason.
+
+        Raises:
+            RefusalError: The body is no trace request, or the store does not take it now.
+        """
+        if self._waiting >= _MOST_WAITING:
+            raise busy()
+        self._waiting += 1
+        try:
+            take = partial(self._take, body, content_type, came, is_compressed=is_compressed)
+            return await asyncio.get_running_loop().run_in_executor(self._turn, take)
+        except TooLargeError as exc:
+            raise RefusalError(413, str(exc)) from exc
+        except ReceiveError as exc:
+            raise RefusalError(400, str(exc)) from exc
+        except OSError as exc:
+            message = "the store does not take spans now; come again"
+            raise RefusalError(503, message, {"Retry-After": _DISK_RETRY_S}) from exc
+        finally:
+            self._waiting -= 1
+
+    def seal_if_idle(self, idle_s: float) -> None:
+        """Close the segment if nothing came for so long, so that it can be settled."""
+        if self._is_dirty and time.monotonic() - self._last_s >= idle_s:
+            self._turn.submit(self._seal).result()
+
+    def close(self) -> None:
+        """Take no more, and close the segment."""
+        self._turn.shutdown()
+        self._seal()
+
+    def _take(
+        self,
+        body: bytes,
+        content_type: str,
+        came: str,
+        *,
+        is_compressed: bool,
+    ) -> Mapping[str, int]:
+        if is_compressed:
+            body = inflated(body, self._limits)
+        read = otlpjson.spans_in if content_type == JSON else protobuf.spans_in
+        found = read(body, came, self._limits)
+        rejected: Counter[str] = Counter()
+        taken = _Counted(_kept(found, rejected))
+        self._is_dirty = True
+        self._writer.take(taken)
+        self._last_s = time.monotonic()
+        self.counts.stored += taken.count
+        self.counts.rejected.update(rejected)
+        return rejected
+
+    def _seal(self) -> None:
+        self._is_dirty = False
+        self._writer.seal()
+
+
+class _Counted(Iterable[T]):
+    """Items and, when they were taken, how many they were."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = items
+        self.count = 0
+
+    def __iter__(self) -> Iterator[T]:
+        for item in self._items:
+            self.count += 1
+            yield item
+
+
+def _kept(found: Iterable[Span | Rejected], rejected: Counter[str]) -> Iterator[Span]:
+    for each in found:
+        if isinstance(each, Rejected):
+            rejected[each.reason] += 1
+        else:
+            yield each

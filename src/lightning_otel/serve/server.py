@@ -1,0 +1,184 @@
+"""The running server: where it listens, how long it waits for whom, how it ends.
+
+Hypercorn closes a connection that has not sent its whole header in time, which uvicorn does not:
+there, 800 stalled sockets keep everybody else out.
+"""
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from hypercorn.asyncio import serve as hypercorn_serve
+from hypercorn.config import Config
+
+from lightning_otel.errors import ConfigError
+from lightning_otel.serve.app import make_app
+from lightning_otel.serve.guard import Access
+from lightning_otel.serve.intake import Counts, Intake
+from lightning_otel.serve.upkeep import keep_settled
+from lightning_otel.store import Store
+
+log = logging.getLogger(__name__)
+
+PORT: Final = 4318
+"""OTLP/HTTP's own."""
+HEADER_S: Final = 10
+"""For a whole header, and for the next request: senders that batch come every 5 s."""
+READ_S: Final = 10
+"""For the next part of a body."""
+LAST_S: Final = 3
+"""For requests under way when the server is told to end."""
+_BACKLOG: Final = 1024
+_OPEN_FILES: Final = 65_536
+_TRIED_PORTS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A listening socket, and how senders call it."""
+
+    socket: socket.socket
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """What to put into ``OTEL_EXPORTER_OTLP_ENDPOINT``."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+def address_of(host: str) -> str:
+    """The IP address a host name stands for on this machine.
+
+    Raises:
+        ConfigError: None.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        raise ConfigError(f"cannot listen at {host!r}: {exc.strerror}; try 127.0.0.1") from exc
+    return str(found[0][4][0])
+
+
+def access_for(host: str, token: str, names: Iterable[str] = ()) -> Access:
+    """Who may come in at a host.
+
+    Raises:
+        ConfigError: Other machines could, without a token.
+    """
+    address = ipaddress.ip_address(address_of(host).partition("%")[0])
+    if not address.is_loopback and not token:
+        raise ConfigError(
+            f"{host} can be reached from other machines, where anybody could write and read spans; "
+            "name a token with --token-file, or listen at 127.0.0.1"
+        )
+    own = f"[{address}]" if address.version == 6 else str(address)
+    hosts = {"localhost", own, host.lower(), *(name.lower() for name in names)}
+    if not address.is_loopback:
+        hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+    return Access(frozenset(hosts), token, is_open=not address.is_loopback)
+
+
+def open_door(host: str, port: int | None) -> Door:
+    """Listen at a port; without one at OTLP's own, or the next one that is free.
+
+    Raises:
+        ConfigError: It cannot be had.
+    """
+    address = address_of(host)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    ports = range(PORT, PORT + _TRIED_PORTS) if port is None else [port]
+    reason = ""
+    for each in ports:
+        try:
+            found = socket.create_server((address, each), family=family, backlog=_BACKLOG)
+        except OSError as exc:
+            reason = os.strerror(exc.errno) if exc.errno else str(exc)
+            if exc.errno == errno.EADDRINUSE:
+                continue
+            raise ConfigError(f"cannot listen at {host}: {reason}; try 127.0.0.1") from exc
+        return Door(found, host, found.getsockname()[1])
+    raise ConfigError(
+        f"cannot listen at {host}, port {ports[0]}: {reason}; "
+        "leave --port out for the next free one"
+    )
+
+
+def run(store: Store, door: Door, access: Access, ready: Callable[[], None]) -> Counts:
+    """Serve until SIGTERM or SIGINT, and then close the segment.
+
+    Args:
+        store: Where spans go.
+        door: Where to listen.
+        access: Who may come in.
+        ready: Called when both signals are heard and the store is there.
+
+    Raises:
+        StoreError: The store cannot be made.
+    """
+    _allow_many_files()
+    intake = Intake(store)
+    try:
+        asyncio.run(_serve(store, door, access, intake, ready))
+    finally:
+        intake.close()
+    return intake.counts
+
+
+async def _serve(
+    store: Store, door: Door, access: Access, intake: Intake, ready: Callable[[], None]
+) -> None:
+    config = Config()
+    config.bind = [f"fd://{door.socket.detach()}"]
+    config.backlog = _BACKLOG
+    config.keep_alive_timeout = HEADER_S
+    config.read_timeout = READ_S
+    config.graceful_timeout = LAST_S
+    config.include_server_header = False
+    config.accesslog = None
+    config.errorlog = log
+    with _told_to_end() as end:
+        upkeep = asyncio.create_task(keep_settled(store, intake))
+        ready()
+        try:
+            await hypercorn_serve(
+                make_app(store, intake, access),  # type: ignore[arg-type]  # an ASGI app
+                config,
+                shutdown_trigger=end.wait,
+                mode="asgi",
+            )
+        finally:
+            upkeep.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await upkeep
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[asyncio.Event]:
+    loop = asyncio.get_running_loop()
+    end = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end.set)
+    try:
+        yield end
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _allow_many_files() -> None:
+    """A stalled connection costs a descriptor until its time is up: allow as many as we may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

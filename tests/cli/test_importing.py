@@ -1,0 +1,105 @@
+"""``import``: files into the store, once, with every line that is none named."""
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+from tests.receivers.requests import json_of
+from tests.receivers.test_documents import stored_span
+from tests.serve.serving import request_of
+
+from lightning_otel import Store
+
+
+def run_import(store: Path, *files: Path) -> tuple[int, str]:
+    """Exit code and talk of the command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_otel", "import", *map(str, files), "--store", str(store)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def lines() -> bytes:
+    """Three requests of two spans, one a line, as a Collector's file exporter writes them."""
+    return b"\n".join(json_of(request_of(2)) for _ in range(3)) + b"\n"
+
+
+@pytest.mark.parametrize("name", ["traces.json", "traces.jsonl", "traces.jsonl.gz", "traces"])
+def test_import_stores_each_span_once(tmp_path: Path, lines: bytes, name: str) -> None:
+    """Compressed or not, whatever it is called; the second time nothing is new."""
+    file = tmp_path / name
+    file.write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    store = tmp_path / "s.duckdb"
+
+    first, again = run_import(store, file), run_import(store, file)
+
+    assert (first[0], again[0]) == (0, 0)
+    assert "6 spans read, 6 new" in first[1]
+    assert "6 spans read, 0 new" in again[1]
+    assert len(Store(store).spans().rows()) == 6
+
+
+def test_import_names_what_it_cannot_read(tmp_path: Path, lines: bytes) -> None:
+    """The lines beside a bad one are read; each bad one is named with file, number and reason."""
+    bad_span = orjson.loads(json_of(request_of(2)))
+    bad_span["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] = "abcd"
+    file = tmp_path / "traces.jsonl"
+    file.write_bytes(
+        lines + b"\n{torn\n" + orjson.dumps(bad_span) + b'\n{"resourceLogs":[]}\n' + lines[:100]
+    )
+
+    code, said = run_import(tmp_path / "s.duckdb", file)
+
+    assert code == 1
+    assert "7 spans read, 7 new" in said
+    assert f"{file}, line 5: the body is no JSON" in said
+    assert f"{file}, line 6: trace id is not 16 bytes long" in said
+    assert f"{file}, line 7: neither OTLP JSON nor a span of Agent Lightning" in said
+    assert f"{file}, line 8: the body is no JSON" in said
+
+
+def test_import_reads_a_document_over_several_lines(tmp_path: Path) -> None:
+    """A page of Agent Lightning's REST interface, printed to be read."""
+    spans = [stored_span(span_id=f"{number:016x}") for number in range(1, 5)]
+    file = tmp_path / "page.json"
+    file.write_bytes(orjson.dumps({"items": spans, "total": 4}, option=orjson.OPT_INDENT_2))
+
+    code, said = run_import(tmp_path / "s.duckdb", file)
+
+    assert code == 0, said
+    (rollout,) = Store(tmp_path / "s.duckdb").rollouts().rows()
+    assert (rollout["rollout_id"], rollout["spans"]) == ("ro-1", 4)
+
+
+def test_import_keeps_what_stands_before_the_damage(tmp_path: Path, lines: bytes) -> None:
+    """Of a gzip that is cut off, the lines before that are stored and the damage is named."""
+    file = tmp_path / "traces.gz"
+    whole = b"".join(json_of(request_of(1)) + b"\n" for _ in range(2000))
+    compressed = gzip.compress(whole, 1)
+    file.write_bytes(compressed[: len(compressed) // 2])
+
+    code, said = run_import(tmp_path / "s.duckdb", file)
+
+    assert code == 1
+    assert "the gzip is damaged" in said
+    assert 500 < len(Store(tmp_path / "s.duckdb").spans().rows()) < 1500
+
+
+def test_import_of_nothing_says_so(tmp_path: Path) -> None:
+    """An empty file is no error; a file that is not there is one."""
+    empty = tmp_path / "empty.jsonl"
+    empty.write_bytes(b"")
+
+    code, said = run_import(tmp_path / "s.duckdb", empty)
+    missing, _ = run_import(tmp_path / "s.duckdb", tmp_path / "nowhere")
+
+    assert (code, missing) == (0, 2)
+    assert "0 spans read, 0 new" in said

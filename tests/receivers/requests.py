@@ -1,0 +1,32 @@
+"""Spans of ours on their way out, as the SDK's own encoder writes them."""
+
+import base64
+from collections.abc import Sequence
+
+import orjson
+from google.protobuf.json_format import (  # type: ignore[import-untyped]  # no stubs
+    MessageToDict,
+)
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from lightning_otel.exporters.otlp import readable_span
+from lightning_otel.types import Span
+
+_IDS = ("traceId", "spanId", "parentSpanId")
+
+
+def request_of(spans: Sequence[Span]) -> ExportTraceServiceRequest:
+    """The trace request in which the SDK sends them."""
+    return encode_spans([readable_span(span, with_content=True) for span in spans])
+
+
+def json_of(request: ExportTraceServiceRequest) -> bytes:
+    """A request in OTLP's JSON: protobuf's own, but with hex ids."""
+    document = MessageToDict(request)
+    for in_resource in document.get("resourceSpans", []):
+        for in_scope in in_resource.get("scopeSpans", []):
+            for span in in_scope.get("spans", []):
+                for item in (span, *span.get("links", [])):
+                    item |= {key: base64.b64decode(item[key]).hex() for key in _IDS if key in item}
+    return orjson.dumps(document)

@@ -1,0 +1,210 @@
+"""Files of spans: what a Collector wrote, and what Agent Lightning 0.3 stored."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from tests.receivers.requests import json_of
+from tests.serve.serving import request_of
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter import TripletAdapter
+from lightning_otel.errors import ReceiveError
+from lightning_otel.receivers import Rejected, documents
+from lightning_otel.types import Span
+
+RECORDED = Path(__file__).parent.parent / "data" / "spans" / "agentlightning.jsonl"
+
+
+def stored_span(**fields: Any) -> dict[str, Any]:
+    """A span as Agent Lightning 0.3's ``Span.model_dump(mode="json")`` gives it."""
+    context = {"trace_id": "0" * 31 + "1", "span_id": "0" * 15 + "2", "is_remote": False,
+               "trace_state": {}}  # fmt: skip
+    return {
+        "rollout_id": "ro-1",
+        "attempt_id": "at-1",
+        "sequence_id": 3,
+        "trace_id": context["trace_id"],
+        "span_id": context["span_id"],
+        "parent_id": "0" * 15 + "1",
+        "name": "openai.chat.completion",
+        "status": {"status_code": "ERROR", "description": "no"},
+        "attributes": {"gen_ai.request.model": "m", "prompt_token_ids": [1, 2]},
+        "events": [{"name": "e", "attributes": {"a": 1}, "timestamp": 1760000000.25}],
+        "links": [{"context": context, "attributes": None}],
+        "start_time": 1760000000.5,
+        "end_time": 1760000001.5,
+        "context": context,
+        "parent": None,
+        "resource": {"attributes": {"service.name": "s"}, "schema_url": ""},
+        "kind": "SpanKind.CLIENT",
+        "instrumentation_scope": "InstrumentationScope(agentops, 1.0, , None)",
+        **fields,
+    }
+
+
+def spans_in(document: Any) -> list[Span | Rejected]:
+    """The spans of a document."""
+    return list(documents.spans_in(orjson.dumps(document)))
+
+
+def test_agent_lightning_span_keeps_what_it_says() -> None:
+    """Every field has its place; rollout and attempt stand where its own exporter puts them."""
+    (found,) = spans_in(stored_span())
+
+    assert isinstance(found, Span)
+    assert (found.start_ns, found.end_ns) == (1760000000500000000, 1760000001500000000)
+    assert (found.kind, found.status, found.status_message) == ("CLIENT", "ERROR", "no")
+    assert (found.scope, found.parent_span_id) == ("agentops", "0000000000000001")
+    assert found.events[0].time_ns == 1760000000250000000
+    assert found.links[0].span_id == "0000000000000002"
+    assert found.attributes["prompt_token_ids"] == [1, 2]
+    assert found.attributes[c.RECEIVED] == "import"
+    assert found.otel_resource == {
+        "service.name": "s", c.ROLLOUT_ID: "ro-1", c.ATTEMPT_ID: "at-1", c.SEQUENCE_ID: 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        lambda spans: {"items": spans, "limit": 100, "offset": 0, "total": len(spans)},
+        lambda spans: spans,
+    ],
+)
+def test_agent_lightning_pages_and_lists_are_read(envelope: Any) -> None:
+    """The answer of its REST interface, and a plain list."""
+    spans = [stored_span(span_id=f"{number:016x}") for number in range(1, 4)]
+
+    assert [each.span_id for each in spans_in(envelope(spans)) if isinstance(each, Span)] == [
+        span["span_id"] for span in spans
+    ]
+
+
+def test_agent_lightning_documents_of_mongoexport_are_read() -> None:
+    """MongoDB writes numbers of its own kinds as objects, and adds an id and a partition."""
+    document = stored_span(
+        _id={"$oid": "65f0"},
+        partition_id="p",
+        sequence_id={"$numberInt": "3"},
+        start_time={"$numberDouble": "1760000000.5"},
+        attributes={"n": {"$numberLong": "17"}, "ids": [{"$numberInt": "1"}]},
+    )
+
+    (found,) = spans_in(document)
+
+    assert isinstance(found, Span)
+    assert found.start_ns == 1760000000500000000
+    assert (found.attributes["n"], found.attributes["ids"]) == (17, [1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"trace_id": "abc"}, "id is not hex"),
+        ({"trace_id": 17}, "a text is none"),
+        ({"span_id": "0" * 16}, "span id is all zeros"),
+        ({"start_time": None}, "start time is missing"),
+        ({"start_time": "soon"}, "time is no number"),
+        ({"start_time": 1e300}, "start time is out of range"),
+        ({"start_time": {"$numberDouble": "x"}}, "$numberDouble is no number"),
+        ({"attributes": 17}, "an object is none"),
+        ({"name": 17}, "a text is none"),
+    ],
+)
+def test_agent_lightning_span_that_is_unfit_is_rejected(
+    fields: dict[str, Any], reason: str
+) -> None:
+    """With its reason, and alone."""
+    good = stored_span()
+
+    first, second = spans_in([stored_span(**fields), good])
+
+    assert first == Rejected(reason)
+    assert isinstance(second, Span)
+
+
+def test_agent_lightning_spans_of_its_weave_tracer_keep_their_tree() -> None:
+    """They have UUIDs for ids: a trace keeps all of its own, a span the random half."""
+    trace_id, parent, child = (f"0199f3a2-7c1b-7e4d-8a90-00000000000{number}" for number in "123")
+    outer, inner = spans_in(
+        [
+            stored_span(trace_id=trace_id, span_id=parent, parent_id=None),
+            stored_span(trace_id=trace_id, span_id=child, parent_id=parent),
+        ]
+    )
+
+    assert isinstance(outer, Span)
+    assert isinstance(inner, Span)
+    assert inner.trace_id == trace_id.replace("-", "")
+    assert inner.parent_span_id == outer.span_id == "8a90000000000002"
+
+
+def test_agent_lightning_span_that_is_nested_too_deep_is_rejected() -> None:
+    """Whatever the reader of JSON takes."""
+    deep = orjson.dumps(stored_span(attributes={"k": "DEEP"}))
+    deep = deep.replace(b'"DEEP"', b"[" * 900 + b"]" * 900)
+
+    assert list(documents.spans_in(deep)) == [Rejected("attribute value is nested too deep")]
+
+
+def test_agent_lightning_span_without_an_end_stays_incomplete() -> None:
+    """Its store holds such spans; their end is not made up."""
+    (found,) = spans_in(stored_span(end_time=None))
+
+    assert isinstance(found, Span)
+    assert found.is_incomplete
+
+
+def test_agent_lightning_rollout_becomes_the_same_transitions() -> None:
+    """Rollouts that 0.3 really recorded, in its own form: the same transitions and rewards."""
+    recorded = [orjson.loads(line) for line in RECORDED.read_bytes().splitlines()]
+    direct = [Span(**{**each, "events": (), "links": ()}) for each in recorded]
+    stored = [
+        stored_span(
+            **{key: each[key] for key in ("trace_id", "span_id", "name", "attributes")},
+            rollout_id=each["otel_resource"].get(c.ROLLOUT_ID, ""),
+            attempt_id=each["otel_resource"].get(c.ATTEMPT_ID, ""),
+            sequence_id=each["otel_resource"].get(c.SEQUENCE_ID, 0),
+            parent_id=each["parent_span_id"],
+            start_time=each["start_ns"] / 1e9,
+            end_time=each["end_ns"] / 1e9,
+            resource={"attributes": each["otel_resource"], "schema_url": ""},
+            status={"status_code": each["status"], "description": None},
+            instrumentation_scope=f"InstrumentationScope({each['scope']}, , , None)",
+            events=[],
+            links=[],
+        )
+        for each in recorded
+    ]
+    imported = [each for each in spans_in(stored) if isinstance(each, Span)]
+
+    def steps(spans: list[Span]) -> list[tuple[Any, ...]]:
+        return [
+            (path.rollout_id, step.step, step.action, step.reward)
+            for path in TripletAdapter().adapt(spans)
+            for step in path.transitions
+        ]
+
+    assert len(imported) == len(recorded)
+    assert steps(direct)
+    assert steps(imported) == steps(direct)
+
+
+def test_otlp_lines_are_read_beside_others() -> None:
+    """A trace request, and a list that mixes it with something that is none."""
+    request = orjson.loads(json_of(request_of(2)))
+
+    found = spans_in([request, {"resourceMetrics": []}, 17])
+
+    assert [type(each) for each in found] == [Span, Span, Rejected, Rejected]
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"17", b'{"a": 1}', b'{"resourceMetrics":[]}', b"{", b"\xff"]
+)
+def test_documents_of_no_known_form_are_refused(text: bytes) -> None:
+    """A line that holds no spans is an error, with what it should have been."""
+    with pytest.raises(ReceiveError):
+        documents.spans_in(text)

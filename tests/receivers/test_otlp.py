@@ -1,0 +1,426 @@
+"""OTLP of both encodings as spans: what went out comes in, and what is unfit is said."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+from tests.receivers.requests import json_of, request_of
+from tests.serve.serving import deep_value, field
+
+from lightning_otel import conventions as c
+from lightning_otel.errors import ReceiveError, TooLargeError
+from lightning_otel.receivers import Limits, Rejected, otlpjson, protobuf
+from lightning_otel.types import Event, Link, Span
+
+CAME = "otlp:127.0.0.1"
+START_NS = 1_760_000_000_000_000_000
+Read = Callable[[ExportTraceServiceRequest], list[Span | Rejected]]
+
+
+def from_protobuf(request: ExportTraceServiceRequest) -> list[Span | Rejected]:
+    """What the receiver makes of a request in protobuf."""
+    return list(protobuf.spans_in(request.SerializeToString(), CAME))
+
+
+def from_json(request: ExportTraceServiceRequest) -> list[Span | Rejected]:
+    """What the receiver makes of a request in JSON."""
+    return list(otlpjson.spans_in(json_of(request), CAME))
+
+
+BOTH = pytest.mark.parametrize("read", [from_protobuf, from_json])
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+integers = st.integers(-(1 << 63), (1 << 63) - 1)
+floats = st.floats(allow_nan=False)
+values = st.recursive(
+    st.one_of(texts, st.booleans(), integers, floats),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=6,
+)
+# Keys that the receiver itself writes are its own.
+keys = texts.filter(lambda key: key not in (c.RECEIVED, c.CUT))
+attributes = st.dictionaries(keys, values, max_size=4)
+times = st.integers(1, (1 << 62) - 1)
+trace_ids = st.integers(1, (1 << 128) - 1).map("{:032x}".format)
+span_ids = st.integers(1, (1 << 64) - 1).map("{:016x}".format)
+events = st.builds(Event, texts, times, attributes)
+links = st.builds(Link, trace_ids, span_ids, attributes)
+statuses = st.one_of(
+    st.tuples(st.just("ERROR"), texts), st.tuples(st.sampled_from(["UNSET", "OK"]), st.just(""))
+)
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> Span:
+    """Any span that OTLP can carry."""
+    status, message = draw(statuses)
+    return Span(
+        trace_id=draw(trace_ids),
+        span_id=draw(span_ids),
+        parent_span_id=draw(st.none() | span_ids),
+        name=draw(texts),
+        start_ns=draw(times),
+        end_ns=draw(times),
+        kind=draw(st.sampled_from(["INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"])),
+        status=status,
+        status_message=message,
+        attributes=draw(attributes),
+        events=tuple(draw(st.lists(events, max_size=2))),
+        links=tuple(draw(st.lists(links, max_size=2))),
+        otel_resource={"service.name": draw(texts)},
+        scope=draw(texts),
+    )
+
+
+def received(span: Span) -> Span:
+    """The span as it is after its way by OTLP."""
+    return replace(span, attributes={**span.attributes, c.RECEIVED: CAME})
+
+
+@BOTH
+@settings(max_examples=60, deadline=None)
+@given(found=st.lists(spans(), max_size=3))
+def test_otlp_is_the_inverse_of_the_exporter(read: Read, found: list[Span]) -> None:
+    """Spans that the SDK's encoder wrote come back as they were, and say how they came."""
+    got = read(request_of(found))
+
+    assert sorted(map(repr, got)) == sorted(repr(received(span)) for span in found)
+
+
+def one(**fields: Any) -> ExportTraceServiceRequest:
+    """A request of three spans, of which the middle one has these fields."""
+    request = ExportTraceServiceRequest()
+    scope = request.resource_spans.add().scope_spans.add()
+    for index in range(3):
+        span = scope.spans.add(
+            trace_id=os.urandom(16), span_id=os.urandom(8), name=f"span {index}",
+            start_time_unix_nano=START_NS, end_time_unix_nano=START_NS + 1,
+        )  # fmt: skip
+        if index == 1:
+            span.MergeFrom(OtlpSpan(**fields))
+    return request
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"trace_id": b"abc"}, "trace id is not 16 bytes long"),
+        ({"trace_id": b"\1" * 1000}, "trace id is not 16 bytes long"),
+        ({"trace_id": bytes(16)}, "trace id is all zeros"),
+        ({"span_id": b"abc"}, "span id is not 8 bytes long"),
+        ({"span_id": b"\1" * 1000}, "span id is not 8 bytes long"),
+        ({"span_id": bytes(8)}, "span id is all zeros"),
+        ({"parent_span_id": b"abc"}, "parent span id is not 8 bytes long"),
+        ({"start_time_unix_nano": 1 << 62}, "start time is out of range"),
+        ({"end_time_unix_nano": (1 << 64) - 1}, "end time is out of range"),
+    ],
+)
+def test_otlp_rejects_only_the_unfit_span(read: Read, fields: dict[str, Any], reason: str) -> None:
+    """A span with impossible ids or times is rejected with its reason; its neighbours stay."""
+    first, middle, last = read(one(**fields))
+
+    assert isinstance(first, Span)
+    assert isinstance(last, Span)
+    assert middle == Rejected(reason)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("cleared", "reason"),
+    [
+        ("trace_id", "trace id is not 16 bytes long"),
+        ("span_id", "span id is not 8 bytes long"),
+        ("start_time_unix_nano", "start time is missing"),
+        ("end_time_unix_nano", "end time is missing"),
+    ],
+)
+def test_otlp_rejects_what_is_missing(read: Read, cleared: str, reason: str) -> None:
+    """A span without an id or a time is rejected with its reason."""
+    request = one()
+    request.resource_spans[0].scope_spans[0].spans[1].ClearField(cleared)
+
+    assert read(request)[1] == Rejected(reason)
+
+
+@BOTH
+def test_otlp_takes_a_parent_of_zeros_for_none(read: Read) -> None:
+    """Some senders write eight zeros where there is no parent."""
+    found = read(one(parent_span_id=bytes(8)))[1]
+
+    assert isinstance(found, Span)
+    assert found.parent_span_id is None
+
+
+@BOTH
+def test_otlp_notes_what_the_sender_left_out(read: Read) -> None:
+    """What the sender dropped, and links to nothing, are noted on the span."""
+    found = read(
+        one(
+            dropped_attributes_count=7,
+            dropped_events_count=2,
+            links=[OtlpSpan.Link(trace_id=b"abc", span_id=b"d")],
+        )
+    )[1]
+
+    assert isinstance(found, Span)
+    assert found.links == ()
+    assert orjson.loads(found.attributes[c.CUT]) == {
+        "attributes": {"length": 7, "kept": 0},
+        "events": {"length": 2, "kept": 0},
+        "links": {"length": 1, "kept": 0},
+    }
+
+
+@BOTH
+def test_otlp_knows_the_process_by_its_resource(read: Read) -> None:
+    """Spans of one process have one process id, where their resource names the process."""
+    request = one()
+    resource = request.resource_spans[0].resource
+    resource.attributes.add(key="host.name").value.string_value = "box"
+    resource.attributes.add(key="process.pid").value.int_value = 17
+
+    assert {span.process for span in read(request) if isinstance(span, Span)} == {"box-17"}
+
+
+@BOTH
+def test_otlp_overwrites_a_forged_origin(read: Read) -> None:
+    """A sender cannot say itself how its span came."""
+    request = one()
+    span = request.resource_spans[0].scope_spans[0].spans[1]
+    span.attributes.add(key=c.RECEIVED).value.string_value = "import"
+
+    found = read(request)[1]
+
+    assert isinstance(found, Span)
+    assert found.attributes[c.RECEIVED] == CAME
+
+
+def test_protobuf_keeps_the_neighbours_of_an_undecodable_span() -> None:
+    """Invalid UTF-8 in one span, which the decoder refuses the whole batch for, costs that span."""
+    body = one(name="NAME").SerializeToString().replace(b"NAME", b"\xff\xfe\xfd\xfc")
+
+    first, middle, last = protobuf.spans_in(body, CAME)
+
+    assert isinstance(first, Span)
+    assert isinstance(last, Span)
+    assert isinstance(middle, Rejected)
+    assert "cannot be decoded" in middle.reason
+
+
+@pytest.mark.parametrize("levels", [47, 60, 10_000])
+def test_protobuf_takes_or_rejects_what_is_nested(levels: int) -> None:
+    """A span nested to the decoder's depth is taken; a deeper one is rejected, alone."""
+    good = one().SerializeToString()
+    span = field(1, b"\1" * 16) + field(2, b"\1" * 8) + b"\x39" + START_NS.to_bytes(8, "little")
+    span += b"\x41" + START_NS.to_bytes(8, "little")
+    span += field(9, field(1, b"k") + field(2, deep_value(levels)))
+
+    *others, deep = protobuf.spans_in(good + field(1, field(2, field(2, span))), CAME)
+
+    assert all(isinstance(each, Span) for each in others)
+    assert isinstance(deep, Span if levels == 47 else Rejected)
+
+
+@pytest.mark.parametrize(
+    "body", [b"hello, world", b"\x0a", b"\x0a\xff\xff\xff\xff\x0f", b"\x0b", b"\xff" * 11]
+)
+def test_protobuf_refuses_what_is_none(body: bytes) -> None:
+    """What is no trace request is refused as a whole."""
+    with pytest.raises(ReceiveError):
+        protobuf.spans_in(body, CAME)
+
+
+@settings(max_examples=150, deadline=None)
+@given(body=st.binary(max_size=60), limit=st.sampled_from([1, 1000]))
+def test_protobuf_only_raises_its_own_errors(body: bytes, limit: int) -> None:
+    """Whatever the bytes, the answer is spans, rejections or a ReceiveError."""
+    try:
+        found = list(protobuf.spans_in(body, CAME, Limits(messages=limit)))
+    except ReceiveError:
+        return
+    assert all(isinstance(each, (Span, Rejected)) for each in found)
+
+
+@settings(max_examples=150, deadline=None)
+@given(place=st.integers(0, 10_000), change=st.binary(min_size=1, max_size=3))
+def test_protobuf_survives_any_change_of_a_request(place: int, change: bytes) -> None:
+    """A valid request with some bytes changed ends likewise."""
+    body = bytearray(one(events=[OtlpSpan.Event(name="e")], name="x" * 20).SerializeToString())
+    start = place % len(body)
+    body[start : start + len(change)] = change
+    for messages in (5, 1000):
+        try:
+            list(protobuf.spans_in(bytes(body), CAME, Limits(messages=messages)))
+        except ReceiveError:
+            continue
+
+
+def documents() -> st.SearchStrategy[Any]:
+    """JSON with OTLP's keys in any place."""
+    known = st.sampled_from(
+        ["resourceSpans", "scopeSpans", "spans", "traceId", "attributes", "key", "value",
+         "startTimeUnixNano", "endTimeUnixNano", "kind", "status", "arrayValue", "values",
+         "intValue", "doubleValue", "resource", "scope", "name", "events", "links", "code"]
+    )  # fmt: skip
+    atoms = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), texts)
+    return st.recursive(
+        atoms,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(known, inner, max_size=4),
+        max_leaves=20,
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(inner=documents())
+def test_json_only_raises_its_own_errors(inner: Any) -> None:
+    """Whatever the JSON holds in whatever place, each span is kept or rejected."""
+    as_span = {"resourceSpans": [{"scopeSpans": [{"spans": [inner]}], "resource": inner}]}
+    for document in (inner, as_span, {"resourceSpans": inner}):
+        if isinstance(document, dict):
+            found = list(otlpjson.spans_of(document, CAME, Limits()))
+            assert all(isinstance(each, (Span, Rejected)) for each in found)
+
+
+def json_span(**fields: Any) -> bytes:
+    """A request in JSON of one span with these fields, as the specification's example writes it."""
+    span = {
+        "traceId": "5B8EFFF798038103D269B633813FC60C",
+        "spanId": "EEE19B7EC3C1B174",
+        "parentSpanId": "EEE19B7EC3C1B173",
+        "name": "I'm a server span",
+        "startTimeUnixNano": "1544712660000000000",
+        "endTimeUnixNano": "1544712661000000000",
+        "kind": 2,
+        **fields,
+    }
+    return orjson.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
+
+
+def test_json_reads_the_specifications_example() -> None:
+    """Hex ids of either case, times as text, enumerations as numbers, unknown fields ignored."""
+    body = json_span(
+        attributes=[{"key": "my.span.attr", "value": {"stringValue": "some value"}}],
+        somethingNew={"a": [1]},
+    )
+
+    (found,) = otlpjson.spans_in(body, CAME)
+
+    assert isinstance(found, Span)
+    assert found.trace_id == "5b8efff798038103d269b633813fc60c"
+    assert found.parent_span_id == "eee19b7ec3c1b173"
+    assert (found.start_ns, found.kind) == (1544712660000000000, "SERVER")
+    assert found.attributes == {"my.span.attr": "some value", c.RECEIVED: CAME}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"intValue": "9223372036854775807"}, (1 << 63) - 1),
+        ({"intValue": 17}, 17),
+        ({"doubleValue": "NaN"}, "nan"),
+        ({"doubleValue": 1}, 1.0),
+        ({"boolValue": False}, False),
+        ({"bytesValue": "AAEC"}, "AAEC"),
+        ({"arrayValue": {}}, []),
+        ({"kvlistValue": {"values": [{"key": "a", "value": {"intValue": "1"}}]}}, {"a": 1}),
+        ({}, None),
+        ({"newValue": 1}, None),
+    ],
+)
+def test_json_reads_every_kind_of_value(value: Any, expected: object) -> None:
+    """Each kind of value, in the forms that senders write it in."""
+    (found,) = otlpjson.spans_in(json_span(attributes=[{"key": "k", "value": value}]), CAME)
+
+    assert isinstance(found, Span)
+    got = found.attributes["k"]
+    assert (str(got) if got != got else got) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"traceId": "zz"}, "id is not hex"),
+        ({"traceId": 17}, "id is not hex"),
+        ({"name": 17}, "a text is none"),
+        ({"startTimeUnixNano": "soon"}, "start time is no 64-bit integer"),
+        ({"startTimeUnixNano": "1-2"}, "start time is no 64-bit integer"),
+        ({"startTimeUnixNano": -1}, "start time is out of range"),
+        ({"endTimeUnixNano": 1.5}, "end time is no 64-bit integer"),
+        (
+            {"attributes": [{"key": "k", "value": {"intValue": "1" * 5000}}]},
+            "integer attribute is no 64-bit integer",
+        ),
+        (
+            {"attributes": [{"key": "k", "value": {"doubleValue": []}}]},
+            "double attribute is no number",
+        ),
+    ],
+)  # fmt: skip
+def test_json_rejects_the_unfit_span(fields: dict[str, Any], reason: str) -> None:
+    """A field of the wrong type rejects its span, with the reason."""
+    assert list(otlpjson.spans_in(json_span(**fields), CAME)) == [Rejected(reason)]
+
+
+def test_json_keeps_a_text_with_half_a_surrogate_pair() -> None:
+    """Which a strict reader would refuse the whole batch for."""
+    body = json_span(name="NAME").replace(b"NAME", rb"a\ud800b")
+
+    (found,) = otlpjson.spans_in(body, CAME)
+
+    assert isinstance(found, Span)
+    assert found.name == "a\ud800b"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"17", b"{", b"\xff", b"[" * 100_000, b'{"a":' * 900])
+def test_json_refuses_what_is_none(body: bytes) -> None:
+    """What is no JSON object is refused as a whole."""
+    with pytest.raises(ReceiveError):
+        otlpjson.spans_in(body, CAME)
+
+
+def bodies_of(count: int) -> Iterator[tuple[Callable[..., Any], bytes]]:
+    """Requests of more empty spans, attributes and values than so many."""
+    yield protobuf.spans_in, field(1, field(2, b"\x12\0" * count))
+    yield protobuf.spans_in, field(1, field(2, field(2, b"\x4a\0" * count)))
+    yield protobuf.spans_in, field(1, field(1, b"\x0a\0" * count))
+    yield otlpjson.spans_in, b'{"resourceSpans":[' + b"{}," * count + b"{}]}"
+    yield otlpjson.spans_in, b'{"resourceSpans":[' + b"1," * 2 * count + b"1]}"
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_otlp_refuses_too_many_parts(number: int) -> None:
+    """More parts than allowed are refused before they are decoded."""
+    read, body = list(bodies_of(101))[number]
+
+    with pytest.raises(TooLargeError):
+        read(body, CAME, Limits(messages=100))
+
+
+def test_json_does_not_count_what_stands_in_texts() -> None:
+    """Messages are JSON within a text: their braces are none of the request's."""
+    text = '{"a":["' * 1000
+    body = json_span(attributes=[{"key": "k", "value": {"stringValue": text}}])
+
+    (found,) = otlpjson.spans_in(body, CAME, Limits(messages=100))
+
+    assert isinstance(found, Span)
+    assert found.attributes["k"] == text
+
+
+@BOTH
+def test_otlp_rejects_a_span_of_too_many_attributes(read: Read) -> None:
+    """The limit is one span's, not the batch's."""
+    request = one()
+    span = request.resource_spans[0].scope_spans[0].spans[1]
+    for index in range(10_001):
+        span.attributes.add(key=f"k{index}").value.int_value = index
+
+    assert read(request)[1] == Rejected("more than 10000 attributes")

@@ -1,0 +1,238 @@
+"""Who may come in: raw requests to a real server, as a browser or an attacker would send them."""
+
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.serve.serving import JSON, PROTOBUF, Serving, body_of
+
+
+def status_of(running: Serving, request: bytes) -> int:
+    """The status of the answer to raw bytes; 0 where the connection was closed without one."""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=20) as connection:
+        connection.sendall(request)
+        found = b""
+        while b"\r\n" not in found and (part := connection.recv(4096)):
+            found += part
+    return int(found.split()[1]) if found else 0
+
+
+def get(target: str, *headers: str, version: str = "1.1") -> bytes:
+    """A GET as it stands on the wire."""
+    lines = [f"GET {target} HTTP/{version}", *headers, "Connection: close", "", ""]
+    return "\r\n".join(lines).encode("latin-1")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "LOCALHOST:9", "127.0.0.1:4318"])
+def test_guard_knows_its_own_names(shared: Serving, host: str) -> None:
+    """Loopback's names, with any port: it may be forwarded."""
+    assert status_of(shared, get("/", f"Host: {host}")) == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example", "127.0.0.1.evil.com", "localhost.evil.com", "localhost.", "[::1]",
+        "127.0.0.2", "2130706433", "0x7f000001", "127.1", "0.0.0.0", "", "localhost:", "a@b",
+        "localhost@evil.com", "localhost:80:80", "localhost evil.com", "xn--lcalhost-y9a",
+    ],
+)  # fmt: skip
+def test_guard_refuses_a_foreign_host(shared: Serving, host: str) -> None:
+    """A name that was rebound to this machine is not ours."""
+    assert status_of(shared, get("/", f"Host: {host}")) in (400, 421)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        get("/"),
+        get("/", version="1.0"),
+        get("/", "Host: localhost", "Host: localhost"),
+        get("/", "Host: localhost", "Host: evil.example"),
+        get("http://evil.example/", "Host: localhost"),
+        get("http://localhost/", "Host: evil.example"),
+        b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{ }\r\n0\r\n\r\n",
+        b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n"
+        b"Content-Type: application/json\r\n\r\n{  }",
+        get("/" + "x" * 100_000, "Host: localhost"),
+        get("/", "Host: localhost", "X: " + "x" * 100_000),
+        b"\0\1\2\3\r\n\r\n",
+    ],
+)
+def test_guard_refuses_a_doubtful_request(shared: Serving, request_bytes: bytes) -> None:
+    """No host, two hosts, a whole address, two lengths, a header without end."""
+    assert status_of(shared, request_bytes) in (400, 414, 421, 431)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://localhost:4318"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost.evil.example"}, 403),
+        ({"Origin": "file://localhost"}, 403),
+        ({"Origin": "http://[localhost"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+    ],
+)
+def test_guard_refuses_other_sites(shared: Serving, headers: dict[str, str], status: int) -> None:
+    """What a browser says of the page that asks counts."""
+    answer = shared.post(b"{}", JSON, **headers)
+
+    assert answer.status == status
+    assert "access-control-allow-origin" not in {name.lower() for name in answer.headers}
+
+
+def test_guard_answers_no_preflight(shared: Serving) -> None:
+    """A page of another origin may not send a content type of OTLP."""
+    answer = shared.ask(
+        "OPTIONS", "/v1/traces", Origin="http://evil.example",
+        Access_Control_Request_Method="POST", Access_Control_Request_Headers="content-type",
+    )  # fmt: skip
+
+    assert answer.status == 403
+
+
+def test_guard_speaks_no_other_protocol(shared: Serving) -> None:
+    """No WebSocket, no HTTP/2 in the clear."""
+    upgrade = get(
+        "/", "Host: localhost", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    ).replace(b"Connection: close", b"Connection: upgrade")  # fmt: skip
+
+    assert status_of(shared, upgrade) == 403
+
+
+def test_guard_adds_its_headers(shared: Serving) -> None:
+    """No sniffing, no caching, no page may show it; on refusals too."""
+    for answer in (shared.ask("GET", "/"), shared.post(b"x", "text/plain")):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "server" not in answer.headers
+
+
+def test_token_is_asked_of_everybody(tmp_path: Path) -> None:
+    """Without the token, or with another, nothing is served; it is never said or logged."""
+    token_file = tmp_path / "token"
+    with Serving(tmp_path / "s.duckdb", "--port", "0", "--token-file", str(token_file)) as running:
+        token = token_file.read_text().strip()
+        right = running.post(body_of(1), authorization=f"Bearer {token}")
+        wrong = [
+            running.post(body_of(1), authorization=given).status
+            for given in (
+                "", token, f"Basic {token}", f"Bearer {token}x", f"Bearer {token[:-1]}", "Bearer é",
+            )
+        ]  # fmt: skip
+        in_url = running.ask("GET", f"/?token={token}")
+        _, said = running.end()
+
+    assert right.status == 200
+    assert set(wrong) == {401}
+    assert in_url.status == 401
+    assert in_url.headers["www-authenticate"] == "Bearer"
+    assert token not in said
+    assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
+    assert len(token) >= 32
+
+
+def test_span_says_that_its_sender_had_the_token(tmp_path: Path) -> None:
+    """So that a reader can tell authenticated spans from others."""
+    from lightning_otel import Store
+    from lightning_otel import conventions as c
+
+    token_file = tmp_path / "token"
+    with Serving(tmp_path / "s.duckdb", "--port", "0", "--token-file", str(token_file)) as running:
+        running.post(body_of(1), authorization=f"Bearer {token_file.read_text().strip()}")
+        running.end()
+
+    (span,) = Store(tmp_path / "s.duckdb").spans()
+    assert span.attributes[c.RECEIVED] == "otlp+token:127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "reason"),
+    [
+        (0o644, "a" * 40, "others can read"),
+        (0o600, "short", "holds no token"),
+        (0o600, "", "holds no token"),
+        (0o600, "two words that are long enough", "holds no token"),
+    ],
+)
+def test_token_file_must_be_a_secret(tmp_path: Path, mode: int, text: str, reason: str) -> None:
+    """A file that others can read, or without a real token, is refused with exit code 2."""
+    token_file = tmp_path / "token"
+    token_file.write_text(text)
+    token_file.chmod(mode)
+
+    with Serving(tmp_path / "s.duckdb", "--port", "0", "--token-file", str(token_file)) as running:
+        _, said = running.process.communicate(timeout=20)
+
+    assert running.process.returncode == 2
+    assert reason in said
+    assert not text or text not in said
+
+
+def test_open_server_is_called_by_any_address_but_by_no_foreign_name(tmp_path: Path) -> None:
+    """With a token it may listen beyond the machine: an address cannot be rebound, a name can."""
+    token_file = tmp_path / "token"
+    options = ("--host", "0.0.0.0", "--port", "0", "--token-file", str(token_file))
+    with Serving(tmp_path / "s.duckdb", *options, "--allow-host", "traces.lan") as running:
+        bearer = f"Authorization: Bearer {token_file.read_text().strip()}"
+        found = {
+            host: status_of(running, get("/", f"Host: {host}", bearer))
+            for host in ("10.1.2.3:4318", "[fe80::1]", "traces.lan", "evil.example")
+        }
+        bare = status_of(running, get("/", "Host: traces.lan"))
+
+    assert found == {"10.1.2.3:4318": 200, "[fe80::1]": 200, "traces.lan": 200, "evil.example": 421}
+    assert bare == 401
+
+
+def test_body_that_is_cut_off_is_dropped(shared: Serving) -> None:
+    """A sender that goes away in the middle costs nobody else anything."""
+    head = (
+        f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\n"
+        "Content-Length: 1000\r\n\r\nabc"
+    )
+    with socket.create_connection(("127.0.0.1", shared.port)) as connection:
+        connection.sendall(head.encode())
+    time.sleep(0.05)
+
+    assert shared.post(body_of(1)).status == 200
+
+
+def test_body_in_chunks_is_limited_too(shared: Serving) -> None:
+    """A chunked body says no length: it is counted as it comes."""
+    head = (
+        f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n"
+    )
+    chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
+
+    assert status_of(shared, head.encode() + chunk * 21 + b"0\r\n\r\n") == 413
+
+
+def test_serve_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
+    """The core installs no web framework; the command is there all the same."""
+    program = (
+        "import sys; sys.modules['hypercorn'] = None; "
+        f"sys.argv = ['lightning-otel', 'serve', '--store', {str(tmp_path / 's.duckdb')!r}]; "
+        "from lightning_otel.cli import main; main()"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+    )
+
+    assert done.returncode == 2
+    assert "pip install 'lightning-otel[serve]'" in done.stderr
+    assert not (tmp_path / "s.duckdb.d").exists()

@@ -1,0 +1,97 @@
+"""What becomes of spans when the store or the server cannot take them, and when nothing comes."""
+
+import asyncio
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+from tests.serve.serving import Serving, body_of
+
+from lightning_otel import Store
+from lightning_otel.serve import intake as intakes
+from lightning_otel.serve.answers import PROTOBUF, RefusalError
+from lightning_otel.serve.intake import Intake
+from lightning_otel.serve.upkeep import _settle
+
+
+def take(intake: Intake, body: bytes) -> None:
+    """Have one body taken."""
+    asyncio.run(intake.take(body, PROTOBUF, is_compressed=False, came="otlp:x"))
+
+
+def test_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
+    """Where a write fails the sender gets 503 and when to come again, and then all is stored."""
+    bodies = [body_of(50) for _ in range(10)]
+    with Serving(tmp_path / "s.duckdb", "--port", "0") as running:
+        pid = running.process.pid
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (100_000, hard))
+        answers = [running.post(body) for body in bodies]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+        pairs = zip(bodies, answers, strict=True)
+        again = [running.post(body).status for body, answer in pairs if answer.status != 200]
+        running.end()
+
+    assert {answer.status for answer in answers} == {200, 503}
+    assert {answer.headers.get("retry-after") for answer in answers} == {None, "5"}
+    assert set(again) == {200}
+    assert len(Store(tmp_path / "s.duckdb").spans().rows()) == 500
+
+
+def test_intake_sends_away_whom_it_has_no_room_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond so many bodies that wait, a sender is told when to come again; others are served."""
+    monkeypatch.setattr(intakes, "_MOST_WAITING", 3)
+    intake = Intake(store)
+    gate = threading.Event()
+    intake._turn.submit(gate.wait)
+
+    async def send() -> list[object]:
+        bodies = (
+            intake.take(body_of(1), PROTOBUF, is_compressed=False, came="otlp:x") for _ in range(5)
+        )
+        sent = [asyncio.create_task(body) for body in bodies]
+        await asyncio.sleep(0.05)
+        gate.set()
+        return await asyncio.gather(*sent, return_exceptions=True)
+
+    found = asyncio.run(send())
+    intake.close()
+
+    refused = [each for each in found if isinstance(each, RefusalError)]
+    assert [(each.status, each.headers) for each in refused] == [(503, {"Retry-After": "1"})] * 2
+    assert len(store.spans().rows()) == 3
+
+
+def test_upkeep_seals_when_idle_and_settles_what_is_worth_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle server leaves no open segment, and many segments become a file."""
+    from lightning_otel.serve import upkeep
+
+    monkeypatch.setattr(upkeep, "IDLE_S", 0.0)
+    intake = Intake(store)
+    assert store.layout is not None
+
+    for _ in range(64):
+        take(intake, body_of(2))
+        _settle(store, intake)
+    intake.close()
+
+    assert list(store.layout.data.glob("spans-*.parquet"))
+    assert len(store.spans().rows()) == 128
+
+
+def test_upkeep_leaves_a_busy_segment_open(store: Store) -> None:
+    """As long as spans come, they go into one segment."""
+    intake = Intake(store)
+    assert store.layout is not None
+
+    for _ in range(3):
+        take(intake, body_of(2))
+        _settle(store, intake)
+    intake.close()
+
+    assert len(store.layout.segments()) == 1

@@ -1,0 +1,237 @@
+"""Spans of real senders over real HTTP: each is in the store when its sender hears 200.
+
+``LIGHTNING_TEST_KILLS`` is how many servers are killed, times five.
+"""
+
+import gzip
+import json
+import os
+import random
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import orjson
+import pytest
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # no stubs
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from tests.receivers.requests import json_of
+from tests.serve.serving import JSON, PROTOBUF, Serving, body_of, request_of
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+
+KILLS = -(-int(os.environ.get("LIGHTNING_TEST_KILLS", "5")) // 5)
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_traces_takes_what_the_sdk_sends(shared: Serving, compression: Compression) -> None:
+    """A traced program elsewhere is stored span by span, with tree, events and how it came."""
+    name = f"sdk {compression}"
+    exporter = OTLPSpanExporter(f"{shared.url}/v1/traces", compression=compression)
+    provider = TracerProvider(resource=Resource({"service.name": "elsewhere"}))
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("a.library")
+    with tracer.start_as_current_span(name) as root, tracer.start_as_current_span("inner") as inner:
+        inner.set_attributes({c.OPERATION: "chat", "numbers": [1, 2], "on": True})
+        inner.add_event("happened", {"why": "because"})
+    provider.shutdown()
+
+    trace_id = format(root.get_span_context().trace_id, "032x")
+    outer, within = Store(shared.store).spans(trace_id=trace_id).rows()
+    assert (outer.name, within.name) == (name, "inner")
+    assert within.parent_span_id == outer.span_id
+    assert within.attributes == {
+        c.OPERATION: "chat",
+        "numbers": [1, 2],
+        "on": True,
+        c.RECEIVED: "otlp:127.0.0.1",
+    }
+    assert within.events[0].attributes == {"why": "because"}
+    assert within.otel_resource["service.name"] == "elsewhere"
+    assert within.scope == "a.library"
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+@pytest.mark.parametrize("content_type", [PROTOBUF, JSON, "application/json; charset=utf-8"])
+def test_traces_answers_in_the_senders_format(
+    shared: Serving, content_type: str, encoding: str
+) -> None:
+    """A batch with one bad span is kept but for that one, which the answer counts and explains."""
+    request = request_of(3)
+    request.resource_spans[0].scope_spans[0].spans[1].trace_id = b"abc"
+    kind = content_type.partition(";")[0]
+    body = json_of(request) if kind == JSON else request.SerializeToString()
+
+    answer = shared.post(
+        gzip.compress(body) if encoding == "gzip" else body,
+        content_type,
+        content_encoding=encoding,
+    )
+
+    reason = "1 × trace id is not 16 bytes long"
+    assert (answer.status, answer.headers["content-type"]) == (200, kind)
+    if kind == JSON:
+        expected = {"rejectedSpans": "1", "errorMessage": reason}
+        assert orjson.loads(answer.body) == {"partialSuccess": expected}
+    else:
+        partial = ExportTraceServiceResponse.FromString(answer.body).partial_success
+        assert (partial.rejected_spans, partial.error_message) == (1, reason)
+
+
+@pytest.mark.parametrize("kind", [PROTOBUF, JSON])
+def test_traces_answers_whole_success_with_an_empty_answer(shared: Serving, kind: str) -> None:
+    """Partial success stays unset, as the specification asks; an empty request is one too."""
+    empty = b"{}" if kind == JSON else b""
+
+    for body in (json_of(request_of(2)) if kind == JSON else body_of(2), empty):
+        answer = shared.post(body, kind)
+        assert (answer.status, answer.body) == (200, empty)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "encoding", "status"),
+    [
+        (b"no protobuf at all", PROTOBUF, "identity", 400),
+        (b"{no json", JSON, "identity", 400),
+        (b"[]", JSON, "identity", 400),
+        (b"no gzip", PROTOBUF, "gzip", 400),
+        (body_of(1), PROTOBUF, "zstd", 415),
+        (body_of(1), "text/plain", "identity", 415),
+        (body_of(1), "application/x-www-form-urlencoded", "identity", 415),
+        (body_of(1), "", "identity", 415),
+        (bytes((20 << 20) + 1), PROTOBUF, "identity", 413),
+        (gzip.compress(bytes((20 << 20) + 1)), PROTOBUF, "gzip", 413),
+    ],
+)
+def test_traces_refuses_what_is_none(
+    shared: Serving, body: bytes, kind: str, encoding: str, status: int
+) -> None:
+    """With the status the specification names, a Status that says why, and nothing of the body."""
+    answer = shared.post(body, kind, content_encoding=encoding)
+
+    assert answer.status == status
+    message = (
+        Status.FromString(answer.body).message
+        if kind == PROTOBUF
+        else json.loads(answer.body)["message"]
+    )
+    assert message
+    assert body[:8] not in answer.body
+
+
+def test_other_signals_are_refused_for_good(shared: Serving) -> None:
+    """Metrics and logs are not stored: 404, which no sender tries again."""
+    for path in ("/v1/metrics", "/v1/logs", "/v1/other"):
+        assert shared.ask("POST", path, b"", content_type=PROTOBUF).status == 404
+    assert shared.ask("GET", "/v1/traces").status == 405
+
+
+def test_about_counts_what_came(tmp_path: Path) -> None:
+    """Stored, rejected and refused are counted, and said again at the end."""
+    request = request_of(3)
+    request.resource_spans[0].scope_spans[0].spans[0].span_id = b""
+    with Serving(tmp_path / "s.duckdb", "--port", "0") as running:
+        running.post(request.SerializeToString())
+        running.post(b"nonsense")
+        about = json.loads(running.ask("GET", "/").body)
+        code, said = running.end()
+
+    assert (about["stored"], about["refused"]) == (2, {"400": 1})
+    assert about["rejected"] == {"span id is not 8 bytes long": 1}
+    assert code == 0
+    assert "2 spans taken" in said
+    assert "1 × span id is not 8 bytes long" in said
+    assert "1 request refused" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_seals_its_segment_when_told_to_end(tmp_path: Path, number: int) -> None:
+    """The last line of the segment is its seal, the exit code 0, and all spans are there."""
+    with Serving(tmp_path / "s.duckdb", "--port", "0") as running:
+        running.post(body_of(7))
+        code, said = running.end(number)
+
+    (segment,) = (tmp_path / "s.duckdb.d" / "live").glob("*-*.ndjson")
+    assert code == 0, said
+    assert orjson.loads(segment.read_bytes().splitlines()[-1])["record"] == "seal"
+    assert len(Store(tmp_path / "s.duckdb").spans().rows()) == 7
+
+
+def test_serve_takes_the_next_port_that_is_free_and_says_so(tmp_path: Path) -> None:
+    """Where OTLP's own port is taken; a port that was asked for is not exchanged for another."""
+    with socket.socket() as other:
+        try:
+            other.bind(("127.0.0.1", 4318))
+        except OSError:
+            pass  # taken already, which does as well
+        else:
+            other.listen()
+        with Serving(tmp_path / "s.duckdb") as running:
+            assert running.port > 4318
+            assert running.post(body_of(1)).status == 200
+            _, said = running.end()
+        with Serving(tmp_path / "s.duckdb", "--port", "4318") as refused:
+            _, why = refused.process.communicate(timeout=20)
+
+    assert "port 4318 is in use" in said
+    assert f"listening at {running.port}" in said
+    assert refused.process.returncode == 2
+    assert "cannot listen at 127.0.0.1, port 4318" in why
+
+
+def test_traces_sent_twice_are_stored_once(tmp_path: Path) -> None:
+    """A sender that did not hear the answer sends again; ids are unique."""
+    body = body_of(5)
+    with Serving(tmp_path / "s.duckdb", "--port", "0") as running:
+        for _ in range(3):
+            assert running.post(body).status == 200
+        running.end()
+
+    store = Store(tmp_path / "s.duckdb")
+    assert len(store.spans().rows()) == 5
+    store.settle()
+    assert len(store.spans().rows()) == 5
+
+
+@pytest.mark.parametrize("number", range(KILLS))
+def test_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, number: int) -> None:
+    """``kill -9`` while four senders send: each batch that got 200 is in the store, once."""
+    acknowledged: list[str] = []
+    enough = threading.Event()
+    wanted = random.randint(20, 2000)
+
+    with Serving(tmp_path / "s.duckdb", "--port", "0") as running:
+
+        def send() -> None:
+            while True:
+                request = request_of(20)
+                try:
+                    status = running.post(request.SerializeToString()).status
+                except OSError:
+                    return
+                except Exception:  # noqa: BLE001  # the answer was cut by the kill
+                    return
+                if status == 200:
+                    spans = request.resource_spans[0].scope_spans[0].spans
+                    acknowledged.extend(span.span_id.hex() for span in spans)
+                if len(acknowledged) >= wanted:
+                    enough.set()
+
+        senders = [threading.Thread(target=send) for _ in range(4)]
+        for sender in senders:
+            sender.start()
+        assert enough.wait(30)
+        os.kill(running.process.pid, signal.SIGKILL)
+        for sender in senders:
+            sender.join(30)
+
+    kept = [span.span_id for span in Store(tmp_path / "s.duckdb").spans()]
+    assert set(acknowledged) <= set(kept)
+    assert len(kept) == len(set(kept))
