@@ -278,25 +278,29 @@ def test_examine_finds_a_missing_data_file(recorded: Store) -> None:
 
     (found,) = problems(recorded)
 
-    assert found.text == f"data file {file.name} is missing"
+    assert found.text.startswith(f"data file {file.name} is missing: 2 spans")
+    assert f"restore it in {layout.data}" in found.remedy
 
 
 @pytest.mark.parametrize("content", [b"", b"rubbish", b"PAR1 and then nothing"])
 def test_examine_finds_a_damaged_data_file(recorded: Store, content: bytes) -> None:
-    """A data file that is no Parquet is named."""
+    """A data file that is no Parquet is named, with what mends it."""
     recorded.settle()
     layout = layout_of(recorded)
     (file,) = layout.read_manifest().live_files
     (layout.data / file.name).write_bytes(content)
+    for segment in layout.segments():
+        segment.unlink()
 
     (found,) = problems(recorded)
 
-    assert found.text == f"data file {file.name} is damaged"
+    assert found.text.startswith(f"data file {file.name} is damaged")
+    assert found.remedy == f"lightning-otel doctor --repair --store {layout.catalogue}"
 
 
 @pytest.mark.parametrize(
     ("manifest", "word"),
-    [("rubbish", "cannot read"), ('{"kind":"store","schema":99}', "schema 99")],
+    [("rubbish", "manifest.ndjson is damaged"), ('{"kind":"store","schema":99}', "schema 99")],
 )
 def test_examine_finds_an_unreadable_manifest(recorded: Store, manifest: str, word: str) -> None:
     """A manifest that is damaged or of a newer version is a problem, not a crash."""
@@ -322,6 +326,7 @@ def test_examine_notes_losses(recorded: Store) -> None:
     assert before == after
     assert (after.rejected, after.dropped, after.missing) == ({}, {"disk": 5}, 0)
     assert notes == [
+        f"1 damaged parts lie in {layout.quarantine}, each with a note",
         "1 damaged lines were stepped over",
         "5 spans are not stored: the disk refused them",
     ]

@@ -311,7 +311,7 @@ def test_late_reward_into_a_store_of_an_unknown_engine_makes_no_folder(
     monkeypatch: pytest.MonkeyPatch, warnings_in: Warnings, tmp_path: Any
 ) -> None:
     """A URL in the environment is no path to make folders of."""
-    monkeypatch.setenv("LIGHTNING_OTEL_STORE", "clickhouse://here")
+    monkeypatch.setenv("LIGHTNING_OTEL_STORE", "mongodb://here")
     monkeypatch.chdir(tmp_path)
 
     given = emit_reward(1.0, rollout_id="r1")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from lightning_otel import config
-from lightning_otel.errors import LightningOtelError
-from lightning_otel.store import Store
+from lightning_otel.errors import LightningOtelError, StoreDamagedError
+from lightning_otel.store import Store, damage, quarantine
 from lightning_otel.store.layout import Layout
 
 _FOREIGN: Final = re.compile(
@@ -26,7 +26,7 @@ _VERSIONS = ("duckdb", "opentelemetry-sdk", "opentelemetry-instrumentation", "op
 _DISABLED_ENV = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "fuse.sshfs", "afs")
 _FEW_FILES = 1024
-_PARQUET_MARK = b"PAR1"
+_FEW_NOTES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,35 +232,67 @@ def _permissions(layout: Layout) -> Iterator[Finding]:
 
 
 def _contents(layout: Layout, store: Store) -> Iterator[Finding]:
+    command = damage.repair_command(layout)
     try:
-        manifest = layout.read_manifest()
+        whole = layout.whole_manifest()
+        if whole != layout.manifest_path:
+            text = f"{layout.manifest_path} is damaged or missing, its copy is whole"
+            yield Finding("problem", text, command)
+            return
+        found = list(_damages(layout, command))
+        yield from found
+    except StoreDamagedError as exc:
+        yield Finding("problem", exc.what, command)
     except LightningOtelError as exc:
         yield Finding("problem", exc.what, exc.remedy)
-        return
-    damaged = [
-        (file.name, fault)
-        for file in manifest.live_files
-        if (fault := _fault_of(layout.data / file.name))
-    ]
-    for name, fault in damaged:
-        yield Finding("problem", f"data file {name} {fault}", f"restore it in {layout.data}")
-    if not any(fault == "is damaged" for _, fault in damaged):
+    except OSError as exc:
+        yield Finding("problem", f"cannot read {layout.root}: {exc}", "try again")
+    else:
         yield from _counts(layout, store)
-        yield from _accounting(store, is_whole=not damaged)
+        yield from _accounting(store, is_whole=not any(each.level == "problem" for each in found))
 
 
-def _fault_of(path: Path) -> str:
-    """What is wrong with a Parquet file, as far as its two ends show."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(_PARQUET_MARK))
-            file.seek(-len(_PARQUET_MARK), os.SEEK_END)
-            tail = file.read()
-    except FileNotFoundError:
-        return "is missing"
-    except OSError:
-        return "is damaged"
-    return "" if head == tail == _PARQUET_MARK else "is damaged"
+def _damages(layout: Layout, command: str) -> Iterator[Finding]:
+    """What of the store is damaged, once every byte of its data files has been looked at."""
+    if layout.catalogue.exists() and (fault := damage.catalogue_fault(layout)):
+        yield Finding("problem", f"{layout.catalogue} is damaged ({fault})", command)
+    for path in layout.segments():
+        if quarantine.has_overlong_lines(path):
+            yield Finding("problem", f"{path} has a line longer than any of ours", command)
+    manifest = layout.read_manifest()
+    found = damage.look(layout, manifest, is_thorough=True)
+    damage.avoid(layout, found)
+    manifest = layout.read_manifest()
+    rows = {file.name: file.rows for file in manifest.live_files}
+    for name in sorted(damage.avoided(layout)):
+        lacking = f"{rows.get(name, 0)} spans in it cannot be read"
+        why = found.get(name, "it cannot be read")
+        yield Finding("problem", f"{name} is damaged ({why}): {lacking}", command)
+    for file in damage.missing(layout, manifest):
+        yield Finding(
+            "problem",
+            f"data file {file.name} is missing: {file.rows} spans in it cannot be read",
+            f"restore it in {layout.data}, or give it up with: {command}",
+        )
+    yield from _quarantined(layout, command)
+
+
+def _quarantined(layout: Layout, command: str) -> Iterator[Finding]:
+    """What was put aside, and what became of it."""
+    aside = quarantine.notes(layout)
+    for note in aside:
+        if note.is_open:
+            text = f"{note.noun} {note.name} is damaged ({note.why}): {note.missing} of its "
+            yield Finding("problem", f"{text}{note.rows} spans cannot be read", command)
+        elif note.gone:
+            text = f"{note.gone} of {note.rows} spans are gone with {note.name} ({note.why})"
+            yield Finding("note", text)
+    healed = [n for n in aside if n.noun != "lines" and not n.is_open and not n.gone]
+    for note in healed[-_FEW_NOTES:]:
+        yield Finding("note", f"{note.noun} {note.name}: {note.why}; no span is missing for it")
+    if aside:
+        text = f"{len(aside)} damaged parts lie in {layout.quarantine}, each with a note"
+        yield Finding("note", text)
 
 
 def _counts(layout: Layout, store: Store) -> Iterator[Finding]:
@@ -298,7 +330,8 @@ def _accounting(store: Store, *, is_whole: bool) -> Iterator[Finding]:
             f"the disk hung {found.slow_writes} times; {found.slow_held} spans waited in memory, "
             "where a kill would have lost them",
         )
-    if found.missing and is_whole:
+    gone = sum(note.gone for note in quarantine.notes(store.layout)) if store.layout else 0
+    if found.missing > gone and is_whole:
         yield Finding(
             "problem",
             f"the numbers do not add up: {found.sentence()}",

@@ -38,6 +38,10 @@ class StoreMissingError(StoreError):
     """Nothing stands at the given path; reading never creates a store."""
 
 
+class StoreDamagedError(StoreError):
+    """Something in the store is damaged, and what it held cannot be read."""
+
+
 class StoreVersionError(StoreError):
     """The store was written by a newer version of lightning-otel."""
 

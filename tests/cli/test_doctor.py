@@ -7,6 +7,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from lightning_otel import Store, auto_trace, emit_message
+
 Cli = Callable[..., CompletedProcess[str]]
 
 
@@ -49,3 +51,34 @@ def test_doctor_exits_1_with_problems(
     problems = [finding for finding in found if finding["level"] == "problem"]
     assert [set(finding) for finding in found] == [{"level", "text", "remedy"}] * len(found)
     assert [finding["remedy"].split()[0] for finding in problems] == ["unset", "unset"]
+
+
+def test_doctor_names_the_damage_and_the_command_that_mends_it(cli: Cli, store: Store) -> None:
+    """First the problem with its command; then the command does what it says; then all is well."""
+    layout = store.layout
+    assert layout is not None
+    with auto_trace(store=store):
+        emit_message("hello")
+    store.writer().seal()
+    store.settle()
+    for segment in layout.segments():
+        segment.unlink()
+    (path,) = layout.data.glob("spans-*.parquet")
+    path.write_bytes(path.read_bytes()[:-100])
+
+    found = cli("doctor", "--store", store.name)
+    stats = cli("stats", "--store", store.name)
+    repaired = cli("doctor", "--repair", "--store", store.name)
+    after = cli("doctor", "--store", store.name)
+
+    lines = found.stdout.splitlines()
+    at = next(number for number, line in enumerate(lines) if path.name in line)
+    assert found.returncode == 1
+    assert lines[at].startswith(f"✗ data file {path.name} is damaged (it is ")
+    assert lines[at].endswith(": 2 of its 2 spans cannot be read")
+    assert lines[at + 1] == f"    lightning-otel doctor --repair --store {store.name}"
+    assert "missing      2 spans in damaged files" in stats.stdout
+    assert f"{path.name}: 0 of 2 spans are there, 2 are gone" in repaired.stderr
+    assert after.returncode == 0
+    assert f"! 2 of 2 spans are gone with {path.name}" in after.stdout
+    assert "gone         2 spans with damaged files" in cli("stats", "--store", store.name).stdout

@@ -1,7 +1,7 @@
 """``export`` and ``pack``: data out of a store, whole, into lines, Parquet and a database."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -112,8 +112,10 @@ def test_triplets_are_adapted_once(
     adapted = []
     explain = TripletAdapter.explain
 
-    def counted(self: TripletAdapter, spans: Iterable[Span]) -> Adaptation:
-        adapted.append(found := explain(self, spans))
+    def counted(
+        self: TripletAdapter, spans: Iterable[Span], *, incomplete: Collection[tuple[str, str]]
+    ) -> Adaptation:
+        adapted.append(found := explain(self, spans, incomplete=incomplete))
         return found
 
     monkeypatch.setattr(TripletAdapter, "explain", counted)

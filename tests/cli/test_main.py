@@ -126,7 +126,7 @@ def test_help_is_short_and_on_stdout(cli: Cli, command: str) -> None:
     assert done.returncode == 0
     assert done.stderr == ""
     assert done.stdout == short.stdout
-    assert len(done.stdout.splitlines()) <= 24
+    assert len(done.stdout.splitlines()) <= 30
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "..." not in done.stdout.replace("COMMAND...", "").replace("[ARGS]...", "")
 
@@ -180,10 +180,10 @@ def test_wrong_usage_is_three_lines(cli: Cli, args: list[str], wanted: str, reme
 
 def test_url_is_refused_as_a_setting(cli: Cli) -> None:
     """A store this version has no engine for is a wrong setting."""
-    done = cli("ls", "--store", "clickhouse://host")
+    done = cli("ls", "--store", "mongodb://host")
 
     assert done.returncode == 2
-    assert "clickhouse://host" in lines_of_error(done)[0]
+    assert "mongodb://host" in lines_of_error(done)[0]
 
 
 def test_bare_command_prints_help(cli: Cli) -> None:

@@ -22,7 +22,7 @@ import duckdb
 import pytest
 
 from lightning_otel import Store, auto_trace, emit_reward
-from lightning_otel.errors import QueryError, StoreError, StoreMissingError
+from lightning_otel.errors import QueryError, StoreMissingError
 from lightning_otel.store.layout import Layout, now_us
 from lightning_otel.store.sandbox import Limits, _Process, ask, statement
 
@@ -367,15 +367,22 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_file_is_the_stores_error(kept: Layout, tmp_path: Path) -> None:
-    """A file that cannot be read is an error of the store, which names it."""
+def test_a_damaged_file_is_told_of_and_read_without(
+    kept: Layout, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever asks learns of the spans that the answer lacks, though another process reads them."""
     copy = Layout(tmp_path / "traces.duckdb")
     shutil.copytree(kept.root, copy.root)
     (data,) = copy.data.glob("[!_]*.parquet")
     data.write_bytes(data.read_bytes()[:-20])
 
-    with pytest.raises(StoreError, match=data.name):
-        asked(copy, "SELECT * FROM spans")
+    for segment in copy.read_manifest().segments:
+        (copy.live / segment.name).unlink()
+
+    rows = asked(copy, "SELECT count(*) FROM spans")
+
+    assert rows == [(4,)]
+    assert f"4 spans cannot be read, for a file is damaged or missing ({data.name})" in caplog.text
 
 
 def test_nobody_who_asked_is_left(kept: Layout) -> None:

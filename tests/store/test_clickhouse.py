@@ -210,9 +210,10 @@ def test_a_table_that_is_not_there_is_said_to_be_missing(url: str) -> None:
 
 
 def test_a_wrong_password_is_an_error_that_does_not_repeat_it(
-    url: str, clickhouse_port: int
+    url: str, request: pytest.FixtureRequest
 ) -> None:
     """Neither do the store's name and its description."""
+    clickhouse_port = request.getfixturevalue("clickhouse_port")  # once it is known to be there
     store = Store(f"clickhouse://someone:other@127.0.0.1:{clickhouse_port}/x")
 
     with pytest.raises(StoreError) as raised:

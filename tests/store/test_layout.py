@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from lightning_otel import Store
-from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.errors import (
+    ConfigError,
+    StoreDamagedError,
+    StoreError,
+    StoreMissingError,
+    StoreVersionError,
+)
 from lightning_otel.exporters.duckdb import DuckDBSpanExporter
 from lightning_otel.store import layout as layout_module
 from lightning_otel.store.layout import (
@@ -233,7 +239,7 @@ def test_manifest_that_does_not_parse_is_named(layout: Layout, content: bytes) -
     layout.create()
     layout.manifest_path.write_bytes(content)
 
-    with pytest.raises(StoreError, match=r"cannot read .*manifest\.ndjson"):
+    with pytest.raises(StoreDamagedError, match=r"manifest\.ndjson is .*doctor --repair"):
         layout.read_manifest()
 
 

@@ -5,7 +5,7 @@ observations marked by hand) become transitions; rewards are credited to them; a
 calls become one trajectory per branch. Everything left behind is in the report, with its reason.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -30,6 +30,7 @@ from lightning_otel.types import Call, Credit, Dropped, Report, Reward, Span, Tr
 
 MARKED_BESIDE_CALLS = "marked by hand beside model calls: the calls make the transitions"
 INCOMPLETE_MARK = "incomplete: the mark never ended"
+INCOMPLETE_ROLLOUT = "incomplete: the rollout broke off before its end"
 IDLE_MARK = "idle: its agent saw something and never acted"
 _MENDED = (CUT, INCOMPLETE, UNREADABLE)
 """Reasons against one record of a request that do not speak against another."""
@@ -77,13 +78,26 @@ class TripletAdapter:
         """
         return self.explain(spans).trajectories
 
-    def explain(self, spans: Iterable[Span | ReadableSpan]) -> Adaptation:
+    def explain(
+        self,
+        spans: Iterable[Span | ReadableSpan],
+        *,
+        incomplete: Collection[tuple[str, str]] = (),
+    ) -> Adaptation:
         """The trajectories, with a reason for every call, reward and mark that is not in them.
 
         A reward whose link names a span or response of another attempt counts there.
+
+        Args:
+            spans: As :meth:`adapt` takes them.
+            incomplete: Rollout and attempt ids of attempts that are only counted: they broke off.
         """
         attempts = group(readers.read(map(span_of, spans)))
-        found = [_Attempt(key, build(own), self).adapt() for key, own in attempts.items()]
+        found = [
+            each.leave_out(INCOMPLETE_ROLLOUT) if key in incomplete else each.adapt()
+            for key, own in attempts.items()
+            for each in [_Attempt(key, build(own), self)]
+        ]
         rollouts = Report(rollouts=len({key.rollout_id for key in attempts}))
         return Adaptation(
             [trajectory for each in found for trajectory in each.trajectories],
@@ -131,6 +145,20 @@ class _Attempt:
             dropped=tuple(self._dropped),
         )
         return Adaptation(found, report)
+
+    def leave_out(self, reason: str) -> Adaptation:
+        """No trajectory, and the reason for every call and reward."""
+        spans = self._tree.spans
+        calls = [span for span in spans if is_call(span)]
+        for span in calls:
+            self._drop(span, "call", reason)
+        for position, _ in self._rewards():
+            self._drop(spans[position], "reward", reason)
+        rewards = sum(each.noun == "reward" for each in self._dropped)
+        dropped = tuple(self._dropped)
+        return Adaptation(
+            [], Report(spans=len(spans), calls=len(calls), rewards=rewards, dropped=dropped)
+        )
 
     def _drop(self, span: Span, noun: Literal["call", "reward", "mark"], reason: str) -> None:
         self._dropped.append(Dropped(span.span_id, span.trace_id, noun, reason))

@@ -75,6 +75,7 @@ def spans(output: str, kind: str | None, rollout: str | None, store: str | None)
     help="How rewards without a link reach a call.",
 )  # fmt: skip
 @click.option("--gamma", type=float, default=0.99, show_default=True, help="For discounted.")
+@click.option("--incomplete", is_flag=True, help="Also of rollouts whose process died in them.")
 @store_option
 def triplets(
     output: str,
@@ -83,6 +84,7 @@ def triplets(
     agents: str | None,
     credit: Any,
     gamma: float,
+    incomplete: bool,
     store: str | None,
 ) -> None:
     """Transitions (observation, action, reward, next observation, done), one a line."""
@@ -91,7 +93,13 @@ def triplets(
     is_parquet = _is_parquet(kind, output)
     opened = Store(store)
     rollout_id = _rollout_id(opened, rollout)
-    table = opened.transitions(agents=agents, credit=credit, gamma=gamma, rollout_id=rollout_id)
+    table = opened.transitions(
+        agents=agents,
+        credit=credit,
+        gamma=gamma,
+        rollout_id=rollout_id,
+        include_incomplete=incomplete,
+    )
     if is_parquet:
         _write_parquet(table, output)
         talk(f"transitions → {output} ({size(Path(output).stat().st_size)})")

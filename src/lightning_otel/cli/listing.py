@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.store import Store
+from lightning_otel.store.damage import lacks
 from lightning_otel.store.layout import total_bytes
+from lightning_otel.store.quarantine import notes
 from lightning_otel.store.views import ROLLOUT, quoted
 
 _GENERATIVE = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
@@ -101,19 +103,24 @@ def _texts(store: Store, rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[A
 
 
 def store_stats(store: Store) -> dict[str, Any]:
-    """The funnel, the files, and every loss that was counted."""
+    """The funnel, the files, and every loss that was counted; the funnel alone of one elsewhere."""
     report = store.report()
-    accounting = store.accounting()
     funnel = asdict(report)
     funnel.pop("dropped")
     found: dict[str, Any] = {
         "store": store.name,
         "funnel": funnel,
         "left_out": report.reasons(),
+    }
+    if "://" in store.name:
+        return found  # the rest is not counted here, and so not 0
+    accounting = store.accounting()
+    found |= {
+        **_unfinished(store),
         "accounting": {**asdict(accounting), "missing": accounting.missing},
     }
     if store.layout is None:
-        return {**found, "files": 0, "segments": 0, "bytes": 0}
+        return {**found, **dict.fromkeys(("files", "segments", "bytes", "missing", "gone"), 0)}
     manifest = store.layout.read_manifest()
     settled = {segment.name for segment in manifest.segments}
     segments = [path for path in store.layout.segments() if path.name not in settled]
@@ -123,7 +130,16 @@ def store_stats(store: Store) -> dict[str, Any]:
         "files": len(files),
         "segments": len(segments),
         "bytes": total_bytes([*files, *segments]),
+        "missing": sum(lacks(store.layout).values()),
+        "gone": sum(note.gone for note in notes(store.layout)),
     }
+
+
+def _unfinished(store: Store) -> dict[str, int]:
+    """How many rollouts go on, and how many broke off."""
+    found = store.sql("SELECT status, count(DISTINCT rollout_id) AS n FROM rollouts GROUP BY 1")
+    counts = {row["status"]: int(row["n"]) for row in found}
+    return {name: counts.get(name, 0) for name in ("running", "incomplete")}
 
 
 def _number(store: Store, query: str) -> int:

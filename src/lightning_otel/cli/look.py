@@ -217,30 +217,36 @@ def stats(as_json: bool, store: str | None) -> None:
 
     opened = Store(store)
     found = store_stats(opened)
-    lines = _stats_lines(found)
-    is_elsewhere = "://" in opened.name
-    if is_elsewhere:
-        # Not counted here, and so not 0.
-        found = {name: found[name] for name in ("store", "funnel", "left_out")}
-        lines = [line for line in lines if line[0] not in _OF_FILES]
     if as_json:
         print_json(found)
         return
-    for name, value in lines:
+    for name, value in _stats_lines(found):
         click.echo(f"{name:<12} {shown(value)}")
-    if is_elsewhere:
+    if "accounting" not in found:
         talk("what was lost is counted where the spans are recorded")
     suggest("export triplets -o triplets.jsonl", store)
 
 
-_OF_FILES = ("on disk", "lost")
-"""Lines of the statistics that tell of files on this machine."""
-
-
 def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
+    funnel = found["funnel"]
+    unfinished = [name for name in ("running", "incomplete") if found.get(name)]
+    return [
+        ("store", found["store"]),
+        ("spans", f"{funnel['spans']} in {counted(funnel['rollouts'], 'rollout')}"),
+        *((name, counted(found[name], "rollout")) for name in unfinished),
+        ("calls", funnel["calls"]),
+        ("transitions", f"{funnel['transitions']}, {funnel['exact']} with exact token ids"),
+        ("rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"),
+        ("rewarded", f"{funnel['rewarded']} of {counted(funnel['transitions'], 'transition')}"),
+        *(_kept_lines(found) if "accounting" in found else ()),
+        *(("left out", f"{count} × {reason}") for reason, count in found["left_out"].items()),
+    ]
+
+
+def _kept_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """What is known of a store on this machine alone: its files, and what became of every span."""
     from lightning_otel.store.counts import Accounting
 
-    funnel = found["funnel"]
     kept = [
         counted(found["files"], "file"),
         counted(found["segments"], "segment"),
@@ -250,18 +256,12 @@ def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
     accounting.pop("missing")
     account = Accounting(**accounting)
     return [
-        ("store", found["store"]),
-        ("spans", f"{funnel['spans']} in {counted(funnel['rollouts'], 'rollout')}"),
-        ("calls", funnel["calls"]),
-        ("transitions", f"{funnel['transitions']}, {funnel['exact']} with exact token ids"),
-        ("rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"),
-        ("rewarded", f"{funnel['rewarded']} of {counted(funnel['transitions'], 'transition')}"),
         ("on disk", ", ".join(kept)),
         ("accounted", account.sentence()),
         *(("not stored", f"{count} × {reason}") for reason, count in account.reasons()),
         *_slowness(account),
-        *(("left out", f"{count} × {reason}") for reason, count in found["left_out"].items()),
-    ]  # fmt: skip
+        *_damage_lines(found),
+    ]
 
 
 def _slowness(account: "Accounting") -> list[tuple[str, object]]:
@@ -269,6 +269,16 @@ def _slowness(account: "Accounting") -> list[tuple[str, object]]:
         return []
     hung = f"{account.slow_writes} ×, {counted(account.slow_held, 'span')} waited in memory"
     return [("disk hung", hung)]
+
+
+def _damage_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
+    lines: list[tuple[str, object]] = []
+    if found["missing"]:
+        count = counted(found["missing"], "span")
+        lines.append(("missing", f"{count} in damaged files; see: lightning-otel doctor"))
+    if found["gone"]:
+        lines.append(("gone", f"{counted(found['gone'], 'span')} with damaged files"))
+    return lines
 
 
 @click.command()

@@ -7,14 +7,12 @@ here are imported when they are used, so that the traced process pays for none o
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
 from lightning_otel.adapter import Adaptation, TripletAdapter
-from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.errors import ConfigError, StoreDamagedError, StoreError
 from lightning_otel.store.lake import EXAMPLE
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_otel.store.counts import Accounting
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.publish import Published
+    from lightning_otel.store.quarantine import Note
     from lightning_otel.store.settle import Settled
     from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table, Transitions
@@ -138,7 +137,7 @@ class Store:
             return views_of(empty, query)
 
         con = self.source.connect(names, lambda empty: columns_of(empty, query, given))
-        found = Query(con, query, given, data=self._data)
+        found = Query(con, query, given, layout=self.layout)
         found.take(lambda relation: relation.columns)
         return Table(lambda: found, found.dicts, "rows")
 
@@ -170,10 +169,20 @@ class Store:
         return self.sql("SELECT * FROM rollouts ORDER BY start_ns")
 
     def trajectories(
-        self, *, credit: Credit = "next", gamma: float = 0.99, rollout_id: str | None = None
+        self,
+        *,
+        credit: Credit = "next",
+        gamma: float = 0.99,
+        rollout_id: str | None = None,
+        include_incomplete: bool = False,
     ) -> Iterator[Trajectory]:
-        """Trajectories, read and adapted a group of rollouts at a time."""
-        for adaptation in self._adapt(TripletAdapter(credit, gamma), rollout_id):
+        """Trajectories, read and adapted a group of rollouts at a time.
+
+        Those of rollouts that broke off, as their process died, are not among them unless asked
+        for.
+        """
+        adapter = TripletAdapter(credit, gamma)
+        for adaptation in self._adapt(adapter, rollout_id, include_incomplete=include_incomplete):
             yield from adaptation.trajectories
 
     def transitions(
@@ -183,6 +192,7 @@ class Store:
         credit: Credit = "next",
         gamma: float = 0.99,
         rollout_id: str | None = None,
+        include_incomplete: bool = False,
     ) -> "Transitions":
         """Transitions, one row each; one that several branches share appears once.
 
@@ -193,6 +203,7 @@ class Store:
             credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
             gamma: Discount per step under ``discounted``.
             rollout_id: Only this rollout's.
+            include_incomplete: Also what rollouts did that broke off, as their process died.
         """
         from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Transitions, query_of
@@ -203,7 +214,7 @@ class Store:
             reports: list[Report] = []
 
             def paths() -> Iterator[Trajectory]:
-                for each in self._adapt(adapter, rollout_id):
+                for each in self._adapt(adapter, rollout_id, include_incomplete=include_incomplete):
                     reports.append(each.report)
                     yield from each.trajectories
 
@@ -218,10 +229,17 @@ class Store:
         return table
 
     def report(
-        self, *, credit: Credit = "next", gamma: float = 0.99, rollout_id: str | None = None
+        self,
+        *,
+        credit: Credit = "next",
+        gamma: float = 0.99,
+        rollout_id: str | None = None,
+        include_incomplete: bool = False,
     ) -> Report:
         """The funnel from spans to transitions, with every reason for a loss."""
-        found = self._adapt(TripletAdapter(credit, gamma), rollout_id)
+        found = self._adapt(
+            TripletAdapter(credit, gamma), rollout_id, include_incomplete=include_incomplete
+        )
         return Report.total(each.report for each in found)
 
     def settle(self) -> "Settled":
@@ -232,15 +250,18 @@ class Store:
             StoreError: There is no room, or a file that must be looked into is damaged. Nothing is
                 lost by it: what waited to be settled goes on waiting.
         """
+        from lightning_otel.store.damage import reading
+        from lightning_otel.store.rebuild import mend_manifest
         from lightning_otel.store.settle import Settled, settle
         from lightning_otel.store.source import ensure_catalogue
 
         if self.layout is None:
             return Settled()
         self.layout.require()
+        mend_manifest(self.layout)
         ensure_catalogue(self.layout)
         try:
-            with self._reading("settle"):
+            with reading(self.layout, "settle"):
                 return settle(self.layout)
         except OSError as exc:
             raise StoreError(
@@ -339,20 +360,20 @@ class Store:
             StoreError: Another process is at it, there is no room, or a file is damaged.
         """
         from lightning_otel.store.compact import Compacted, compact
+        from lightning_otel.store.damage import reading
         from lightning_otel.store.retention import Retention
-        from lightning_otel.store.source import ensure_catalogue
+        from lightning_otel.store.source import prepare
 
         if self.layout is None:
             return Compacted()
-        self.layout.require()
-        ensure_catalogue(self.layout)
+        prepare(self.layout)
         retention = Retention(
             since_ns=None if older_than_s is None else time.time_ns() - int(older_than_s * 1e9),
             max_bytes=max_bytes,
             without=tuple(rollout_ids),
         )
         try:
-            with self._reading("compact"):
+            with reading(self.layout, "compact"):
                 return compact(
                     self.layout, retention, is_dry_run=is_dry_run, wait_s=10, progress=progress
                 )
@@ -360,6 +381,23 @@ class Store:
             raise StoreError(
                 f"cannot compact {self.layout.catalogue}: {exc}; is there room?"
             ) from exc
+
+    def repair(self) -> "list[Note]":
+        """Verify every file, get back what can be of what is damaged, and give up the rest.
+
+        Returns:
+            What was damaged or missing: how many of its spans came back, and how many are gone.
+
+        Raises:
+            StoreMissingError: There is no store.
+            StoreError: Another process is settling, or the store cannot be written.
+        """
+        from lightning_otel.store.repair import repair
+
+        if self.layout is None:
+            return []
+        self.settle()  # what segments still hold need not be got out of a damaged file
+        return repair(self.layout)
 
     def pack(self, path: str | os.PathLike[str]) -> int:
         """Write everything into one self-contained DuckDB database with real tables.
@@ -380,8 +418,12 @@ class Store:
         text = os.fspath(path)
         if text.partition("://")[0] in SCHEMES:
             return ClickHouse(text).load(self.source)
-        with self.source.connect(("spans",)) as con:
-            return pack(con, path, self.layout)
+        try:
+            with self.source.connect(("spans",)) as con:
+                return pack(con, path, self.layout)
+        except StoreDamagedError:  # it is put aside by now
+            with self.source.connect(("spans",)) as con:
+                return pack(con, path, self.layout)
 
     def follow(self, name: str, *, idle_s: float | None = None, since_ns: int = 0) -> "Follower":
         """Every ended span once, as it ends or in batches, from a durable position of one's own.
@@ -414,43 +456,40 @@ class Store:
         Raises:
             NotFoundError: None does, or several do.
         """
+        from lightning_otel.store.damage import answered
         from lightning_otel.store.find import LAST, find
         from lightning_otel.store.source import INDEX_COLUMNS
 
-        names = ("spans", "rollouts") if prefix == LAST else ("spans",)
-        con = self.source.connect(names, INDEX_COLUMNS)
-        with self._reading():
-            return find(con, prefix)
+        con = self.source.connect(
+            ("spans", "rollouts") if prefix == LAST else ("spans",), INDEX_COLUMNS
+        )
+        return answered(con, self.layout, lambda: find(con, prefix))
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
         """The rollout that a found trace, span or response belongs to."""
+        from lightning_otel.store.damage import answered
         from lightning_otel.store.find import rollout_of
         from lightning_otel.store.source import INDEX_COLUMNS
 
         con = self.source.connect(("spans",), INDEX_COLUMNS)
-        with self._reading():
-            return rollout_of(con, noun, whole_id)
+        return answered(con, self.layout, lambda: rollout_of(con, noun, whole_id))
 
-    @property
-    def _data(self) -> Path | None:
-        return self.layout.data if self.layout is not None else None
-
-    def _reading(self, verb: str = "read") -> AbstractContextManager[None]:
-        from lightning_otel.store.damage import reading
-
-        return reading(self.layout, verb)
-
-    def _adapt(self, adapter: TripletAdapter, rollout_id: str | None) -> Iterator[Adaptation]:
-        from lightning_otel.store.batches import batches
+    def _adapt(
+        self, adapter: TripletAdapter, rollout_id: str | None, *, include_incomplete: bool
+    ) -> Iterator[Adaptation]:
+        from lightning_otel.store.batches import batches, incomplete
 
         self._settle_if_worthwhile()
-        return map(adapter.explain, batches(self.source, rollout_id))
+        out = frozenset() if include_incomplete else incomplete(self.source)
+        return (adapter.explain(each, incomplete=out) for each in batches(self.source, rollout_id))
 
     def _settle_if_worthwhile(self) -> None:
+        from lightning_otel.store.rebuild import mend_manifest
         from lightning_otel.store.settle import settle_if_worthwhile
         from lightning_otel.store.source import ensure_catalogue
 
         if self.layout is not None and self.layout.exists():
+            mend_manifest(self.layout)
             ensure_catalogue(self.layout)
             settle_if_worthwhile(self.layout)
 

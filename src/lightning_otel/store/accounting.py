@@ -6,9 +6,9 @@ the two can be compared.
 
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.errors import StoreError
+from lightning_otel.errors import StoreDamagedError, StoreError
 from lightning_otel.store.counts import PENDING, STORED, Accounting, account, added
-from lightning_otel.store.damage import reading
+from lightning_otel.store.damage import avoided, reading
 from lightning_otel.store.parquet import segment_counts
 from lightning_otel.store.source import new_connection
 from lightning_otel.store.views import quoted
@@ -72,14 +72,17 @@ def _snapshot(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
                 return manifest, segment_counts(layout, manifest, paths)
         except StoreError as exc:
             # A settler, or the user, took one away that was listed already.
-            if not (left and isinstance(exc.__cause__, duckdb.IOException)):
+            is_gone = isinstance(exc.__cause__, duckdb.IOException)
+            # What is damaged is put aside by now.
+            if not (left and (is_gone or isinstance(exc, StoreDamagedError))):
                 raise
     raise AssertionError("the last time returns or raises")
 
 
 def _settled_spans(layout: "Layout", manifest: "Manifest") -> int:
     """Spans with an end in the data files."""
-    paths = [layout.data / file.name for file in manifest.live_files]
+    known = avoided(layout)
+    paths = [layout.data / file.name for file in manifest.live_files if file.name not in known]
     # Of one that was taken out of the store the spans are missing, which is what is to be found.
     files = ", ".join(quoted(str(path)) for path in paths if path.exists())
     if not files:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from lightning_otel.store.damage import reading
+from lightning_otel.store.damage import answered
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanName, SpanSource
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import HOMES, ROLLOUT
+from lightning_otel.store.views import HOMES, ROLLOUT, UNENDED
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -39,6 +39,25 @@ def batches(source: SpanSource, rollout_id: str | None = None) -> Iterator[Itera
         yield map(span_of, source.fetch(_complete(con, selection), con).dicts())
 
 
+def incomplete(source: SpanSource) -> frozenset[tuple[str, str]]:
+    """Rollout and attempt ids of what broke off, as its process died.
+
+    Args:
+        source: Where the spans are.
+    """
+    con = source.connect(("rollouts",), INDEX_COLUMNS)
+
+    def ask() -> list[tuple[str, str]]:
+        # Most stores have none, and the view costs more than a look at one narrow column.
+        if not con.execute(UNENDED).fetchall():
+            return []
+        return con.execute(
+            "SELECT rollout_id, attempt_id FROM rollouts WHERE status = 'incomplete'"
+        ).fetchall()
+
+    return frozenset(answered(con, source.layout, ask))
+
+
 def whole(source: SpanSource, selection: Selection) -> Query:
     """The spans of whole rollouts, each reward with the rollout it judges.
 
@@ -53,11 +72,11 @@ def whole(source: SpanSource, selection: Selection) -> Query:
 def _with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
     """A connection whose table ``moved`` holds the rewards that go to another rollout."""
     con = source.connect(("spans",), INDEX_COLUMNS)
-    with reading(source.layout):
-        con.execute(
-            f"CREATE TEMP TABLE moved AS WITH {HOMES} "
-            "SELECT * FROM homes WHERE home_rollout <> own_rollout"
-        )
+    text = (
+        f"CREATE OR REPLACE TEMP TABLE moved AS WITH {HOMES} "
+        "SELECT * FROM homes WHERE home_rollout <> own_rollout"
+    )
+    answered(con, source.layout, lambda: con.execute(text))
     return con
 
 
@@ -92,12 +111,12 @@ def _selections(
 ) -> Iterator[Selection]:
     """Whole rollouts until they hold enough spans, with the time they lie in."""
     where = f"WHERE {ROLLOUT} = ?" if rollout_id else ""
-    with reading(source.layout):
-        rows = con.execute(
-            f"SELECT {ROLLOUT}, count(*), min(start_ns), max(start_ns) FROM spans "
-            f"ANTI JOIN moved USING (trace_id, span_id) {where} GROUP BY 1 ORDER BY 3, 1",
-            [rollout_id] if rollout_id else [],
-        ).fetchall()
+    text = (
+        f"SELECT {ROLLOUT}, count(*), min(start_ns), max(start_ns) FROM spans "
+        f"ANTI JOIN moved USING (trace_id, span_id) {where} GROUP BY 1 ORDER BY 3, 1"
+    )
+    values = [rollout_id] if rollout_id else []
+    rows = answered(con, source.layout, lambda: con.execute(text, values).fetchall())
     ids: list[str] = []
     spans, low, high = 0, 0, 0
     for name, count, first, last in rows:

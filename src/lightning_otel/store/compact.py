@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreError
+from lightning_otel.store.damage import look, remove
 from lightning_otel.store.layout import DataFile, Layout, Manifest
 from lightning_otel.store.merge import Merged, TangledError, merge
 from lightning_otel.store.parquet import SPILL, packing_connection, sync
 from lightning_otel.store.retention import Doom, Retention, doom, store_bytes
 from lightning_otel.store.settle import commit, sealed, settle_as_elected, settler_elected
-from lightning_otel.store.views import ROLLOUT, quoted
+from lightning_otel.store.views import ROLLOUT, rows_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -102,6 +103,8 @@ def compact(
             return _foretold(layout, retention)
         before = store_bytes(layout)
         settled = settle_as_elected(layout)
+        # A file that was damaged shall not be written anew, with a checksum that says it is whole.
+        remove(layout, look(layout, layout.read_manifest(), is_thorough=True))
         with packing_connection(layout.new / SPILL) as con:
             dropped = doom(con, layout, retention, _open_names(layout))
             plan = _plan(con, layout)
@@ -134,7 +137,7 @@ def hold_size(layout: Layout, max_bytes: int) -> Mapping[str, int]:
             doom(con, layout, retention, _open_names(layout))
             plan = _plan(con, layout)
             groups = tuple(group for group in plan.groups if _has_doomed(con, layout, group))
-            _Work(con, layout, replace(plan, groups=groups), None).done()
+            _Work(con, layout, _whole(layout, replace(plan, groups=groups)), None).done()
         after = layout.read_manifest().counts
     return {name: count - before.get(name, 0) for name, count in after.items()}
 
@@ -156,7 +159,8 @@ def compact_some(layout: Layout, limit: int = 1, *, least_files: int = 64) -> in
             doom(con, layout, Retention(), ())
             plan = _plan(con, layout)
             groups = tuple(group for group in plan.groups if len(group) > 1)[:limit]
-            return _Work(con, layout, replace(plan, groups=groups), None).done().merged
+            plan = _whole(layout, replace(plan, groups=groups))
+            return _Work(con, layout, plan, None).done().merged
 
 
 def _open_names(layout: Layout) -> list[str]:
@@ -183,7 +187,7 @@ def _foretold(layout: Layout, retention: Retention) -> Compacted:
 
 def _plan(con: "duckdb.DuckDBPyConnection", layout: Layout) -> _Plan:
     """What is to be done with each file, for the table ``doomed``."""
-    files = layout.read_manifest().live_files
+    files = _there(layout)
     touched = _touched(con, layout, files)
     gone = tuple(file for file in files if touched.get(file.name) == file.rows)
     partly = {name for name in touched if name not in {file.name for file in gone}}
@@ -201,6 +205,24 @@ def _plan(con: "duckdb.DuckDBPyConnection", layout: Layout) -> _Plan:
             if any(not file.is_compact or file.name in partly for file in group)
         ),
     )
+
+
+def _whole(layout: Layout, plan: _Plan) -> _Plan:
+    """The plan without the files that are damaged, which are put aside.
+
+    Merged they would be written anew, with a checksum that says they are whole.
+    """
+    files = tuple(file for group in plan.groups for file in group)
+    remove(layout, look(layout, Manifest(files), is_thorough=True))
+    there = {file.name for file in _there(layout)}
+    groups = (tuple(file for file in group if file.name in there) for group in plan.groups)
+    return replace(plan, groups=tuple(group for group in groups if group))
+
+
+def _there(layout: Layout) -> tuple[DataFile, ...]:
+    """Files that count, without those that somebody took away: they may come back."""
+    live = layout.read_manifest().live_files
+    return tuple(file for file in live if (layout.data / file.name).exists())
 
 
 def _candidates(files: Sequence[DataFile]) -> list[DataFile]:
@@ -238,7 +260,7 @@ def _touched(
     if not files or con.execute("SELECT 1 FROM doomed LIMIT 1").fetchone() is None:
         return {}
     rows = con.execute(
-        f"SELECT parse_filename(filename), count(*) FROM {_read(layout, files)} "
+        f"SELECT parse_filename(filename), count(*) FROM {rows_of(layout, files)} "
         f"JOIN doomed ON doomed.rollout = {ROLLOUT} GROUP BY 1"
     ).fetchall()
     return {name: int(count) for name, count in rows}
@@ -257,15 +279,10 @@ def _ended(
     if not files:
         return {}
     rows = con.execute(
-        f"SELECT reason, count(end_ns) FROM {_read(layout, files)} "
+        f"SELECT reason, count(end_ns) FROM {rows_of(layout, files)} "
         f"JOIN doomed ON doomed.rollout = {ROLLOUT} GROUP BY 1"
     ).fetchall()
     return {reason: int(count) for reason, count in rows if count}
-
-
-def _read(layout: Layout, files: Sequence[DataFile]) -> str:
-    paths = ", ".join(quoted(str(layout.data / file.name)) for file in files)
-    return f"read_parquet([{paths}], filename=true, union_by_name=true)"
 
 
 class _Work:
@@ -362,6 +379,15 @@ class _Work:
             counts = dict(manifest.counts)
             for name, count in result.counts.items():
                 counts[name] = counts.get(name, 0) + count
-            return replace(manifest, files=tuple(files), counts=counts)
+            # A segment that waits to be taken away is read again if the file of its spans turns out
+            # to be damaged; not if some of them were left out, which would come back by it.
+            name = file.name if file is not None and not result.counts else ""
+            segments = tuple(
+                replace(each, file=name, rows=each.rows if name else 0)
+                if each.file in names
+                else each
+                for each in manifest.segments
+            )
+            return replace(manifest, files=tuple(files), segments=segments, counts=counts)
 
         commit(layout, changed)

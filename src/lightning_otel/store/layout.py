@@ -1,7 +1,8 @@
 """Where a store's files lie, and the manifest that says which of them count.
 
 ``X.duckdb`` is the catalogue (views only); everything else lies in ``X.duckdb.d/``: ``new/`` for
-files being made, ``live/`` for segments, ``data/`` for settled Parquet, ``manifest.ndjson``.
+files being made, ``live/`` for segments, ``data/`` for settled Parquet, ``quarantine/`` for what is
+damaged, ``manifest.ndjson`` and its copy.
 Nothing in here imports DuckDB: the traced process uses it.
 """
 
@@ -9,6 +10,7 @@ import contextlib
 import os
 import re
 import time
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,7 +19,13 @@ from typing import Any, Final
 import orjson
 
 from lightning_otel.config import DEFAULT_STORE
-from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.errors import (
+    ConfigError,
+    StoreDamagedError,
+    StoreError,
+    StoreMissingError,
+    StoreVersionError,
+)
 from lightning_otel.store.counts import unstored
 from lightning_otel.store.lake import is_lake, lake_address
 
@@ -29,6 +37,7 @@ _SEGMENT_NAME: Final = re.compile(r"[^-]+-\d+-\d+-\d+\.ndjson")
 """Boot, start of the process in nanoseconds, process id, number."""
 EMPTY_DATA: Final = "_empty.parquet"
 EMPTY_LIVE: Final = "_empty.ndjson"
+REPAIR: Final = "run: lightning-otel doctor --repair"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,10 @@ class DataFile:
         is_compact: Whether ``compact`` made it, and packed it as tightly as it can.
         publication: What it goes into lakes as, with all files of the same one; empty if that is
             not settled yet. Files of different publications are never packed into one.
+        schema: The version of the columns in it.
+        checksum: As ``checksums.checksum_of`` gives it; empty if it was never taken.
+        mtime_ns: Its time of change when it was made; 0 if not known. A file is never written to
+            again, so another one is a reason to verify it.
     """
 
     name: str
@@ -52,6 +65,9 @@ class DataFile:
     dropped_us: int | None = None
     is_compact: bool = False
     publication: str = ""
+    schema: int = 1
+    checksum: str = ""
+    mtime_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,8 @@ class SettledSegment:
         conflicts: Spans left out because their id was taken by a different span.
         lost: Spans its process lost because the disk refused them.
         counts: What became of the spans that ended in it, by reason; see :mod:`counts`.
+        file: The data file its spans stand in; empty if it is not known or there is none.
+        rows: Its spans that stand in that file.
     """
 
     name: str
@@ -71,6 +89,8 @@ class SettledSegment:
     conflicts: int = 0
     lost: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
+    file: str = ""
+    rows: int = 0
 
     @property
     def process(self) -> str:
@@ -141,12 +161,18 @@ class Layout:
         self.new = self.root / "new"
         self.live = self.root / "live"
         self.data = self.root / "data"
+        self.quarantine = self.root / "quarantine"
         self.manifest_path = self.root / "manifest.ndjson"
+        self.manifest_copy = self.root / "manifest.copy.ndjson"
         self.settler_lock = self.root / "settler.lock"
 
     def exists(self) -> bool:
         """Whether a store stands here."""
-        return self.manifest_path.exists()
+        return self.manifest_path.exists() or self._has_lost_manifest()
+
+    def _has_lost_manifest(self) -> bool:
+        """Whether settled spans lie here that a new, empty manifest would disown."""
+        return self.manifest_copy.exists() or any(self.data.glob("spans-*.parquet"))
 
     def require(self) -> None:
         """Check that a store stands here.
@@ -179,7 +205,8 @@ class Layout:
                 f"cannot make the store {self.catalogue}: {exc.strerror or exc}; "
                 "name a writable place with --store or LIGHTNING_OTEL_STORE"
             ) from exc
-        self.read_manifest()
+        with contextlib.suppress(StoreDamagedError):  # a reader mends it; to write needs none
+            self.read_manifest()
 
     def make_folders(self) -> None:
         """Make what is not there yet; any number of processes may do so at once.
@@ -194,45 +221,69 @@ class Layout:
             _make_private(folder)
         _add_private(self.root / ".gitignore", b"*\n")
         _add_private(self.live / EMPTY_LIVE, b"")
-        if not self.manifest_path.exists():
-            made = self._made_manifest(Manifest())
+        if not self.exists():
+            made = self._made(_manifest_text(Manifest()))
             # Linked, not renamed: a settler may have replaced another process's first manifest.
             with contextlib.suppress(FileExistsError):
                 os.link(made, self.manifest_path)
             made.unlink()
 
     def read_manifest(self) -> Manifest:
-        """The manifest as it is now.
+        """The manifest as it is now; where it is damaged, as its copy says.
 
         Raises:
+            StoreDamagedError: Neither it nor its copy is whole.
             StoreError: It cannot be read.
             StoreVersionError: A newer version wrote it.
         """
+        return self._read_manifest()[1]
+
+    def whole_manifest(self) -> Path:
+        """The manifest, or its copy if only that is whole.
+
+        Raises:
+            StoreDamagedError: Neither is.
+        """
+        return self._read_manifest()[0]
+
+    def _read_manifest(self) -> tuple[Path, Manifest]:
+        damages = []
+        for path in (self.manifest_path, self.manifest_copy):
+            try:
+                return path, self._parsed_manifest(path)
+            except StoreDamagedError as exc:
+                damages.append(exc)
+        raise damages[0]
+
+    def _parsed_manifest(self, path: Path) -> Manifest:
         try:
-            lines = self.manifest_path.read_bytes().splitlines()
-            rows = [orjson.loads(line) for line in lines if line]
-        except (OSError, ValueError) as exc:
-            raise StoreError(f"cannot read {self.manifest_path}: {exc}") from exc
-        for row in rows:
-            if row["kind"] == "store" and row["schema"] > SCHEMA_VERSION:
-                raise StoreVersionError(
-                    f"{self.catalogue} has schema {row['schema']}, this lightning-otel knows "
-                    f"{SCHEMA_VERSION}; upgrade with: pip install --upgrade lightning-otel"
-                )
-        return Manifest(
-            files=tuple(
-                DataFile(**_fields(DataFile, row)) for row in rows if row["kind"] == "file"
-            ),
-            segments=tuple(
-                SettledSegment(**_fields(SettledSegment, row))
-                for row in rows
-                if row["kind"] == "segment"
-            ),
-            counts=next((row["counts"] for row in rows if row["kind"] == "counts"), {}),
-        )
+            status = path.stat()
+            stamp = status.st_ino, status.st_size, status.st_mtime_ns
+            known = _parsed.get(path)
+            if known is not None and known[0] == stamp:
+                return known[1]
+            rows = _manifest_rows(path.read_bytes())
+            newest = max(row["schema"] for row in rows if "schema" in row)
+            manifest = _manifest_of(rows) if newest <= SCHEMA_VERSION else None
+        except FileNotFoundError as exc:
+            raise StoreDamagedError(f"{path} is missing; {REPAIR}") from exc
+        except (ValueError, KeyError, TypeError) as exc:
+            raise StoreDamagedError(f"{path} is damaged: {exc}; {REPAIR}") from exc
+        except OSError as exc:
+            raise StoreError(f"cannot read {path}: {exc}") from exc
+        if manifest is None:
+            raise StoreVersionError(
+                f"{self.catalogue} has schema {newest}, this lightning-otel knows "
+                f"{SCHEMA_VERSION}; upgrade with: pip install --upgrade lightning-otel"
+            )
+        _parsed[path] = stamp, manifest
+        return manifest
 
     def write_manifest(self, manifest: Manifest, *, before_us: int | None = None) -> bool:
         """Replace the manifest atomically, on disk before it counts.
+
+        Its copy is replaced first: it is never older than the manifest, so that reading it instead
+        loses no commit; and what a commit names lies on the disk before either is written.
 
         Args:
             manifest: The new one.
@@ -241,20 +292,17 @@ class Layout:
         Returns:
             Whether the manifest was replaced.
         """
-        made = self._made_manifest(manifest)
+        text = _manifest_text(manifest)
+        copy, made = self._made(text), self._made(text)
         if before_us is not None and now_us() >= before_us:
+            copy.unlink()
             made.unlink()
             return False
+        os.replace(copy, self.manifest_copy)
         os.replace(made, self.manifest_path)
         return True
 
-    def _made_manifest(self, manifest: Manifest) -> Path:
-        rows: list[dict[str, Any]] = [{"kind": "store", "schema": SCHEMA_VERSION}]
-        rows += [{"kind": "file", **_as_dict(file)} for file in manifest.files]
-        rows += [{"kind": "segment", **_as_dict(segment)} for segment in manifest.segments]
-        if manifest.counts:
-            rows.append({"kind": "counts", "counts": manifest.counts})
-        text = b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
+    def _made(self, text: bytes) -> Path:
         made = self.new / f"manifest-{os.getpid()}-{time.time_ns()}-{os.urandom(4).hex()}"
         write_private(made, text, is_synced=True)
         return made
@@ -301,6 +349,56 @@ def _make_private(folder: Path) -> None:
     for each in (*reversed(folder.parents), folder):
         if not each.exists():
             each.mkdir(mode=0o700, exist_ok=True)
+
+
+_parsed: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
+"""By path: inode, size and time of change of the manifest parsed last; each is a new file."""
+
+
+def _manifest_text(manifest: Manifest) -> bytes:
+    """One JSON object a line; the last one tells whether all those before it are as written."""
+    rows: list[dict[str, Any]] = [{"kind": "store", "schema": SCHEMA_VERSION, "ends": True}]
+    rows += [{"kind": "file", **_as_dict(file)} for file in manifest.files]
+    rows += [{"kind": "segment", **_as_dict(segment)} for segment in manifest.segments]
+    if manifest.counts:
+        rows.append({"kind": "counts", "counts": manifest.counts})
+    text = b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
+    return text + orjson.dumps(_end_of(text), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _end_of(text: bytes) -> dict[str, Any]:
+    return {"kind": "end", "crc32": zlib.crc32(text)}
+
+
+def _manifest_rows(text: bytes) -> list[dict[str, Any]]:
+    """The rows of a manifest; one without an end is whole if it was not written with one.
+
+    Raises:
+        ValueError: It is not as it was written.
+    """
+    lines = text.splitlines(keepends=True)
+    rows = [orjson.loads(line) for line in lines]
+    if not rows or rows[0]["kind"] != "store":
+        raise ValueError("its beginning is gone")
+    if rows[0]["schema"] <= SCHEMA_VERSION and rows[0].get("ends"):
+        if rows[-1]["kind"] != "end":
+            raise ValueError("its end is gone")
+        if rows[-1] != _end_of(text[: -len(lines[-1])]):
+            raise ValueError("its checksum does not match")
+    return rows
+
+
+def _manifest_of(rows: Iterable[dict[str, Any]]) -> Manifest:
+    rows = list(rows)
+    return Manifest(
+        files=tuple(DataFile(**_fields(DataFile, row)) for row in rows if row["kind"] == "file"),
+        segments=tuple(
+            SettledSegment(**_fields(SettledSegment, row))
+            for row in rows
+            if row["kind"] == "segment"
+        ),
+        counts=next((row["counts"] for row in rows if row["kind"] == "counts"), {}),
+    )
 
 
 def _as_dict(entry: DataFile | SettledSegment) -> dict[str, Any]:

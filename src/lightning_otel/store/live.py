@@ -1,9 +1,12 @@
 """What processes record while they live, read from their segments without DuckDB."""
 
+import fcntl
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from lightning_otel.errors import StoreDamagedError
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.schema import Record
@@ -32,9 +35,37 @@ def records_of_others(
         if not path.name.startswith(f"{process}-"):
             found += _records(path, since_ns, wanted)
     # Looked at last: what was settled and taken away meanwhile stands in it by now.
-    if any(file.max_start_ns >= since_ns for file in layout.read_manifest().live_files):
+    try:
+        files = layout.read_manifest().live_files
+    except StoreDamagedError:
         return None
-    return found
+    return None if any(file.max_start_ns >= since_ns for file in files) else found
+
+
+def living(layout: Layout) -> list[str]:
+    """Processes that hold the lock of their newest segment, and so may still end what they began.
+
+    Raises:
+        OSError: The segments cannot be listed.
+    """
+    newest: dict[str, Path] = {}
+    for path in layout.segments():
+        newest[path.name.rpartition("-")[0]] = path
+    return [process for process, path in newest.items() if _is_locked(path)]
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _records(path: Path, since_ns: int, wanted: Sequence[bytes]) -> Iterator[Record]:

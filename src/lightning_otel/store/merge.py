@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store import counts as n
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout
-from lightning_otel.store.parquet import CONTENT, SPILL, row_of, sync
+from lightning_otel.store.parquet import CONTENT, SPILL, described, row_of, sync
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.views import ROLLOUT, quoted
+from lightning_otel.store.views import ROLLOUT, quoted, rows_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -76,27 +76,25 @@ def merge(
     """
     try:
         _index(con, layout, files)
-        counts = _leave_out(con, layout)
+        counts = _leave_out(con, layout, files)
         _place(con, SLICE_BYTES // thrift)
         rows, low, high = row_of(con, "SELECT count(*), min(start_ns), max(start_ns) FROM placed")
         if not rows:
             return Merged(None, counts)
         if len(files) > 1 and _tangle(con) > TANGLE:
             raise TangledError
-        slices = _gather(con, layout, step)
+        slices = _gather(con, layout, files, step)
         # Named as the oldest: of two spans with one id the first still comes first.
         stamp = min(file.name for file in files).split("-")[1]
         name = f"spans-{stamp}-{secrets.token_hex(4)}.parquet"
-        size_bytes = _write(con, layout, name, slices, ROW_GROUP_BYTES // thrift)
+        _write(con, layout, name, slices, ROW_GROUP_BYTES // thrift)
         for path in slices:
             path.unlink()
         step(int(rows))
     finally:
         for table in ("files", "weights", "spot", "placed"):
             con.execute(f"DROP TABLE IF EXISTS {table}")
-    return Merged(
-        DataFile(name, 0, int(rows), size_bytes, int(low), int(high), is_compact=True), counts
-    )
+    return Merged(described(layout.new / name, rows, low, high, is_compact=True), counts)
 
 
 def _index(con: "duckdb.DuckDBPyConnection", layout: Layout, files: Sequence[DataFile]) -> None:
@@ -126,14 +124,16 @@ def _index(con: "duckdb.DuckDBPyConnection", layout: Layout, files: Sequence[Dat
           weight FROM (
           SELECT filename AS path, file_row_number AS number, {ROLLOUT} AS rollout, agent, start_ns,
             sequence, trace_id, span_id, end_ns IS NOT NULL AS is_ended
-          FROM read_parquet({paths}, filename=true, file_row_number=true, union_by_name=true)
+          FROM {rows_of(layout, files)}
         ) JOIN files USING (path) ASOF JOIN weights
           ON files.file = weights.file AND number >= begins
         """
     )
 
 
-def _leave_out(con: "duckdb.DuckDBPyConnection", layout: Layout) -> dict[str, int]:
+def _leave_out(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, files: Sequence[DataFile]
+) -> dict[str, int]:
     """Take doomed rollouts and second spans of one id out of ``spot``; gives the ended ones."""
     counts = dict(
         con.execute(
@@ -157,8 +157,7 @@ def _leave_out(con: "duckdb.DuckDBPyConnection", layout: Layout) -> dict[str, in
         f"""
         WITH read AS (
           SELECT twice.*, {CONTENT} AS content
-          FROM read_parquet({_paths(con)}, filename=true, file_row_number=true, union_by_name=true)
-            AS data JOIN files ON path = filename JOIN twice
+          FROM {rows_of(layout, files)} AS data JOIN files ON path = filename JOIN twice
               ON files.file = twice.file AND file_row_number = number
         )
         SELECT count(*) FILTER (content <> first_content), count(*) FROM (
@@ -207,7 +206,9 @@ def _tangle(con: "duckdb.DuckDBPyConnection") -> float:
     return float(times)
 
 
-def _gather(con: "duckdb.DuckDBPyConnection", layout: Layout, step: Step) -> list[Path]:
+def _gather(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, files: Sequence[DataFile], step: Step
+) -> list[Path]:
     """The rows themselves in their new order, a file under the spill folder for each slice."""
     slices = con.execute(
         "SELECT slice, list(DISTINCT path), min(start_ns), max(start_ns), count(*) "
@@ -215,14 +216,13 @@ def _gather(con: "duckdb.DuckDBPyConnection", layout: Layout, step: Step) -> lis
     ).fetchall()
     gathered = []
     for number, paths, low, high, rows in slices:
-        listed = ", ".join(quoted(path) for path in sorted(paths))
+        held = [file for file in files if str(layout.data / file.name) in paths]
         gathered.append(layout.new / SPILL / f"slice-{number}.parquet")
         con.execute(
             f"""
             COPY (
               SELECT {", ".join(f"data.{name}" for name in COLUMNS)}
-              FROM read_parquet([{listed}], filename=true, file_row_number=true,
-                union_by_name=true) AS data
+              FROM {rows_of(layout, sorted(held, key=lambda file: file.name))} AS data
               JOIN files ON path = filename JOIN placed
                 ON files.file = placed.file AND file_row_number = number AND slice = {number}
               WHERE data.start_ns BETWEEN {low} AND {high} ORDER BY position
@@ -239,7 +239,7 @@ def _write(
     name: str,
     slices: Sequence[Path],
     group_bytes: int,
-) -> int:
+) -> None:
     made = layout.new / name
     listed = ", ".join(quoted(str(path)) for path in slices)
     con.execute(
@@ -251,7 +251,6 @@ def _write(
     )
     made.chmod(0o600)
     sync(made)
-    return made.stat().st_size
 
 
 def _paths(con: "duckdb.DuckDBPyConnection") -> str:

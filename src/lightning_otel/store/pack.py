@@ -46,7 +46,7 @@ def pack(
     except (duckdb.Error, OSError) as exc:
         damage = None
         if layout is not None and isinstance(exc, duckdb.Error):
-            damage = damage_of(exc, layout.data)
+            damage = damage_of(exc, layout)
         raise damage or StoreError(
             f"cannot write {final}: {exc}; name a writable place with room"
         ) from exc

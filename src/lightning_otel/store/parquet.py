@@ -7,12 +7,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from lightning_otel.store import counts as n
+from lightning_otel.store.checksums import checksum_of
+from lightning_otel.store.damage import avoided
 from lightning_otel.store.layout import (
     SCHEMA_VERSION,
     DataFile,
@@ -28,6 +31,7 @@ from lightning_otel.store.views import (
     SEGMENT_COLUMNS,
     quoted,
     read_ndjson,
+    rows_of,
     same_span,
 )
 
@@ -99,6 +103,45 @@ def packing_connection(spill: Path) -> Iterator["duckdb.DuckDBPyConnection"]:
         shutil.rmtree(spill, ignore_errors=True)
 
 
+def new_name() -> str:
+    """A data file's name; in order of their names files are in order of their making."""
+    return f"spans-{time.time_ns():019d}-{secrets.token_hex(4)}.parquet"
+
+
+def described(
+    path: Path,
+    rows: int,
+    low: int,
+    high: int,
+    *,
+    schema: int = SCHEMA_VERSION,
+    is_compact: bool = False,
+) -> DataFile:
+    """The manifest's entry of a data file that is whole, with its checksum (0.03 s for 14 MB).
+
+    Args:
+        path: The file.
+        rows: Its spans.
+        low: The earliest start of one, Unix nanoseconds.
+        high: The latest one.
+        schema: The version of its columns.
+        is_compact: Whether it is packed as tightly as it can be.
+    """
+    status = path.stat()
+    return DataFile(
+        path.name,
+        0,
+        int(rows),
+        status.st_size,
+        int(low),
+        int(high),
+        is_compact=is_compact,
+        schema=schema,
+        checksum=checksum_of(path),
+        mtime_ns=status.st_mtime_ns,
+    )
+
+
 def _choose(
     con: "duckdb.DuckDBPyConnection",
     layout: Layout,
@@ -138,8 +181,7 @@ def _pack(
     rows, low, high = row_of(con, "SELECT count(*), min(start_ns), max(start_ns) FROM chosen")
     if not rows:
         return None, segments
-    name = f"spans-{time.time_ns():019d}-{secrets.token_hex(4)}.parquet"
-    made = layout.new / name
+    made = layout.new / new_name()
     con.execute(
         f"""
         COPY (
@@ -155,7 +197,8 @@ def _pack(
     )
     made.chmod(0o600)
     sync(made)
-    return DataFile(name, 0, int(rows), made.stat().st_size, int(low), int(high)), segments
+    held = [replace(each, file=made.name if each.rows else "") for each in segments]
+    return described(made, rows, low, high), held
 
 
 def _leave_out_settled(
@@ -166,14 +209,18 @@ def _leave_out_settled(
     low, high = row_of(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
     if low is None:
         return
+    known = avoided(layout)
     near = [
-        quoted(str(layout.data / file.name))
+        file
         for file in manifest.live_files
-        if file.min_start_ns <= high + SAME_SPAN_NS and file.max_start_ns >= low - SAME_SPAN_NS
+        if file.name not in known
+        and (layout.data / file.name).exists()
+        and file.min_start_ns <= high + SAME_SPAN_NS
+        and file.max_start_ns >= low - SAME_SPAN_NS
     ]
     if not near:
         return
-    files = f"read_parquet([{', '.join(near)}])"
+    files = rows_of(layout, near)
     # Ids first: what else stands in the files is only read for a span that is there twice.
     con.execute(
         f"""
@@ -209,7 +256,7 @@ def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[Se
         f"INSERT INTO held SELECT trace_id, span_id, {CONTENT} FROM raw "
         "SEMI JOIN chosen ON raw.rowid = chosen.line SEMI JOIN refused USING (trace_id, span_id)"
     )
-    found = con.execute(
+    counted = con.execute(
         f"""
         SELECT segment,
           count(*) FILTER (NOT coalesce({IS_SPAN} OR record IN ('seal', 'count'), false)),
@@ -218,7 +265,8 @@ def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[Se
           any_value(coalesce(ended_conflicts, 0)),
           any_value(coalesce(ended_refused, 0)),
           count(*) FILTER (record = 'span' AND {IS_SPAN} AND end_ns IS NOT NULL),
-          list(counts::VARCHAR) FILTER (record IN ('seal', 'count') AND counts IS NOT NULL)
+          list(counts::VARCHAR) FILTER (record IN ('seal', 'count') AND counts IS NOT NULL),
+          any_value(coalesce(kept, 0))
         FROM raw LEFT JOIN (
           SELECT segment, count(*) FILTER (is_other) AS conflicts,
             count(end_ns) FILTER (is_other) AS ended_conflicts, count(end_ns) AS ended_refused
@@ -227,10 +275,13 @@ def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[Se
               AS is_other FROM refused JOIN held USING (trace_id, span_id)
             GROUP BY refused.line, refused.segment, refused.end_ns
           ) GROUP BY segment
+        ) USING (segment) LEFT JOIN (
+          SELECT segment, count(*) AS kept FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
+          GROUP BY segment
         ) USING (segment) GROUP BY segment
         """
     ).fetchall()
-    known = {name: _settled_segment(name, *numbers) for name, *numbers in found}
+    known = {name: _settled_segment(name, *numbers) for name, *numbers in counted}
     return [known.get(path.name, SettledSegment(path.name, 0)) for path in paths]
 
 
@@ -243,6 +294,7 @@ def _settled_segment(
     ended_refused: int,
     lines: int,
     notes: Sequence[str] | None,
+    rows: int,
 ) -> SettledSegment:
     """A segment with its counts.
 
@@ -255,6 +307,7 @@ def _settled_segment(
         ended_refused: Lines of ended spans that are not kept, conflicts among them.
         lines: Lines of ended spans.
         notes: What its process counted, as JSON.
+        rows: Spans kept of it.
     """
     told = n.added({n.DISK: int(lost)}, *(_numbers(note) for note in notes or ()))
     known = lines + n.unstored(told)
@@ -272,7 +325,9 @@ def _settled_segment(
             n.DAMAGED: min(damaged, max(0, ended - known)),
         },
     )
-    return SettledSegment(name, 0, damaged, conflicts, told.get(n.DISK, 0), counts)
+    return SettledSegment(
+        name, 0, damaged, conflicts, told.get(n.DISK, 0), counts=counts, rows=int(rows)
+    )
 
 
 def _numbers(note: str) -> dict[str, int]:

@@ -315,7 +315,7 @@ def _write(con: "duckdb.DuckDBPyConnection", layout: Layout, publication: str, p
         except duckdb.Error as exc:
             # Compaction puts others in their place, and takes them away a minute later.
             if not left or all(file.exists() for file in files):
-                raise damage_of(exc, layout.data) or exc from exc
+                raise damage_of(exc, layout) or exc from exc
         else:
             return True
     raise AssertionError("the last time returns or raises")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store import counts as n
+from lightning_otel.store.damage import avoided
 from lightning_otel.store.layout import Layout, total_bytes
 from lightning_otel.store.parquet import row_of
-from lightning_otel.store.views import ROLLOUT, quoted, spans_query
+from lightning_otel.store.views import ROLLOUT, quoted, rows_of, spans_query
 
 if TYPE_CHECKING:
     import duckdb
@@ -72,7 +73,7 @@ def doom(
         f"""
         CREATE OR REPLACE TABLE held AS
         SELECT {ROLLOUT} AS rollout, max(coalesce(end_ns, start_ns)) AS newest
-        FROM ({spans_query(layout)}) GROUP BY 1
+        FROM ({spans_query(layout, (), avoided(layout))}) GROUP BY 1
         """
     )
     _doom_named(con, retention.without)
@@ -80,11 +81,12 @@ def doom(
         _doom(con, n.AGE, f"newest < {retention.since_ns}")
     if retention.max_bytes is not None:
         _doom_oldest(con, layout, retention.max_bytes)
-    settled = settled_names(layout)
+    left_out = [*settled_names(layout), *open_names]
+    spans = spans_query(layout, left_out, avoided(layout))
     rows = con.execute(
         f"""
         SELECT reason, count(DISTINCT rollout), count(rollout) FROM (
-          SELECT {ROLLOUT} AS rollout FROM ({spans_query(layout, [*settled, *open_names])})
+          SELECT {ROLLOUT} AS rollout FROM ({spans})
         ) JOIN doomed USING (rollout) GROUP BY 1 ORDER BY 1
         """
     ).fetchall()
@@ -128,11 +130,12 @@ def _doom_oldest(con: "duckdb.DuckDBPyConnection", layout: Layout, max_bytes: in
 
     What a rollout takes is told by the row groups its rows stand in: they hold few rollouts each.
     """
-    files = _files(layout)
+    live = layout.read_manifest().live_files
+    files = [file for file in live if (layout.data / file.name).exists()]
     excess = store_bytes(layout) - max_bytes
     if excess <= 0 or not files:
         return
-    paths = "[" + ", ".join(quoted(str(path)) for path in files) + "]"
+    paths = "[" + ", ".join(quoted(str(layout.data / file.name)) for file in files) + "]"
     con.execute(
         f"""
         CREATE OR REPLACE TABLE sized AS
@@ -143,7 +146,7 @@ def _doom_oldest(con: "duckdb.DuckDBPyConnection", layout: Layout, max_bytes: in
             any_value(row_group_num_rows) AS rows FROM parquet_metadata({paths}) GROUP BY ALL)
         )
         SELECT {ROLLOUT} AS rollout, sum(weight) AS size
-        FROM read_parquet({paths}, filename=true, file_row_number=true, union_by_name=true)
+        FROM {rows_of(layout, files)}
         ASOF JOIN groups ON filename = file AND file_row_number >= begins GROUP BY 1
         """
     )

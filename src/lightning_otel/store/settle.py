@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from lightning_otel.store.counts import added
+from lightning_otel.store.damage import found_behind, put_missing_aside, remove
+from lightning_otel.store.election import settler_elected as settler_elected
 from lightning_otel.store.layout import (
     DataFile,
     Layout,
@@ -27,6 +29,8 @@ from lightning_otel.store.layout import (
     total_bytes,
 )
 from lightning_otel.store.parquet import SPILL, make_parquet, sync
+from lightning_otel.store.quarantine import keep_damaged_lines, notes
+from lightning_otel.store.rebuild import restore
 from lightning_otel.store.segment import boot_id
 
 log = logging.getLogger(__name__)
@@ -49,33 +53,6 @@ class Settled:
     segments: int = 0
     rows: int = 0
     files: int = 0
-
-
-@contextlib.contextmanager
-def settler_elected(layout: Layout, *, wait_s: float = 0.0) -> Iterator[bool]:
-    """Whether this process is the one settler now; the election ends with the block.
-
-    Args:
-        layout: The store's paths.
-        wait_s: How long to wait for another settler to finish.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(layout.settler_lock, flags, 0o600)
-    deadline = time.monotonic() + wait_s
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    yield False
-                    return
-                time.sleep(0.02)
-            else:
-                yield True
-                return
-    finally:
-        os.close(descriptor)
 
 
 def settle_if_worthwhile(layout: Layout) -> Settled:
@@ -136,6 +113,8 @@ def settle_as_elected(layout: Layout, limit: int | None = None) -> Settled:
         limit: How many batches at most; by default all there are.
     """
     done = Settled()
+    restore(layout)
+    put_missing_aside(layout)
     sweep(layout)
     for batch in islice(_batches(sealed(layout)), limit):
         rows = _settle_batch(layout, batch)
@@ -206,13 +185,36 @@ def _batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def _settle_batch(layout: Layout, paths: Sequence[Path]) -> int:
-    manifest = layout.read_manifest()
-    file, segments = make_parquet(layout, manifest, paths)
+    manifest, (file, segments) = _made(layout, paths)
     if file is not None:
         os.replace(layout.new / file.name, layout.data / file.name)
         sync(layout.data)
     _commit(layout, manifest, file, segments)
     return file.rows if file else 0
+
+
+def _made(
+    layout: Layout, paths: Sequence[Path]
+) -> tuple[Manifest, tuple[DataFile | None, list[SettledSegment]]]:
+    """The manifest, and a file made beside what it lists: without what is damaged of that."""
+    import duckdb
+
+    done: set[str] = set()
+    while True:
+        manifest = layout.read_manifest()
+        try:
+            made = make_parquet(layout, manifest, paths)
+            break
+        except duckdb.Error as exc:
+            found = found_behind(exc, layout)
+            if not found or done >= found.keys():
+                raise
+            done |= found.keys()
+            remove(layout, found)
+    for path, segment in zip(paths, made[1], strict=True):
+        if segment.damaged:
+            keep_damaged_lines(layout, path)
+    return manifest, made
 
 
 def _commit(
@@ -297,6 +299,8 @@ def _for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> Manifes
 
 def _sweep_strays(layout: Layout, manifest: Manifest) -> None:
     listed = {file.name for file in manifest.files}
+    # What is noted came back after it was missed, and may hold what nothing else does.
+    listed |= {note.name for note in notes(layout)}
     for path in [*layout.new.iterdir(), *layout.data.glob("spans-*.parquet")]:
         with contextlib.suppress(FileNotFoundError):
             if path.name not in listed and path.stat().st_mtime < time.time() - GRACE_US / 1e6:

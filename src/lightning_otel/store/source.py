@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lightning_otel.errors import StoreError
-from lightning_otel.store import views
-from lightning_otel.store.damage import damage_of
+from lightning_otel.store import damage, views
+from lightning_otel.store.damage import avoid, look
 from lightning_otel.store.layout import (
     EMPTY_DATA,
     EMPTY_LIVE,
     MEMORY,
+    SCHEMA_VERSION,
     Layout,
     now_us,
     total_bytes,
     write_private,
 )
+from lightning_otel.store.live import living
+from lightning_otel.store.rebuild import mend_manifest
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter, writer_for
@@ -175,29 +178,38 @@ class LocalSource:
         """
         import duckdb
 
-        self.layout.require()
-        settled = _settled(self.layout)
-        ensure_catalogue(self.layout)
+        prepare(self.layout)
+        settled = damage.settled(self.layout)
         con = new_connection()
         names = names(con) if callable(names) else names
         try:
-            are_small = _are_small(self.layout, settled)
-            for statement in views.view_statements(
-                self.layout, settled, names, are_small=are_small
-            ):
-                con.execute(statement)
+            self._define(con, settled, names)
         except duckdb.Error as exc:
-            raise damage_of(exc, self.layout.data) or StoreError(
-                f"cannot read {self.layout.catalogue}: {exc}; see: lightning-otel doctor"
-            ) from exc
+            if not damage.mend(con, exc, self.layout):
+                raise StoreError(
+                    f"cannot read {self.layout.catalogue}: {exc}; see: lightning-otel doctor"
+                ) from exc
+            self._define(con, damage.settled(self.layout), names)
+        damage.tell(self.layout)
         return con
+
+    def _define(
+        self, con: "duckdb.DuckDBPyConnection", settled: list[str], names: Collection[str]
+    ) -> None:
+        avoided = damage.avoided(self.layout)
+        alive = living(self.layout) if "rollouts" in names else ()
+        are_small = _are_small(self.layout, settled)
+        for statement in views.view_statements(
+            self.layout, settled, names, avoided, alive, are_small=are_small
+        ):
+            con.execute(statement)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans."""
         if con is None and selection.trace_ids and selection.also is None:
             con = self._near(selection.trace_ids)
         con = con or self.connect(("spans",))
-        return Query(con, *selection.query(), data=self.layout.data)
+        return Query(con, *selection.query(), layout=self.layout)
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep complete spans in this process's segment."""
@@ -212,12 +224,14 @@ class LocalSource:
         import duckdb
 
         layout = self.layout
-        layout.require()
-        ensure_catalogue(layout)
+        prepare(layout)
         listed = layout.segments()  # first: what is settled meanwhile stands in the manifest
         manifest, now = layout.read_manifest(), now_us()
         settled = {each.name for each in manifest.segments if each.settled_us <= now}
         segments = [path for path in listed if path.name not in settled]
+        is_mixed = any(file.schema < SCHEMA_VERSION for file in manifest.live_files)
+        if is_mixed or damage.avoided(layout):
+            return self.connect(("spans",))
         there = set(os.listdir(layout.data))
         files = [
             layout.data / file.name
@@ -236,9 +250,12 @@ class LocalSource:
             )
             con.execute(f"CREATE VIEW spans AS {query}")
         except duckdb.Error as exc:
-            raise damage_of(exc, layout.data) or StoreError(
-                f"cannot read {layout.catalogue}: {exc}; see: lightning-otel doctor"
-            ) from exc
+            if damage.damage_of(exc, layout) is None:
+                raise StoreError(
+                    f"cannot read {layout.catalogue}: {exc}; see: lightning-otel doctor"
+                ) from exc
+            return self.connect(("spans",))
+        damage.tell(layout)
         return con
 
     def writer(self) -> SpanWriter:
@@ -260,6 +277,20 @@ def new_connection(path: str = ":memory:") -> "duckdb.DuckDBPyConnection":
     return con
 
 
+def prepare(layout: Layout) -> None:
+    """See that a store can be read: its manifest, its catalogue, and without what is damaged.
+
+    Raises:
+        StoreMissingError: There is no store.
+        StoreVersionError: A newer version wrote it.
+        StoreError: It cannot be read.
+    """
+    layout.require()
+    mend_manifest(layout)
+    avoid(layout, look(layout, layout.read_manifest()))
+    ensure_catalogue(layout)
+
+
 def ensure_catalogue(layout: Layout) -> None:
     """Make ``X.duckdb`` and the file without rows, unless they stand there and are up to date.
 
@@ -270,27 +301,29 @@ def ensure_catalogue(layout: Layout) -> None:
     """
     import duckdb
 
-    statements = views.view_statements(layout, _settled(layout))
-    stamp = hashlib.sha256("\n".join(statements).encode()).hexdigest()
+    statements = views.view_statements(layout, damage.settled(layout))
+    text = hashlib.sha256("\n".join(statements).encode()).hexdigest()
     has_data = (layout.data / EMPTY_DATA).exists()
-    if has_data and layout.catalogue.exists() and _stamp(layout) == stamp:
+    if has_data and _stamp(layout) == f"{text} {_state(layout.catalogue)}":
         return
     try:
+        damage.write_empty_data(layout)  # anew: it names every column of this schema
         with new_connection() as con:
-            if not has_data:
-                _write_empty_data(con, layout)
             _write_catalogue(con, layout, statements)
         made = _made(layout, STAMP)
-        write_private(made, stamp.encode())
+        write_private(made, f"{text} {_state(layout.catalogue)}".encode())
         _put(made, layout.root / STAMP)
     except (OSError, duckdb.Error):
         log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
 
 
-def _settled(layout: Layout) -> list[str]:
-    """Segments settled for every transaction from here on, which need not be opened any more."""
-    now = now_us()
-    return [each.name for each in layout.read_manifest().segments if each.settled_us <= now]
+def _state(catalogue: Path) -> str:
+    """Size and time of change, which tell whether somebody else wrote into it or damaged it."""
+    try:
+        found = catalogue.stat()
+    except OSError:
+        return "missing"
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def _are_small(layout: Layout, settled: Collection[str]) -> bool:
@@ -324,7 +357,7 @@ def _mentions(path: Path, texts: Iterable[str]) -> bool:
 
 
 def _stamp(layout: Layout) -> str:
-    """What the catalogue was written for: a place, the views' text and the segments settled."""
+    """What the catalogue was written for, and how it looked then."""
     try:
         return (layout.root / STAMP).read_text()
     except OSError:
@@ -344,12 +377,6 @@ def _write_catalogue(
     con.execute("USE memory")
     con.execute("DETACH catalogue")
     _put(made, layout.catalogue)
-
-
-def _write_empty_data(con: "duckdb.DuckDBPyConnection", layout: Layout) -> None:
-    made = _made(layout, EMPTY_DATA)
-    con.execute(views.empty_data_statement(made))
-    _put(made, layout.data / EMPTY_DATA)
 
 
 def _made(layout: Layout, name: str) -> Path:
@@ -380,10 +407,10 @@ class MemorySource:
             # The files' own views, read once into a table: one definition of what a span is.
             layout = Layout(Path(folder) / "memory.duckdb")
             layout.create()
-            _write_empty_data(con, layout)
+            damage.write_empty_data(layout)
             (layout.live / "memory.ndjson").write_bytes(b"".join(self._writer.lines))
             con.execute(f"CREATE TABLE spans AS {views.spans_query(layout)}")
-        for statement in views.derived_view_statements(names):
+        for statement in views.derived_view_statements(names, (self._writer.process,)):
             con.execute(statement)
         return con
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import orjson
 
-from lightning_otel.errors import ConfigError, QueryError, StoreError
-from lightning_otel.store.damage import damage_of
-from lightning_otel.store.layout import write_private
+from lightning_otel.errors import ConfigError, LightningOtelError, QueryError, StoreError
+from lightning_otel.store.damage import damage_of, mend
+from lightning_otel.store.layout import Layout, write_private
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.views import NAMES, quoted
 from lightning_otel.types import Report, Transition
@@ -40,7 +40,7 @@ class Query:
         text: str,
         parameters: Sequence[object] = (),
         *,
-        data: Path | None = None,
+        layout: Layout | None = None,
     ) -> None:
         """Hold a query.
 
@@ -48,12 +48,12 @@ class Query:
             con: A connection for this query alone.
             text: One SELECT.
             parameters: What stands for its question marks.
-            data: The folder of settled files, if it reads any.
+            layout: The paths of the store, if it reads files.
         """
         self._con = con
         self._text = text
         self._parameters = list(parameters)
-        self._data = data
+        self._layout = layout
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow C stream interface."""
@@ -97,7 +97,7 @@ class Query:
         def following(rows: list[Any]) -> Iterator[list[Any]]:
             while rows:
                 yield rows
-                rows = self._again(lambda: cursor.fetchmany(size), times=1)
+                rows = self._again(lambda: cursor.fetchmany(size), times=0)
 
         rows = self._again(first)
         return [column[0] for column in cursor.description or ()], following(rows)
@@ -106,20 +106,28 @@ class Query:
         """What reading gives, tried again if a settler took a file away that was listed already."""
         import duckdb
 
-        for left in reversed(range(times)):
+        while True:
+            times -= 1
             try:
                 return act()
-            except duckdb.IOException as exc:
-                if not left:
-                    raise self._damage(exc) or StoreError(
-                        f"cannot read the store ({exc}); see: lightning-otel doctor"
-                    ) from exc
             except duckdb.Error as exc:
-                raise self._damage(exc) or QueryError(f"DuckDB refused the query: {exc}") from exc
-        raise AssertionError("the last time returns or raises")
+                if times > 0 and isinstance(exc, duckdb.IOException):
+                    continue
+                if times >= 0 and self._is_mended(exc):
+                    times = max(times, 1)
+                    continue
+                raise self._error(exc) from exc
 
-    def _damage(self, exc: "duckdb.Error") -> StoreError | None:
-        return damage_of(exc, self._data) if self._data is not None else None
+    def _is_mended(self, exc: "duckdb.Error") -> bool:
+        return self._layout is not None and mend(self._con, exc, self._layout)
+
+    def _error(self, exc: "duckdb.Error") -> LightningOtelError:
+        import duckdb
+
+        found = damage_of(exc, self._layout) if self._layout is not None else None
+        if found is None and isinstance(exc, duckdb.IOException):
+            return StoreError(f"cannot read the store ({exc}); see: lightning-otel doctor")
+        return found or QueryError(f"DuckDB refused the query: {exc}")
 
 
 class Table(Generic[T]):

@@ -10,6 +10,7 @@ from typing import Final, Self
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.store.compact import compact_some, hold_size
+from lightning_otel.store.damage import reading
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.settle import (
     WORTHWHILE_BYTES,
@@ -49,10 +50,10 @@ def keep_up(layout: Layout, *, is_idle: bool = False) -> Settled:
         ensure_catalogue(layout)
         is_much = len(sealed(layout)) >= WORTHWHILE_SEGMENTS
         done = settle_some(layout, least_bytes=1 if is_idle or is_much else WORTHWHILE_BYTES)
-        compact_some(layout)
-        limit = config.max_size_bytes()
-        if limit is not None:
-            told = sum(hold_size(layout, limit).values())
+        with reading(layout, "keep in order"):
+            compact_some(layout)
+            limit = config.max_size_bytes()
+            told = sum(hold_size(layout, limit).values()) if limit is not None else 0
             if told:
                 log.warning(
                     "%s outgrew %s: its oldest rollouts were dropped, %d spans",

@@ -5,14 +5,14 @@ transaction; so a catalogue, once written, stays right whatever is recorded or s
 """
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from lightning_otel import conventions as c
-from lightning_otel.store.layout import Layout
+from lightning_otel.store.layout import EMPTY_DATA, SCHEMA_VERSION, DataFile, Layout
 from lightning_otel.store.lines import MAX_RECORD_BYTES
-from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.schema import COLUMNS, SOURCES
 
 ROLLOUT: Final = "coalesce(nullif(rollout_id, ''), trace_id)"
 """The rollout a span belongs to: the one it names, else its trace."""
@@ -23,6 +23,7 @@ SAME_SPAN_NS: Final = 86_400_000_000_000
 _MANIFEST_COLUMNS: Final = {
     "kind": "VARCHAR",
     "name": "VARCHAR",
+    "schema": "BIGINT",
     "added_us": "BIGINT",
     "dropped_us": "BIGINT",
     "settled_us": "BIGINT",
@@ -32,6 +33,8 @@ _MANIFEST_COLUMNS: Final = {
     "conflicts": "BIGINT",
     "lost": "BIGINT",
 }
+UNKNOWN: Final = {"kind": "'INTERNAL'", "status": "'UNSET'", "sequence": "-1", "end_sequence": "-1"}
+"""What stands in a column that a file of an older schema lacks and no attribute tells."""
 SEGMENT_COLUMNS: Final = {
     "record": "VARCHAR",
     **COLUMNS,
@@ -45,6 +48,12 @@ IS_SPAN: Final = (
     "AND start_ns IS NOT NULL)"
 )
 """Whether a line of a segment is a span that can be told from others, or takes a start back."""
+
+
+_ONE_LINE_EACH: Final = """QUALIFY row_number() OVER (
+    PARTITION BY trace_id, span_id
+    ORDER BY record <> 'span', record <> 'drop', filename, sequence) = 1 AND record <> 'drop'"""
+"""Of the lines of segments about one span: its end, unless it was dropped, else its start."""
 
 
 def quoted(text: str) -> str:
@@ -94,7 +103,13 @@ def same_span(one: str, other: str) -> str:
     )
 
 
-def spans_query(layout: Layout, settled: Iterable[str] = (), *, are_small: bool = False) -> str:
+def spans_query(
+    layout: Layout,
+    settled: Iterable[str] = (),
+    avoided: Iterable[str] = (),
+    *,
+    are_small: bool = False,
+) -> str:
     """The ``spans`` view: every span once, an unended one with an empty ``end_ns``.
 
     The manifest is read where it is needed, not materialized: with that, DuckDB 2.0 reads every
@@ -103,32 +118,32 @@ def spans_query(layout: Layout, settled: Iterable[str] = (), *, are_small: bool 
     Args:
         layout: The store's paths.
         settled: Names of segments known to be settled, which DuckDB then does not even open.
+        avoided: Names of damaged files and segments, which it shall not open.
         are_small: Whether the segments are many and small; see :func:`read_many_ndjson`.
     """
-    manifest = read_ndjson(quoted(str(layout.manifest_path)), _MANIFEST_COLUMNS)
+    manifest = read_ndjson(quoted(str(layout.whole_manifest())), _MANIFEST_COLUMNS)
     read = read_many_ndjson if are_small else read_ndjson
     segments = read(quoted(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
     data = quoted(str(layout.data / "*.parquet"))
     columns = ", ".join(COLUMNS)
     # One text, not a list of values: DuckDB looks into that for each file, a list takes it longer.
-    known = quoted("/".join(["", *settled, ""]))
+    known = quoted("/".join(["", *settled, *avoided, ""]))
+    damaged = [name for name in avoided if name.endswith(".parquet")]
+    is_mixed = any(file.schema < SCHEMA_VERSION for file in layout.read_manifest().live_files)
     return f"""
 WITH manifest AS NOT MATERIALIZED (
-  SELECT kind, name FROM {manifest}
+  SELECT kind, name, coalesce(schema, 1) AS schema FROM {manifest}
   WHERE coalesce(added_us, settled_us) <= epoch_us(now())
     AND (dropped_us IS NULL OR dropped_us > epoch_us(now()))
 ),
 settled AS NOT MATERIALIZED (
-  SELECT {columns} FROM read_parquet({data}, filename=true)
-  WHERE parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file')
+  {_settled(data, damaged, is_mixed=is_mixed)}
 ),
 live AS NOT MATERIALIZED (
   SELECT {columns} FROM {segments}
   WHERE {IS_SPAN} AND NOT contains({known}, '/' || parse_filename(filename) || '/')
     AND parse_filename(filename) NOT IN (SELECT name FROM manifest WHERE kind = 'segment')
-  QUALIFY row_number() OVER (
-    PARTITION BY trace_id, span_id
-    ORDER BY record <> 'span', record <> 'drop', filename, sequence) = 1 AND record <> 'drop'
+  {_ONE_LINE_EACH}
 )
 SELECT {columns} FROM settled
 UNION ALL BY NAME
@@ -153,8 +168,7 @@ WITH settled AS MATERIALIZED (
 live AS NOT MATERIALIZED (
   SELECT {columns} FROM {read_ndjson(listed(segments), SEGMENT_COLUMNS)}
   WHERE {wanted} AND {IS_SPAN}
-  QUALIFY row_number() OVER (
-    PARTITION BY trace_id, span_id ORDER BY record = 'start', filename, sequence) = 1
+  {_ONE_LINE_EACH}
 )
 SELECT {columns} FROM settled
 UNION ALL BY NAME
@@ -165,6 +179,62 @@ SELECT {columns} FROM live ANTI JOIN settled ON settled.trace_id = live.trace_id
 def listed(paths: Iterable[Path]) -> str:
     """A SQL list of paths."""
     return "[" + ", ".join(quoted(str(path)) for path in paths) + "]"
+
+
+def _settled(data: str, damaged: Collection[str], *, is_mixed: bool) -> str:
+    """Spans of the files listed; with ``is_mixed`` those of older schemas are made into ours.
+
+    Apart from the others: what a column lacks is looked for in the attributes, which cost 150 times
+    more to read than a narrow column.
+    """
+    is_whole = ""
+    if damaged:
+        names = quoted("/".join(["", *damaged, ""]))
+        is_whole = f"NOT contains({names}, '/' || parse_filename(filename) || '/') AND "
+    options = "filename=true, union_by_name=true" if is_mixed else "filename=true"
+    listed = f"""FROM read_parquet({data}, {options})
+  WHERE {is_whole}parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file'"""
+    ours = f"SELECT {', '.join(COLUMNS)} {listed}"
+    if not is_mixed:
+        return f"{ours})"
+    older = f"SELECT {', '.join(map(_rebuilt, COLUMNS))} {listed}"
+    return (
+        f"{ours} AND schema >= {SCHEMA_VERSION})\n  UNION ALL\n"
+        f"  {older} AND schema < {SCHEMA_VERSION})"
+    )
+
+
+def rows_of(layout: Layout, files: Sequence[DataFile]) -> str:
+    """A subquery over the rows of some data files, in our columns, and where each row stands.
+
+    Args:
+        layout: The store's paths.
+        files: At least one.
+    """
+    options = "filename=true, file_row_number=true, union_by_name=true"
+    ours = [layout.data / file.name for file in files if file.schema >= SCHEMA_VERSION]
+    older = [layout.data / file.name for file in files if file.schema < SCHEMA_VERSION]
+    parts = []
+    if ours:
+        parts.append(
+            f"SELECT {', '.join(COLUMNS)}, filename, file_row_number "
+            f"FROM read_parquet({listed(ours)}, {options})"
+        )
+    if older:
+        # The file without rows names every column.
+        parts.append(
+            f"SELECT {', '.join(map(_rebuilt, COLUMNS))}, filename, file_row_number "
+            f"FROM read_parquet({listed([*older, layout.data / EMPTY_DATA])}, {options})"
+        )
+    return f"({' UNION ALL '.join(parts)})"
+
+
+def _rebuilt(column: str) -> str:
+    """A column of an older file: from the attributes, or a value that says it is not known."""
+    found = [f"TRY_CAST({_attribute(key)} AS {COLUMNS[column]})" for key in SOURCES.get(column, ())]
+    if column in UNKNOWN:
+        found.append(UNKNOWN[column])
+    return f"coalesce({', '.join([column, *found])}) AS {column}" if found else column
 
 
 _CALL_OPERATIONS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
@@ -320,15 +390,29 @@ WHERE reward IS NOT NULL"""
 
 _IS_CALL: Final = f"operation IN ({_CALL_OPERATIONS}) AND is_repeated IS NULL"
 
+_IS_ROLLOUT: Final = f"name = '{c.SPAN_ROLLOUT}'"
+_IS_OPEN: Final = "end_ns IS NULL"
+_IS_ENDED_ROOT: Final = "parent_span_id IS NULL AND end_ns IS NOT NULL AND reward IS NULL"
+
+_STATUS: Final = f"""
+  CASE WHEN bool_or({_IS_ROLLOUT} AND status = 'ERROR') THEN 'failed'
+       WHEN bool_or({_IS_ROLLOUT}) AND NOT bool_or({_IS_ROLLOUT} AND {_IS_OPEN}) THEN 'succeeded'
+       -- Something inside that never ended does not leave open what is around it.
+       WHEN NOT bool_or({_IS_OPEN}) OR (NOT bool_or({_IS_ROLLOUT}) AND bool_or({_IS_ENDED_ROOT})
+         AND NOT bool_or({_IS_OPEN} AND parent_span_id IS NULL)) THEN 'succeeded'
+       WHEN bool_or({_IS_OPEN} AND is_alive(process)) THEN 'running'
+       ELSE 'incomplete' END"""
+
+UNENDED: Final = f"""
+SELECT DISTINCT {ROLLOUT} AS rollout_id, coalesce(attempt_id, '1') AS attempt_id FROM spans
+WHERE {_IS_OPEN} AND NOT is_alive(process)"""
+"""Attempts with a span that its dead process never ended: those that may be incomplete."""
+
 ROLLOUTS: Final = f"""
 WITH {HOMES}, {_REPEATED}
 SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   coalesce(home_attempt, attempt_id, '1') AS attempt_id,
-  CASE WHEN count(*) FILTER (name = '{c.SPAN_ROLLOUT}') = 0 THEN
-         CASE WHEN bool_or(end_ns IS NULL) THEN 'running' ELSE 'succeeded' END
-       WHEN bool_or(name = '{c.SPAN_ROLLOUT}' AND status = 'ERROR') THEN 'failed'
-       WHEN bool_or(name = '{c.SPAN_ROLLOUT}' AND end_ns IS NULL) THEN 'running'
-       ELSE 'succeeded' END AS status,
+  {_STATUS} AS status,
   min(start_ns) AS start_ns,
   -- A reward given days later does not prolong the rollout.
   coalesce(max(coalesce(end_ns, start_ns)) FILTER (home_rollout IS NULL),
@@ -355,6 +439,8 @@ def view_statements(
     layout: Layout,
     settled: Iterable[str] = (),
     names: Collection[str] = NAMES,
+    avoided: Collection[str] = (),
+    alive: Collection[str] | None = None,
     *,
     are_small: bool = False,
 ) -> list[str]:
@@ -362,13 +448,54 @@ def view_statements(
 
     To bind a view takes as long as to read a little, so ask for no more than are looked at.
     ``spans`` is always among them: the others stand on it.
+
+    Args:
+        layout: The store's paths.
+        settled: As :func:`spans_query` takes it.
+        names: The views.
+        avoided: As :func:`spans_query` takes it.
+        alive: Processes that live; by default those with a segment that nobody settled.
+        are_small: As :func:`spans_query` takes it.
     """
-    spans = f"CREATE OR REPLACE VIEW spans AS {spans_query(layout, settled, are_small=are_small)}"
-    return [spans, *derived_view_statements(names)]
+    query = spans_query(layout, settled, avoided, are_small=are_small)
+    spans = f"CREATE OR REPLACE VIEW spans AS {query}"
+    macro = _alive_statement(_unsettled(layout)) if alive is None else alive_statement(alive)
+    return [spans, macro, *_derived(names)]
 
 
-def derived_view_statements(names: Collection[str] = NAMES) -> list[str]:
-    """``CREATE VIEW`` for the views over ``spans``, be that a view or a table."""
+def derived_view_statements(
+    names: Collection[str] = NAMES, alive: Collection[str] = ()
+) -> list[str]:
+    """``CREATE VIEW`` for the views over ``spans``, be that a view or a table.
+
+    Args:
+        names: Which.
+        alive: Processes that may still end what they began.
+    """
+    return [alive_statement(alive), *_derived(names)]
+
+
+def alive_statement(alive: Collection[str]) -> str:
+    """What tells SQL which processes live, as only their locks do."""
+    return _alive_statement(
+        f"contains({quoted('/'.join(['', *alive, '']))}, '/' || process || '/')"
+    )
+
+
+def _alive_statement(condition: str) -> str:
+    return f"CREATE OR REPLACE MACRO is_alive(process) AS {condition}"
+
+
+def _unsettled(layout: Layout) -> str:
+    """Whether a process has a segment that nobody settled: as near as SQL comes to its lock."""
+    manifest = read_ndjson(quoted(str(layout.whole_manifest())), _MANIFEST_COLUMNS)
+    return rf"""process IN (
+  SELECT regexp_extract(parse_filename(file), '^(.+)-[0-9]+\.ndjson$', 1)
+  FROM glob({quoted(str(layout.live / "*.ndjson"))})
+  WHERE parse_filename(file) NOT IN (SELECT name FROM {manifest} WHERE kind = 'segment'))"""
+
+
+def _derived(names: Collection[str]) -> list[str]:
     return [
         f"CREATE OR REPLACE VIEW {name} AS {query}"
         for name, query in DERIVED.items()

@@ -27,6 +27,7 @@ from uuid import UUID
 import lightning_otel
 from lightning_otel import config, errors
 from lightning_otel.errors import LightningOtelError, QueryError
+from lightning_otel.store.damage import tell
 from lightning_otel.store.layout import Layout
 
 _CHUNK: Final = 1 << 16
@@ -68,9 +69,9 @@ class Answer:
         cut: Which limit left rows out (``rows`` or ``bytes``), once all have come; else empty.
     """
 
-    def __init__(self, process: "_Process") -> None:
+    def __init__(self, process: "_Process", columns: list[str]) -> None:
         self._process = process
-        self.columns: list[str] = process.message()["columns"]
+        self.columns = columns
         self.cut = ""
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
@@ -120,7 +121,9 @@ def ask(layout: Layout, text: str, limits: Limits | None = None) -> Answer:
     layout.require()
     process = _Process(layout, text, limits or Limits())
     try:
-        return Answer(process)
+        message = process.message()
+        tell(layout, message["avoided"])
+        return Answer(process, message["columns"])
     except BaseException:
         process.kill()
         raise

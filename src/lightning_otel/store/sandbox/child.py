@@ -22,11 +22,12 @@ from uuid import UUID
 
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.store import views
-from lightning_otel.store.damage import reading
+from lightning_otel.store.damage import avoided, reading
 from lightning_otel.store.layout import Layout, now_us
+from lightning_otel.store.live import living
 from lightning_otel.store.sandbox import Limits, landlock
 from lightning_otel.store.sandbox.statement import check
-from lightning_otel.store.source import ensure_catalogue, new_connection
+from lightning_otel.store.source import new_connection, prepare
 from lightning_otel.store.table import Query, views_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _LOCKS: Final = {
     "python_enable_replacements": "false",
     "python_scan_all_frames": "false",
     "allowed_directories": "['live', 'data']",
-    "allowed_paths": "['manifest.ndjson']",
+    "allowed_paths": "['manifest.ndjson', 'manifest.copy.ndjson']",
     "enable_external_access": "false",
     "lock_configuration": "true",
 }
@@ -79,14 +80,15 @@ def main(job: Mapping[str, Any]) -> None:
 
 def _answer(out: int, store: Path, text: str, limits: Limits) -> None:
     layout = Layout(store)
-    ensure_catalogue(layout)
+    prepare(layout)
     os.chdir(layout.root)
     # Before DuckDB starts its threads: each is bound by what bound the one that started it.
     landlock.give_up()
-    con = _connection(_inside(layout), text, limits)
-    query = Query(con, text, data=Path("data"))
+    inside = _inside(layout)
+    con = _connection(inside, text, limits)
+    query = Query(con, text, layout=inside)
     columns, batches = query.batches(_BATCH)
-    _send(out, {"columns": columns})
+    _send(out, {"columns": columns, "avoided": sorted(avoided(inside))})
     rows, size, cut = 0, 0, ""
     for batch in batches:
         kept = []
@@ -110,6 +112,7 @@ def _inside(layout: Layout) -> Layout:
     inside.live = Path("live")
     inside.data = Path("data")
     inside.manifest_path = Path("manifest.ndjson")
+    inside.manifest_copy = Path("manifest.copy.ndjson")
     return inside
 
 
@@ -124,8 +127,11 @@ def _connection(inside: Layout, text: str, limits: Limits) -> "duckdb.DuckDBPyCo
     # Before the text is parsed, which may take memory too.
     _confine(limits)
     check(con, text)
+    names = views_of(con, text)
+    # Their locks are looked at here: the statement shall not list what lies beside the store.
+    alive = living(inside) if "rollouts" in names else ()
     with reading(inside):
-        for statement in views.view_statements(inside, settled, views_of(con, text)):
+        for statement in views.view_statements(inside, settled, names, avoided(inside), alive):
             con.execute(statement)
     for name, value in _LOCKS.items():
         con.execute(f"SET {name} = {value}")

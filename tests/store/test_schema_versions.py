@@ -1,0 +1,143 @@
+"""Files of an older schema beside those of ours: what they lack is rebuilt, or empty."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.store import settle
+from lightning_otel.store.layout import SCHEMA_VERSION, Layout, Manifest
+from lightning_otel.store.parquet import described
+from lightning_otel.store.views import quoted
+from lightning_otel.store.writer import SpanWriter
+from lightning_otel.types import Span
+
+LACKING = (
+    "agent", "model", "provider", "operation", "response_id", "input_tokens", "output_tokens",
+    "rollout_id", "reward", "sequence", "end_sequence", "kind", "status_message", "scope",
+    "input_messages", "links",
+)  # fmt: skip
+ATTRIBUTES: dict[str, Any] = {
+    c.OPERATION: "chat",
+    c.AGENT_NAME: "planner",
+    c.PROVIDER: "openai",
+    c.REQUEST_MODEL: "m-0",
+    c.RESPONSE_ID: "resp-1",
+    c.INPUT_TOKENS: 7,
+    c.OUTPUT_TOKENS: 3,
+    c.ROLLOUT_ID: "old",
+    c.INPUT_MESSAGES: '[{"role":"user","parts":[{"type":"text","content":"hi"}]}]',
+    c.OUTPUT_MESSAGES: '[{"role":"assistant","parts":[{"type":"text","content":"ho"}]}]',
+}
+
+
+@pytest.fixture
+def layout(store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch) -> Layout:
+    """A store of one old file with a call and a reward, and a new one with the same of today."""
+    monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
+    layout = store.layout
+    assert layout is not None
+    for rollout in ("old", "new"):
+        _write(store, make_span, rollout)
+        store.settle()
+    old, new = layout.read_manifest().live_files
+    aged = _aged(layout.data / old.name)
+    entry = described(aged, old.rows, old.min_start_ns, old.max_start_ns, schema=0)
+    for path in layout.segments():
+        path.unlink()
+    layout.write_manifest(Manifest((entry, new)))
+    return layout
+
+
+def _write(store: Store, make_span: Callable[..., Span], rollout: str) -> None:
+    assert store.layout is not None
+    store.layout.create()
+    writer = SpanWriter(store.layout)
+    call = make_span(attributes={**ATTRIBUTES, c.ROLLOUT_ID: rollout})
+    writer.add(call)
+    judged = {c.ROLLOUT_ID: rollout, c.REWARD_VALUE: 0.5}
+    writer.add(make_span(trace_id=call.trace_id, name=c.SPAN_ANNOTATION, attributes=judged))
+    writer.seal()
+
+
+def _aged(path: Path) -> Path:
+    """The file as a version without some columns wrote it: what they hold stands in attributes."""
+    made = path.with_name(path.name.replace("spans-", "spans-0"))
+    duckdb.connect().execute(
+        f"""
+        COPY (
+          SELECT * EXCLUDE ({", ".join(LACKING)}) REPLACE (
+            CASE WHEN input_messages IS NULL THEN attributes ELSE
+              json_merge_patch(attributes, json_object({quoted(c.INPUT_MESSAGES)}, input_messages))
+            END AS attributes)
+          FROM {quoted(str(path))}
+        ) TO {quoted(str(made))} (FORMAT parquet, COMPRESSION zstd, KV_METADATA {{schema: '0'}})
+        """
+    )
+    path.unlink()
+    return made
+
+
+def test_old_and_new_read_side_by_side(store: Store, layout: Layout) -> None:
+    """A column that has an attribute is rebuilt from it; the others say that they do not know."""
+    rows = {row["rollout_id"]: row for row in store.sql("SELECT * FROM spans WHERE reward IS NULL")}
+    rewards = dict(store.sql("SELECT rollout_id, reward FROM spans WHERE reward > 0").df().values)
+
+    rebuilt = [name for name in LACKING if name in ("agent", "model", "provider", "operation")]
+    rebuilt += ["response_id", "input_tokens", "output_tokens", "input_messages"]
+    assert {name: rows["old"][name] for name in rebuilt} == {
+        name: rows["new"][name] for name in rebuilt
+    }
+    assert rewards == {"old": 0.5, "new": 0.5}
+    unknown = ("sequence", "end_sequence", "kind", "status_message", "scope", "links")
+    assert [rows["old"][name] for name in unknown] == [-1, -1, "INTERNAL", None, None, None]
+
+
+def test_old_spans_become_transitions_as_new_ones_do(store: Store, layout: Layout) -> None:
+    """What is trained on is the same, whichever version kept it."""
+    old, new = sorted(store.transitions(), key=lambda step: step.start_ns)
+
+    assert (old.rollout_id, new.rollout_id) == ("old", "new")
+    for name in ("observation", "action", "reward", "model", "response_id", "agent", "done"):
+        assert getattr(old, name) == getattr(new, name)
+
+
+def test_catalogue_reads_both_too(store: Store, layout: Layout) -> None:
+    """Any DuckDB that opens it sees old and new."""
+    store.connect()
+
+    with duckdb.connect(str(layout.catalogue), read_only=True) as con:
+        found = con.sql("SELECT model, count(*) FROM calls GROUP BY 1").fetchall()
+
+    assert found == [("m-0", 2)]
+
+
+def test_settling_beside_an_old_file_keeps_each_span_once(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """A span that the old file holds is not settled a second time."""
+    old = next(iter(store.spans(rollout_id="old")))
+    writer = SpanWriter(layout)
+    writer.add(replace(old))
+    writer.add(make_span(start_ns=old.start_ns + 5))
+    writer.seal()
+
+    done = store.settle()
+
+    assert done.rows == 1
+    assert len(store.spans().rows()) == 5
+    assert layout.read_manifest().live_files[-1].schema == SCHEMA_VERSION
+
+
+def test_old_call_is_found_by_its_response(store: Store, layout: Layout) -> None:
+    """An id that stood in the attributes only leads to its span."""
+    _, new = layout.read_manifest().live_files
+    (layout.data / new.name).unlink()
+
+    assert store.find("resp-1") == ("response", "resp-1")
+    assert store.rollout_of("response", "resp-1") == "old"
