@@ -114,7 +114,7 @@ def _salvaged(layout: Layout, path: Path, file: DataFile | None) -> int:
             except duckdb.Error:
                 continue
         _leave_out_held(con, layout)
-        return _kept(con, layout, file.schema if file else 1)
+        return _kept(con, layout, file)
 
 
 def _parts(con: "duckdb.DuckDBPyConnection", path: Path) -> list[_Part]:
@@ -154,7 +154,8 @@ def _leave_out_held(con: "duckdb.DuckDBPyConnection", layout: Layout) -> None:
         )
 
 
-def _kept(con: "duckdb.DuckDBPyConnection", layout: Layout, schema: int) -> int:
+def _kept(con: "duckdb.DuckDBPyConnection", layout: Layout, old: DataFile | None) -> int:
+    schema = old.schema if old else 1
     rows, low, high = row_of(con, "SELECT count(*), min(start_ns), max(start_ns) FROM good")
     if not rows:
         return 0
@@ -170,7 +171,8 @@ def _kept(con: "duckdb.DuckDBPyConnection", layout: Layout, schema: int) -> int:
     os.replace(made, layout.data / made.name)
     sync(layout.data)
     manifest = layout.read_manifest()
-    added = replace(file, added_us=now_us())
+    # What is in a lake already, or is to go there, is so with these rows too.
+    added = replace(file, added_us=now_us(), publication=old.publication if old else "")
     layout.write_manifest(replace(manifest, files=(*manifest.files, added)))
     return file.rows
 
