@@ -78,8 +78,14 @@ class Numbers:
         if self._ahead and was_whole:
             self._since = time.monotonic()
 
-    def ready(self, found: list[Found]) -> list[Found]:
-        """Those of the spans, and of those held, that need not wait; the others are held."""
+    def ready(self, found: list[Found], until: int | None = None) -> list[Found]:
+        """Those of the spans, and of those held, that need not wait; the others are held.
+
+        Args:
+            found: Spans that were just read.
+            until: Where more spans are about to be read whose numbers are noted already: the last
+                number before these.
+        """
         every = list({each.key: each for each in self.held + found}.values())
         seen = self.seen or 0
         if any(each.number > seen for each in every) and (
@@ -87,8 +93,9 @@ class Numbers:
         ):
             self._give_up(max(each.number for each in every))
             seen = self.seen or 0
-        self.held = [each for each in every if each.number > seen]
-        return _in_order([each for each in every if each.number <= seen])
+        last = seen if until is None else min(seen, until)
+        self.held = [each for each in every if each.number > last]
+        return _in_order([each for each in every if each.number <= last])
 
     def _give_up(self, number: int) -> None:
         """Wait no more for what is missing below a number."""

@@ -69,9 +69,11 @@ def unread(
             )
             is_whole = _choose(con, known)
             if is_whole is not None:
-                _note(con, numbers_of)
+                processes = _note(con, numbers_of)
                 for found in _rows(con, is_whole=is_whole):
                     yield _in_turn(found, numbers_of)
+                for process in processes:
+                    yield numbers_of(process).ready([])
         except duckdb.Error:
             log.debug("%s cannot be read", path, exc_info=True)
             yield None
@@ -96,8 +98,13 @@ def _choose(
     return is_whole if is_any else None
 
 
-def _note(con: "duckdb.DuckDBPyConnection", numbers_of: Callable[[str], Numbers]) -> None:
-    """Take in the numbers that stand in the file, those of spans that never ended too."""
+def _note(con: "duckdb.DuckDBPyConnection", numbers_of: Callable[[str], Numbers]) -> list[str]:
+    """Take in the numbers that stand in the file, those of spans that never ended too.
+
+    Returns:
+        The processes they are of.
+    """
+    processes: list[str] = []
     cursor = con.cursor()
     cursor.execute(
         "SELECT process, list(sequence), list(end_sequence) FROM every "
@@ -107,6 +114,8 @@ def _note(con: "duckdb.DuckDBPyConnection", numbers_of: Callable[[str], Numbers]
         for process, starts, ends in rows:
             every = [number for number in (*starts, *ends) if number >= 0]
             numbers_of(process).note(every, min(every))
+            processes.append(process)
+    return processes
 
 
 def _in_turn(found: list[Found], numbers_of: Callable[[str], Numbers]) -> list[Found]:
@@ -114,9 +123,10 @@ def _in_turn(found: list[Found], numbers_of: Callable[[str], Numbers]) -> list[F
     ready: list[Found] = []
     for process, rows in itertools.groupby(found, lambda each: each.record["process"]):
         own = [each._replace(number=each.record["end_sequence"]) for each in rows]
-        # Those without a place in a process wait for nothing.
+        # Those without a place in a process wait for nothing. What was read live and waits here may
+        # have to wait for the file's next rows.
         waiting = process and own[0].number >= 0
-        ready += numbers_of(process).ready(own) if waiting else own
+        ready += numbers_of(process).ready(own, until=own[-1].number) if waiting else own
     return ready
 
 
