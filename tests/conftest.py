@@ -16,10 +16,7 @@ from lightning_otel.demo.server import DemoServer
 from lightning_otel.store.writer import writer_if_any
 
 _connect = socket.socket.connect
-_SELF_CLOSING = (
-    ("openai._base_client", "AsyncHttpxClientWrapper"),
-    ("langchain_openai.chat_models._client_utils", "_AsyncHttpxClientWrapper"),
-)
+_KEPT_CLIENTS = "langchain_openai.chat_models._client_utils"
 
 
 def _connect_to_loopback(self: socket.socket, address: Any) -> Any:
@@ -49,14 +46,13 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_client_closes_itself_in_another_test() -> None:
-    """A forgotten async client stays one: collected, it would close itself in the loop that runs.
+    """LangChain keeps async clients; one that is collected closes itself in the loop that runs.
 
     That loop is a later test's, and the client's connections belong to a loop that is closed.
     """
-    for module, name in _SELF_CLOSING:
-        cls = getattr(sys.modules.get(module), name, None)
-        if cls is not None and "__del__" in vars(cls):
-            del cls.__del__
+    cls = getattr(sys.modules.get(_KEPT_CLIENTS), "_AsyncHttpxClientWrapper", None)
+    if cls is not None and "__del__" in vars(cls):
+        del cls.__del__
 
 
 @pytest.fixture
