@@ -103,6 +103,15 @@ def same_span(one: str, other: str) -> str:
     )
 
 
+def _settled_and_live() -> str:
+    """What the two queries for spans end with: those settled, and those that only segments hold."""
+    columns = ", ".join(COLUMNS)
+    return f"""SELECT {columns} FROM settled
+UNION ALL BY NAME
+SELECT {columns} FROM live ANTI JOIN settled ON settled.trace_id = live.trace_id
+  AND settled.span_id = live.span_id AND {same_span("settled", "live")}"""
+
+
 def spans_query(
     layout: Layout,
     settled: Iterable[str] = (),
@@ -145,10 +154,7 @@ live AS NOT MATERIALIZED (
     AND parse_filename(filename) NOT IN (SELECT name FROM manifest WHERE kind = 'segment')
   {_ONE_LINE_EACH}
 )
-SELECT {columns} FROM settled
-UNION ALL BY NAME
-SELECT {columns} FROM live ANTI JOIN settled ON settled.trace_id = live.trace_id
-  AND settled.span_id = live.span_id AND {same_span("settled", "live")}"""
+{_settled_and_live()}"""
 
 
 def traces_query(files: Iterable[Path], segments: Iterable[Path], trace_ids: Iterable[str]) -> str:
@@ -170,10 +176,7 @@ live AS NOT MATERIALIZED (
   WHERE {wanted} AND {IS_SPAN}
   {_ONE_LINE_EACH}
 )
-SELECT {columns} FROM settled
-UNION ALL BY NAME
-SELECT {columns} FROM live ANTI JOIN settled ON settled.trace_id = live.trace_id
-  AND settled.span_id = live.span_id AND {same_span("settled", "live")}"""
+{_settled_and_live()}"""
 
 
 def listed(paths: Iterable[Path]) -> str:
