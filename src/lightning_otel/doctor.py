@@ -303,7 +303,7 @@ def _counts(layout: Layout, store: Store) -> Iterator[Finding]:
         return
     manifest = layout.read_manifest()
     files = len(manifest.live_files)
-    segments = len({path.name for path in layout.segments()} - {s.name for s in manifest.segments})
+    segments = len(layout.unsettled(manifest))
     yield Finding(
         "ok",
         f"{layout.catalogue}: {row['n']} spans, of which incomplete: {row['n'] - row['ended']}; "

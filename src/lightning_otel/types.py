@@ -15,6 +15,11 @@ Message: TypeAlias = Mapping[str, Any]
 CaptureLevel: TypeAlias = Literal["exact", "text"]
 """``exact``: the server's own token ids for prompt and response; ``text``: messages only."""
 
+BranchCause: TypeAlias = Literal[
+    "start", "parallel", "sub_agent", "retry", "hand_off", "compaction"
+]
+"""Why a trajectory of its own begins where it does."""
+
 Credit: TypeAlias = Literal["next", "last", "sibling", "discounted"]
 """The rule by which a reward without a link reaches a call."""
 
@@ -158,6 +163,11 @@ class Transition:
         capture: ``exact`` with the server's token ids, else ``text``.
         resource_version: Version of the prompt, model or weights that acted; None if not stamped.
         resources: Version of each resource that acted, by name, where they were named.
+        sampling: What was asked of the sampler, such as ``temperature`` and ``top_p``; empty where
+            nothing was.
+        group_id: What advantages compare: rollouts of one task share it; empty if not computed.
+        advantage: How much better its rollout did than its group; None where none was computed.
+        weight: Weight of its loss, so that a rollout of many steps does not outvote a short one.
     """
 
     rollout_id: str
@@ -187,6 +197,10 @@ class Transition:
     input_tokens: int | None = None
     output_tokens: int | None = None
     resources: Mapping[str, str] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    group_id: str = ""
+    advantage: float | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +209,7 @@ class Trajectory:
 
     Attributes:
         is_guess: Whether the order rests on wall clocks: its calls come from several processes.
+        cause: Why it is a trajectory of its own.
     """
 
     rollout_id: str
@@ -203,6 +218,27 @@ class Trajectory:
     branch: int
     transitions: tuple[Transition, ...]
     is_guess: bool = False
+    cause: BranchCause = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """Consecutive steps of a trajectory as one token sequence: what a trainer takes a loss of.
+
+    Attributes:
+        transitions: The steps in it, in order.
+        prompt_ids: Token ids before the first sampled one, [P].
+        completion_ids: Token ids from the first sampled one on, [C].
+        loss_mask: 1 where the model sampled the token, 0 where it was given it, [C].
+        logprobs: Log-probability of each sampled token, 0.0 of each other, [C]; empty if the server
+            did not say for all that were sampled.
+    """
+
+    transitions: tuple[Transition, ...]
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    loss_mask: Sequence[int]
+    logprobs: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +249,15 @@ class Dropped:
     trace_id: str
     noun: Literal["call", "reward", "mark"]
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A span that was put elsewhere in its tree than it was recorded, and by which rule."""
+
+    span_id: str
+    trace_id: str
+    rule: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +275,7 @@ class Report:
         rewards_placed: Rewards credited to a transition.
         rewarded: Transitions that carry a reward.
         dropped: One entry for each call, reward and mark that was not used.
+        repairs: One entry for each span that was put elsewhere in its tree.
     """
 
     spans: int = 0
@@ -241,6 +287,7 @@ class Report:
     rewards_placed: int = 0
     rewarded: int = 0
     dropped: tuple[Dropped, ...] = ()
+    repairs: tuple[Repair, ...] = ()
 
     def reasons(self) -> dict[str, int]:
         """How often each reason for leaving something out occurs, the most frequent first."""
@@ -252,13 +299,15 @@ class Report:
     @classmethod
     def total(cls, reports: Iterable["Report"]) -> "Report":
         """One report of disjoint parts; every rollout must lie in one of them."""
-        counts = dict.fromkeys((each.name for each in fields(cls) if each.name != "dropped"), 0)
+        counts = {each.name: 0 for each in fields(cls) if each.name not in ("dropped", "repairs")}
         dropped: list[Dropped] = []
+        repairs: list[Repair] = []
         for report in reports:
             for name in counts:
                 counts[name] += getattr(report, name)
             dropped += report.dropped
-        return cls(**counts, dropped=tuple(dropped))
+            repairs += report.repairs
+        return cls(**counts, dropped=tuple(dropped), repairs=tuple(repairs))
 
     def __add__(self, other: "Report") -> "Report":
         return Report.total((self, other))

@@ -105,7 +105,7 @@ def test_process_that_writes_does_not_disown_settled_spans(
 def test_files_merged_into_another_are_not_counted_twice(store: Store, layout: Layout) -> None:
     """An older file whose spans all stand in a newer one is left out; of others, what does not."""
     from lightning_otel.store.parquet import new_name
-    from lightning_otel.store.views import quoted
+    from lightning_otel.store.sql import quoted
 
     before = _ids(store)
     first, second, third = layout.read_manifest().live_files

@@ -13,7 +13,7 @@ from lightning_otel import conventions as c
 from lightning_otel.store import settle
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout, Manifest
 from lightning_otel.store.parquet import described
-from lightning_otel.store.views import quoted
+from lightning_otel.store.sql import quoted
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 

@@ -34,9 +34,9 @@ from lightning_otel import (
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.store import TRANSITION_COLUMNS, distinct, transition_row
 from lightning_otel.store import batches as batches_module
 from lightning_otel.store.batches import batches
+from lightning_otel.store.transitions import TRANSITION_COLUMNS, distinct, transition_row
 from lightning_otel.tracing import operation
 from lightning_otel.types import Report, Span, Trajectory
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.views import quoted
+from lightning_otel.store.sql import quoted
 from lightning_otel.types import Span
 
 VIEWS = ("spans", "calls", "rewards", "rollouts")

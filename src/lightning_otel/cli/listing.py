@@ -10,7 +10,7 @@ from lightning_otel.store import Store
 from lightning_otel.store.damage import lacks
 from lightning_otel.store.layout import total_bytes
 from lightning_otel.store.quarantine import notes
-from lightning_otel.store.views import ROLLOUT, quoted
+from lightning_otel.store.sql import ROLLOUT, quoted
 
 _GENERATIVE = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
 # A reward given later stands in a trace of its own, which to a person is none.
@@ -122,8 +122,7 @@ def store_stats(store: Store) -> dict[str, Any]:
     if store.layout is None:
         return {**found, **dict.fromkeys(("files", "segments", "bytes", "missing", "gone"), 0)}
     manifest = store.layout.read_manifest()
-    settled = {segment.name for segment in manifest.segments}
-    segments = [path for path in store.layout.segments() if path.name not in settled]
+    segments = store.layout.unsettled(manifest)
     files = [store.layout.data / file.name for file in manifest.live_files]
     return {
         **found,

@@ -210,7 +210,7 @@ class _Run:
     def _counts(self, recording: "Recording") -> dict[str, Any]:
         from lightning_otel.conventions import CALL_OPERATIONS
         from lightning_otel.store.settle import settle_if_worthwhile
-        from lightning_otel.store.views import ROLLOUT, quoted
+        from lightning_otel.store.sql import ROLLOUT, quoted
 
         assert self._opened.layout is not None
         settle_if_worthwhile(self._opened.layout)

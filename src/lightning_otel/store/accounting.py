@@ -11,7 +11,7 @@ from lightning_otel.store.counts import PENDING, STORED, Accounting, account, ad
 from lightning_otel.store.damage import avoided, reading
 from lightning_otel.store.parquet import segment_counts
 from lightning_otel.store.source import new_connection
-from lightning_otel.store.views import quoted
+from lightning_otel.store.sql import quoted
 from lightning_otel.store.writer import writer_if_any
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def _snapshot(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
     layout.require()
     for left in reversed(range(_TRIES)):
         manifest = layout.read_manifest()
-        settled = {segment.name for segment in manifest.segments}
-        paths = [path for path in layout.segments() if path.name not in settled]
+        paths = layout.unsettled(manifest)
         try:
             with reading(layout, "account for"):
                 return manifest, segment_counts(layout, manifest, paths)

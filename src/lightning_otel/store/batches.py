@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from lightning_otel.store.damage import answered
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanName, SpanSource
+from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import HOMES, ROLLOUT, UNENDED
+from lightning_otel.store.views import HOMES, UNENDED
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from lightning_otel.errors import ConfigError, StoreError
-from lightning_otel.store import collector, views
+from lightning_otel.store import collector
 from lightning_otel.store.ipc import Arrival
 from lightning_otel.store.remote import fetched_columns
 from lightning_otel.store.source import MemorySource, Selection, SpanSource
+from lightning_otel.store.spans import SAME_SPAN_NS
+from lightning_otel.store.sql import quoted
 from lightning_otel.store.table import Query, windows
 from lightning_otel.types import Span
 
@@ -153,18 +155,18 @@ class ClickHouse:
         within = f"start_ns BETWEEN {since_ns} AND {until_ns}"
         there = Selection(
             only=con.execute(f"SELECT trace_id, span_id FROM spans WHERE {within}").fetchall(),
-            since_ns=since_ns - views.SAME_SPAN_NS,
-            until_ns=until_ns + views.SAME_SPAN_NS,
+            since_ns=since_ns - SAME_SPAN_NS,
+            until_ns=until_ns + SAME_SPAN_NS,
             columns=("trace_id", "span_id"),
         )
         con.execute("CREATE OR REPLACE TEMP TABLE there (trace_id VARCHAR, span_id VARCHAR)")
         self.fetch(there).load(con, lambda rows: f"INSERT INTO there SELECT * FROM {rows}")
         rows = f"(SELECT * FROM spans ANTI JOIN there USING (trace_id, span_id) WHERE {within})"
         con.execute(
-            f"COPY ({collector.load_query(rows)}) TO {views.quoted(str(path))} "
+            f"COPY ({collector.load_query(rows)}) TO {quoted(str(path))} "
             "(FORMAT parquet, COMPRESSION zstd)"
         )
-        written = con.execute(f"SELECT count(*) FROM {views.quoted(str(path))}").fetchone()
+        written = con.execute(f"SELECT count(*) FROM {quoted(str(path))}").fetchone()
         assert written is not None
         if written[0]:
             with self._asking():

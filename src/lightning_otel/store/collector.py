@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Final
 
 from lightning_otel import conventions as c
-from lightning_otel.store import views
+from lightning_otel.store import sql
 from lightning_otel.store.schema import BODY_COLUMNS, COLUMNS, NARROW_COLUMNS
 from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
 
@@ -271,7 +271,7 @@ MACROS: Final = (
 """What :func:`load_query` stands on."""
 
 _BODIES: Final = ", ".join(
-    f"{{'k': {views.quoted(key)}, 'v': {column}}}" for column, key in BODY_COLUMNS.items()
+    f"{{'k': {sql.quoted(key)}, 'v': {column}}}" for column, key in BODY_COLUMNS.items()
 )
 _HIDDEN: Final = ", ".join(
     (

@@ -17,7 +17,8 @@ from lightning_otel.store.merge import Merged, TangledError, merge
 from lightning_otel.store.parquet import SPILL, packing_connection, sync
 from lightning_otel.store.retention import Doom, Retention, doom, store_bytes
 from lightning_otel.store.settle import commit, sealed, settle_as_elected, settler_elected
-from lightning_otel.store.views import ROLLOUT, rows_of
+from lightning_otel.store.spans import rows_of
+from lightning_otel.store.sql import ROLLOUT
 
 if TYPE_CHECKING:
     import duckdb

@@ -20,7 +20,9 @@ from lightning_otel.store.checksums import wounds_of
 from lightning_otel.store.election import settler_elected
 from lightning_otel.store.layout import EMPTY_DATA, DataFile, Layout, Manifest, now_us
 from lightning_otel.store.live import living
-from lightning_otel.store.views import NAMES, empty_data_statement, quoted, view_statements
+from lightning_otel.store.spans import empty_data_statement
+from lightning_otel.store.sql import quoted
+from lightning_otel.store.views import NAMES, view_statements
 
 if TYPE_CHECKING:
     import duckdb
@@ -137,10 +139,10 @@ def mend(con: "duckdb.DuckDBPyConnection", exc: "duckdb.Error", layout: Layout) 
     return True
 
 
-def settled(layout: Layout) -> list[str]:
+def settled(layout: Layout) -> frozenset[str]:
     """Segments settled for every transaction from here on, which need not be opened any more."""
     now = now_us()
-    return [each.name for each in layout.read_manifest().segments if each.settled_us <= now]
+    return layout.read_manifest().settled_by(now)
 
 
 def avoided(layout: Layout) -> frozenset[str]:

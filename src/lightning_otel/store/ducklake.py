@@ -20,8 +20,9 @@ from lightning_otel.store.layout import SCHEMA_VERSION, Layout
 from lightning_otel.store.remote import timed
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import Columns, Selection, Wanted
+from lightning_otel.store.spans import same_span
+from lightning_otel.store.sql import quoted
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import quoted, same_span
 from lightning_otel.store.writer import SpanWriter, writer_for
 from lightning_otel.types import Span
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from lightning_otel.errors import NotFoundError
-from lightning_otel.store.views import ROLLOUT
+from lightning_otel.store.sql import ROLLOUT
 
 if TYPE_CHECKING:
     import duckdb

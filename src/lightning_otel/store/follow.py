@@ -302,7 +302,7 @@ class Follower:
         # Listed before the manifest is read: what is settled in between is in both, never in none.
         paths = self._layout.segments()
         manifest = self._layout.read_manifest()
-        settled = {segment.name for segment in manifest.segments}
+        settled = manifest.settled
         live = [path for path in paths if path.name not in settled]
         self._forget_all_but({path.name for path in live})
         for path in live:

@@ -130,6 +130,15 @@ class Manifest:
         """Files that count now."""
         return tuple(file for file in self.files if file.dropped_us is None)
 
+    @property
+    def settled(self) -> frozenset[str]:
+        """Names of the segments that were settled."""
+        return frozenset(segment.name for segment in self.segments)
+
+    def settled_by(self, time_us: int) -> frozenset[str]:
+        """Names of the segments that are settled for whoever begins at this time or later."""
+        return frozenset(each.name for each in self.segments if each.settled_us <= time_us)
+
 
 class Layout:
     """The paths of one store, named by its catalogue."""
@@ -306,6 +315,11 @@ class Layout:
         made = self.new / f"manifest-{os.getpid()}-{time.time_ns()}-{os.urandom(4).hex()}"
         write_private(made, text, is_synced=True)
         return made
+
+    def unsettled(self, manifest: Manifest) -> list[Path]:
+        """Segments in ``live/`` that a manifest does not call settled, oldest first."""
+        settled = manifest.settled
+        return [path for path in self.segments() if path.name not in settled]
 
     def segments(self) -> list[Path]:
         """Segments in ``live/``, oldest first."""

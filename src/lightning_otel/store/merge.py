@@ -15,7 +15,8 @@ from lightning_otel.store import counts as n
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout
 from lightning_otel.store.parquet import CONTENT, SPILL, described, row_of, sync
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.views import ROLLOUT, quoted, rows_of
+from lightning_otel.store.spans import rows_of
+from lightning_otel.store.sql import ROLLOUT, quoted
 
 if TYPE_CHECKING:
     import duckdb

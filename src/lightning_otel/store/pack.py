@@ -9,7 +9,8 @@ from lightning_otel.errors import StoreError
 from lightning_otel.store.damage import damage_of
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import COLUMNS, WIDE_COLUMNS
-from lightning_otel.store.views import derived_view_statements, quoted
+from lightning_otel.store.sql import quoted
+from lightning_otel.store.views import derived_view_statements
 
 if TYPE_CHECKING:
     import duckdb

@@ -24,16 +24,15 @@ from lightning_otel.store.layout import (
     SettledSegment,
 )
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.views import (
+from lightning_otel.store.spans import (
     IS_SPAN,
-    ROLLOUT,
     SAME_SPAN_NS,
     SEGMENT_COLUMNS,
-    quoted,
     read_ndjson,
     rows_of,
     same_span,
 )
+from lightning_otel.store.sql import ROLLOUT, quoted
 
 if TYPE_CHECKING:
     import duckdb

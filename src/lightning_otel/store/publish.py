@@ -36,7 +36,7 @@ from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, Manife
 from lightning_otel.store.parquet import sync
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.settle import settle, settler_elected
-from lightning_otel.store.views import quoted
+from lightning_otel.store.sql import quoted
 
 if TYPE_CHECKING:
     import duckdb

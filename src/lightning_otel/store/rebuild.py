@@ -18,7 +18,8 @@ from lightning_otel.store.parquet import (
     row_of,
     sync,
 )
-from lightning_otel.store.views import quoted, same_span
+from lightning_otel.store.spans import same_span
+from lightning_otel.store.sql import quoted
 
 if TYPE_CHECKING:
     import duckdb

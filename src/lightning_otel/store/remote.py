@@ -20,6 +20,7 @@ from lightning_otel.store.source import (
     Wanted,
     new_connection,
 )
+from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -153,8 +154,7 @@ def timed(selection: Selection, con: "duckdb.DuckDBPyConnection | None") -> Sele
     if con is None or not selection.rollout_ids or selection.since_ns is not None:
         return selection
     row = con.execute(
-        "SELECT min(start_ns), max(start_ns) FROM spans "
-        f"WHERE {views.ROLLOUT} IN (SELECT unnest(?))",
+        f"SELECT min(start_ns), max(start_ns) FROM spans WHERE {ROLLOUT} IN (SELECT unnest(?))",
         [list(selection.rollout_ids)],
     ).fetchone()
     if row is None or row[0] is None:

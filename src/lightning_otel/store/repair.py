@@ -22,7 +22,8 @@ from lightning_otel.store.parquet import (
 from lightning_otel.store.quarantine import Note
 from lightning_otel.store.rebuild import restore
 from lightning_otel.store.source import STAMP, ensure_catalogue
-from lightning_otel.store.views import SAME_SPAN_NS, quoted, rows_of, same_span
+from lightning_otel.store.spans import SAME_SPAN_NS, rows_of, same_span
+from lightning_otel.store.sql import quoted
 
 if TYPE_CHECKING:
     import duckdb

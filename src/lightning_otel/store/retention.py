@@ -13,7 +13,8 @@ from lightning_otel.store import counts as n
 from lightning_otel.store.damage import avoided
 from lightning_otel.store.layout import Layout, total_bytes
 from lightning_otel.store.parquet import row_of
-from lightning_otel.store.views import ROLLOUT, quoted, rows_of, spans_query
+from lightning_otel.store.spans import rows_of, spans_query
+from lightning_otel.store.sql import ROLLOUT, quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -81,7 +82,7 @@ def doom(
         _doom(con, n.AGE, f"newest < {retention.since_ns}")
     if retention.max_bytes is not None:
         _doom_oldest(con, layout, retention.max_bytes)
-    left_out = [*settled_names(layout), *open_names]
+    left_out = [*layout.read_manifest().settled, *open_names]
     spans = spans_query(layout, left_out, avoided(layout))
     rows = con.execute(
         f"""
@@ -93,18 +94,10 @@ def doom(
     return {reason: Doom(int(rollouts), int(spans)) for reason, rollouts, spans in rows}
 
 
-def settled_names(layout: Layout) -> list[str]:
-    """Names of segments that the manifest calls settled."""
-    return [segment.name for segment in layout.read_manifest().segments]
-
-
 def store_bytes(layout: Layout) -> int:
     """Size of all files and segments that count."""
     manifest = layout.read_manifest()
-    settled = {segment.name for segment in manifest.segments}
-    return total_bytes(_files(layout)) + total_bytes(
-        path for path in layout.segments() if path.name not in settled
-    )
+    return total_bytes(_files(layout)) + total_bytes(layout.unsettled(manifest))
 
 
 def _files(layout: Layout) -> list[Path]:

@@ -62,7 +62,7 @@ def settle_if_worthwhile(layout: Layout) -> Settled:
     """
     import duckdb
 
-    waiting = _unsettled(layout, layout.read_manifest())
+    waiting = layout.unsettled(layout.read_manifest())
     if len(waiting) < WORTHWHILE_SEGMENTS and total_bytes(waiting) < WORTHWHILE_BYTES:
         return Settled()
     try:
@@ -98,7 +98,7 @@ def settle_some(layout: Layout, limit: int = 1, *, least_bytes: int = 1) -> Sett
         OSError: There is no room.
         duckdb.Error: DuckDB cannot write, or read a file it must look into.
     """
-    waiting = _unsettled(layout, layout.read_manifest())
+    waiting = layout.unsettled(layout.read_manifest())
     if total_bytes(waiting) < least_bytes:
         return Settled()
     with settler_elected(layout) as is_elected:
@@ -129,15 +129,10 @@ def sealed(layout: Layout) -> list[Path]:
     return _sealed(layout, layout.read_manifest())
 
 
-def _unsettled(layout: Layout, manifest: Manifest) -> list[Path]:
-    settled = {segment.name for segment in manifest.segments}
-    return [path for path in layout.segments() if path.name not in settled]
-
-
 def _sealed(layout: Layout, manifest: Manifest) -> list[Path]:
     """Segments nobody writes to any more: sealed, or of this boot and unlocked."""
     boot = boot_id()
-    return [path for path in _unsettled(layout, manifest) if _is_sealed(path, boot)]
+    return [path for path in layout.unsettled(manifest) if _is_sealed(path, boot)]
 
 
 def _is_sealed(path: Path, boot: str) -> bool:

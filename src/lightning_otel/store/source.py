@@ -26,6 +26,8 @@ from lightning_otel.store.layout import (
 from lightning_otel.store.live import living
 from lightning_otel.store.rebuild import mend_manifest
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
+from lightning_otel.store.spans import spans_query, traces_query
+from lightning_otel.store.sql import ROLLOUT, listed, quoted
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter, writer_for
 from lightning_otel.types import Span
@@ -93,7 +95,7 @@ class Selection:
     def _where(self) -> tuple[str, list[Any]]:
         terms: list[str] = ["true"]
         values: list[Any] = []
-        for column, ids in ((views.ROLLOUT, self.rollout_ids), ("trace_id", self.trace_ids)):
+        for column, ids in ((ROLLOUT, self.rollout_ids), ("trace_id", self.trace_ids)):
             if ids:
                 terms.append(f"{column} IN (SELECT unnest(?))")
                 values.append(list(ids))
@@ -194,7 +196,7 @@ class LocalSource:
         return con
 
     def _define(
-        self, con: "duckdb.DuckDBPyConnection", settled: list[str], names: Collection[str]
+        self, con: "duckdb.DuckDBPyConnection", settled: Collection[str], names: Collection[str]
     ) -> None:
         avoided = damage.avoided(self.layout)
         alive = living(self.layout) if "rollouts" in names else ()
@@ -227,7 +229,7 @@ class LocalSource:
         prepare(layout)
         listed = layout.segments()  # first: what is settled meanwhile stands in the manifest
         manifest, now = layout.read_manifest(), now_us()
-        settled = {each.name for each in manifest.segments if each.settled_us <= now}
+        settled = manifest.settled_by(now)
         segments = [path for path in listed if path.name not in settled]
         is_mixed = any(file.schema < SCHEMA_VERSION for file in manifest.live_files)
         if is_mixed or damage.avoided(layout):
@@ -243,7 +245,7 @@ class LocalSource:
         empty = [layout.data / EMPTY_DATA] if EMPTY_DATA in there or not files else []
         con = new_connection()
         try:
-            query = views.traces_query(
+            query = traces_query(
                 [*empty, *_holding(con, files, trace_ids)],
                 [layout.live / EMPTY_LIVE, *(s for s in segments if _mentions(s, trace_ids))],
                 trace_ids,
@@ -339,9 +341,9 @@ def _holding(
     """The files that hold spans of some traces, told by one narrow column: the others cost less."""
     if len(files) <= _FEW:
         return list(files)
-    ids = ", ".join(map(views.quoted, trace_ids))
+    ids = ", ".join(map(quoted, trace_ids))
     rows = con.execute(
-        f"SELECT DISTINCT filename FROM read_parquet({views.listed(files)}, filename=true) "
+        f"SELECT DISTINCT filename FROM read_parquet({listed(files)}, filename=true) "
         f"WHERE trace_id IN ({ids})"
     ).fetchall()
     return [Path(name) for (name,) in rows]
@@ -370,7 +372,7 @@ def _write_catalogue(
     """Put ``X.duckdb`` there by rename: a reader of the old one is not disturbed."""
     made = _made(layout, "catalogue.duckdb")
     # In a format that older DuckDB shells read too.
-    con.execute(f"ATTACH {views.quoted(str(made))} AS catalogue (STORAGE_VERSION 'v1.4.0')")
+    con.execute(f"ATTACH {quoted(str(made))} AS catalogue (STORAGE_VERSION 'v1.4.0')")
     con.execute("USE catalogue")
     for statement in statements:
         con.execute(statement)
@@ -409,7 +411,7 @@ class MemorySource:
             layout.create()
             damage.write_empty_data(layout)
             (layout.live / "memory.ndjson").write_bytes(b"".join(self._writer.lines))
-            con.execute(f"CREATE TABLE spans AS {views.spans_query(layout)}")
+            con.execute(f"CREATE TABLE spans AS {spans_query(layout)}")
         for statement in views.derived_view_statements(names, (self._writer.process,)):
             con.execute(statement)
         return con

@@ -20,7 +20,8 @@ from lightning_otel.errors import ConfigError, LightningOtelError, QueryError, S
 from lightning_otel.store.damage import damage_of, mend
 from lightning_otel.store.layout import Layout, write_private
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
-from lightning_otel.store.views import NAMES, quoted
+from lightning_otel.store.sql import quoted
+from lightning_otel.store.views import NAMES
 from lightning_otel.types import Report, Transition
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from lightning_otel.store.layout import EMPTY_DATA, Layout
 from lightning_otel.store.position import Key, key_of
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import ensure_catalogue, new_connection
+from lightning_otel.store.sql import quoted
 from lightning_otel.store.tail import Found, Numbers
-from lightning_otel.store.views import quoted
 
 if TYPE_CHECKING:
     import duckdb

@@ -1,244 +1,12 @@
-"""The SQL of the store: how files and segments read as spans, calls, rewards and rollouts.
+"""The views: how spans read as calls, rewards and rollouts, and the statements that make them."""
 
-What counts is decided at each query by the manifest, as of the start of the query's own
-transaction; so a catalogue, once written, stays right whatever is recorded or settled after.
-"""
-
-import json
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from lightning_otel import conventions as c
-from lightning_otel.store.layout import EMPTY_DATA, SCHEMA_VERSION, DataFile, Layout
-from lightning_otel.store.lines import MAX_RECORD_BYTES
-from lightning_otel.store.schema import COLUMNS, SOURCES
-
-ROLLOUT: Final = "coalesce(nullif(rollout_id, ''), trace_id)"
-"""The rollout a span belongs to: the one it names, else its trace."""
-
-SAME_SPAN_NS: Final = 86_400_000_000_000
-"""Of two spans with one id that start within a day the first wins; older files are not asked."""
-
-_MANIFEST_COLUMNS: Final = {
-    "kind": "VARCHAR",
-    "name": "VARCHAR",
-    "schema": "BIGINT",
-    "added_us": "BIGINT",
-    "dropped_us": "BIGINT",
-    "settled_us": "BIGINT",
-    "rows": "BIGINT",
-    "size_bytes": "BIGINT",
-    "damaged": "BIGINT",
-    "conflicts": "BIGINT",
-    "lost": "BIGINT",
-}
-UNKNOWN: Final = {"kind": "'INTERNAL'", "status": "'UNSET'", "sequence": "-1", "end_sequence": "-1"}
-"""What stands in a column that a file of an older schema lacks and no attribute tells."""
-SEGMENT_COLUMNS: Final = {
-    "record": "VARCHAR",
-    **COLUMNS,
-    "rotated": "BOOLEAN",
-    "lost": "BIGINT",
-    "counts": "JSON",
-}
-
-IS_SPAN: Final = (
-    "(record IN ('span', 'start', 'drop') AND trace_id IS NOT NULL AND span_id IS NOT NULL "
-    "AND start_ns IS NOT NULL)"
-)
-"""Whether a line of a segment is a span that can be told from others, or takes a start back."""
-
-
-_ONE_LINE_EACH: Final = """QUALIFY row_number() OVER (
-    PARTITION BY trace_id, span_id
-    ORDER BY record <> 'span', record <> 'drop', filename, sequence) = 1 AND record <> 'drop'"""
-"""Of the lines of segments about one span: its end, unless it was dropped, else its start."""
-
-
-def quoted(text: str) -> str:
-    """A SQL string literal."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _struct(columns: dict[str, str]) -> str:
-    return (
-        "{" + ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in columns.items()) + "}"
-    )
-
-
-def read_ndjson(paths: str, columns: dict[str, str]) -> str:
-    """A ``read_json`` call that steps over damaged lines; ``paths`` is SQL."""
-    # The buffer is twice the object size and one stands open per thread: the default of 16 MiB fits
-    # our 8 MiB records.
-    return (
-        f"read_json({paths}, format='newline_delimited', columns={_struct(columns)}, "
-        f"ignore_errors=true, filename=true, maximum_object_size={2 * MAX_RECORD_BYTES})"
-    )
-
-
-def read_many_ndjson(paths: str, columns: dict[str, str]) -> str:
-    """As :func:`read_ndjson`, for thousands of small files.
-
-    ``read_json`` takes a millisecond a file to bind our columns; this takes none, and three times
-    as long for each megabyte.
-    """
-    shape = quoted(json.dumps(columns))
-    return (
-        f"(SELECT unnest(json_transform(json, {shape})), filename "
-        f"FROM read_ndjson_objects({paths}, "
-        f"ignore_errors=true, filename=true, maximum_object_size={2 * MAX_RECORD_BYTES}))"
-    )
-
-
-def _attribute(key: str) -> str:
-    return f"""json_extract_string(attributes, '$."{key}"')"""
-
-
-def same_span(one: str, other: str) -> str:
-    """Whether two rows with the same ids are taken for one span; see ``SAME_SPAN_NS``."""
-    return (
-        f"{one}.start_ns BETWEEN {other}.start_ns - {SAME_SPAN_NS} "
-        f"AND {other}.start_ns + {SAME_SPAN_NS}"
-    )
-
-
-def _settled_and_live() -> str:
-    """What the two queries for spans end with: those settled, and those that only segments hold."""
-    columns = ", ".join(COLUMNS)
-    return f"""SELECT {columns} FROM settled
-UNION ALL BY NAME
-SELECT {columns} FROM live ANTI JOIN settled ON settled.trace_id = live.trace_id
-  AND settled.span_id = live.span_id AND {same_span("settled", "live")}"""
-
-
-def spans_query(
-    layout: Layout,
-    settled: Iterable[str] = (),
-    avoided: Iterable[str] = (),
-    *,
-    are_small: bool = False,
-) -> str:
-    """The ``spans`` view: every span once, an unended one with an empty ``end_ns``.
-
-    The manifest is read where it is needed, not materialized: with that, DuckDB 2.0 reads every
-    column of every file for a mere count.
-
-    Args:
-        layout: The store's paths.
-        settled: Names of segments known to be settled, which DuckDB then does not even open.
-        avoided: Names of damaged files and segments, which it shall not open.
-        are_small: Whether the segments are many and small; see :func:`read_many_ndjson`.
-    """
-    manifest = read_ndjson(quoted(str(layout.whole_manifest())), _MANIFEST_COLUMNS)
-    read = read_many_ndjson if are_small else read_ndjson
-    segments = read(quoted(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
-    data = quoted(str(layout.data / "*.parquet"))
-    columns = ", ".join(COLUMNS)
-    # One text, not a list of values: DuckDB looks into that for each file, a list takes it longer.
-    known = quoted("/".join(["", *settled, *avoided, ""]))
-    damaged = [name for name in avoided if name.endswith(".parquet")]
-    is_mixed = any(file.schema < SCHEMA_VERSION for file in layout.read_manifest().live_files)
-    return f"""
-WITH manifest AS NOT MATERIALIZED (
-  SELECT kind, name, coalesce(schema, 1) AS schema FROM {manifest}
-  WHERE coalesce(added_us, settled_us) <= epoch_us(now())
-    AND (dropped_us IS NULL OR dropped_us > epoch_us(now()))
-),
-settled AS NOT MATERIALIZED (
-  {_settled(data, damaged, is_mixed=is_mixed)}
-),
-live AS NOT MATERIALIZED (
-  SELECT {columns} FROM {segments}
-  WHERE {IS_SPAN} AND NOT contains({known}, '/' || parse_filename(filename) || '/')
-    AND parse_filename(filename) NOT IN (SELECT name FROM manifest WHERE kind = 'segment')
-  {_ONE_LINE_EACH}
-)
-{_settled_and_live()}"""
-
-
-def traces_query(files: Iterable[Path], segments: Iterable[Path], trace_ids: Iterable[str]) -> str:
-    """What :func:`spans_query` gives of a few traces, from the only places that hold some of them.
-
-    Args:
-        files: Data files, at least one.
-        segments: Segments.
-        trace_ids: Whole ids.
-    """
-    columns = ", ".join(COLUMNS)
-    wanted = f"trace_id IN ({', '.join(map(quoted, trace_ids))})"
-    return f"""
-WITH settled AS MATERIALIZED (
-  SELECT {columns} FROM read_parquet({listed(files)}, union_by_name=true) WHERE {wanted}
-),
-live AS NOT MATERIALIZED (
-  SELECT {columns} FROM {read_ndjson(listed(segments), SEGMENT_COLUMNS)}
-  WHERE {wanted} AND {IS_SPAN}
-  {_ONE_LINE_EACH}
-)
-{_settled_and_live()}"""
-
-
-def listed(paths: Iterable[Path]) -> str:
-    """A SQL list of paths."""
-    return "[" + ", ".join(quoted(str(path)) for path in paths) + "]"
-
-
-def _settled(data: str, damaged: Collection[str], *, is_mixed: bool) -> str:
-    """Spans of the files listed; with ``is_mixed`` those of older schemas are made into ours.
-
-    Apart from the others: what a column lacks is looked for in the attributes, which cost 150 times
-    more to read than a narrow column.
-    """
-    is_whole = ""
-    if damaged:
-        names = quoted("/".join(["", *damaged, ""]))
-        is_whole = f"NOT contains({names}, '/' || parse_filename(filename) || '/') AND "
-    options = "filename=true, union_by_name=true" if is_mixed else "filename=true"
-    listed = f"""FROM read_parquet({data}, {options})
-  WHERE {is_whole}parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file'"""
-    ours = f"SELECT {', '.join(COLUMNS)} {listed}"
-    if not is_mixed:
-        return f"{ours})"
-    older = f"SELECT {', '.join(map(_rebuilt, COLUMNS))} {listed}"
-    return (
-        f"{ours} AND schema >= {SCHEMA_VERSION})\n  UNION ALL\n"
-        f"  {older} AND schema < {SCHEMA_VERSION})"
-    )
-
-
-def rows_of(layout: Layout, files: Sequence[DataFile]) -> str:
-    """A subquery over the rows of some data files, in our columns, and where each row stands.
-
-    Args:
-        layout: The store's paths.
-        files: At least one.
-    """
-    options = "filename=true, file_row_number=true, union_by_name=true"
-    ours = [layout.data / file.name for file in files if file.schema >= SCHEMA_VERSION]
-    older = [layout.data / file.name for file in files if file.schema < SCHEMA_VERSION]
-    parts = []
-    if ours:
-        parts.append(
-            f"SELECT {', '.join(COLUMNS)}, filename, file_row_number "
-            f"FROM read_parquet({listed(ours)}, {options})"
-        )
-    if older:
-        # The file without rows names every column.
-        parts.append(
-            f"SELECT {', '.join(map(_rebuilt, COLUMNS))}, filename, file_row_number "
-            f"FROM read_parquet({listed([*older, layout.data / EMPTY_DATA])}, {options})"
-        )
-    return f"({' UNION ALL '.join(parts)})"
-
-
-def _rebuilt(column: str) -> str:
-    """A column of an older file: from the attributes, or a value that says it is not known."""
-    found = [f"TRY_CAST({_attribute(key)} AS {COLUMNS[column]})" for key in SOURCES.get(column, ())]
-    if column in UNKNOWN:
-        found.append(UNKNOWN[column])
-    return f"coalesce({', '.join([column, *found])}) AS {column}" if found else column
-
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.spans import MANIFEST_COLUMNS, read_ndjson, spans_query
+from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 
 _CALL_OPERATIONS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
 
@@ -284,7 +52,7 @@ read."""
 CALLS: Final = f"""
 SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id, agent, operation,
   provider, model, response_id, start_ns, end_ns, (end_ns - start_ns) / 1e6 AS duration_ms, status,
-  {_attribute(c.ERROR_TYPE)} AS error_type, input_tokens, output_tokens,
+  {attribute(c.ERROR_TYPE)} AS error_type, input_tokens, output_tokens,
   attributes->'$."{c.FINISH_REASONS}"' AS finish_reasons,
   system_instructions, input_messages, output_messages, tool_definitions,
   prompt_token_ids, response_token_ids, response_logprobs, process, sequence
@@ -385,9 +153,9 @@ REWARDS: Final = f"""
 WITH {HOMES}
 SELECT trace_id, span_id, parent_span_id, coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   coalesce(home_attempt, attempt_id) AS attempt_id, agent, start_ns, reward AS value,
-  {_attribute(c.REWARD_NAME)} AS name,
-  {_attribute(f"{c.LINK_PREFIX}.0.key_match")} AS link_key,
-  {_attribute(f"{c.LINK_PREFIX}.0.value_match")} AS link_value, process, sequence
+  {attribute(c.REWARD_NAME)} AS name,
+  {attribute(f"{c.LINK_PREFIX}.0.key_match")} AS link_key,
+  {attribute(f"{c.LINK_PREFIX}.0.value_match")} AS link_value, process, sequence
 FROM spans LEFT JOIN homes USING (trace_id, span_id)
 WHERE reward IS NOT NULL"""
 
@@ -426,7 +194,7 @@ SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   sum(input_tokens) FILTER ({_IS_CALL}) AS input_tokens,
   sum(output_tokens) FILTER ({_IS_CALL}) AS output_tokens,
   string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
-  any_value({_attribute(c.TASK)}) FILTER (name = '{c.SPAN_ROLLOUT}') AS task
+  any_value({attribute(c.TASK)}) FILTER (name = '{c.SPAN_ROLLOUT}') AS task
 FROM spans LEFT JOIN homes USING (trace_id, span_id)
   LEFT JOIN (SELECT *, true AS is_repeated FROM repeated) USING (trace_id, span_id)
 GROUP BY 1, 2"""
@@ -489,15 +257,6 @@ def _alive_statement(condition: str) -> str:
     return f"CREATE OR REPLACE MACRO is_alive(process) AS {condition}"
 
 
-def _unsettled(layout: Layout) -> str:
-    """Whether a process has a segment that nobody settled: as near as SQL comes to its lock."""
-    manifest = read_ndjson(quoted(str(layout.whole_manifest())), _MANIFEST_COLUMNS)
-    return rf"""process IN (
-  SELECT regexp_extract(parse_filename(file), '^(.+)-[0-9]+\.ndjson$', 1)
-  FROM glob({quoted(str(layout.live / "*.ndjson"))})
-  WHERE parse_filename(file) NOT IN (SELECT name FROM {manifest} WHERE kind = 'segment'))"""
-
-
 def _derived(names: Collection[str]) -> list[str]:
     return [
         f"CREATE OR REPLACE VIEW {name} AS {query}"
@@ -506,7 +265,10 @@ def _derived(names: Collection[str]) -> list[str]:
     ]
 
 
-def empty_data_statement(path: Path) -> str:
-    """Writes the data file without rows that keeps the glob from matching nothing."""
-    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
-    return f"COPY (SELECT {columns} LIMIT 0) TO {quoted(str(path))} (FORMAT parquet)"
+def _unsettled(layout: Layout) -> str:
+    """Whether a process has a segment that nobody settled: as near as SQL comes to its lock."""
+    manifest = read_ndjson(quoted(str(layout.whole_manifest())), MANIFEST_COLUMNS)
+    return rf"""process IN (
+  SELECT regexp_extract(parse_filename(file), '^(.+)-[0-9]+\.ndjson$', 1)
+  FROM glob({quoted(str(layout.live / "*.ndjson"))})
+  WHERE parse_filename(file) NOT IN (SELECT name FROM {manifest} WHERE kind = 'segment'))"""

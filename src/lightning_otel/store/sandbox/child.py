@@ -119,7 +119,7 @@ def _inside(layout: Layout) -> Layout:
 def _connection(inside: Layout, text: str, limits: Limits) -> "duckdb.DuckDBPyConnection":
     """A database with the views the statement reads, in which no setting can be changed."""
     now = now_us()
-    settled = [each.name for each in inside.read_manifest().segments if each.settled_us <= now]
+    settled = inside.read_manifest().settled_by(now)
     con = new_connection()
     # Three quarters: DuckDB does not count all that it takes.
     con.execute(f"SET memory_limit = '{limits.memory_bytes * 3 // 4} B'")

@@ -1,0 +1,23 @@
+"""Pieces of SQL text that every query is made of."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+ROLLOUT: Final = "coalesce(nullif(rollout_id, ''), trace_id)"
+"""The rollout a span belongs to: the one it names, else its trace."""
+
+
+def quoted(text: str) -> str:
+    """A SQL string literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def listed(paths: Iterable[Path]) -> str:
+    """A SQL list of paths."""
+    return "[" + ", ".join(quoted(str(path)) for path in paths) + "]"
+
+
+def attribute(key: str) -> str:
+    """An attribute's text, or NULL."""
+    return f"""json_extract_string(attributes, '$."{key}"')"""
