@@ -126,6 +126,8 @@ TRACK_ONLY: Final = "lightning.track_only"
 """Agents whose calls become training data: names, globs or ``re:…``; absent means all."""
 RESOURCE_VERSION: Final = "lightning.resource.version"
 """Version of the resource (prompt, model, weights) that produced the call."""
+MODE: Final = "lightning.mode"
+"""What the rollout is for: ``train``, ``val``, ``test``, or any other word."""
 RESOURCES: Final = "lightning.resources"
 """JSON object: by name, glob or ``re:…`` of agents an object of each resource's version."""
 

@@ -60,3 +60,7 @@ class TooLargeError(ReceiveError):
 
 class NotFoundError(LightningOtelError):
     """No trace, span or rollout matches the given id."""
+
+
+class AdapterError(LightningOtelError):
+    """An adapter of somebody else's cannot be loaded, or failed."""

@@ -168,6 +168,7 @@ class Transition:
         group_id: What advantages compare: rollouts of one task share it; empty if not computed.
         advantage: How much better its rollout did than its group; None where none was computed.
         weight: Weight of its loss, so that a rollout of many steps does not outvote a short one.
+        mode: What the rollout was for, such as ``train``, ``val`` or ``test``; None if not stamped.
     """
 
     rollout_id: str
@@ -201,6 +202,7 @@ class Transition:
     group_id: str = ""
     advantage: float | None = None
     weight: float = 1.0
+    mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from lightning_otel.adapter.calls import (
 from lightning_otel.adapter.duplicates import DUPLICATE
 from lightning_otel.adapter.readable import ReadableSpan, span_of
 from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.adapter.selection import Matcher, matched
 from lightning_otel.adapter.tracking import is_tracked
 from lightning_otel.adapter.tree import Tree, build
 from lightning_otel.errors import ConfigError
@@ -57,10 +58,14 @@ class TripletAdapter:
             call that ended before it and has the same parent. ``discounted``: placed like ``next``,
             then each step gets its discounted return.
         gamma: Discount per step under ``discounted``, 0 to 1.
+        is_call: Says of a span whether it is a call of a model; None leaves that to the rules.
+        is_reward: Likewise whether it is a reward.
     """
 
     credit: Credit = "next"
     gamma: float = 0.99
+    is_call: Matcher | None = None
+    is_reward: Matcher | None = None
 
     def __post_init__(self) -> None:
         if self.credit not in get_args(Credit):
@@ -92,7 +97,7 @@ class TripletAdapter:
             spans: As :meth:`adapt` takes them.
             incomplete: Rollout and attempt ids of attempts that are only counted: they broke off.
         """
-        attempts = group(readers.read(map(span_of, spans)))
+        attempts = group(matched(readers.read(map(span_of, spans)), self.is_call, self.is_reward))
         found = [
             each.leave_out(INCOMPLETE_ROLLOUT) if key in incomplete else each.adapt()
             for key, own in attempts.items()

@@ -45,7 +45,7 @@ def read_call(span: Span, agent: str) -> Call | str:
     if reason:
         return reason
     get = span.attributes.get
-    prompt_ids, response_ids, logprobs = _tokens(span)
+    prompt_ids, response_ids, logprobs = read_tokens(span)
     given = _messages(get(c.INPUT_MESSAGES))
     answered = _messages(get(c.OUTPUT_MESSAGES))
     if answered is None and not len(response_ids) and get(c.OUTPUT_MESSAGES) is not None:
@@ -99,7 +99,7 @@ def _messages(found: object) -> tuple[Message, ...] | None:
     return messages
 
 
-def _tokens(span: Span) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
+def read_tokens(span: Span) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
     """Token ids and logprobs of the first choice; empty where absent or damaged."""
     get = span.attributes.get
     prompt, response, values = (

@@ -50,15 +50,15 @@ def is_tracked(agent: str, patterns: object) -> bool:
     return any(isinstance(pattern, str) and matches(agent, pattern) for pattern in patterns)
 
 
-def checked_patterns(given: str | Iterable[str]) -> list[str]:
-    """The patterns of ``track_only``, in order.
+def checked_patterns(given: str | Iterable[str], option: str = "track_only") -> list[str]:
+    """The patterns of an option such as ``track_only``, in order.
 
     Raises:
         ConfigError: One of them is no text, or no valid regular expression.
     """
     patterns = [given] if isinstance(given, str) else list(given)
     for pattern in patterns:
-        _check(pattern, "track_only")
+        _check(pattern, option)
     return patterns
 
 

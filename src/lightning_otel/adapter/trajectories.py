@@ -6,10 +6,12 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter import branches, credit, tracking
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import integer, text
+from lightning_otel.adapter.quick import maker
 from lightning_otel.adapter.tree import Tree
 from lightning_otel.types import Call, Credit, Trajectory, Transition
 
 Named = Mapping[str, float]
+_make = maker(Transition)
 
 
 def assemble(
@@ -75,7 +77,7 @@ def _transitions(
         for step, node in enumerate(path):
             if node not in made:
                 following = calls[path[step + 1]] if step + 1 < len(path) else None
-                made[node] = _transition(
+                made[node] = transition(
                     key,
                     calls[node],
                     following,
@@ -87,7 +89,7 @@ def _transitions(
     return made
 
 
-def _transition(
+def transition(
     key: AttemptKey,
     call: Call,
     following: Call | None,
@@ -97,10 +99,11 @@ def _transition(
     rewards: Named,
     is_shared: bool,
 ) -> Transition:
+    """The step that a call is, with what followed it."""
     span = call.span
     attributes = span.attributes
     resources = tracking.resources_of(call.agent, attributes.get(c.RESOURCES))
-    return Transition(
+    return _make(
         rollout_id=key.rollout_id,
         attempt_id=key.attempt_id,
         agent=call.agent,
@@ -119,6 +122,7 @@ def _transition(
         capture=call.capture,
         resource_version=text(attributes, c.RESOURCE_VERSION) or tracking.one_version(resources),
         resources=resources,
+        mode=text(attributes, c.MODE),
         model=text(attributes, c.RESPONSE_MODEL) or text(attributes, c.REQUEST_MODEL),
         response_id=text(attributes, c.RESPONSE_ID),
         finish_reason=_finish_reason(attributes.get(c.FINISH_REASONS)),

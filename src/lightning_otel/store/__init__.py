@@ -7,15 +7,16 @@ here are imported when they are used, so that the traced process pays for none o
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from lightning_otel import config
-from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.adapter import Adaptation
+from lightning_otel.adapter.selection import Matcher, Selection, Wanted
 from lightning_otel.errors import ConfigError, StoreDamagedError, StoreError
 from lightning_otel.store.lake import EXAMPLE
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
-from lightning_otel.store.transitions import TRANSITION_COLUMNS, distinct, transition_row
+from lightning_otel.store.transitions import NARROW_COLUMNS, TRANSITION_COLUMNS, transition_row
 from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from lightning_otel.store.compact import Compacted
     from lightning_otel.store.counts import Accounting
     from lightning_otel.store.follow import Follower
+    from lightning_otel.store.narrow import Part
+    from lightning_otel.store.plugins import Adapter, Explaining
     from lightning_otel.store.publish import Published
     from lightning_otel.store.quarantine import Note
     from lightning_otel.store.settle import Settled
@@ -142,57 +145,90 @@ class Store:
         *,
         credit: Credit = "next",
         gamma: float = 0.99,
-        rollout_id: str | None = None,
+        is_call: Matcher | None = None,
+        is_reward: Matcher | None = None,
+        adapter: "Adapter | str | None" = None,
         include_incomplete: bool = False,
+        **wanted: Unpack[Wanted],
     ) -> Iterator[Trajectory]:
         """Trajectories, read and adapted a group of rollouts at a time.
 
         Those of rollouts that broke off, as their process died, are not among them unless asked
-        for.
+        for. A trajectory is whole: it is given if one of its transitions is wanted.
+
+        Args:
+            credit: As :meth:`transitions` takes it, like all the others.
+            gamma: Likewise.
+            is_call: Likewise.
+            is_reward: Likewise.
+            adapter: Likewise.
+            include_incomplete: Likewise.
+            **wanted: Likewise.
         """
-        adapter = TripletAdapter(credit, gamma)
-        for adaptation in self._adapt(adapter, rollout_id, include_incomplete=include_incomplete):
-            yield from adaptation.trajectories
+        from lightning_otel.store.plugins import adapter_of
+
+        made = adapter_of(adapter, credit, gamma, is_call, is_reward)
+        selection = Selection.of(wanted)
+        for found in self._adapt(made, selection, include_incomplete=include_incomplete):
+            for trajectory in found.trajectories:
+                if any(map(selection.wants, trajectory.transitions)):
+                    yield trajectory
 
     def transitions(
         self,
         *,
-        agents: str | None = None,
         credit: Credit = "next",
         gamma: float = 0.99,
-        rollout_id: str | None = None,
+        is_call: Matcher | None = None,
+        is_reward: Matcher | None = None,
+        adapter: "Adapter | str | None" = None,
         include_incomplete: bool = False,
+        bodies: bool = True,
+        **wanted: Unpack[Wanted],
     ) -> "Transitions":
         """Transitions, one row each; one that several branches share appears once.
 
         Its ``report()`` is the funnel behind the rows, without adapting the spans once more.
 
         Args:
-            agents: Only agents whose name matches this glob.
             credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
             gamma: Discount per step under ``discounted``.
-            rollout_id: Only this rollout's.
+            is_call: Says of a span whether it is a call of a model; None leaves that to the rules.
+            is_reward: Likewise whether it is a reward.
+            adapter: Another adapter than :class:`TripletAdapter`: an object with ``adapt(spans)``,
+                a function, or the name of one that a package registers under
+                ``lightning_otel.adapters``.
             include_incomplete: Also what rollouts did that broke off, as their process died.
+            bodies: Whether to read messages, tools, token ids and logprobs. Without, the
+                transitions are the same ones, and much sooner there.
+            **wanted: Which transitions: ``agents``, ``rollout_id``, ``since``, ``until``, ``mode``,
+                ``resource_version``, ``rewarded``, ``min_reward``, ``max_reward``, ``capture``,
+                ``received``; :class:`Selection` says what they mean.
+
+        Raises:
+            ConfigError: A keyword is unknown, or cannot be understood.
+            AdapterError: The other adapter cannot be loaded.
         """
+        from lightning_otel.store.plugins import adapter_of
         from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Transitions, query_of
 
-        adapter = TripletAdapter(credit, gamma)
+        made = adapter_of(adapter, credit, gamma, is_call, is_reward)
+        selection = Selection.of(wanted)
+        columns = TRANSITION_COLUMNS if bodies else NARROW_COLUMNS
 
         def steps() -> Iterator[tuple[Transition, int]]:
             reports: list[Report] = []
-
-            def paths() -> Iterator[Trajectory]:
-                for each in self._adapt(adapter, rollout_id, include_incomplete=include_incomplete):
-                    reports.append(each.report)
-                    yield from each.trajectories
-
-            yield from distinct(paths(), agents)
+            for part in self._parts(
+                made, selection, include_incomplete=include_incomplete, bodies=bodies
+            ):
+                reports = [Report.total([*reports, part.report])]
+                yield from (each for each in part.steps if selection.wants(each[0]))
             table.keep(Report.total(reports))
 
         def query() -> Query:
-            rows = (transition_row(step, branch) for step, branch in steps())
-            return query_of(new_connection(), rows, TRANSITION_COLUMNS)
+            rows = (transition_row(step, branch, columns) for step, branch in steps())
+            return query_of(new_connection(), rows, columns)
 
         table = Transitions(query, lambda: (step for step, _ in steps()), "transitions")
         return table
@@ -202,14 +238,33 @@ class Store:
         *,
         credit: Credit = "next",
         gamma: float = 0.99,
-        rollout_id: str | None = None,
+        is_call: Matcher | None = None,
+        is_reward: Matcher | None = None,
+        adapter: "Adapter | str | None" = None,
         include_incomplete: bool = False,
+        **wanted: Unpack[Wanted],
     ) -> Report:
-        """The funnel from spans to transitions, with every reason for a loss."""
-        found = self._adapt(
-            TripletAdapter(credit, gamma), rollout_id, include_incomplete=include_incomplete
+        """The funnel from spans to transitions, with every reason for a loss.
+
+        It is that of the rollouts that had to be looked at, of all their agents; no bodies are read
+        where that changes nothing.
+
+        Args:
+            credit: As :meth:`transitions` takes it, like all the others.
+            gamma: Likewise.
+            is_call: Likewise.
+            is_reward: Likewise.
+            adapter: Likewise.
+            include_incomplete: Likewise.
+            **wanted: Likewise.
+        """
+        from lightning_otel.store.plugins import adapter_of
+
+        made = adapter_of(adapter, credit, gamma, is_call, is_reward)
+        found = self._parts(
+            made, Selection.of(wanted), include_incomplete=include_incomplete, bodies=False
         )
-        return Report.total(each.report for each in found)
+        return Report.total(part.report for part in found)
 
     def settle(self) -> "Settled":
         """Pack every sealed segment into Parquet now; nothing if another process is at it.
@@ -444,13 +499,29 @@ class Store:
         return answered(con, self.layout, lambda: rollout_of(con, noun, whole_id))
 
     def _adapt(
-        self, adapter: TripletAdapter, rollout_id: str | None, *, include_incomplete: bool
+        self, adapter: "Explaining", wanted: Selection, *, include_incomplete: bool
     ) -> Iterator[Adaptation]:
         from lightning_otel.store.batches import batches, incomplete
 
         self._settle_if_worthwhile()
         out = frozenset() if include_incomplete else incomplete(self.source)
-        return (adapter.explain(each, incomplete=out) for each in batches(self.source, rollout_id))
+        return (
+            adapter.explain(wanted.spans(spans), incomplete=out)
+            for spans in batches(self.source, wanted)
+        )
+
+    def _parts(
+        self, adapter: "Explaining", wanted: Selection, *, include_incomplete: bool, bodies: bool
+    ) -> "Iterator[Part]":
+        """Each transition once with its branch, and the report, of some rollouts at a time."""
+        from lightning_otel.adapter import straight
+        from lightning_otel.store import narrow
+
+        if not bodies and self.layout is not None and straight.can_stand_for(adapter):
+            self._settle_if_worthwhile()
+            return narrow.parts(self.source, adapter, wanted, include_incomplete=include_incomplete)
+        found = self._adapt(adapter, wanted, include_incomplete=include_incomplete)
+        return (narrow.part_of(each, bodies=bodies) for each in found)
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.rebuild import mend_manifest

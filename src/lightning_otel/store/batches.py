@@ -2,20 +2,25 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from lightning_otel.adapter.selection import Selection as Wanted
 from lightning_otel.store.damage import answered
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanName, SpanSource
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import HOMES, UNENDED
+from lightning_otel.store.views import HOMES, MAY_MOVE, UNENDED
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
     import duckdb
 
 BATCH_SPANS: Final = 20_000
+_ALL: Final = Wanted()
+_NONE_MOVED: Final = """
+CREATE OR REPLACE TEMP TABLE moved (trace_id VARCHAR, span_id VARCHAR, own_rollout VARCHAR,
+  given_ns BIGINT, home_rollout VARCHAR, home_attempt VARCHAR)"""
 
 
 class _Moved(NamedTuple):
@@ -26,18 +31,50 @@ class _Moved(NamedTuple):
     start_ns: int
 
 
-def batches(source: SpanSource, rollout_id: str | None = None) -> Iterator[Iterator[Span]]:
+def batches(source: SpanSource, wanted: Wanted = _ALL) -> Iterator[Iterator[Span]]:
     """Spans of whole rollouts, gathered until they are enough.
 
     A reward recorded elsewhere comes with the rollout it judges, and not with its own.
 
     Args:
         source: Where the spans are.
-        rollout_id: Only this rollout's.
+        wanted: Only these rollouts; what else it says is not looked at.
     """
-    con = _with_moved(source)
-    for selection in _selections(source, con, rollout_id):
-        yield map(span_of, source.fetch(_complete(con, selection), con).dicts())
+    con = with_moved(source)
+    for selection in _selections(source, con, wanted):
+        yield map(span_of, source.fetch(complete(con, selection), con).dicts())
+
+
+class Clauses(NamedTuple):
+    """Which rollouts are wanted, as SQL over ``spans`` grouped by rollout."""
+
+    where: str
+    having: str
+    values: list[Any]
+
+
+def clauses(con: "duckdb.DuckDBPyConnection", wanted: Wanted) -> Clauses:
+    """The part of a selection that tells of whole rollouts, as SQL.
+
+    Args:
+        con: A connection with the view ``spans``.
+        wanted: What is selected.
+    """
+    where, having, values = ["true"], ["true"], list[Any]()
+    if wanted.rollout_ids is not None:
+        where.append(f"{ROLLOUT} IN (SELECT unnest(?::VARCHAR[]))")
+        values.append(list(wanted.rollout_ids))
+    # A call outside any agent is nobody's, whose name is empty: then nothing can be left unread.
+    if wanted.agents and not wanted.wants_agent(""):
+        names = con.execute("SELECT DISTINCT agent FROM spans WHERE agent IS NOT NULL").fetchall()
+        chosen = f"SELECT {ROLLOUT} FROM spans WHERE agent IN (SELECT unnest(?::VARCHAR[]))"
+        where.append(f"{ROLLOUT} IN ({chosen})")
+        values.append([name for (name,) in names if wanted.wants_agent(name)])
+    for sign, time_ns in ((">=", wanted.since_ns), ("<", wanted.until_ns)):
+        if time_ns is not None:
+            having.append(f"min(start_ns) {sign} ?")
+            values.append(time_ns)
+    return Clauses(" AND ".join(where), " AND ".join(having), values)
 
 
 def incomplete(source: SpanSource) -> frozenset[tuple[str, str]]:
@@ -66,22 +103,29 @@ def whole(source: SpanSource, selection: Selection) -> Query:
         source: Where the spans are.
         selection: Names the rollouts.
     """
-    con = _with_moved(source)
-    return source.fetch(_complete(con, selection), con)
+    con = with_moved(source)
+    return source.fetch(complete(con, selection), con)
 
 
-def _with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
+def with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
     """A connection whose table ``moved`` holds the rewards that go to another rollout."""
     con = source.connect(("spans",), INDEX_COLUMNS)
-    text = (
-        f"CREATE OR REPLACE TEMP TABLE moved AS WITH {HOMES} "
-        "SELECT * FROM homes WHERE home_rollout <> own_rollout"
-    )
-    answered(con, source.layout, lambda: con.execute(text))
+
+    def ask() -> None:
+        # Few stores have one that may, and to look where they all belong takes four times as long.
+        may = con.execute(f"SELECT 1 FROM spans WHERE {MAY_MOVE} LIMIT 1").fetchall()
+        con.execute(
+            f"CREATE OR REPLACE TEMP TABLE moved AS WITH {HOMES} "
+            "SELECT * FROM homes WHERE home_rollout <> own_rollout"
+            if may
+            else _NONE_MOVED
+        )
+
+    answered(con, source.layout, ask)
     return con
 
 
-def _complete(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Selection:
+def complete(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Selection:
     """The selection without rewards that left its rollouts, and with those that arrived."""
     left = _moved(con, "own_rollout", selection)
     arrived = _moved(con, "home_rollout", selection)
@@ -108,16 +152,20 @@ def _moved(con: "duckdb.DuckDBPyConnection", column: str, selection: Selection) 
 
 
 def _selections(
-    source: SpanSource, con: "duckdb.DuckDBPyConnection", rollout_id: str | None
+    source: SpanSource, con: "duckdb.DuckDBPyConnection", wanted: Wanted
 ) -> Iterator[Selection]:
     """Whole rollouts until they hold enough spans, with the time they lie in."""
-    where = f"WHERE {ROLLOUT} = ?" if rollout_id else ""
-    text = (
-        f"SELECT {ROLLOUT}, count(*), min(start_ns), max(start_ns) FROM spans "
-        f"ANTI JOIN moved USING (trace_id, span_id) {where} GROUP BY 1 ORDER BY 3, 1"
-    )
-    values = [rollout_id] if rollout_id else []
-    rows = answered(con, source.layout, lambda: con.execute(text, values).fetchall())
+
+    def ask() -> list[tuple[str, int, int, int]]:
+        where, having, values = clauses(con, wanted)
+        return con.execute(
+            f"SELECT {ROLLOUT}, count(*), min(start_ns), max(start_ns) FROM spans "
+            f"ANTI JOIN moved USING (trace_id, span_id) WHERE {where} "
+            f"GROUP BY 1 HAVING {having} ORDER BY 3, 1",
+            values,
+        ).fetchall()
+
+    rows = answered(con, source.layout, ask)
     ids: list[str] = []
     spans, low, high = 0, 0, 0
     for name, count, first, last in rows:

@@ -1,8 +1,7 @@
 """Transitions as the rows of a table."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final
 
 from lightning_otel.types import Trajectory, Transition
 
@@ -39,17 +38,34 @@ TRANSITION_COLUMNS: Mapping[str, str] = {
     "group_id": "VARCHAR",
     "advantage": "DOUBLE",
     "weight": "DOUBLE",
+    "mode": "VARCHAR",
 }
 
 
-def distinct(
-    trajectories: Iterable[Trajectory], agents: str | None = None
-) -> Iterator[tuple[Transition, int]]:
-    """Each transition once, with the first branch it lies on; of agents that match a glob."""
+BODY_COLUMNS: Final = frozenset(
+    {
+        "observation",
+        "action",
+        "next_observation",
+        "tools",
+        "prompt_ids",
+        "response_ids",
+        "logprobs",
+    }
+)
+"""Columns that hold what was said: all but these are there without reading it."""
+NARROW_COLUMNS: Final = {
+    name: kind for name, kind in TRANSITION_COLUMNS.items() if name not in BODY_COLUMNS
+}
+
+
+_NUMBERS: Final = frozenset({"prompt_ids", "response_ids", "logprobs"})
+
+
+def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, int]]:
+    """Each transition once, with the first branch it lies on."""
     shared: set[tuple[str, str]] = set()
     for trajectory in trajectories:
-        if agents is not None and not fnmatchcase(trajectory.agent, agents):
-            continue
         for step in trajectory.transitions:
             if step.is_shared:
                 if (step.trace_id, step.span_id) in shared:
@@ -58,11 +74,13 @@ def distinct(
             yield step, trajectory.branch
 
 
-def transition_row(step: Transition, branch: int) -> dict[str, Any]:
-    """A transition as a flat row of JSON values, in the order of ``TRANSITION_COLUMNS``."""
+def transition_row(
+    step: Transition, branch: int, columns: Iterable[str] = TRANSITION_COLUMNS
+) -> dict[str, Any]:
+    """A transition as a flat row of JSON values, in the order of the columns."""
     row: dict[str, Any] = {
-        name: branch if name == "branch" else getattr(step, name) for name in TRANSITION_COLUMNS
+        name: branch if name == "branch" else getattr(step, name) for name in columns
     }
-    for name in ("prompt_ids", "response_ids", "logprobs"):
+    for name in _NUMBERS & row.keys():
         row[name] = list(row[name])
     return row

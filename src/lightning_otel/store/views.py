@@ -62,6 +62,10 @@ WHERE operation IN ({_CALL_OPERATIONS})"""
 BARE: Final = "(reward IS NOT NULL AND operation IS NULL)"
 """A span that is a reward and nothing else: only such a one moves to another attempt."""
 
+MAY_MOVE: Final = f"""{BARE} AND
+  (attempt_id IS NULL OR contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)}))"""
+"""A reward that may belong to another attempt than the one it was recorded in."""
+
 _LINKS: Final = 4
 
 

@@ -105,7 +105,8 @@ def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
             ``rollout_id`` and ``attempt_id``; ``task``, any JSON value; ``agent``, who acts where
             the code does not say; ``track_only``, the agents whose calls become training
             data, each by name, glob or regular expression (``re:^exec``); ``resource_version`` of
-            the prompt, model or weights at work; or ``resources``, by name, glob or ``re:…`` of
+            the prompt, model or weights at work; ``mode``, what the rollout is for, such as
+            ``train``, ``val`` or ``test``; or ``resources``, by name, glob or ``re:…`` of
             agents the version of each resource, such as ``{"planner": {"prompt": "v3"}}``;
             ``conversation_id``; ``reward_evaluator``, applied to the finished recording, which may
             be async where what it judges is; ``transforms``, functions that each span passes

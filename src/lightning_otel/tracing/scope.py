@@ -38,6 +38,7 @@ _STAMPS = {
     "attempt_id": c.ATTEMPT_ID,
     "agent": c.AGENT_NAME,
     "resource_version": c.RESOURCE_VERSION,
+    "mode": c.MODE,
     "conversation_id": c.CONVERSATION_ID,
 }
 _told: set[str] = set()
@@ -54,6 +55,7 @@ class Options(TypedDict, total=False):
     agent: str | None
     track_only: str | Iterable[str] | None
     resource_version: str | None
+    mode: str | None
     resources: Resources | None
     conversation_id: str | None
     reward_evaluator: RewardEvaluator | None

@@ -1,0 +1,215 @@
+"""Which transitions are wanted: by agent, rollout, time, mode, resource, reward, capture, origin.
+
+Spans that do not count are left out before an adapter sees them; all else is looked at on the
+transitions it made, so that a step keeps its reward, its neighbours and its place whichever others
+are asked for.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from fnmatch import fnmatchcase
+from typing import Any, Final, TypeAlias, TypedDict, get_args
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.tracking import REGEX, checked_patterns, matches
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import CaptureLevel, Span, Transition
+
+Matcher: TypeAlias = Callable[[Span], bool | None]
+"""Says of a span that it is one, or is none; None leaves that to the usual rules."""
+Instant: TypeAlias = int | str | date
+"""Unix nanoseconds; a date or time, of the local zone where it names none; or its ISO 8601 text."""
+
+NOT: Final = "!"
+"""What comes before a pattern of agents that are not wanted."""
+
+
+class Wanted(TypedDict, total=False):
+    """The keywords that select transitions; :class:`Selection` says what they mean."""
+
+    agents: str | Iterable[str] | None
+    rollout_id: str | Iterable[str] | None
+    since: Instant | None
+    until: Instant | None
+    mode: str | None
+    resource_version: str | None
+    rewarded: bool | None
+    min_reward: float | None
+    max_reward: float | None
+    capture: CaptureLevel | None
+    received: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which transitions are wanted; by default all.
+
+    Attributes:
+        agents: Names, globs or ``re:…`` of agents. The first that matches a name decides; one that
+            begins with ``!`` leaves the agent out, as do all where none matches. If all of them
+            leave out, every other agent is wanted.
+        rollout_id: Only these rollouts, by their whole ids.
+        since: Only rollouts that began at this time or later.
+        until: Only rollouts that began before this time.
+        mode: Only steps taken in this mode, such as ``train``, ``val`` or ``test``.
+        resource_version: Only steps of this version (a name or glob), of all resources together or,
+            as ``name@version``, of one.
+        rewarded: Whether to take only steps with a reward, or only those without.
+        min_reward: Only steps with at least this reward.
+        max_reward: Only steps with at most this reward.
+        capture: Only steps captured like this.
+        received: Whether spans that came over the network or were imported count. If not, it is as
+            if they had never come: a reward that somebody else sent is given to nothing.
+    """
+
+    agents: tuple[str, ...] = ()
+    rollout_ids: tuple[str, ...] | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+    mode: str | None = None
+    resource_version: str | None = None
+    rewarded: bool | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    capture: CaptureLevel | None = None
+    received: bool = True
+
+    @classmethod
+    def of(cls, wanted: Wanted) -> "Selection":
+        """The selection that keywords describe.
+
+        Raises:
+            ConfigError: One of them is unknown, or cannot be understood.
+        """
+        unknown = sorted(wanted.keys() - Wanted.__annotations__.keys())
+        if unknown:
+            known = ", ".join(Wanted.__annotations__)
+            raise ConfigError(f"transitions cannot be selected by {', '.join(unknown)}; by {known}")
+        given: dict[str, Any] = dict(wanted)
+        agents, rollouts = given.pop("agents", None), given.pop("rollout_id", None)
+        since, until = given.pop("since", None), given.pop("until", None)
+        if given.get("capture") not in (None, *get_args(CaptureLevel)):
+            raise ConfigError(
+                f"capture is {given['capture']!r}; it must be one of "
+                f"{', '.join(get_args(CaptureLevel))}"
+            )
+        return cls(
+            agents=() if agents is None else _agents(agents),
+            rollout_ids=None if rollouts is None else _texts(rollouts),
+            since_ns=_instant(since, "since"),
+            until_ns=_instant(until, "until"),
+            **given,
+        )
+
+    def spans(self, spans: Iterable[Span]) -> Iterable[Span]:
+        """The spans that count."""
+        if self.received:
+            return spans
+        return (span for span in spans if c.RECEIVED not in span.attributes)
+
+    def wants_agent(self, name: str) -> bool:
+        """Whether the steps of an agent are wanted."""
+        for pattern in self.agents:
+            if matches(name, pattern.removeprefix(NOT)):
+                return not pattern.startswith(NOT)
+        return all(pattern.startswith(NOT) for pattern in self.agents)
+
+    def wants(self, step: Transition) -> bool:
+        """Whether a transition is wanted, as far as it shows."""
+        reward = step.reward
+        return (
+            (not self.agents or self.wants_agent(step.agent))
+            and (self.mode is None or step.mode == self.mode)
+            and (self.resource_version is None or self._has_version(step))
+            and (self.rewarded is None or (reward is not None) == self.rewarded)
+            and (self.min_reward is None or (reward is not None and reward >= self.min_reward))
+            and (self.max_reward is None or (reward is not None and reward <= self.max_reward))
+            and (self.capture is None or step.capture == self.capture)
+        )
+
+    def _has_version(self, step: Transition) -> bool:
+        wanted = self.resource_version or ""
+        named = [step.resource_version, *(f"{k}@{v}" for k, v in step.resources.items())]
+        return any(each is not None and _is_like(each, wanted) for each in named)
+
+
+def _is_like(text: str, pattern: str) -> bool:
+    return text == pattern or fnmatchcase(text, pattern)
+
+
+def _agents(given: str | Iterable[str]) -> tuple[str, ...]:
+    patterns = tuple(checked_patterns(given, "agents"))
+    checked_patterns([pattern.removeprefix(NOT) for pattern in patterns], "agents")
+    if any(pattern.removeprefix(NOT) in ("", REGEX) for pattern in patterns):
+        raise ConfigError(f"agents names {patterns!r}; an empty pattern means nobody")
+    return patterns
+
+
+def _texts(given: str | Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _instant(given: Instant | None, option: str) -> int | None:
+    """The time in Unix nanoseconds."""
+    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
+        return given
+    try:
+        found = datetime.fromisoformat(given) if isinstance(given, str) else given
+        if isinstance(found, bool):
+            raise TypeError("it is a truth value")
+        if not isinstance(found, datetime):
+            found = datetime(found.year, found.month, found.day)
+        passed = found.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    except (AttributeError, OSError, OverflowError, TypeError, ValueError) as exc:
+        raise ConfigError(
+            f"{option} is {given!r}, which is no time ({exc}); write 2026-11-01, "
+            "2026-11-01T12:00:00Z, or Unix nanoseconds"
+        ) from exc
+    # In whole numbers: a float of seconds would be off by a hundred nanoseconds.
+    micros = (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
+    return micros * 1_000
+
+
+def matched(
+    spans: Iterable[Span], is_call: Matcher | None, is_reward: Matcher | None
+) -> Iterable[Span]:
+    """The spans, those changed that matchers say are, or are no, calls and rewards.
+
+    Args:
+        spans: Spans in today's conventions.
+        is_call: Asked of each span; None asks nobody.
+        is_reward: Likewise. One that is said to be a reward and holds no number is reported.
+    """
+    if is_call is None and is_reward is None:
+        return spans
+    return (_matched(span, is_call, is_reward) for span in spans)
+
+
+def _matched(span: Span, is_call: Matcher | None, is_reward: Matcher | None) -> Span:
+    attributes = span.attributes
+    if is_call is not None:
+        attributes = _as_call(attributes, is_call(span))
+    if is_reward is not None:
+        attributes = _as_reward(attributes, is_reward(span))
+    return span if attributes is span.attributes else replace(span, attributes=attributes)
+
+
+def _as_call(attributes: Mapping[str, Any], is_call: bool | None) -> Mapping[str, Any]:  # noqa: FBT001
+    if is_call is None:
+        return attributes
+    is_one = attributes.get(c.OPERATION) in tuple(c.CALL_OPERATIONS)
+    if is_call == is_one:
+        return attributes
+    if is_call:
+        return {**attributes, c.OPERATION: c.CHAT}
+    return {key: value for key, value in attributes.items() if key != c.OPERATION}
+
+
+def _as_reward(attributes: Mapping[str, Any], is_reward: bool | None) -> Mapping[str, Any]:  # noqa: FBT001
+    if is_reward is None or (is_reward and c.REWARD_VALUE in attributes):
+        return attributes
+    if is_reward:
+        return {**attributes, c.REWARD_VALUE: None}  # it is reported as one without a number
+    prefix = f"{c.REWARD_PREFIX}."
+    return {key: value for key, value in attributes.items() if not key.startswith(prefix)}

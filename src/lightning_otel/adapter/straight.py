@@ -1,0 +1,234 @@
+"""The common attempt without its content: one call after the other, each continuing the last.
+
+Nothing of the general way is built for it: no spans, tree, calls or branches. Whatever is not
+plainly so is not decided here, and takes the general way; that both say the same is a test. Nothing
+in here looks at a message: what must be known of them comes as two numbers a call.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+import orjson
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter import TripletAdapter, credit, trajectories
+from lightning_otel.adapter.attempts import AttemptKey
+from lightning_otel.adapter.calls import read_tokens
+from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.adapter.tracking import is_tracked
+from lightning_otel.types import Call, CaptureLevel, Dropped, Report, Span, Transition
+
+OTHER: Final = 0
+CALL: Final = 1
+REWARD: Final = 2
+"""Kinds of rows; any other kind sends the attempt the general way."""
+_ALL: Final = ""
+"""Stands for whichever agent acted last; no agent has an empty name."""
+
+
+Row: TypeAlias = tuple[Any, ...]
+"""A span without its content: a plain tuple, which costs a tenth of a class of its own and is no
+work for the garbage collector. In order: its rollout; the positions of its start and its end in its
+process; its id, its parent's and that of its trace; the agent it names itself, or None; its kind;
+and of a call or reward its attributes as JSON, the times of its start and end, and, of a call, two
+numbers (the one stands for its messages and its answer, the other for its messages up to the last
+of a model, None if there is none) and the texts of prompt ids, response ids and logprobs, or None.
+"""
+(_START, _END, _ID, _PARENT, _TRACE, _AGENT, _KIND, _ATTRIBUTES, _START_NS, _END_NS, _LEAVES,
+ _CONTINUES, _TOKENS) = range(1, 14)  # fmt: skip
+_TOKEN_KEYS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
+
+
+class Straight(NamedTuple):
+    """Transitions of an attempt, each agent's on its first and only branch, and their funnel."""
+
+    transitions: list[Transition]
+    report: Report
+
+
+class _Span:
+    """What is read of a span in here."""
+
+    __slots__ = ("attributes", "end_ns", "name", "span_id", "start_ns", "trace_id")
+
+    def __init__(self, row: Row, name: str = "") -> None:
+        self.trace_id: str = row[_TRACE]
+        self.span_id: str = row[_ID]
+        self.name = name
+        self.start_ns: int = row[_START_NS]
+        self.end_ns: int = row[_END_NS]
+        self.attributes: dict[str, Any] = orjson.loads(row[_ATTRIBUTES])
+        for key, text in zip(_TOKEN_KEYS, row[_TOKENS:], strict=True):
+            if text is not None:
+                self.attributes[key] = text
+
+
+class _Call:
+    """What is read of a call in here."""
+
+    __slots__ = ("agent", "capture", "span")
+    observation = action = tools = prompt_ids = response_ids = logprobs = ()
+    ending = None
+
+    def __init__(self, span: Span, agent: str, capture: CaptureLevel) -> None:
+        self.span = span
+        self.agent = agent
+        self.capture = capture
+
+
+@dataclass(slots=True)
+class _Walk:
+    """What is known of an attempt so far."""
+
+    rows: Sequence[Row]
+    parents: list[int] = field(default_factory=list)
+    agents: list[str] = field(default_factory=list)
+    path: list[int] = field(default_factory=list)
+    latest: dict[str, int] = field(default_factory=dict)
+    own: dict[str, list[int]] = field(default_factory=dict)
+    calls: dict[int, Call] = field(default_factory=dict)
+    responses: set[object] = field(default_factory=set)
+    rewards: dict[int, dict[str, float]] = field(default_factory=dict)
+    dropped: list[Dropped] = field(default_factory=list)
+    given: int = 0
+    placed: int = 0
+
+
+def can_stand_for(adapter: object) -> bool:
+    """Whether an adapter makes of a straight attempt what this does."""
+    return (
+        isinstance(adapter, TripletAdapter)
+        and replace(adapter, gamma=TripletAdapter().gamma) == TripletAdapter()
+    )
+
+
+def adapt(key: AttemptKey, rows: Iterable[Row]) -> Straight | None:
+    """The transitions of an attempt under the rule ``next``; None if it must go the general way.
+
+    Args:
+        key: The attempt.
+        rows: All its spans, of one trace and process, each ended and counted.
+    """
+    walk = _Walk(sorted(rows, key=itemgetter(_START)))
+    index: dict[str, int] = {}
+    parents, agents = walk.parents, walk.agents
+    for position, row in enumerate(walk.rows):
+        above = index.get(row[_PARENT]) if row[_PARENT] else -1
+        # What began before its parent or lacks it, and ids that come twice, are not judged here.
+        if above is None or row[_ID] in index or row[_END] < row[_START]:
+            return None
+        index[row[_ID]] = position
+        parents.append(above)
+        agents.append(row[_AGENT] or (agents[above] if above >= 0 else ""))
+        kind = row[_KIND]
+        if kind == OTHER:
+            continue
+        if kind not in _STEPS or not (
+            _is_after_all(walk, position) and _STEPS[kind](walk, position)
+        ):
+            return None
+    return _made(key, walk)
+
+
+def _is_after_all(walk: _Walk, position: int) -> bool:
+    """Whether every part of the tree that held the one before had ended before this one's began."""
+    rows, parents = walk.rows, walk.parents
+    path = [position]
+    while (above := parents[path[-1]]) >= 0:
+        path.append(above)
+    path.reverse()
+    before, walk.path = walk.path, path
+    place = 0
+    for place, (one, other) in enumerate(zip(before, path, strict=False)):
+        if one != other:
+            start = rows[other][_START]
+            return all(rows[node][_END] < start for node in before[place:])
+    return not before  # else this one lies within the one before
+
+
+def _follows(walk: _Walk, position: int) -> bool:
+    """Whether a call continues its agent's latest, or begins a conversation; it becomes that."""
+    row, agent = walk.rows[position], walk.agents[position]
+    own = walk.own.setdefault(agent, [])
+    continues = row[_CONTINUES]
+    if own and continues is not None and continues != walk.rows[own[-1]][_LEAVES]:
+        return False
+    span = _Span(row)
+    if not is_tracked(agent, span.attributes.get(c.TRACK_ONLY)):
+        return False
+    response_id = span.attributes.get(c.RESPONSE_ID)
+    if response_id in walk.responses:
+        return False  # whether it is one request or a server repeats its ids is not seen here
+    walk.responses.add(response_id)
+    own.append(position)
+    walk.latest[agent] = walk.latest[_ALL] = position
+    walk.calls[position] = _call(cast(Span, span), agent)
+    return True
+
+
+def _is_given(walk: _Walk, position: int) -> bool:
+    """Whether a reward is one for the latest call before it, or for none; it is placed."""
+    row = walk.rows[position]
+    above = walk.parents[position]
+    if above >= 0 and walk.rows[above][_KIND] != OTHER:
+        return False
+    reward = read_reward(cast(Span, _Span(row, c.SPAN_ANNOTATION)))
+    walk.given += 1
+    if reward is None or isinstance(reward, str):
+        return False
+    call = walk.latest.get(walk.agents[position])
+    held = walk.rewards.setdefault(call, {}) if call is not None else None
+    if held is None or held.keys() & reward.values.keys():
+        reason = credit.NO_CALL_BEFORE if held is None else credit.ALREADY_REWARDED
+        walk.dropped.append(Dropped(row[_ID], row[_TRACE], "reward", reason))
+    else:
+        held.update(reward.values)
+        walk.placed += 1
+    return True
+
+
+_STEPS: Final = {CALL: _follows, REWARD: _is_given}
+
+
+def _call(span: Span, agent: str) -> Call:
+    is_exact = False
+    if c.RESPONSE_TOKEN_IDS in span.attributes:
+        prompt_ids, response_ids, _ = read_tokens(span)
+        is_exact = bool(len(prompt_ids) and len(response_ids))
+    return cast(Call, _Call(span, agent, "exact" if is_exact else "text"))
+
+
+def _made(key: AttemptKey, walk: _Walk) -> Straight:
+    found: list[Transition] = []
+    exact = rewarded = 0
+    for positions in walk.own.values():
+        calls = [walk.calls[position] for position in positions]
+        exact += sum(call.capture == "exact" for call in calls)
+        last = len(calls) - 1
+        for step, position in enumerate(positions):
+            named = walk.rewards.get(position, {})
+            rewarded += bool(named)
+            found.append(
+                trajectories.transition(
+                    key,
+                    calls[step],
+                    calls[step + 1] if step < last else None,
+                    step=step,
+                    reward=next(iter(named.values()), None),
+                    rewards=named,
+                    is_shared=False,
+                )
+            )
+    report = Report(
+        spans=len(walk.rows),
+        calls=len(found),
+        transitions=len(found),
+        exact=exact,
+        rewards=walk.given,
+        rewards_placed=walk.placed,
+        rewarded=rewarded,
+        dropped=tuple(walk.dropped),
+    )
+    return Straight(found, report)

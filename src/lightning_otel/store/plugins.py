@@ -1,0 +1,174 @@
+"""Adapters of one's own: an object or function given by hand, or one that a package registers.
+
+A package registers one as an entry point of the group ``lightning_otel.adapters``. It is somebody
+else's code, so whatever it raises comes out with its name.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
+
+from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.adapter.selection import Matcher
+from lightning_otel.errors import AdapterError, ConfigError
+from lightning_otel.types import Credit, Report, Span, Trajectory
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP: Final = "lightning_otel.adapters"
+
+Incomplete: TypeAlias = Collection[tuple[str, str]]
+"""Rollout and attempt ids of attempts that broke off."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """An adapter that says what became of every span, as :class:`TripletAdapter` does."""
+
+    def explain(self, spans: Iterable[Span], *, incomplete: Incomplete = ()) -> Adaptation:
+        """Trajectories, and the funnel that led to them; of what broke off, none."""
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """An adapter that only makes trajectories."""
+
+    def adapt(self, spans: Iterable[Span]) -> Iterable[Trajectory]:
+        """The trajectories of whole rollouts."""
+
+
+Adapter: TypeAlias = Explaining | Adapting | Callable[[Iterable[Span]], Iterable[Trajectory]]
+"""What turns the spans of whole rollouts into trajectories."""
+
+
+def adapter_of(
+    given: Adapter | str | None,
+    credit: Credit = "next",
+    gamma: float = 0.99,
+    is_call: Matcher | None = None,
+    is_reward: Matcher | None = None,
+) -> Explaining:
+    """What adapts spans, by an object, a function or a registered name.
+
+    Args:
+        given: One of these; None is :class:`TripletAdapter`.
+        credit: As :class:`TripletAdapter` takes it, like the others; others take none of them.
+        gamma: Likewise.
+        is_call: Likewise.
+        is_reward: Likewise.
+
+    Raises:
+        ConfigError: There is none of that name, or it takes no such options.
+        AdapterError: It cannot be loaded, or is no adapter.
+    """
+    ours = TripletAdapter(credit, gamma, is_call=is_call, is_reward=is_reward)
+    if given is None:
+        return ours
+    found: Any = _loaded(given) if isinstance(given, str) else given
+    name = given if isinstance(given, str) else _name_of(given)
+    if found is TripletAdapter:
+        return ours
+    if ours != TripletAdapter():
+        raise ConfigError(
+            f"credit, gamma, is_call and is_reward mean nothing to the adapter {name}; "
+            "make it with options of its own"
+        )
+    if isinstance(found, TripletAdapter):
+        return found
+    if isinstance(found, type):
+        found = _guarded(name, "cannot be made", found)
+    if not isinstance(found, (Explaining, Adapting)) and not callable(found):
+        raise AdapterError(
+            f"the adapter {name} is a {type(found).__name__}; it needs a method "
+            "adapt(spans) -> trajectories, or to be a function that does that"
+        )
+    return _Named(name, found)
+
+
+def _loaded(name: str) -> object:
+    from importlib.metadata import entry_points  # a traced process shall not pay for it
+
+    registered = {each.name: each for each in entry_points(group=GROUP)}
+    if name not in registered:
+        known = ", ".join(sorted(registered)) or "none"
+        raise ConfigError(
+            f"there is no adapter {name!r}; those registered under {GROUP} are: {known}"
+        )
+    return _guarded(_described(registered[name]), "cannot be loaded", registered[name].load)
+
+
+def _described(entry: "EntryPoint") -> str:
+    package = f", of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+    return f"{entry.name} ({entry.value}{package})"
+
+
+def _name_of(given: object) -> str:
+    kind = given if isinstance(given, type) or callable(given) else type(given)
+    return str(getattr(kind, "__qualname__", None) or type(given).__qualname__)
+
+
+def _guarded(name: str, fault: str, act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except Exception as exc:  # somebody else's code may raise anything
+        raise AdapterError(f"the adapter {name} {fault}: {type(exc).__name__}: {exc}") from exc
+
+
+class _Named:
+    """An adapter of one's own, whose errors name it."""
+
+    def __init__(self, name: str, adapter: Any) -> None:
+        self._name = name
+        self._adapter = adapter
+
+    def explain(self, spans: Iterable[Span], *, incomplete: Incomplete = ()) -> Adaptation:
+        """What it makes of the spans, and a report: its own, or what can be counted of the rest."""
+        if isinstance(self._adapter, Explaining):
+            own = self._adapter
+            found = _guarded(
+                self._name, "failed", lambda: own.explain(spans, incomplete=incomplete)
+            )
+            if not isinstance(found, tuple) or not isinstance(found[-1], Report):
+                raise AdapterError(
+                    f"the adapter {self._name} gave {type(found).__name__} from explain(); "
+                    "it must give an Adaptation: trajectories and a report"
+                )
+            return Adaptation(_checked(self._name, found[0]), found[-1])
+        return self._adapted(spans, incomplete)
+
+    def _adapted(self, spans: Iterable[Span], incomplete: Incomplete) -> Adaptation:
+        seen: set[str] = set()
+        count = 0
+
+        def whole() -> Iterator[Span]:
+            nonlocal count
+            for span in spans:
+                count += 1
+                seen.add(span.rollout_id)
+                if (span.rollout_id, span.attempt_id) not in incomplete:
+                    yield span
+
+        adapt = self._adapter.adapt if isinstance(self._adapter, Adapting) else self._adapter
+        found = _checked(
+            self._name, _guarded(self._name, "failed", lambda: list(adapt(list(whole()))))
+        )
+        steps = {id(step): step for path in found for step in path.transitions}.values()
+        report = Report(
+            spans=count,
+            rollouts=len(seen),
+            calls=len(steps),
+            transitions=len(steps),
+            exact=sum(step.capture == "exact" for step in steps),
+            rewarded=sum(step.reward is not None for step in steps),
+        )
+        return Adaptation(found, report)
+
+
+def _checked(name: str, found: Iterable[object]) -> list[Trajectory]:
+    given: list[Any] = _guarded(name, "failed", lambda: list(found))
+    for each in given:
+        if not isinstance(each, Trajectory):
+            raise AdapterError(
+                f"the adapter {name} gave a {type(each).__name__} among its trajectories"
+            )
+    return given

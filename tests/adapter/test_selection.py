@@ -1,0 +1,182 @@
+"""Which transitions a selection wants."""
+
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pytest
+from tests.adapter.forest import Forest, rewards
+
+from lightning_otel import TripletAdapter
+from lightning_otel import conventions as c
+from lightning_otel.adapter.selection import Selection
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import Span, Transition
+
+SECOND = 1_000_000_000
+
+
+def step(**changes: Any) -> Transition:
+    """A transition."""
+    fields: dict[str, Any] = {
+        "rollout_id": "r",
+        "attempt_id": "1",
+        "agent": "planner",
+        "step": 0,
+        "observation": (),
+        "action": (),
+        "reward": 0.5,
+        "next_observation": None,
+        "done": True,
+        "resource_version": "prompt@v3",
+        "resources": {"model": "m2"},
+        "mode": "train",
+    }
+    return Transition(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("agents", "wanted"),
+    [
+        ("planner", ["planner"]),
+        ("plan*", ["planner", "planner-draft"]),
+        ("re:^(plan|wri)", ["planner", "planner-draft", "writer"]),
+        (["writer", "planner"], ["planner", "writer"]),
+        (["!planner-draft", "plan*"], ["planner"]),
+        (["plan*", "!planner-draft"], ["planner", "planner-draft"]),
+        (["planner-draft", "!plan*", "*"], ["planner-draft", "writer", ""]),
+        ("!plan*", ["writer", ""]),
+        ("Planner", []),
+        ([], ["planner", "planner-draft", "writer", ""]),
+    ],
+)
+def test_the_first_pattern_that_matches_an_agent_decides(agents: Any, wanted: list[str]) -> None:
+    """Names, globs, regular expressions and those left out are asked in their order."""
+    selection = Selection.of({"agents": agents})
+
+    found = [
+        each for each in ("planner", "planner-draft", "writer", "") if selection.wants_agent(each)
+    ]
+
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_wanted"),
+    [
+        ({}, True),
+        ({"agents": "writer"}, False),
+        ({"mode": "train"}, True),
+        ({"mode": "val"}, False),
+        ({"resource_version": "prompt@v3"}, True),
+        ({"resource_version": "prompt@*"}, True),
+        ({"resource_version": "model@m2"}, True),
+        ({"resource_version": "model@m1"}, False),
+        ({"rewarded": True}, True),
+        ({"rewarded": False}, False),
+        ({"min_reward": 0.5, "max_reward": 0.5}, True),
+        ({"min_reward": 0.6}, False),
+        ({"max_reward": 0.4}, False),
+        ({"capture": "text"}, True),
+        ({"capture": "exact"}, False),
+    ],
+)
+def test_a_transition_is_wanted_if_all_says_so(wanted: Any, is_wanted: bool) -> None:
+    """Each keyword leaves out what it does not mean."""
+    assert Selection.of(wanted).wants(step()) is is_wanted
+
+
+def test_a_reward_range_leaves_out_what_has_none() -> None:
+    """A missing reward is not 0: it lies in no range."""
+    assert not Selection.of({"max_reward": 1.0}).wants(step(reward=None))
+    assert Selection.of({"rewarded": False}).wants(step(reward=None))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        1_700_000_000 * SECOND,
+        "2023-11-14T22:13:20Z",
+        "2023-11-14T23:13:20+01:00",
+        datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC),
+    ],
+)
+def test_times_are_taken_in_every_form(given: Any) -> None:
+    """Nanoseconds, texts and dates with a zone mean the same instant."""
+    assert Selection.of({"since": given}).since_ns == 1_700_000_000 * SECOND
+
+
+def test_a_day_begins_where_one_is() -> None:
+    """A date without a zone is one of the local zone."""
+    wanted = Selection.of({"since": date(2023, 11, 14), "until": "2023-11-15"})
+
+    begun = int(datetime(2023, 11, 14).astimezone().timestamp()) * SECOND
+    assert (wanted.since_ns, wanted.until_ns) == (begun, begun + 86_400 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"agent": "x"}, "cannot be selected by agent; by agents, rollout_id"),
+        ({"agents": "re:("}, "agents names 're:\\('"),
+        ({"agents": ["!"]}, "an empty pattern means nobody"),
+        ({"agents": [1]}, "agents names 1"),
+        ({"since": "yesterday"}, "since is 'yesterday', which is no time"),
+        ({"until": True}, "until is True, which is no time"),
+        ({"since": "9999-99-99"}, "which is no time"),
+        ({"capture": "best"}, "capture is 'best'; it must be one of exact"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused(wanted: Any, message: str) -> None:
+    """The error names the keyword, what was given and what may be."""
+    with pytest.raises(ConfigError, match=message):
+        Selection.of(wanted)
+
+
+def test_received_spans_may_be_left_out() -> None:
+    """A reward that came over the network is as if it had never come."""
+    forest = Forest()
+    forest.call("an answer")
+    forest.make(c.SPAN_ANNOTATION, {c.REWARD_VALUE: 1.0, c.RECEIVED: "otlp:10.0.0.9"})
+
+    trusted = TripletAdapter().adapt(Selection.of({"received": False}).spans(forest.spans))
+
+    assert rewards(TripletAdapter().adapt(forest.spans)) == {"an answer": 1.0}
+    assert rewards(trusted) == {"an answer": None}
+
+
+def _is_chatty(span: Span) -> bool | None:
+    return False if span.attributes.get("chatty") else None
+
+
+def test_a_call_matcher_decides_before_the_rules_do() -> None:
+    """What it refuses is no call, what it claims is one, and None leaves it to the rules."""
+    forest = Forest()
+    forest.call("kept")
+    forest.make("chat", {**forest.spans[0].attributes, "chatty": 1})
+    spans = forest.spans
+    unnamed = {k: v for k, v in spans[0].attributes.items() if k != c.OPERATION}
+    forest.make("my own client", unnamed)
+
+    plain = TripletAdapter().explain(forest.spans).report
+    refused = TripletAdapter(is_call=_is_chatty).explain(forest.spans).report
+    claimed = TripletAdapter(is_call=lambda span: span.name == "my own client" or None)
+
+    assert (plain.calls, plain.transitions) == (2, 2)
+    assert (refused.calls, refused.transitions, refused.dropped) == (1, 1, ())
+    assert claimed.explain(forest.spans).report.transitions == 3
+
+
+def test_a_reward_matcher_decides_before_the_rules_do() -> None:
+    """What it refuses is no reward; what it claims and has no number is reported."""
+    forest = Forest()
+    forest.call("an answer")
+    forest.reward(0.5)
+    forest.make("work", {"my.score": 3})
+
+    refused = TripletAdapter(is_reward=lambda span: False).explain(forest.spans).report
+    claimed = TripletAdapter(is_reward=lambda span: "my.score" in span.attributes or None)
+    report = claimed.explain(forest.spans).report
+
+    assert (refused.rewards, refused.dropped) == (0, ())
+    assert (report.rewards, report.rewards_placed) == (2, 1)
+    assert [each.reason for each in report.dropped] == ["the reward's value is not a number"]
