@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import credit, duplicates, marks, readers, trajectories
+from lightning_otel.adapter import credit, duplicates, marks, quick, readers, trajectories
 from lightning_otel.adapter.attempts import AttemptKey, group
 from lightning_otel.adapter.calls import (
     CUT,
@@ -83,6 +83,7 @@ class TripletAdapter:
         """
         return self.explain(spans).trajectories
 
+    @quick.unswept()
     def explain(
         self,
         spans: Iterable[Span | ReadableSpan],

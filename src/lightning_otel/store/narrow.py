@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import Adaptation, straight
+from lightning_otel.adapter import Adaptation, quick, straight
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.selection import Selection as Wanted
 from lightning_otel.store.batches import BATCH_SPANS, clauses, complete, incomplete, with_moved
@@ -28,7 +28,7 @@ from lightning_otel.types import Report, Transition
 if TYPE_CHECKING:
     import duckdb
 
-ROWS: Final = 100_000
+ROWS: Final = 50_000
 """Spans whose narrow columns are in memory at once."""
 _OTHER, _CALL, _REWARD, _ODD = straight.OTHER, straight.CALL, straight.REWARD, 3
 _GENERATIVE: Final = ", ".join(quoted(name) for name in sorted(c.GENERATIVE_OPERATIONS))
@@ -190,6 +190,8 @@ def _planned(source: SpanSource, wanted: Wanted) -> Iterator["duckdb.DuckDBPyCon
         con.execute("SET enable_external_file_cache = false")
         con.execute(f"SET temp_directory = {quoted(folder)}")
         con.execute("SET preserve_insertion_order = false")
+        # Else it may hold the spans, bodies and all, and look up each rollout in them.
+        con.execute("SET disabled_optimizers = 'build_side_probe_side'")
 
         def plan() -> None:
             where, having, values = clauses(con, wanted)
@@ -220,12 +222,13 @@ def _straight(
     groups = answered(con, source.layout, lambda: _fetched(con, batch, attempts, wanted))
     steps: list[Step] = []
     reports = []
-    for rollout, rows in groups.items():
-        found = straight.adapt(AttemptKey(rollout, attempts[rollout]), rows)
-        if found is not None:
-            done.add(rollout)
-            steps += [Step(step, 0) for step in found.transitions]
-            reports.append(found.report)
+    with quick.unswept():
+        for rollout, rows in groups.items():
+            found = straight.adapt(AttemptKey(rollout, attempts[rollout]), rows)
+            if found is not None:
+                done.add(rollout)
+                steps += [Step(step, 0) for step in found.transitions]
+                reports.append(found.report)
     return Part(steps, replace(Report.total(reports), rollouts=len(reports)))
 
 
