@@ -203,7 +203,7 @@ def test_transitions_without_bodies_are_the_same(
 
     _same(store, received=received)
 
-    assert taken[True] > (100 if oddness < 0.5 else 5)
+    assert taken[True] > (60 if oddness < 0.5 else 3)
     assert oddness == 0.0 or taken[False]
 
 

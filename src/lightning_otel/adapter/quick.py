@@ -1,4 +1,4 @@
-"""Many objects at once: frozen dataclasses made twice as fast: with 32 fields one takes 1.8 µs and not 4.5.
+"""Many objects at once: frozen dataclasses in 1.8 µs and not 4.5, and none of them swept.
 
 A frozen class sets each field through ``object.__setattr__``. Here a class with the same slots that
 is not frozen is filled, and its instance then given the frozen class, which the language allows.

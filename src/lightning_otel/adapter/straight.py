@@ -152,8 +152,7 @@ def _follows(walk: _Walk, position: int) -> bool:
     """Whether a call continues its agent's latest, or begins a conversation; it becomes that."""
     row, agent = walk.rows[position], walk.agents[position]
     own = walk.own.setdefault(agent, [])
-    continues = row[_CONTINUES]
-    if own and continues is not None and continues != walk.rows[own[-1]][_LEAVES]:
+    if own and not _is_plain(walk, own, row):
         return False
     span = _Span(row)
     if not is_tracked(agent, span.attributes.get(c.TRACK_ONLY)):
@@ -166,6 +165,18 @@ def _follows(walk: _Walk, position: int) -> bool:
     walk.latest[agent] = walk.latest[_ALL] = position
     walk.calls[position] = _call(cast(Span, span), agent)
     return True
+
+
+def _is_plain(walk: _Walk, own: Sequence[int], row: Row) -> bool:
+    """Whether an agent's calls are one conversation, or each of them is one of its own.
+
+    Of a mixture only the messages tell whether something was asked again, or a conversation cut.
+    """
+    before = walk.rows[own[-1]]
+    if row[_CONTINUES] is None:
+        return before[_CONTINUES] is None
+    is_second = len(own) == 1
+    return row[_CONTINUES] == before[_LEAVES] and (is_second or before[_CONTINUES] is not None)
 
 
 def _is_given(walk: _Walk, position: int) -> bool:

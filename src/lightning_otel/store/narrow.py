@@ -54,7 +54,8 @@ _IS_CALL: Final = f"""(operation IN ({_GENERATIVE}) AND scope = {quoted(c.SCOPE)
   AND json_valid(input_messages) AND json_valid(output_messages)
   AND NOT {_says(c.ABANDONED)} AND NOT {_says(c.CUT)} AND NOT {_says(c.REWARD_PREFIX + ".")})"""
 _IS_REWARD: Final = f"""(reward IS NOT NULL AND operation IS NULL AND scope = {quoted(c.SCOPE)}
-  AND name = {quoted(c.SPAN_ANNOTATION)} AND NOT {_says(c.LINK_PREFIX + ".")})"""
+  AND name = {quoted(c.SPAN_ANNOTATION)} AND NOT {_says(c.LINK_PREFIX + ".")}
+  AND NOT {_says('"lightning.reward.')})"""
 _IS_OTHER: Final = f"""(coalesce(operation NOT IN ({_CALLS}), true) AND reward IS NULL
   AND name NOT IN ({_MARKS}) AND NOT {_says(c.REWARD_PREFIX + ".")}
   AND (scope = {quoted(c.SCOPE)} OR (operation IS NULL AND agent IS NULL)))"""
