@@ -5,8 +5,9 @@ plainly so is not decided here, and takes the general way; that both say the sam
 in here looks at a message: what must be known of them comes as two numbers a call.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -34,10 +35,11 @@ work for the garbage collector. In order: its rollout; the positions of its star
 process; its id, its parent's and that of its trace; the agent it names itself, or None; its kind;
 and of a call or reward its attributes as JSON, the times of its start and end, and, of a call, two
 numbers (the one stands for its messages and its answer, the other for its messages up to the last
-of a model, None if there is none) and the texts of prompt ids, response ids and logprobs, or None.
+of a model, None if there is none), OpenTelemetry's resource as JSON, and the texts of prompt ids,
+response ids and logprobs, or None.
 """
 (_START, _END, _ID, _PARENT, _TRACE, _AGENT, _KIND, _ATTRIBUTES, _START_NS, _END_NS, _LEAVES,
- _CONTINUES, _TOKENS) = range(1, 14)  # fmt: skip
+ _CONTINUES, _RESOURCE, _TOKENS) = range(1, 15)  # fmt: skip
 _TOKEN_KEYS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
 
 
@@ -48,10 +50,18 @@ class Straight(NamedTuple):
     report: Report
 
 
+@lru_cache(maxsize=64)
+def _parsed(text: str | None) -> Mapping[str, Any]:
+    """A process's resource, which all its spans have."""
+    return orjson.loads(text) if text else {}
+
+
 class _Span:
     """What is read of a span in here."""
 
-    __slots__ = ("attributes", "end_ns", "name", "span_id", "start_ns", "trace_id")
+    __slots__ = (
+        "attributes", "end_ns", "name", "otel_resource", "span_id", "start_ns", "trace_id",
+    )  # fmt: skip
 
     def __init__(self, row: Row, name: str = "") -> None:
         self.trace_id: str = row[_TRACE]
@@ -60,6 +70,7 @@ class _Span:
         self.start_ns: int = row[_START_NS]
         self.end_ns: int = row[_END_NS]
         self.attributes: dict[str, Any] = orjson.loads(row[_ATTRIBUTES])
+        self.otel_resource = _parsed(row[_RESOURCE])
         for key, text in zip(_TOKEN_KEYS, row[_TOKENS:], strict=True):
             if text is not None:
                 self.attributes[key] = text

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lightning_otel import config
-from lightning_otel.adapter import Adaptation
+from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.adapter.selection import Matcher, Selection, Wanted
 from lightning_otel.errors import ConfigError, StoreDamagedError, StoreError
 from lightning_otel.store.lake import EXAMPLE
@@ -167,7 +167,8 @@ class Store:
         """
         from lightning_otel.store.plugins import adapter_of
 
-        made = adapter_of(adapter, credit, gamma, is_call, is_reward)
+        ours = TripletAdapter(credit, gamma, is_call=is_call, is_reward=is_reward)
+        made = adapter_of(adapter, ours)
         selection = Selection.of(wanted)
         for found in self._adapt(made, selection, include_incomplete=include_incomplete):
             for trajectory in found.trajectories:
@@ -213,7 +214,8 @@ class Store:
         from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Transitions, query_of
 
-        made = adapter_of(adapter, credit, gamma, is_call, is_reward)
+        ours = TripletAdapter(credit, gamma, is_call=is_call, is_reward=is_reward)
+        made = adapter_of(adapter, ours)
         selection = Selection.of(wanted)
         columns = TRANSITION_COLUMNS if bodies else NARROW_COLUMNS
 
@@ -260,7 +262,8 @@ class Store:
         """
         from lightning_otel.store.plugins import adapter_of
 
-        made = adapter_of(adapter, credit, gamma, is_call, is_reward)
+        ours = TripletAdapter(credit, gamma, is_call=is_call, is_reward=is_reward)
+        made = adapter_of(adapter, ours)
         found = self._parts(
             made, Selection.of(wanted), include_incomplete=include_incomplete, bodies=False
         )

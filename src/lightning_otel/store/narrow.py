@@ -70,7 +70,7 @@ SELECT rollout, sequence, end_sequence, span_id, parent_span_id, trace_id, agent
   start_ns, end_ns,
   CASE WHEN kind = {_CALL} THEN hash(list_append(pieces, answer), instructions) END,
   CASE WHEN last > 0 THEN hash(pieces[1:last], instructions) END,
-  prompt_token_ids, response_token_ids, response_logprobs
+  otel_resource, prompt_token_ids, response_token_ids, response_logprobs
 FROM (
   SELECT *, CASE
       -- A model's message that is not found where it should be, and letters that are escaped.
@@ -89,6 +89,7 @@ FROM (
         CASE WHEN found IN ({_CALL}, {_REWARD}) THEN end_ns END AS end_ns,
         CASE WHEN found = {_CALL} THEN {_PIECES} END AS pieces,
         CASE WHEN found = {_CALL} THEN {_ANSWERED} END AS answer,
+        CASE WHEN found = {_CALL} THEN otel_resource::VARCHAR END AS otel_resource,
         CASE WHEN found = {_CALL} THEN prompt_token_ids END AS prompt_token_ids,
         CASE WHEN found = {_CALL} THEN response_token_ids END AS response_token_ids,
         CASE WHEN found = {_CALL} THEN response_logprobs END AS response_logprobs

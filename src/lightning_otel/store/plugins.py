@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from lightning_otel.adapter import Adaptation, TripletAdapter
-from lightning_otel.adapter.selection import Matcher
 from lightning_otel.errors import AdapterError, ConfigError
-from lightning_otel.types import Credit, Report, Span, Trajectory
+from lightning_otel.types import Report, Span, Trajectory
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -41,27 +40,17 @@ Adapter: TypeAlias = Explaining | Adapting | Callable[[Iterable[Span]], Iterable
 """What turns the spans of whole rollouts into trajectories."""
 
 
-def adapter_of(
-    given: Adapter | str | None,
-    credit: Credit = "next",
-    gamma: float = 0.99,
-    is_call: Matcher | None = None,
-    is_reward: Matcher | None = None,
-) -> Explaining:
+def adapter_of(given: Adapter | str | None, ours: TripletAdapter) -> Explaining:
     """What adapts spans, by an object, a function or a registered name.
 
     Args:
-        given: One of these; None is :class:`TripletAdapter`.
-        credit: As :class:`TripletAdapter` takes it, like the others; others take none of them.
-        gamma: Likewise.
-        is_call: Likewise.
-        is_reward: Likewise.
+        given: One of these.
+        ours: What is taken where none is given, or this class is; others take no options of it.
 
     Raises:
-        ConfigError: There is none of that name, or it takes no such options.
+        ConfigError: There is none of that name, or options are named that mean nothing to it.
         AdapterError: It cannot be loaded, or is no adapter.
     """
-    ours = TripletAdapter(credit, gamma, is_call=is_call, is_reward=is_reward)
     if given is None:
         return ours
     found: Any = _loaded(given) if isinstance(given, str) else given
@@ -70,7 +59,7 @@ def adapter_of(
         return ours
     if ours != TripletAdapter():
         raise ConfigError(
-            f"credit, gamma, is_call and is_reward mean nothing to the adapter {name}; "
+            f"credit and the like mean nothing to the adapter {name}; "
             "make it with options of its own"
         )
     if isinstance(found, TripletAdapter):
