@@ -153,6 +153,7 @@ class Transition:
         action: Messages of the act; the first is what was sampled first.
         reward: The primary reward credited to this step; None if there is none (never 0).
         rewards: Every named reward credited to this step.
+        reward_ids: Span ids of the rewards that were given to this step, in order.
         next_observation: What the agent saw before its next act; None if this was the last one.
         done: Whether this is the last step of its trajectory.
         step: Position in its trajectory, from 0.
@@ -201,6 +202,7 @@ class Transition:
     group_id: str = ""
     advantage: float | None = None
     weight: float = 1.0
+    reward_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,13 @@ class _Attempt:
         for reward, reason in placement.unplaced:
             self._drop(reward.span, "reward", reason)
         found = trajectories.assemble(
-            self._key, tree, steps, placement.rewards, rule=adapter.credit, gamma=adapter.gamma
+            self._key,
+            tree,
+            steps,
+            placement.rewards,
+            sources=placement.sources,
+            rule=adapter.credit,
+            gamma=adapter.gamma,
         )
         distinct = {id(step): step for path in found for step in path.transitions}.values()
         report = Report(

@@ -29,11 +29,13 @@ class Placement:
 
     Attributes:
         rewards: Named rewards of each call, by the call's position in the tree; primary first.
+        sources: Span ids of the rewards each call was given, likewise.
         placed: How many reward spans found their call.
         unplaced: Each other reward with the reason.
     """
 
     rewards: dict[int, dict[str, float]] = field(default_factory=dict)
+    sources: dict[int, list[str]] = field(default_factory=dict)
     placed: int = 0
     unplaced: list[tuple[Reward, str]] = field(default_factory=list)
 
@@ -47,6 +49,7 @@ class Placement:
             self.unplaced.append((reward, ALREADY_REWARDED))
             return
         held.update(reward.values)
+        self.sources.setdefault(call, []).append(reward.span.span_id)
         self.placed += 1
 
 

@@ -18,6 +18,7 @@ def assemble(
     calls: Mapping[int, Call],
     rewards: Mapping[int, Named],
     *,
+    sources: Mapping[int, Sequence[str]],
     rule: Credit,
     gamma: float,
 ) -> list[Trajectory]:
@@ -28,6 +29,7 @@ def assemble(
         tree: Its spans.
         calls: What makes transitions, by position, in order.
         rewards: Named rewards of the calls that have some, the primary one first.
+        sources: Span ids of the rewards that those were given, likewise.
         rule: ``discounted`` makes each step's reward its return; others leave it.
         gamma: Discount per step.
     """
@@ -43,7 +45,8 @@ def assemble(
         if rule == "discounted":
             values = credit.discounted(values, before, gamma)
         paths = branches.paths(before)
-        steps = _transitions(key, own, paths, named, values)
+        given = [tuple(sources.get(position, ())) for position in positions]
+        steps = _transitions(key, own, paths, named, values, given)
         for branch, path in enumerate(paths):
             found.append(
                 Trajectory(
@@ -64,6 +67,7 @@ def _transitions(
     paths: Sequence[Sequence[int]],
     named: Sequence[Named],
     values: Sequence[float | None],
+    given: Sequence[tuple[str, ...]],
 ) -> dict[int, Transition]:
     """One agent's transitions by index; a shared one is followed as in the first of its paths."""
     uses = [0] * len(calls)
@@ -82,6 +86,7 @@ def _transitions(
                     step=step,
                     reward=values[node],
                     rewards=named[node],
+                    reward_ids=given[node],
                     is_shared=uses[node] > 1,
                 )
     return made
@@ -95,6 +100,7 @@ def _transition(
     step: int,
     reward: float | None,
     rewards: Named,
+    reward_ids: tuple[str, ...],
     is_shared: bool,
 ) -> Transition:
     span = call.span
@@ -111,6 +117,7 @@ def _transition(
         next_observation=following.observation if following is not None else call.ending,
         done=following is None,
         rewards=rewards,
+        reward_ids=reward_ids,
         is_shared=is_shared,
         tools=call.tools,
         prompt_ids=call.prompt_ids,

@@ -39,6 +39,7 @@ TRANSITION_COLUMNS: Mapping[str, str] = {
     "group_id": "VARCHAR",
     "advantage": "DOUBLE",
     "weight": "DOUBLE",
+    "reward_ids": "VARCHAR[]",
 }
 
 
@@ -63,6 +64,6 @@ def transition_row(step: Transition, branch: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         name: branch if name == "branch" else getattr(step, name) for name in TRANSITION_COLUMNS
     }
-    for name in ("prompt_ids", "response_ids", "logprobs"):
+    for name in ("prompt_ids", "response_ids", "logprobs", "reward_ids"):
         row[name] = list(row[name])
     return row
