@@ -224,6 +224,40 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """Consecutive steps of a trajectory, each of which continues the messages of the one before.
+
+    Attributes:
+        step: Position of its first step in the trajectory.
+        messages: As the chat API writes them: what the agent was given and answered, in turn.
+        tools: Tool definitions the model was offered in any of its steps, in the same form.
+        answers: Positions in ``messages`` of what the agent answered, [S]; an answer that stands in
+            several conversations is named in the first alone: train on it once.
+        rewards: Reward of the step of each of these answers, [S]; None where there is none.
+        reward: The latest reward of its steps; None if none has one (never 0).
+        alternatives: Further choices the model gave: position in ``messages``, and message.
+        span_ids: Span of each of the answers, [S].
+        model: Model of its last step.
+        resource_version: Version of the prompt, model or weights that acted in its last step.
+    """
+
+    rollout_id: str
+    attempt_id: str
+    agent: str
+    branch: int
+    step: int
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+    answers: tuple[int, ...]
+    rewards: tuple[float | None, ...]
+    reward: float | None
+    alternatives: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    span_ids: tuple[str, ...] = ()
+    model: str | None = None
+    resource_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingRow:
     """Consecutive steps of a trajectory as one token sequence: what a trainer takes a loss of.
 

@@ -16,7 +16,7 @@ from lightning_otel.store.lake import EXAMPLE
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.transitions import TRANSITION_COLUMNS, distinct, transition_row
-from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
+from lightning_otel.types import Conversation, Credit, Report, Span, Trajectory, Transition
 
 if TYPE_CHECKING:
     import duckdb
@@ -196,6 +196,45 @@ class Store:
 
         table = Transitions(query, lambda: (step for step, _ in steps()), "transitions")
         return table
+
+    def messages(
+        self,
+        *,
+        agents: str | None = None,
+        credit: Credit = "next",
+        gamma: float = 0.99,
+        rollout_id: str | None = None,
+        include_incomplete: bool = False,
+    ) -> "Table[Conversation]":
+        """Conversations of chat messages with their tools and rewards, one row each.
+
+        For supervised training and the search for prompts: a trajectory is one row, and every
+        answer of it stands once; where its history was cut or begun anew, it is several.
+
+        Args:
+            agents: Only agents whose name matches this glob.
+            credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
+            gamma: Discount per step under ``discounted``.
+            rollout_id: Only this rollout's.
+            include_incomplete: Also what rollouts did that broke off, as their process died.
+        """
+        from lightning_otel.store.messages import MESSAGE_COLUMNS, chosen, message_row
+        from lightning_otel.store.source import new_connection
+        from lightning_otel.store.table import Query, Table, query_of
+
+        def rows() -> Iterator[Conversation]:
+            paths = self.trajectories(
+                credit=credit,
+                gamma=gamma,
+                rollout_id=rollout_id,
+                include_incomplete=include_incomplete,
+            )
+            return chosen(paths, agents)
+
+        def query() -> Query:
+            return query_of(new_connection(), map(message_row, rows()), MESSAGE_COLUMNS)
+
+        return Table(query, rows, "conversations")
 
     def report(
         self,
