@@ -3,18 +3,25 @@
 import json
 import time
 from collections.abc import Iterable
+from typing import Final
 
 from opentelemetry.trace import SpanContext
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.adapter.attempts import AttemptKey, group
+from lightning_otel.adapter.outline import outline
 from lightning_otel.adapter.rewards import read_links
+from lightning_otel.markup import safe
+from lightning_otel.picture import picture
 from lightning_otel.store import Store
 from lightning_otel.store.live import records_of_others
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.transforms import without_dropped
 from lightning_otel.types import Credit, Report, Span, Trajectory
+
+_DRAWN: Final = 60
+"""Spans in the picture of a notebook."""
 
 
 class Recording:
@@ -59,6 +66,12 @@ class Recording:
         if self._store is None:
             return "<Recording of nothing>"
         return f"<Recording of {self.rollout_id} in {self._store.name}>"
+
+    def _repr_html_(self) -> str:
+        """Its picture, for notebooks."""
+        if self._store is None:
+            return safe(repr(self))
+        return picture(outline(self.spans()), limit=_DRAWN)
 
     @property
     def store(self) -> Store:
