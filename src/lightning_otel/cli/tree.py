@@ -168,7 +168,7 @@ def _rewards(span: Span) -> str:
     found: list[str] = []
     while (value := get(f"{c.REWARD_PREFIX}.{len(found)}.value")) is not None:
         name = get(f"{c.REWARD_PREFIX}.{len(found)}.name")
-        told = f"{value:g}" if isinstance(value, (int, float)) else repr(value)
+        told = f"{value:g}" if isinstance(value, float) else shown(value)
         found.append(told if name in (None, c.PRIMARY_REWARD) else f"{name} {told}")
     target = get(f"{c.LINK_PREFIX}.0.value_match")
     return ", ".join(found) + (f" for {target}" if target else "")
