@@ -1,9 +1,10 @@
 """``export`` and ``pack``: data out of a store, whole, into lines, Parquet and a database."""
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import duckdb
 import pytest
@@ -112,10 +113,8 @@ def test_triplets_are_adapted_once(
     adapted = []
     explain = TripletAdapter.explain
 
-    def counted(
-        self: TripletAdapter, spans: Iterable[Span], *, incomplete: Collection[tuple[str, str]]
-    ) -> Adaptation:
-        adapted.append(found := explain(self, spans, incomplete=incomplete))
+    def counted(self: TripletAdapter, spans: Iterable[Span], **options: Any) -> Adaptation:
+        adapted.append(found := explain(self, spans, **options))
         return found
 
     monkeypatch.setattr(TripletAdapter, "explain", counted)

@@ -7,7 +7,7 @@ from lightning_otel.adapter import branches, credit, tracking
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import integer, text
 from lightning_otel.adapter.tree import Tree
-from lightning_otel.types import Call, Credit, Trajectory, Transition
+from lightning_otel.types import Call, Trajectory, Transition
 
 Named = Mapping[str, float]
 
@@ -18,8 +18,8 @@ def assemble(
     calls: Mapping[int, Call],
     rewards: Mapping[int, Named],
     *,
-    rule: Credit,
-    gamma: float,
+    values: Mapping[int, float],
+    gamma: float | None = None,
 ) -> list[Trajectory]:
     """The trajectories of an attempt: one for each agent and path.
 
@@ -28,8 +28,9 @@ def assemble(
         tree: Its spans.
         calls: What makes transitions, by position, in order.
         rewards: Named rewards of the calls that have some, the primary one first.
-        rule: ``discounted`` makes each step's reward its return; others leave it.
-        gamma: Discount per step.
+        values: The reward of each call that has one.
+        gamma: Discount per step, where each step's reward is to be its return; by default it is
+            what it was given.
     """
     by_agent: dict[str, list[int]] = {}
     for position, call in calls.items():
@@ -39,11 +40,11 @@ def assemble(
         own = [calls[position] for position in positions]
         before = branches.predecessors(tree, positions, own)
         named = [rewards.get(position, {}) for position in positions]
-        values = [next(iter(each.values()), None) for each in named]
-        if rule == "discounted":
-            values = credit.discounted(values, before, gamma)
+        worth = [values.get(position) for position in positions]
+        if gamma is not None:
+            worth = credit.discounted(worth, before, gamma)
         paths = branches.paths(before)
-        steps = _transitions(key, own, paths, named, values)
+        steps = _transitions(key, own, paths, named, worth)
         for branch, path in enumerate(paths):
             found.append(
                 Trajectory(
