@@ -234,12 +234,8 @@ def _values(members: Sequence[Outcome], compose: Compose) -> list[float]:
 
 
 def _advantages(values: Sequence[float], how: Advantage) -> Sequence[float]:
-    if how.estimator == "grpo":
-        return standardised(values)
-    if how.estimator == "dr_grpo":
-        return centred(values)
-    if how.estimator == "rloo":
-        return leave_one_out(values)
+    if not callable(how.estimator):
+        return NAMED[how.estimator](values)
     given = [number(value) for value in how.estimator(values)]
     found = [value for value in given if value is not None]
     if len(found) != len(values) or len(given) != len(values):
@@ -266,6 +262,13 @@ def leave_one_out(values: Sequence[float]) -> list[float]:
     """
     count = len(values)
     return [value * count / (count - 1) for value in centred(values)]
+
+
+NAMED: Final[Mapping[Estimator, Callable[[Sequence[float]], Sequence[float]]]] = {
+    "grpo": standardised,
+    "rloo": leave_one_out,
+    "dr_grpo": centred,
+}
 
 
 class Stamped(NamedTuple):
