@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.adapter.forest import Forest
 from tests.adapter.forests import forests
 
 from lightning_otel import conventions as c
@@ -79,6 +80,53 @@ def _judgement(draw: st.DrawFn) -> dict[str, Any]:
     return made
 
 
+_ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["call", "call", "call", "open", "agent", "leave", "reward", "reward"]),
+        st.integers(0, 2),
+        st.sampled_from(["plain", "plain", "ticket", "response", "steps", "steps", "inside"]),
+        st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=3),
+    ),
+    max_size=24,
+)
+
+
+def _program(index: int, actions: Sequence[tuple[str, int, str, list[int | None]]]) -> list[Span]:
+    """A rollout as a sound program leaves it: agents and operations at work, calls, judgements."""
+    forest = Forest(
+        rollout_id=f"rollout {index}", trace_id=f"{index:032x}", process=f"{index:x}f", tick=index
+    )
+    around = [forest.open(c.SPAN_ROLLOUT, {c.TASK: '"task"', "ticket": f"T-{index % 2}"})]
+    latest = around[0]
+    for kind, number, how, steps in actions:
+        if kind == "call":
+            made = {"ticket": f"T-{number}"} if how == "ticket" else {}
+            latest = forest.open_call("x", response_id=f"r{number}", parent=around[-1])
+            forest.tag(latest, **made)
+            forest.close(latest)
+        elif kind in ("open", "agent"):
+            attributes = {c.AGENT_NAME: f"agent {number}"} if kind == "agent" else {}
+            around.append(forest.open(kind, attributes, parent=around[-1]))
+        elif kind == "leave" and len(around) > 1:
+            forest.close(around.pop())
+        elif kind == "reward":
+            forest.reward(
+                (f"name {number}" if number < 2 else "name 0", float(steps[0] or 0)),
+                response_id=f"r{number}" if how == "response" else None,
+                match={"ticket": f"T-{number}"} if how == "ticket" else None,
+                steps=steps if how == "steps" else (),
+                parent=latest if how == "inside" else around[-1],
+            )
+    forest.close(*reversed(around))
+    return forest.spans
+
+
+programs = st.lists(_ACTIONS, min_size=1, max_size=4).map(
+    lambda each: [span for index, own in enumerate(each) for span in _program(index, own)]
+)
+forests_of_all_kinds = st.one_of(programs, programs, judged_forests())
+
+
 def transitions(found: Adaptation) -> dict[str, Transition]:
     """Each transition once, by its span."""
     return {step.span_id: step for path in found.trajectories for step in path.transitions}
@@ -94,7 +142,7 @@ def given_by(span: Span, index: int) -> dict[str, float]:
     return {name: steps[index]}
 
 
-@given(judged_forests(), adapters)
+@given(forests_of_all_kinds, adapters)
 def test_every_reward_went_somewhere_or_has_a_reason(
     spans: list[Span], adapter: TripletAdapter
 ) -> None:
@@ -110,7 +158,7 @@ def test_every_reward_went_somewhere_or_has_a_reason(
     assert found.report.rewards_placed == credited.total()
 
 
-@given(judged_forests(), adapters)
+@given(forests_of_all_kinds, adapters)
 def test_transitions_carry_what_was_credited_and_nothing_else(
     spans: list[Span], adapter: TripletAdapter
 ) -> None:
@@ -128,7 +176,7 @@ def test_transitions_carry_what_was_credited_and_nothing_else(
     assert {k: step.rewards for k, step in transitions(found).items() if step.rewards} == expected
 
 
-@given(judged_forests(), adapters)
+@given(forests_of_all_kinds, adapters)
 def test_a_reward_is_composed_or_its_absence_reported(
     spans: list[Span], adapter: TripletAdapter
 ) -> None:
@@ -143,7 +191,7 @@ def test_a_reward_is_composed_or_its_absence_reported(
             assert step.reward == worth
 
 
-@given(judged_forests(), adapters)
+@given(forests_of_all_kinds, adapters)
 def test_every_attempt_has_an_advantage_or_a_reason(
     spans: list[Span], adapter: TripletAdapter
 ) -> None:
@@ -163,7 +211,7 @@ def test_every_attempt_has_an_advantage_or_a_reason(
     )
 
 
-@given(judged_forests(), adapters, st.randoms(use_true_random=False))
+@given(forests_of_all_kinds, adapters, st.randoms(use_true_random=False))
 def test_the_order_of_the_spans_changes_no_credit(
     spans: list[Span], adapter: TripletAdapter, random: Any
 ) -> None:
@@ -173,7 +221,7 @@ def test_the_order_of_the_spans_changes_no_credit(
     assert adapter.explain(sorted(spans, key=lambda span: random.random())) == expected
 
 
-@given(judged_forests(), adapters)
+@given(forests_of_all_kinds, adapters)
 def test_no_link_is_guessed_away(spans: list[Span], adapter: TripletAdapter) -> None:
     """A reward with a link goes to what has the attributes it names, or nowhere."""
     found = adapter.explain(spans)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from lightning_otel.types import Reward
 
 ALREADY_REWARDED: Final = "its call already has a reward of that name, and the first one counts"
-WRONG_LENGTH: Final = "it has {} numbers for {} steps"
+WRONG_LENGTH: Final = "its sequence has {} numbers for {} steps"
 _SEQUENCE: Final = "sequence"
 
 
