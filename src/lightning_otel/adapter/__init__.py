@@ -243,7 +243,7 @@ class _Attempt:
             dropped=tuple(self._dropped),
         )
         return Adaptation(
-            found, report, _credited(placement, steps), self._outcomes(placement, steps)
+            found, report, _credited(placement, rewards, steps), self._outcomes(placement, steps)
         )
 
     def _composed(self, placement: Placement, steps: Mapping[int, Call]) -> dict[int, float]:
@@ -356,7 +356,12 @@ class _Attempt:
         return found
 
 
-def _credited(placement: Placement, steps: Mapping[int, Call]) -> list[Credited]:
+def _credited(
+    placement: Placement, rewards: Iterable[tuple[int, Reward]], steps: Mapping[int, Call]
+) -> list[Credited]:
+    """Where each reward went, in the order they were given."""
+    order = {id(reward): position for position, reward in rewards}
+    placement.placed.sort(key=lambda placed: order[id(placed.reward)])
     return [
         Credited(
             reward.span.span_id,
