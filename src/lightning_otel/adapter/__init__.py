@@ -5,7 +5,7 @@ observations marked by hand) become transitions; rewards are credited to them; a
 calls become one trajectory per branch. Everything left behind is in the report, with its reason.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
@@ -71,8 +71,8 @@ class Adaptation(NamedTuple):
 
     trajectories: list[Trajectory]
     report: Report
-    credited: list[Credited]
-    outcomes: list[Outcome]
+    credited: Sequence[Credited] = ()
+    outcomes: Sequence[Outcome] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class TripletAdapter:
         spans: Iterable[Span | ReadableSpan],
         *,
         incomplete: Collection[tuple[str, str]] = (),
-    ) -> list[Outcome]:
+    ) -> Sequence[Outcome]:
         """What each attempt came to, where advantages are asked for; a first pass over many spans.
 
         Args:
@@ -286,7 +286,7 @@ class _Attempt:
         rewards = sum(each.noun == "reward" for each in self._dropped)
         dropped = tuple(self._dropped)
         return Adaptation(
-            [], Report(spans=len(spans), calls=len(calls), rewards=rewards, dropped=dropped), [], []
+            [], Report(spans=len(spans), calls=len(calls), rewards=rewards, dropped=dropped)
         )
 
     def _drop(
