@@ -248,7 +248,8 @@ class _Picture:
         yield f'<path class="{style}" d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"/>'
         words = _value(node)
         if node.credited:
-            words += " → " + " ".join(self._labels[target] for target in node.credited)
+            steps = [self._labels[target] for target in node.credited]
+            words += f" → {', '.join(steps[:3])}" + " …" * (len(steps) > 3)
         if bar.is_late:
             words += f" · {_seconds(node.span.start_ns - self._end_ns)} later"
         if node.left_out:

@@ -3,7 +3,7 @@
 Ids are lower-case hex, times are Unix nanoseconds. See ``docs/glossary.md`` for the words.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
@@ -20,8 +20,21 @@ BranchCause: TypeAlias = Literal[
 ]
 """Why a trajectory of its own begins where it does."""
 
-Credit: TypeAlias = Literal["next", "last", "sibling", "discounted"]
+Credit: TypeAlias = Literal["next", "last", "sibling", "discounted", "step", "agents"]
 """The rule by which a reward without a link reaches a call."""
+
+CreditRule: TypeAlias = Callable[["Reward", Sequence["Call"]], "Call | Iterable[Call] | str | None"]
+"""A rule of one's own: a reward, and the calls it may judge, to the one or those it does judge.
+
+The calls are those that had ended before the reward, in order of their end: of the agent it was
+given in; of every agent where it was given outside any. Text says why none is judged.
+"""
+
+Estimator: TypeAlias = Literal["grpo", "rloo", "dr_grpo"]
+"""How the rewards of a group become advantages."""
+
+Compose: TypeAlias = Callable[[Mapping[str, float]], float | None]
+"""Makes one number of named rewards, the primary one first; None where a part is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +145,17 @@ class Reward:
 
     Attributes:
         values: Every named number; the primary's name comes first.
-        value: The primary number.
-        span_id: The span it judges, if it was linked to one.
-        response_id: The model response it judges, if it was linked to one.
+        value: The primary number; of a sequence their sum.
+        links: What it is linked to: each key, and the value that the span it judges has there.
+        steps: The primary number of each step in turn, if it is a sequence; None for a step that
+            has none.
     """
 
     span: Span
     values: Mapping[str, float]
     value: float
-    span_id: str | None = None
-    response_id: str | None = None
+    links: tuple[tuple[str, str], ...] = ()
+    steps: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +167,6 @@ class Transition:
         action: Messages of the act; the first is what was sampled first.
         reward: The primary reward credited to this step; None if there is none (never 0).
         rewards: Every named reward credited to this step.
-        reward_ids: Span ids of the rewards that were given to this step, in order.
         next_observation: What the agent saw before its next act; None if this was the last one.
         done: Whether this is the last step of its trajectory.
         step: Position in its trajectory, from 0.
@@ -202,7 +215,6 @@ class Transition:
     group_id: str = ""
     advantage: float | None = None
     weight: float = 1.0
-    reward_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +291,33 @@ class TrainingRow:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A call or reward that did not make it into a trajectory, and why."""
+    """Something that did not make it into a trajectory, and why.
+
+    Attributes:
+        noun: What it is; a ``composition`` is missing on the call named, an ``advantage`` on the
+            rollout that begins with it.
+    """
 
     span_id: str
     trace_id: str
-    noun: Literal["call", "reward", "mark"]
+    noun: Literal["call", "reward", "mark", "composition", "advantage"]
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Credited:
+    """Where a reward went, and by what.
+
+    Attributes:
+        span_id: The reward's span.
+        calls: Span ids of the calls it went to, in order.
+        by: ``link``, ``parent``, ``sequence``, the rule's name, or ``custom`` for one of one's own.
+    """
+
+    span_id: str
+    trace_id: str
+    calls: tuple[str, ...]
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +343,8 @@ class Report:
         rewards: Reward spans, damaged ones too.
         rewards_placed: Rewards credited to a transition.
         rewarded: Transitions that carry a reward.
-        dropped: One entry for each call, reward and mark that was not used.
+        dropped: One entry for each call, reward and mark that was not used, and for each composed
+            reward and advantage that is missing.
         repairs: One entry for each span that was put elsewhere in its tree.
     """
 

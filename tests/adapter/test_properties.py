@@ -160,15 +160,3 @@ def test_odd_spans_never_raise(spans: list[Span], rule: Credit) -> None:
     assert report.calls == report.transitions + nouns["call"]
     assert report.rewards == report.rewards_placed + nouns["reward"]
     assert report.spans == len({(span.trace_id, span.span_id) for span in spans})
-
-
-@given(forests, rules)
-def test_a_step_names_the_rewards_it_was_given(spans: list[Span], rule: Credit) -> None:
-    """Each reward that was placed is named by exactly one step, and each other one by none."""
-    found = TripletAdapter(rule).explain(spans)
-
-    named = Counter(name for step in transitions(found) for name in step.reward_ids)
-    dropped = {each.span_id for each in found.report.dropped if each.noun == "reward"}
-    assert named.total() == found.report.rewards_placed
-    assert max(named.values(), default=1) == 1
-    assert not dropped & set(named)

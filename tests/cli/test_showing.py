@@ -73,11 +73,11 @@ def test_tree_says_who_did_what_and_where_credit_went(cli: Cli, path: Path) -> N
     assert [line.split("  ")[0] for line in text[3:5]] == ["planner #1", "planner #1 branch 1"]
     assert "branch: " in text[4] or "reward 1" in text[4]
     assert text[5].startswith("reward correct 1, short 0.5 for ")
-    assert text[5].endswith("→ planner #1 branch 1")
+    assert text[5].endswith("→ planner #1 branch 1 by link")
     assert text[7] == 'execute_tool search  1.0 s  {"q": 1} → 7'
     assert "ERROR RateLimit  slow down" in text[9]
     assert "left out: incomplete: the call never ended" in text[10]
-    assert text[11].startswith("reward 0.25  → writer #0")
+    assert text[11].startswith("reward 0.25  → writer #0 by ")
     assert "left out: its link" in text[12]
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter, marks, readers
+from lightning_otel.adapter import Adaptation, TripletAdapter, marks, readers
 from lightning_otel.adapter.attempts import group
 from lightning_otel.adapter.calls import is_call
 from lightning_otel.adapter.readable import ReadableSpan, span_of
 from lightning_otel.adapter.tree import NO_PARENT, Tree, build
-from lightning_otel.types import BranchCause, Report, Span, Trajectory, Transition
+from lightning_otel.types import BranchCause, Credited, Report, Span, Trajectory, Transition
 
 Kind: TypeAlias = Literal["rollout", "agent", "call", "tool", "reward", "mark", "work"]
 """What a span is to a person."""
@@ -35,6 +35,7 @@ class Node:
         step: The transition it became, if it did.
         branch: The first branch that this step lies on.
         credited: Positions of the nodes whose steps this reward was given to.
+        by: What this reward was given by: its link, its parent, or the rule's name.
         left_out: Why this call, reward or mark is in no transition; empty if it is, or is neither.
         repair: The rule by which it was put elsewhere than it was recorded; empty if it was not.
     """
@@ -47,6 +48,7 @@ class Node:
     step: Transition | None = None
     branch: int = 0
     credited: tuple[int, ...] = ()
+    by: str = ""
     left_out: str = ""
     repair: str = ""
 
@@ -132,21 +134,28 @@ def outline(
     read = list(readers.read(map(span_of, spans)))
     found = (adapter or TripletAdapter()).explain(read, incomplete=incomplete)
     trees = [build(own) for own in group(read).values()]
-    return Outline(_nodes(trees, _Facts(found.trajectories, found.report)), *found)
+    return Outline(_nodes(trees, _Facts(found)), found.trajectories, found.report)
 
 
 class _Facts:
     """What the adapter said of spans, by their ids."""
 
-    def __init__(self, trajectories: Sequence[Trajectory], report: Report) -> None:
+    def __init__(self, found: Adaptation) -> None:
         self.steps: dict[SpanId, tuple[Transition, int]] = {}
-        for path in trajectories:
+        by_span: dict[str, list[SpanId]] = {}
+        for path in found.trajectories:
             for step in path.transitions:
-                self.steps.setdefault((step.trace_id, step.span_id), (step, path.branch))
-        self.targets: dict[str, list[SpanId]] = {}
-        for name, (step, _) in self.steps.items():
-            for reward_id in step.reward_ids:
-                self.targets.setdefault(reward_id, []).append(name)
+                name = (step.trace_id, step.span_id)
+                if name not in self.steps:
+                    self.steps[name] = (step, path.branch)
+                    by_span.setdefault(step.span_id, []).append(name)
+        self.credit: dict[SpanId, Credited] = {}
+        self.targets: dict[SpanId, list[SpanId]] = {}
+        for each in found.credited:
+            name = (each.trace_id, each.span_id)
+            self.credit[name] = each
+            self.targets[name] = [step for call in each.calls for step in by_span.get(call, ())]
+        report = found.report
         self.reasons = {(each.trace_id, each.span_id): each.reason for each in report.dropped}
         self.repairs = {(each.trace_id, each.span_id): each.rule for each in report.repairs}
 
@@ -159,7 +168,8 @@ def _nodes(trees: Sequence[Tree], facts: _Facts) -> list[Node]:
     for name, span, agent, parent, depth in placed:
         step, branch = facts.steps.get(name, (None, 0))
         kind = _kind(span)
-        targets = facts.targets.get(span.span_id, ()) if kind == "reward" else ()
+        credit = facts.credit.get(name) if kind == "reward" else None
+        targets = facts.targets[name] if credit is not None else ()
         found.append(
             Node(
                 span=span,
@@ -170,6 +180,7 @@ def _nodes(trees: Sequence[Tree], facts: _Facts) -> list[Node]:
                 step=step,
                 branch=branch,
                 credited=tuple(sorted(positions[each] for each in targets if each in positions)),
+                by=credit.by if credit is not None else "",
                 left_out="" if step is not None else facts.reasons.get(name, ""),
                 repair=facts.repairs.get(name, ""),
             )

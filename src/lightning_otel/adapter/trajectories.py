@@ -7,7 +7,7 @@ from lightning_otel.adapter import branches, credit, tracking
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import integer, text
 from lightning_otel.adapter.tree import Tree
-from lightning_otel.types import Call, Credit, Trajectory, Transition
+from lightning_otel.types import Call, Trajectory, Transition
 
 Named = Mapping[str, float]
 
@@ -18,9 +18,8 @@ def assemble(
     calls: Mapping[int, Call],
     rewards: Mapping[int, Named],
     *,
-    sources: Mapping[int, Sequence[str]],
-    rule: Credit,
-    gamma: float,
+    values: Mapping[int, float],
+    gamma: float | None = None,
 ) -> list[Trajectory]:
     """The trajectories of an attempt: one for each agent and path.
 
@@ -29,9 +28,9 @@ def assemble(
         tree: Its spans.
         calls: What makes transitions, by position, in order.
         rewards: Named rewards of the calls that have some, the primary one first.
-        sources: Span ids of the rewards that those were given, likewise.
-        rule: ``discounted`` makes each step's reward its return; others leave it.
-        gamma: Discount per step.
+        values: The reward of each call that has one.
+        gamma: Discount per step, where each step's reward is to be its return; by default it is
+            what it was given.
     """
     by_agent: dict[str, list[int]] = {}
     for position, call in calls.items():
@@ -41,12 +40,11 @@ def assemble(
         own = [calls[position] for position in positions]
         before = branches.predecessors(tree, positions, own)
         named = [rewards.get(position, {}) for position in positions]
-        values = [next(iter(each.values()), None) for each in named]
-        if rule == "discounted":
-            values = credit.discounted(values, before, gamma)
+        worth = [values.get(position) for position in positions]
+        if gamma is not None:
+            worth = credit.discounted(worth, before, gamma)
         paths = branches.paths(before)
-        given = [tuple(sources.get(position, ())) for position in positions]
-        steps = _transitions(key, own, paths, named, values, given)
+        steps = _transitions(key, own, paths, named, worth)
         for branch, path in enumerate(paths):
             found.append(
                 Trajectory(
@@ -67,7 +65,6 @@ def _transitions(
     paths: Sequence[Sequence[int]],
     named: Sequence[Named],
     values: Sequence[float | None],
-    given: Sequence[tuple[str, ...]],
 ) -> dict[int, Transition]:
     """One agent's transitions by index; a shared one is followed as in the first of its paths."""
     uses = [0] * len(calls)
@@ -86,7 +83,6 @@ def _transitions(
                     step=step,
                     reward=values[node],
                     rewards=named[node],
-                    reward_ids=given[node],
                     is_shared=uses[node] > 1,
                 )
     return made
@@ -100,7 +96,6 @@ def _transition(
     step: int,
     reward: float | None,
     rewards: Named,
-    reward_ids: tuple[str, ...],
     is_shared: bool,
 ) -> Transition:
     span = call.span
@@ -117,7 +112,6 @@ def _transition(
         next_observation=following.observation if following is not None else call.ending,
         done=following is None,
         rewards=rewards,
-        reward_ids=reward_ids,
         is_shared=is_shared,
         tools=call.tools,
         prompt_ids=call.prompt_ids,

@@ -12,6 +12,8 @@ from lightning_otel.types import Message, Span
 
 _DEEPEST: Final = 120
 _STYLES: Final = {"rollout": "bold", "agent": "cyan", "tool": "magenta", "reward": "green"}
+_STEPS: Final = 5
+"""Steps that are named where a reward went to more."""
 _STYLES_OF_CALLS: Final = "bold blue"
 
 Line: TypeAlias = list[tuple[str, str]]
@@ -76,8 +78,12 @@ class _Describer:
         return [(text if not at else f"  {text}", style) for at, (text, style) in enumerate(told)]
 
     def _credit(self, node: Node) -> str:
-        """Where a reward went, by the labels of the steps it was given to."""
-        return " ".join(f"→ {self._labels[target]}" for target in node.credited)
+        """Where a reward went, by the labels of the steps it was given to, and by what."""
+        if not node.credited:
+            return ""
+        steps = [self._labels[target] for target in node.credited]
+        more = f" and {len(steps) - _STEPS} more" if len(steps) > _STEPS else ""
+        return f"→ {', '.join(steps[:_STEPS])}{more} by {node.by}"
 
     def _cause(self, node: Node) -> str:
         cause = self._causes.get((node.span.trace_id, node.span.span_id))
@@ -145,6 +151,7 @@ def node_json(found: Outline) -> Iterator[dict[str, Any]]:
             "step": step.step if step is not None else None,
             "reward": step.reward if step is not None else None,
             "credited_to": [found.nodes[target].span.span_id for target in node.credited],
+            "credited_by": node.by or None,
             "left_out": node.left_out or None,
             "repair": node.repair or None,
         }

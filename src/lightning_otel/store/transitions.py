@@ -39,7 +39,6 @@ TRANSITION_COLUMNS: Mapping[str, str] = {
     "group_id": "VARCHAR",
     "advantage": "DOUBLE",
     "weight": "DOUBLE",
-    "reward_ids": "VARCHAR[]",
 }
 
 
@@ -64,6 +63,6 @@ def transition_row(step: Transition, branch: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         name: branch if name == "branch" else getattr(step, name) for name in TRANSITION_COLUMNS
     }
-    for name in ("prompt_ids", "response_ids", "logprobs", "reward_ids"):
+    for name in ("prompt_ids", "response_ids", "logprobs"):
         row[name] = list(row[name])
     return row
