@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.adapter.forest import SECOND, Forest, reward_attributes, said
 
-from lightning_otel import Recording, Store, auto_trace, emit_reward
+from lightning_otel import Recording, Store, auto_trace, emit_action, emit_reward
 from lightning_otel import conventions as c
 from lightning_otel.adapter.outline import outline
 from lightning_otel.markup import safe, table
@@ -213,6 +213,7 @@ def test_notebooks_show_recordings_and_tables(tmp_path: Path) -> None:
     """A recording shows its picture, a table its first rows; neither runs anything."""
     store = Store(tmp_path / "traces.duckdb")
     with auto_trace(store=store, rollout_id="<b>r</b>") as recording:
+        emit_action("</td><script>alert(1)</script>")
         emit_reward("<i>", 0.5)
 
     drawn = recording._repr_html_()
@@ -220,7 +221,9 @@ def test_notebooks_show_recordings_and_tables(tmp_path: Path) -> None:
 
     parsed(drawn)
     assert "&lt;b&gt;r&lt;/b&gt;" in drawn
-    assert "<script>" not in shown
+    steps = store.transitions()._repr_html_()
+    assert "<script>" not in shown + steps
+    assert "&lt;/td&gt;&lt;script&gt;" in steps
     assert shown.count("<tr>") == 21
     assert "the first 20 rows" in shown
     assert Recording()._repr_html_() == "&lt;Recording of nothing&gt;"

@@ -121,6 +121,8 @@ def show(
     from lightning_otel.cli import showing
     from lightning_otel.store import Store
 
+    if svg is not None and (view or as_json or as_jsonl):
+        raise click.UsageError("--svg draws the tree and prints nothing; give it alone")
     opened = Store(store)
     noun, whole = opened.find(target)
     if svg is not None:

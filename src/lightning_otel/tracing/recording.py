@@ -10,10 +10,7 @@ from opentelemetry.trace import SpanContext
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.adapter.attempts import AttemptKey, group
-from lightning_otel.adapter.outline import outline
 from lightning_otel.adapter.rewards import read_links
-from lightning_otel.markup import safe
-from lightning_otel.picture import picture
 from lightning_otel.store import Store
 from lightning_otel.store.live import records_of_others
 from lightning_otel.store.schema import span_of
@@ -69,6 +66,10 @@ class Recording:
 
     def _repr_html_(self) -> str:
         """Its picture, for notebooks."""
+        from lightning_otel.adapter.outline import outline
+        from lightning_otel.markup import safe
+        from lightning_otel.picture import picture
+
         if self._store is None:
             return safe(repr(self))
         return picture(outline(self.spans()), limit=_DRAWN)
