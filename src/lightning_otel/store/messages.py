@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from lightning_otel.adapter.conversations import conversations
+from lightning_otel.adapter.conversation_rows import conversations
 from lightning_otel.types import Conversation, Trajectory
 
 MESSAGE_COLUMNS: Mapping[str, str] = {

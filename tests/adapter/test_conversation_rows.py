@@ -11,7 +11,7 @@ from tests.adapter.forests import forests
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter
-from lightning_otel.adapter.conversations import conversations
+from lightning_otel.adapter.conversation_rows import conversations
 from lightning_otel.types import Conversation, Span
 
 
