@@ -45,11 +45,11 @@ def outline_of(opened: "Store", noun: str, whole: str) -> Outline:
         whole: Its id.
     """
     if noun == "rollout":
-        return _outlined(opened, opened.spans(rollout_id=whole).rows(), {whole})
+        return _outlined(opened, opened.spans(rollout_id=whole).rows())
     if noun == "trace":
         return _trace(opened, whole)
     rollout_id = opened.rollout_of(noun, whole)
-    found = _outlined(opened, opened.spans(rollout_id=rollout_id).rows(), {rollout_id})
+    found = _outlined(opened, opened.spans(rollout_id=rollout_id).rows())
     if (position := _position(found, noun, whole)) is None:
         # A reward that judges another rollout is not among the spans of its own.
         (row,) = opened.sql("SELECT trace_id FROM spans WHERE span_id = ? LIMIT 1", [whole])
@@ -64,20 +64,17 @@ def _trace(opened: "Store", trace_id: str) -> Outline:
     rollout_ids = {span.rollout_id for span in readers.read(own)}
     if len(rollout_ids) == 1:
         (rollout_id,) = rollout_ids
-        found = _outlined(opened, opened.spans(rollout_id=rollout_id).rows(), rollout_ids)
+        found = _outlined(opened, opened.spans(rollout_id=rollout_id).rows())
         is_own = [node.span.trace_id == trace_id for node in found.nodes]
         if any(is_own):
             return found.part(found.with_rewards(is_own))
-    return _outlined(opened, own, rollout_ids)
+    return _outlined(opened, own)
 
 
-def _outlined(opened: "Store", spans: Sequence[Span], rollout_ids: set[str]) -> Outline:
-    broken = opened.sql(
-        "SELECT rollout_id, attempt_id FROM rollouts "
-        "WHERE status = 'incomplete' AND rollout_id IN (SELECT unnest(?))",
-        [sorted(rollout_ids)],
-    )
-    return outline(spans, incomplete={(row["rollout_id"], row["attempt_id"]) for row in broken})
+def _outlined(opened: "Store", spans: Sequence[Span]) -> Outline:
+    from lightning_otel.store.batches import incomplete
+
+    return outline(spans, incomplete=incomplete(opened.source))
 
 
 def _position(found: Outline, noun: str, whole: str) -> int | None:
