@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.cells import cell_len
-from tests.adapter.forest import SECOND, Forest, said
+from tests.adapter.forest import SECOND, Forest, reward_attributes, said
 from tests.cli.conftest import EVIL
 
 from lightning_otel import Store
@@ -232,6 +232,24 @@ def test_picture_is_written(cli: Cli, path: Path, tmp_path: Path) -> None:
     assert ElementTree.fromstring(piped.stdout).tag.endswith("svg")
     assert (refused.returncode, confused.returncode) == (4, 2)
     assert "name a writable place" in refused.stderr
+
+
+def test_a_late_reward_is_found_by_its_own_ids(cli: Cli, tmp_path: Path) -> None:
+    """A reward in a trace of its own is shown with the step it was given to, whatever names it."""
+    forest = Forest()
+    call = forest.call("a")
+    given = reward_attributes(1.0, span_id=call)
+    late = Span("c" * 32, "d" * 16, None, c.SPAN_ANNOTATION, SECOND, SECOND, attributes=given)
+    path = tmp_path / "late.duckdb"
+    Store(path).add([*forest.spans, late])
+
+    by_trace = cli("show", "ccc", "--store", path)
+    by_span = cli("show", "ddd", "--store", path)
+
+    step, reward = by_trace.stdout.splitlines()
+    assert step.startswith("#0  chat  reward 1")
+    assert reward.endswith("→ #0 by link")
+    assert by_span.stdout.startswith(f"reward 1 for {call}")
 
 
 def test_an_empty_store_is_said_to_be(cli: Cli, tmp_path: Path) -> None:

@@ -44,16 +44,16 @@ def outline_of(opened: "Store", noun: str, whole: str) -> Outline:
         noun: ``rollout``, ``trace``, ``span`` or ``response``.
         whole: Its id.
     """
-    if noun == "rollout":
-        return _outlined(opened, opened.spans(rollout_id=whole).rows())
+    from lightning_otel.store.sql import ROLLOUT
+
     if noun == "trace":
         return _trace(opened, whole)
-    rollout_id = opened.rollout_of(noun, whole)
+    rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
     found = _outlined(opened, opened.spans(rollout_id=rollout_id).rows())
+    if noun == "rollout":
+        return found if found.nodes else _elsewhere(opened, whole, ROLLOUT)
     if (position := _position(found, noun, whole)) is None:
-        # A reward that judges another rollout is not among the spans of its own.
-        (row,) = opened.sql("SELECT trace_id FROM spans WHERE span_id = ? LIMIT 1", [whole])
-        found = _trace(opened, row["trace_id"])
+        found = _elsewhere(opened, whole, "span_id")
         position = _position(found, noun, whole)
     return found.below(position or 0)
 
@@ -62,13 +62,31 @@ def _trace(opened: "Store", trace_id: str) -> Outline:
     """A trace, within the rollout that it is part of."""
     own = opened.spans(trace_id=trace_id).rows()
     rollout_ids = {span.rollout_id for span in readers.read(own)}
-    if len(rollout_ids) == 1:
-        (rollout_id,) = rollout_ids
-        found = _outlined(opened, opened.spans(rollout_id=rollout_id).rows())
-        is_own = [node.span.trace_id == trace_id for node in found.nodes]
-        if any(is_own):
-            return found.part(found.with_rewards(is_own))
-    return _outlined(opened, own)
+    if len(rollout_ids) > 1:
+        return _outlined(opened, own)
+    (rollout_id,) = rollout_ids
+    found = _outlined(opened, opened.spans(rollout_id=rollout_id).rows())
+    is_own = [node.span.trace_id == trace_id for node in found.nodes]
+    if not any(is_own):
+        return _elsewhere(opened, trace_id, "trace_id")
+    return found.part(found.with_rewards(is_own))
+
+
+def _elsewhere(opened: "Store", whole: str, column: str) -> Outline:
+    """Rewards that judge another rollout than their own, with the steps they were given to."""
+    names = {
+        (row["trace_id"], row["span_id"])
+        for row in opened.sql(f"SELECT trace_id, span_id FROM spans WHERE {column} = ?", [whole])
+    }
+    homes = opened.sql(
+        "SELECT DISTINCT rollout_id FROM rewards WHERE span_id IN (SELECT unnest(?))",
+        [[span_id for _, span_id in names]],
+    )
+    spans = [span for row in homes for span in opened.spans(rollout_id=row["rollout_id"])]
+    found = _outlined(opened, spans)
+    kept = {i for i, n in enumerate(found.nodes) if (n.span.trace_id, n.span.span_id) in names}
+    kept.update([target for i in kept for target in found.nodes[i].credited])
+    return found.part([i in kept for i in range(len(found.nodes))])
 
 
 def _outlined(opened: "Store", spans: Sequence[Span]) -> Outline:
