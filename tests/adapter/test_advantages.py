@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -68,10 +68,12 @@ def by_rollout(found: Adaptation) -> dict[str, float | None]:
     return {name: values.pop() for name, values in made.items()}
 
 
+Scores: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
 # --- the formulas --------------------------------------------------------------------------------
 
 
-def verl_grpo(scores: "np.ndarray[Any, Any]", is_scaled: bool) -> "np.ndarray[Any, Any]":
+def verl_grpo(scores: Scores, *, is_scaled: bool) -> Scores:
     """Source: verl 0.9.1, ``core_algos.compute_grpo_outcome_advantage``, of one group.
 
     ``norm_adv_by_std_in_grpo=False`` is Dr. GRPO.
@@ -80,13 +82,13 @@ def verl_grpo(scores: "np.ndarray[Any, Any]", is_scaled: bool) -> "np.ndarray[An
     return centred / (np.std(scores, ddof=1) + 1e-6) if is_scaled else centred
 
 
-def verl_rloo(scores: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+def verl_rloo(scores: Scores) -> Scores:
     """Source: verl 0.9.1, ``core_algos.compute_rloo_outcome_advantage``, of one group."""
     number = len(scores)
     return scores * number / (number - 1) - np.mean(scores) * number / (number - 1)
 
 
-def trl_grpo(rewards: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+def trl_grpo(rewards: Scores) -> Scores:
     """Source: TRL 1.16, ``GRPOTrainer._generate_and_score_completions``, of one group."""
     return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
 
