@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.adapter.forest import Forest
 
@@ -96,6 +96,7 @@ def trl_grpo(rewards: Scores) -> Scores:
 scores_of_a_group = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
 
 
+@settings(deadline=None)
 @given(scores_of_a_group)
 def test_estimators_give_what_verl_computes(values: list[float]) -> None:
     """The three estimators against verl's formulas, written out."""
@@ -111,6 +112,7 @@ def test_estimators_give_what_verl_computes(values: list[float]) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
+@settings(deadline=None)
 @given(scores_of_a_group.filter(lambda values: np.std(values) > 0.1))
 def test_grpo_is_what_trl_computes_but_for_its_epsilon(values: list[float]) -> None:
     """TRL adds 1e-4 where verl adds 1e-6: at a deviation above 0.1 that is 0.1 % at most."""
@@ -119,6 +121,7 @@ def test_grpo_is_what_trl_computes_but_for_its_epsilon(values: list[float]) -> N
     np.testing.assert_allclose(found, trl_grpo(np.array(values)), rtol=1e-3, atol=1e-9)
 
 
+@settings(deadline=None)
 @given(scores_of_a_group)
 def test_leave_one_out_is_each_less_the_mean_of_the_others(values: list[float]) -> None:
     """RLOO as its paper defines it, one by one."""
@@ -387,6 +390,7 @@ def test_a_group_cannot_be_of_one() -> None:
 # --- parts of a store ----------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integers(-3, 3))), max_size=9),
     st.integers(1, 4),
