@@ -3,11 +3,11 @@
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.adapter.forest import Forest
 
@@ -68,10 +68,12 @@ def by_rollout(found: Adaptation) -> dict[str, float | None]:
     return {name: values.pop() for name, values in made.items()}
 
 
+Scores: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
 # --- the formulas --------------------------------------------------------------------------------
 
 
-def verl_grpo(scores: "np.ndarray[Any, Any]", is_scaled: bool) -> "np.ndarray[Any, Any]":
+def verl_grpo(scores: Scores, *, is_scaled: bool) -> Scores:
     """Source: verl 0.9.1, ``core_algos.compute_grpo_outcome_advantage``, of one group.
 
     ``norm_adv_by_std_in_grpo=False`` is Dr. GRPO.
@@ -80,13 +82,13 @@ def verl_grpo(scores: "np.ndarray[Any, Any]", is_scaled: bool) -> "np.ndarray[An
     return centred / (np.std(scores, ddof=1) + 1e-6) if is_scaled else centred
 
 
-def verl_rloo(scores: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+def verl_rloo(scores: Scores) -> Scores:
     """Source: verl 0.9.1, ``core_algos.compute_rloo_outcome_advantage``, of one group."""
     number = len(scores)
     return scores * number / (number - 1) - np.mean(scores) * number / (number - 1)
 
 
-def trl_grpo(rewards: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+def trl_grpo(rewards: Scores) -> Scores:
     """Source: TRL 1.16, ``GRPOTrainer._generate_and_score_completions``, of one group."""
     return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
 
@@ -94,6 +96,7 @@ def trl_grpo(rewards: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
 scores_of_a_group = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
 
 
+@settings(deadline=None)
 @given(scores_of_a_group)
 def test_estimators_give_what_verl_computes(values: list[float]) -> None:
     """The three estimators against verl's formulas, written out."""
@@ -109,6 +112,7 @@ def test_estimators_give_what_verl_computes(values: list[float]) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
+@settings(deadline=None)
 @given(scores_of_a_group.filter(lambda values: np.std(values) > 0.1))
 def test_grpo_is_what_trl_computes_but_for_its_epsilon(values: list[float]) -> None:
     """TRL adds 1e-4 where verl adds 1e-6: at a deviation above 0.1 that is 0.1 % at most."""
@@ -117,6 +121,7 @@ def test_grpo_is_what_trl_computes_but_for_its_epsilon(values: list[float]) -> N
     np.testing.assert_allclose(found, trl_grpo(np.array(values)), rtol=1e-3, atol=1e-9)
 
 
+@settings(deadline=None)
 @given(scores_of_a_group)
 def test_leave_one_out_is_each_less_the_mean_of_the_others(values: list[float]) -> None:
     """RLOO as its paper defines it, one by one."""
@@ -385,6 +390,7 @@ def test_a_group_cannot_be_of_one() -> None:
 # --- parts of a store ----------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integers(-3, 3))), max_size=9),
     st.integers(1, 4),

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.adapter.forest import Forest, rewards
 
@@ -75,6 +75,7 @@ def test_normalised_rewards_leave_out_who_lacks_one_and_gate_before() -> None:
     assert found[2] is None
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.dictionaries(st.sampled_from("abg"), st.floats(-1e6, 1e6)), max_size=8),
     st.booleans(),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.adapter.forest import Forest
 from tests.adapter.forests import forests
@@ -142,6 +142,7 @@ def given_by(span: Span, index: int) -> dict[str, float]:
     return {name: steps[index]}
 
 
+@settings(deadline=None)
 @given(forests_of_all_kinds, adapters)
 def test_every_reward_went_somewhere_or_has_a_reason(
     spans: list[Span], adapter: TripletAdapter
@@ -158,6 +159,7 @@ def test_every_reward_went_somewhere_or_has_a_reason(
     assert found.report.rewards_placed == credited.total()
 
 
+@settings(deadline=None)
 @given(forests_of_all_kinds, adapters)
 def test_transitions_carry_what_was_credited_and_nothing_else(
     spans: list[Span], adapter: TripletAdapter
@@ -176,6 +178,7 @@ def test_transitions_carry_what_was_credited_and_nothing_else(
     assert {k: step.rewards for k, step in transitions(found).items() if step.rewards} == expected
 
 
+@settings(deadline=None)
 @given(forests_of_all_kinds, adapters)
 def test_a_reward_is_composed_or_its_absence_reported(
     spans: list[Span], adapter: TripletAdapter
@@ -191,6 +194,7 @@ def test_a_reward_is_composed_or_its_absence_reported(
             assert step.reward == worth
 
 
+@settings(deadline=None)
 @given(forests_of_all_kinds, adapters)
 def test_every_attempt_has_an_advantage_or_a_reason(
     spans: list[Span], adapter: TripletAdapter
@@ -211,6 +215,7 @@ def test_every_attempt_has_an_advantage_or_a_reason(
     )
 
 
+@settings(deadline=None)
 @given(forests_of_all_kinds, adapters, st.randoms(use_true_random=False))
 def test_the_order_of_the_spans_changes_no_credit(
     spans: list[Span], adapter: TripletAdapter, random: Any
@@ -221,6 +226,7 @@ def test_the_order_of_the_spans_changes_no_credit(
     assert adapter.explain(sorted(spans, key=lambda span: random.random())) == expected
 
 
+@settings(deadline=None)
 @given(forests_of_all_kinds, adapters)
 def test_no_link_is_guessed_away(spans: list[Span], adapter: TripletAdapter) -> None:
     """A reward with a link goes to what has the attributes it names, or nowhere."""

@@ -55,6 +55,21 @@ def test_all_of_a_links_attributes_must_match() -> None:
     assert reasons(forest) == {credit.UNKNOWN_TARGET: 1}
 
 
+def test_a_link_that_contradicts_itself_matches_nothing() -> None:
+    """One attribute cannot have two values: neither of them is taken for the one meant."""
+    forest = Forest()
+    with forest.inside("root"):
+        with forest.inside("work", ticket="T-1"):
+            forest.call("first")
+        again = {
+            f"{c.LINK_PREFIX}.1.key_match": "ticket",
+            f"{c.LINK_PREFIX}.1.value_match": "T-2",
+        }
+        forest.tag(forest.reward(1.0, match={"ticket": "T-1"}), **again)
+
+    assert reasons(forest) == {credit.UNKNOWN_TARGET: 1}
+
+
 def test_a_link_by_span_id_and_response_id_must_match_both() -> None:
     """An id that contradicts another one means no span at all."""
     forest = Forest()

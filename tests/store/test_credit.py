@@ -52,7 +52,7 @@ def test_late_feedback_reopens_credit_under_every_rule(store: Store, run_python:
     store.add(forest.spans)
     store.writer().seal()
     store.settle()
-    before = [rewards_of(store, credit=rule) for rule in RULES]
+    before = rewards_of(store)
 
     run_python(
         """
@@ -66,18 +66,18 @@ def test_late_feedback_reopens_credit_under_every_rule(store: Store, run_python:
         root,
     )
 
-    assert before == [{"first": None, "second": None}] * len(RULES)
+    assert before == {"first": None, "second": None}
     for rule in RULES:
-        paths = list(store.trajectories(credit=rule, gamma=0.5))
-        named = {text_of(s.action): dict(s.rewards) for path in paths for s in path.transitions}
+        table = store.transitions(credit=rule, gamma=0.5)
+        steps = {text_of(step.action): step for step in table}
+        named = {answer: dict(step.rewards) for answer, step in steps.items()}
         # A root of another trace has no siblings here: that rule says so, and the link still holds.
         is_apart = rule == "sibling"
         assert named["second"] == {**({} if is_apart else {"primary": 1.0}), "late": 0.5}
         assert named["first"] == ({"primary": 1.0} if rule == "step" else {})
-        assert store.report(credit=rule).reasons() == ({credit.NO_SIBLING: 1} if is_apart else {})
+        assert table.report().reasons() == ({credit.NO_SIBLING: 1} if is_apart else {})
         if rule == "discounted":
-            worth = rewards(paths)
-            assert worth["first"] == 0.5 * (worth["second"] or 0) > 0
+            assert steps["first"].reward == 0.5 * (steps["second"].reward or 0) > 0
 
 
 def test_a_late_link_by_attribute_is_looked_for_in_the_rollout_it_names(

@@ -111,10 +111,10 @@ class TripletAdapter:
             raise ConfigError(
                 f"compose is {self.compose!r}; give Composition({{name: weight}}) or a function"
             )
-        self.advantages()
+        self.comparison()
 
-    def advantages(self) -> Advantage | None:
-        """How advantages are computed; None if they are not asked for.
+    def comparison(self) -> Advantage | None:
+        """How rollouts are compared; None if no advantages are asked for.
 
         Raises:
             ConfigError: There is no such estimator.
@@ -148,7 +148,7 @@ class TripletAdapter:
             estimates: Advantages of attempts, where these spans are not all there are to compare.
         """
         found = self._adapted(spans, incomplete)
-        how = self.advantages()
+        how = self.comparison()
         if how is None:
             return found
         if estimates is None:
@@ -177,7 +177,7 @@ class TripletAdapter:
         Args:
             outcomes: Of all the spans there are, however they were divided.
         """
-        how = self.advantages()
+        how = self.comparison()
         return {} if how is None else advantages.estimate(outcomes, how, self.compose)
 
     def _adapted(
@@ -261,7 +261,7 @@ class _Attempt:
 
     def _outcomes(self, placement: Placement, steps: Mapping[int, Call]) -> list[Outcome]:
         """What the attempt came to, where advantages are asked for and it has steps."""
-        how = self._adapter.advantages()
+        how = self._adapter.comparison()
         if how is None or not steps:
             return []
         return [
