@@ -10,23 +10,33 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import credit, duplicates, marks, readers, trajectories
-from lightning_otel.adapter.attempts import AttemptKey, group
+from lightning_otel.adapter import (
+    branches,
+    conversations,
+    credit,
+    duplicates,
+    marks,
+    readers,
+    trajectories,
+)
+from lightning_otel.adapter.attempts import AttemptKey, sort_out
 from lightning_otel.adapter.calls import (
     CUT,
     INCOMPLETE,
     NOT_TRACKED,
     UNREADABLE,
     is_call,
+    is_failure,
     read_call,
 )
 from lightning_otel.adapter.duplicates import DUPLICATE
 from lightning_otel.adapter.readable import ReadableSpan, span_of
+from lightning_otel.adapter.repair import REPEATED
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tracking import is_tracked
 from lightning_otel.adapter.tree import Tree, build
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Call, Credit, Dropped, Report, Reward, Span, Trajectory
+from lightning_otel.types import Call, Credit, Dropped, Repair, Report, Reward, Span, Trajectory
 
 MARKED_BESIDE_CALLS = "marked by hand beside model calls: the calls make the transitions"
 INCOMPLETE_MARK = "incomplete: the mark never ended"
@@ -92,11 +102,11 @@ class TripletAdapter:
             spans: As :meth:`adapt` takes them.
             incomplete: Rollout and attempt ids of attempts that are only counted: they broke off.
         """
-        attempts = group(readers.read(map(span_of, spans)))
+        attempts, repeated = sort_out(readers.read(map(span_of, spans)))
         found = [
             each.leave_out(INCOMPLETE_ROLLOUT) if key in incomplete else each.adapt()
             for key, own in attempts.items()
-            for each in [_Attempt(key, build(own), self)]
+            for each in [_Attempt(key, build(own), self, repeated.get(key, ()))]
         ]
         rollouts = Report(rollouts=len({key.rollout_id for key in attempts}))
         return Adaptation(
@@ -108,11 +118,22 @@ class TripletAdapter:
 class _Attempt:
     """One attempt on its way from a tree to trajectories."""
 
-    def __init__(self, key: AttemptKey, tree: Tree, adapter: TripletAdapter) -> None:
+    def __init__(
+        self, key: AttemptKey, tree: Tree, adapter: TripletAdapter, repeated: Iterable[Span]
+    ) -> None:
         self._key = key
         self._tree = tree
         self._adapter = adapter
         self._dropped: list[Dropped] = []
+        self._failed: list[int] = []
+        self._repeated = tuple(repeated)
+        for span in self._repeated:
+            if is_call(span):
+                self._drop(span, "call", REPEATED)
+            if read_reward(span) is not None:
+                self._drop(span, "reward", REPEATED)
+            if marks.is_mark(span):
+                self._drop(span, "mark", REPEATED)
 
     def adapt(self) -> Adaptation:
         tree, adapter = self._tree, self._adapter
@@ -125,24 +146,40 @@ class _Attempt:
             self._merge(each, calls)
         actions = self._actions({call.agent for call in calls.values()})
         steps = dict(sorted({**calls, **actions}.items()))
-        rewards = self._rewards()
+        talks = {position: conversations.read(call) for position, call in steps.items()}
         others = {i: kept for i, kept in stand_in.items() if i != kept and kept in calls}
+        late = [] if tree.is_counted else branches.out_of_order(tree, steps, talks)
+        if late:
+            moved = self._reorder(late)
+            tree = self._tree
+            steps = dict(sorted((moved[i], call) for i, call in steps.items()))
+            talks = {moved[i]: talk for i, talk in talks.items()}
+            others = {moved[i]: moved[kept] for i, kept in others.items()}
+        rewards = self._rewards()
         placement = credit.place(tree, list(steps), others, rewards, adapter.credit)
         for reward, reason in placement.unplaced:
             self._drop(reward.span, "reward", reason)
         found = trajectories.assemble(
-            self._key, tree, steps, placement.rewards, rule=adapter.credit, gamma=adapter.gamma
+            self._key,
+            tree,
+            steps,
+            placement.rewards,
+            talks=talks,
+            failed=self._failed,
+            rule=adapter.credit,
+            gamma=adapter.gamma,
         )
         distinct = {id(step): step for path in found for step in path.transitions}.values()
         report = Report(
             spans=len(tree.spans),
-            calls=len(positions) + len(actions),
+            calls=len(positions) + len(actions) + sum(map(is_call, self._repeated)),
             transitions=len(distinct),
             exact=sum(step.capture == "exact" for step in distinct),
             rewards=placement.placed + sum(each.noun == "reward" for each in self._dropped),
             rewards_placed=placement.placed,
             rewarded=sum(step.reward is not None for step in distinct),
             dropped=tuple(self._dropped),
+            repairs=self._repairs(),
         )
         return Adaptation(found, report)
 
@@ -154,11 +191,27 @@ class _Attempt:
             self._drop(span, "call", reason)
         for position, _ in self._rewards():
             self._drop(spans[position], "reward", reason)
-        rewards = sum(each.noun == "reward" for each in self._dropped)
-        dropped = tuple(self._dropped)
-        return Adaptation(
-            [], Report(spans=len(spans), calls=len(calls), rewards=rewards, dropped=dropped)
+        report = Report(
+            spans=len(spans),
+            calls=len(calls) + sum(map(is_call, self._repeated)),
+            rewards=sum(each.noun == "reward" for each in self._dropped),
+            dropped=tuple(self._dropped),
+            repairs=self._repairs(),
         )
+        return Adaptation([], report)
+
+    def _repairs(self) -> tuple[Repair, ...]:
+        others = (Repair(span.span_id, span.trace_id, REPEATED) for span in self._repeated)
+        return (*self._tree.repairs, *others)
+
+    def _reorder(self, late: Iterable[tuple[int, int]]) -> list[int]:
+        """Build the tree anew, knowing of calls that ended before others; the new positions."""
+        spans = self._tree.spans
+        self._tree = build(spans, [(spans[one], spans[other]) for one, other in late])
+        places = {id(span): position for position, span in enumerate(self._tree.spans)}
+        moved = [places[id(span)] for span in spans]
+        self._failed = [moved[position] for position in self._failed]
+        return moved
 
     def _drop(self, span: Span, noun: Literal["call", "reward", "mark"], reason: str) -> None:
         self._dropped.append(Dropped(span.span_id, span.trace_id, noun, reason))
@@ -173,6 +226,8 @@ class _Attempt:
                 found[position] = call
             else:
                 self._drop(span, "call", call)
+                if is_failure(call):
+                    self._failed.append(position)
         return found
 
     def _merge(self, order: list[int], calls: dict[int, Call]) -> None:
@@ -193,6 +248,8 @@ class _Attempt:
             calls[place] = call
         else:
             self._drop(tree.spans[order[0]], "call", call)
+            if is_failure(call):
+                self._failed.append(place)
 
     def _actions(self, callers: set[str]) -> dict[int, Call]:
         """Actions marked by hand, read as calls, by position; agents with calls have none."""

@@ -1,0 +1,121 @@
+"""Conversations by the hashes of their messages: which call continues which, or asks it again.
+
+Belongs here: what messages alone say. Neither time nor the tree is known here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from lightning_otel.types import Call, Message
+
+_MAX_DEPTH: Final = 20
+
+
+class Conversation(NamedTuple):
+    """One call's part of a conversation.
+
+    Attributes:
+        keys: Hash of each message of the observation, [M].
+        prefixes: Running hash of the observation up to and with each message, [M].
+        answers: Hash of each choice.
+        left: Running hash of the observation with each choice after it: what the call leaves
+            behind. Empty where it was given no messages.
+    """
+
+    keys: list[int]
+    prefixes: list[int]
+    answers: list[int]
+    left: list[int]
+
+    @property
+    def given(self) -> int:
+        """Running hash of the whole observation; 0 where there is none."""
+        return self.prefixes[-1] if self.prefixes else 0
+
+
+def read(call: Call) -> Conversation:
+    """The conversation of a call, one step a message."""
+    keys = [_key(message) for message in call.observation]
+    prefixes = list(running(keys))
+    answers = [_key(answer) for answer in call.action]
+    left = [hash((prefixes[-1], answer)) for answer in answers] if prefixes else []
+    return Conversation(keys, prefixes, answers, left)
+
+
+def running(keys: Iterable[int]) -> Iterable[int]:
+    """The running hashes over hashes of messages."""
+    found = 0
+    for key in keys:
+        found = hash((found, key))
+        yield found
+
+
+def given(messages: Iterable[Message]) -> int:
+    """The running hash of whole messages, as :attr:`Conversation.given`."""
+    found = 0
+    for found in running(map(_key, messages)):  # noqa: B007  # the last one is wanted
+        pass
+    return found
+
+
+def spoken(call: Call, conversation: Conversation) -> list[int]:
+    """Running hashes over the messages that are no instructions: those differ between agents."""
+    spoken = zip(call.observation, conversation.keys, strict=True)
+    return list(running(key for message, key in spoken if not is_instruction(message)))
+
+
+def is_instruction(message: Message) -> bool:
+    """Whether a message tells an agent who it is."""
+    return message.get("role") in ("system", "developer")
+
+
+def is_own(message: Message) -> bool:
+    """Whether a message was said by the agent or one of its tools."""
+    return message.get("role") in ("assistant", "tool")
+
+
+def longest(prefixes: Sequence[int], known: Mapping[int, Any] | set[int]) -> int:
+    """How many messages the longest prefix has that is known; 0 if none is."""
+    for length in range(len(prefixes), 0, -1):
+        if prefixes[length - 1] in known:
+            return length
+    return 0
+
+
+def _key(message: Mapping[str, Any]) -> int:
+    """A message without what an answer has and its repetition in the next request has not."""
+    kept: list[Any] = []
+    try:
+        for part in message["parts"]:  # flat parts, as most are, are hashed in C
+            kind = part.get("type")
+            if kind != "text":
+                if kind != "reasoning":
+                    kept.append(frozenset(part.items()))
+            elif part["content"]:
+                kept.append(part["content"])
+        return hash((message.get("role"), *kept))
+    except (AttributeError, KeyError, TypeError):
+        parts = message.get("parts")
+        if isinstance(parts, list):
+            parts = [part for part in parts if not _is_passing(part)]
+        return _hashed([message.get("role"), parts], 0)
+
+
+def _is_passing(part: object) -> bool:
+    if not isinstance(part, dict):
+        return False
+    kind = part.get("type")
+    return kind == "reasoning" or (kind == "text" and not part.get("content"))
+
+
+def _hashed(value: object, depth: int) -> int:
+    """A hash of a JSON value; dumping it to text would cost several times as much."""
+    if type(value) is str:
+        return hash(value)
+    if depth >= _MAX_DEPTH:
+        return 0
+    if isinstance(value, dict):
+        return hash(frozenset([(key, _hashed(item, depth + 1)) for key, item in value.items()]))
+    if isinstance(value, list):
+        return hash(tuple([_hashed(item, depth + 1) for item in value]))
+    return hash((type(value).__name__, value))
