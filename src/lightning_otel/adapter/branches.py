@@ -18,7 +18,7 @@ from lightning_otel.adapter import conversations, order
 from lightning_otel.adapter.attributes import integer
 from lightning_otel.adapter.conversations import Conversation
 from lightning_otel.adapter.tree import NO_PARENT, Tree
-from lightning_otel.types import Call
+from lightning_otel.types import Call, Span
 
 NONE: Final = -1
 _MOST_ABOVE: Final = 64
@@ -146,13 +146,14 @@ class _History:
         self._asked: dict[int, int] = {}
         self._root = list(range(len(calls)))
         left = {each for talk in talks for each in talk.left}
-        lengths = [conversations.longest(talk.prefixes, left) for talk in talks]
-        self._may_continue = [length > 0 for length in lengths]
+        self._may_continue = [not left.isdisjoint(talk.prefixes) for talk in talks]
         continued = {
-            talk.prefixes[length - 1] for talk, length in zip(talks, lengths, strict=True) if length
+            talk.prefixes[conversations.longest(talk.prefixes, left) - 1]
+            for talk, may_continue in zip(talks, self._may_continue, strict=True)
+            if may_continue
         }
         self._gone_on_with = {
-            talk.given for talk in talks if any(left in continued for left in talk.left)
+            talk.given for talk in talks if continued and not continued.isdisjoint(talk.left)
         }
 
     def continued_by(self, call: int, by_time: int) -> tuple[int, bool]:
@@ -211,12 +212,12 @@ class _History:
         size = len(beginning.prefixes)
         if len(talk.prefixes) > size and talk.prefixes[size - 1] == beginning.given:
             return True
-        held = {*self._talks[previous].keys[size:], *self._talks[previous].answers}
-        said = zip(self._calls[call].observation, talk.keys, strict=True)
-        return any(key in held and conversations.is_own(message) for message, key in said)
+        held = self._calls[previous]
+        words = conversations.own_words((*held.observation[size:], *held.action))
+        return not words.isdisjoint(conversations.own_words(self._calls[call].observation))
 
     def _is_smaller(self, call: int, previous: int) -> bool:
-        if 0 < len(self._talks[call].keys) < len(self._talks[previous].keys):
+        if 0 < len(self._talks[call].prefixes) < len(self._talks[previous].prefixes):
             return True
         sizes = [integer(self._calls[i].span.attributes, c.INPUT_TOKENS) for i in (call, previous)]
         return None not in sizes and sizes[0] < sizes[1]  # type: ignore[operator]  # None is out
@@ -229,25 +230,34 @@ def out_of_order(
 
     Only where one call alone left behind what another repeats, and no count speaks against it.
     """
+    every = {left for talk in talks.values() for left in talk.left}
+    late = [i for i, talk in talks.items() if not every.isdisjoint(talk.prefixes)]
     holders: dict[tuple[str, int], list[int]] = {}
-    for position, talk in talks.items():
+    for position, talk in talks.items() if late else ():
         for left in talk.left:
             holders.setdefault((calls[position].agent, left), []).append(position)
     ended = {key: min(tree.ends[each] for each in held) for key, held in holders.items()}
     found = []
-    for position, talk in talks.items():
+    for position in late:
         agent = calls[position].agent
-        for prefix in reversed(talk.prefixes):
+        for prefix in reversed(talks[position].prefixes):
             held = holders.get((agent, prefix))
             if held is None:
                 continue
             earlier = held[0]
             if ended[agent, prefix] > tree.starts[position] and len(held) == 1:
                 one, other = tree.spans[earlier], tree.spans[position]
-                if earlier != position and not order.is_told(other, one):
+                if earlier != position and not _is_counted_otherwise(one, other):
                     found.append((earlier, position))
             break
     return found
+
+
+def _is_counted_otherwise(one: Span, other: Span) -> bool:
+    """Whether their process counted both, and not the end of one before the start of the other."""
+    if one.process != other.process or one.end_sequence < 0 or other.sequence < 0:
+        return False
+    return one.end_sequence > other.sequence
 
 
 def is_known(tree: Tree, earlier: int, later: int) -> bool:

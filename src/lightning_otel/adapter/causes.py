@@ -78,12 +78,9 @@ class _Failures:
 class _Agents:
     """How the agents of an attempt came to act: called by one another, or handed over to."""
 
-    def __init__(
-        self, tree: Tree, calls: Mapping[int, Call], talks: Mapping[int, Conversation]
-    ) -> None:
+    def __init__(self, tree: Tree, calls: Mapping[int, Call]) -> None:
         self._tree = tree
         self._calls = calls
-        self._talks = talks
         self._is_alone = len({*tree.agents, ""}) < 3
         self._callers = [] if self._is_alone else _callers(tree)
         self._handed: dict[str, list[int]] = {}
@@ -109,7 +106,7 @@ class _Agents:
         if self._left is None:
             self._left = self._all_left()
         call, tree = self._calls[position], self._tree
-        for prefix in reversed(conversations.spoken(call, self._talks[position])):
+        for prefix in reversed(conversations.spoken(call)):
             for earlier in self._left.get(prefix, ())[:_MOST_ALIKE]:
                 if self._calls[earlier].agent != call.agent and (
                     tree.ends[earlier] <= tree.starts[position]
@@ -121,10 +118,8 @@ class _Agents:
         """By running hash without instructions the calls that left a conversation behind."""
         found: dict[int, list[int]] = {}
         for position, call in self._calls.items():
-            talk = self._talks[position]
-            prefixes = conversations.spoken(call, talk)
-            for answer in talk.answers if prefixes else ():
-                found.setdefault(hash((prefixes[-1], answer)), []).append(position)
+            for left in conversations.left_spoken(call):
+                found.setdefault(left, []).append(position)
         return found
 
 
@@ -158,29 +153,22 @@ class Own(NamedTuple):
 class Causes:
     """Names causes in one attempt."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        calls: Mapping[int, Call],
-        talks: Mapping[int, Conversation],
-        failed: Iterable[int],
-    ) -> None:
+    def __init__(self, tree: Tree, calls: Mapping[int, Call], failed: Iterable[int]) -> None:
         """Know the attempt.
 
         Args:
             tree: Its spans.
             calls: What makes transitions, by position, in order.
-            talks: Their conversations.
             failed: Positions of calls that failed, were abandoned or never ended.
         """
-        self._agents = _Agents(tree, calls, talks)
+        self._agents = _Agents(tree, calls)
         self._failures = _Failures(tree, failed)
 
     def of(self, own: Own, paths: Sequence[Sequence[int]]) -> list[BranchCause]:
         """The cause of each path of an agent, given in order."""
         asked: Counter[tuple[int, int]] = Counter()
         continued: Counter[int] = Counter()
-        for call, previous in enumerate(own.links.before):
+        for call, previous in enumerate(own.links.before if len(paths) > 1 else ()):
             if previous != NONE:
                 asked[previous, own.talks[call].given] += 1
                 continued[previous] += own.links.is_continued[call]

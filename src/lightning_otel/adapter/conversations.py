@@ -3,7 +3,8 @@
 Belongs here: what messages alone say. Neither time nor the tree is known here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.types import Call, Message
@@ -15,17 +16,13 @@ class Conversation(NamedTuple):
     """One call's part of a conversation.
 
     Attributes:
-        keys: Hash of each message of the observation, [M].
         prefixes: Running hash of the observation up to and with each message, [M].
-        answers: Hash of each choice.
         left: Running hash of the observation with each choice after it: what the call leaves
             behind. Empty where it was given no messages.
     """
 
-    keys: list[int]
-    prefixes: list[int]
-    answers: list[int]
-    left: list[int]
+    prefixes: "array[int]"  # an array, since the garbage collector does not look into it
+    left: "array[int]"
 
     @property
     def given(self) -> int:
@@ -35,11 +32,11 @@ class Conversation(NamedTuple):
 
 def read(call: Call) -> Conversation:
     """The conversation of a call, one step a message."""
-    keys = [_key(message) for message in call.observation]
-    prefixes = list(running(keys))
-    answers = [_key(answer) for answer in call.action]
-    left = [hash((prefixes[-1], answer)) for answer in answers] if prefixes else []
-    return Conversation(keys, prefixes, answers, left)
+    prefixes = array("q", running(map(_key, call.observation)))
+    if not prefixes:
+        return Conversation(prefixes, prefixes)
+    given = prefixes[-1]
+    return Conversation(prefixes, array("q", [hash((given, _key(each))) for each in call.action]))
 
 
 def running(keys: Iterable[int]) -> Iterable[int]:
@@ -58,10 +55,20 @@ def given(messages: Iterable[Message]) -> int:
     return found
 
 
-def spoken(call: Call, conversation: Conversation) -> list[int]:
-    """Running hashes over the messages that are no instructions: those differ between agents."""
-    spoken = zip(call.observation, conversation.keys, strict=True)
-    return list(running(key for message, key in spoken if not is_instruction(message)))
+def spoken(call: Call) -> list[int]:
+    """As prefixes, of the messages that are no instructions: those differ between agents."""
+    return list(running(_key(each) for each in call.observation if not is_instruction(each)))
+
+
+def left_spoken(call: Call) -> list[int]:
+    """As what a call leaves behind, of the messages that are no instructions."""
+    prefixes = spoken(call)
+    return [hash((prefixes[-1], _key(each))) for each in call.action] if prefixes else []
+
+
+def own_words(messages: Iterable[Message]) -> set[int]:
+    """Hashes of the messages that agents and their tools said."""
+    return {_key(message) for message in messages if is_own(message)}
 
 
 def is_instruction(message: Message) -> bool:
@@ -74,7 +81,7 @@ def is_own(message: Message) -> bool:
     return message.get("role") in ("assistant", "tool")
 
 
-def longest(prefixes: Sequence[int], known: Mapping[int, Any] | set[int]) -> int:
+def longest(prefixes: Sequence[int], known: Container[int]) -> int:
     """How many messages the longest prefix has that is known; 0 if none is."""
     for length in range(len(prefixes), 0, -1):
         if prefixes[length - 1] in known:

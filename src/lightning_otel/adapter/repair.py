@@ -68,7 +68,7 @@ def mend(spans: Sequence[Span], starts: Sequence[int], ends: Sequence[int]) -> M
         starts: A clock of starts, comparable with ``ends``; within a process it follows its count.
         ends: A clock of ends.
     """
-    places = {(span.trace_id, span.span_id): i for i, span in reversed(list(enumerate(spans)))}
+    places = {(span.trace_id, span.span_id): i for i, span in enumerate(spans)}
     parents = [NO_PARENT] * len(spans)
     rules: dict[int, str] = {}
     missing = []

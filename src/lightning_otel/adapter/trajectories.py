@@ -41,7 +41,7 @@ def assemble(
     by_agent: dict[str, list[int]] = {}
     for position, call in calls.items():
         by_agent.setdefault(call.agent, []).append(position)
-    names = causes.Causes(tree, calls, talks, failed)
+    names = causes.Causes(tree, calls, failed)
     found: list[Trajectory] = []
     for agent, positions in by_agent.items():
         own = _own(tree, positions, calls, talks)
