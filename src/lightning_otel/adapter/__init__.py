@@ -148,9 +148,9 @@ class _Attempt:
         steps = dict(sorted({**calls, **actions}.items()))
         talks = {position: conversations.read(call) for position, call in steps.items()}
         others = {i: kept for i, kept in stand_in.items() if i != kept and kept in calls}
-        late = [] if tree.is_counted else branches.out_of_order(tree, steps, talks)
-        if late:
-            moved = self._reorder(late)
+        told = [] if tree.is_counted else branches.told_by_messages(tree, steps, talks)
+        if told:
+            moved = self._reorder(told)
             tree = self._tree
             steps = dict(sorted((moved[i], call) for i, call in steps.items()))
             talks = {moved[i]: talk for i, talk in talks.items()}
@@ -159,15 +159,9 @@ class _Attempt:
         placement = credit.place(tree, list(steps), others, rewards, adapter.credit)
         for reward, reason in placement.unplaced:
             self._drop(reward.span, "reward", reason)
+        parts = trajectories.Steps(steps, talks, placement.rewards, self._failed)
         found = trajectories.assemble(
-            self._key,
-            tree,
-            steps,
-            placement.rewards,
-            talks=talks,
-            failed=self._failed,
-            rule=adapter.credit,
-            gamma=adapter.gamma,
+            self._key, tree, parts, rule=adapter.credit, gamma=adapter.gamma
         )
         distinct = {id(step): step for path in found for step in path.transitions}.values()
         report = Report(
@@ -204,10 +198,10 @@ class _Attempt:
         others = (Repair(span.span_id, span.trace_id, REPEATED) for span in self._repeated)
         return (*self._tree.repairs, *others)
 
-    def _reorder(self, late: Iterable[tuple[int, int]]) -> list[int]:
+    def _reorder(self, told: Iterable[tuple[int, int]]) -> list[int]:
         """Build the tree anew, knowing of calls that ended before others; the new positions."""
         spans = self._tree.spans
-        self._tree = build(spans, [(spans[one], spans[other]) for one, other in late])
+        self._tree = build(spans, [(spans[one], spans[other]) for one, other in told])
         places = {id(span): position for position, span in enumerate(self._tree.spans)}
         moved = [places[id(span)] for span in spans]
         self._failed = [moved[position] for position in self._failed]

@@ -9,18 +9,16 @@ one followed. One that goes on with a shortened conversation follows by time, an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import conversations, order
+from lightning_otel.adapter import conversations, order, siblings
 from lightning_otel.adapter.attributes import integer
 from lightning_otel.adapter.conversations import Conversation
-from lightning_otel.adapter.tree import NO_PARENT, Tree
-from lightning_otel.types import Call, Span
+from lightning_otel.adapter.siblings import NONE
+from lightning_otel.adapter.tree import Tree
+from lightning_otel.types import Call
 
-NONE: Final = -1
 _MOST_ABOVE: Final = 64
 """How far up is looked for who waited for a call."""
 
@@ -96,7 +94,7 @@ def links(
         calls: The calls.
         talks: Their conversations.
     """
-    by_time, is_beside = _by_time(tree, positions)
+    by_time, is_beside = siblings.by_time(tree, positions)
     found = Links(
         [NONE] * len(calls),
         bytearray(len(calls)),
@@ -113,26 +111,33 @@ def links(
         ):
             history.add(by_end[finished])
             finished += 1
-        previous, found.is_continued[call] = history.continued_by(call, by_time[call])
-        if not found.is_continued[call] and previous != NONE and not is_beside[call]:
-            again = history.asked_before(call)
-            if again != NONE and is_after(tree, positions[again], position):
-                found.repeats[call] = again
-                found.is_compacted[call] = found.is_compacted[again]
-                previous = found.before[again]
-            else:
-                found.is_compacted[call] = history.is_shortened(call, previous)
-        found.before[call] = previous
-        history.join(call, previous if found.is_continued[call] else NONE)
+        _link(found, history, call, by_time[call], tree, positions)
     return found
 
 
-def is_after(tree: Tree, earlier: int, later: int) -> bool:
-    """Whether the part of the tree around one call had ended before that of another one began."""
-    meeting = tree.meet(earlier, later)
-    if meeting in (earlier, later):
-        return False
-    return tree.ends[tree.below(meeting, earlier)] <= tree.starts[tree.below(meeting, later)]
+def _link(
+    found: Links,
+    history: "_History",
+    call: int,
+    latest: int,
+    tree: Tree,
+    positions: Sequence[int],
+) -> None:
+    """Find what one call follows, given the latest by time, once all before it are linked."""
+    previous, is_continued = history.continued_by(call, latest)
+    is_plain = is_continued and previous == latest
+    if latest != NONE and not found.is_beside[call] and not is_plain:
+        again = NONE if is_continued else history.asked_before(call)
+        if again != NONE and siblings.is_after(tree, positions[again], positions[call]):
+            found.repeats[call] = again
+            found.is_compacted[call] = found.is_compacted[again]
+            previous = found.before[again]
+        elif history.is_shortened(call, latest, previous):
+            found.is_compacted[call] = True
+            previous, is_continued = latest, False
+    found.before[call] = previous
+    found.is_continued[call] = is_continued
+    history.join(call, previous if is_continued else NONE)
 
 
 class _History:
@@ -199,22 +204,30 @@ class _History:
         has_failed = self._calls[earlier].span.status == "ERROR"
         return earlier if has_failed or given in self._gone_on_with else NONE
 
-    def is_shortened(self, call: int, previous: int) -> bool:
-        """Whether a call goes on with less of the conversation that the one before it held.
+    def is_shortened(self, call: int, latest: int, continued: int) -> bool:
+        """Whether a call goes on with less of the conversation that the latest one held.
 
         It has fewer messages or tokens than that, and some of what was said in that conversation:
         an answer or tool's result of later than its beginning, or its whole beginning and more.
+
+        Args:
+            call: The call.
+            latest: The one before it by time.
+            continued: The one that it would follow else; it may begin with that one's conversation.
         """
-        root = self._root[previous]
-        if root == previous or not self._is_smaller(call, previous):
+        root = self._root[latest]
+        if root == latest or not self._is_smaller(call, latest):
             return False
         talk, beginning = self._talks[call], self._talks[root]
         size = len(beginning.prefixes)
-        if len(talk.prefixes) > size and talk.prefixes[size - 1] == beginning.given:
+        if continued != latest:
+            size = len(self._talks[continued].prefixes) + 1
+        elif len(talk.prefixes) > size and talk.prefixes[size - 1] == beginning.given:
             return True
-        held = self._calls[previous]
+        held = self._calls[latest]
         words = conversations.own_words((*held.observation[size:], *held.action))
-        return not words.isdisjoint(conversations.own_words(self._calls[call].observation))
+        said = self._calls[call].observation[size if continued != latest else 0 :]
+        return not words.isdisjoint(conversations.own_words(said))
 
     def _is_smaller(self, call: int, previous: int) -> bool:
         if 0 < len(self._talks[call].prefixes) < len(self._talks[previous].prefixes):
@@ -223,40 +236,37 @@ class _History:
         return None not in sizes and sizes[0] < sizes[1]  # type: ignore[operator]  # None is out
 
 
-def out_of_order(
+def told_by_messages(
     tree: Tree, calls: Mapping[int, Call], talks: Mapping[int, Conversation]
 ) -> list[tuple[int, int]]:
-    """Positions of calls that by the tree's clock come too late for those that continue them.
+    """Positions of calls and of those that continue them, if the tree has some of them in disorder.
 
     Only where one call alone left behind what another repeats, and no count speaks against it.
     """
     every = {left for talk in talks.values() for left in talk.left}
-    late = [i for i, talk in talks.items() if not every.isdisjoint(talk.prefixes)]
+    later = [i for i, talk in talks.items() if not every.isdisjoint(talk.prefixes)]
     holders: dict[tuple[str, int], list[int]] = {}
-    for position, talk in talks.items() if late else ():
-        for left in talk.left:
+    for position, talk in talks.items() if later else ():
+        for left in set(talk.left):
             holders.setdefault((calls[position].agent, left), []).append(position)
-    ended = {key: min(tree.ends[each] for each in held) for key, held in holders.items()}
     found = []
-    for position in late:
-        agent = calls[position].agent
+    for position in later:
         for prefix in reversed(talks[position].prefixes):
-            held = holders.get((agent, prefix))
+            held = holders.get((calls[position].agent, prefix))
             if held is None:
                 continue
-            earlier = held[0]
-            if ended[agent, prefix] > tree.starts[position] and len(held) == 1:
-                one, other = tree.spans[earlier], tree.spans[position]
-                if earlier != position and not _is_counted_otherwise(one, other):
-                    found.append((earlier, position))
+            if len(held) == 1 and not _is_counted_otherwise(tree, held[0], position):
+                found.append((held[0], position))
             break
-    return found
+    is_disordered = any(tree.ends[one] > tree.starts[other] for one, other in found)
+    return found if is_disordered else []
 
 
-def _is_counted_otherwise(one: Span, other: Span) -> bool:
+def _is_counted_otherwise(tree: Tree, earlier: int, later: int) -> bool:
     """Whether their process counted both, and not the end of one before the start of the other."""
+    one, other = tree.spans[earlier], tree.spans[later]
     if one.process != other.process or one.end_sequence < 0 or other.sequence < 0:
-        return False
+        return earlier == later
     return one.end_sequence > other.sequence
 
 
@@ -283,103 +293,3 @@ def is_known(tree: Tree, earlier: int, later: int) -> bool:
             return False
         node = tree.parents[node]
     return False
-
-
-@dataclass(slots=True)
-class _Branch:
-    """A part of the tree that holds calls, up to where it meets its siblings.
-
-    Attributes:
-        node: Its lowest span that holds all its calls.
-        top: Its highest span, whose parent it shares with its siblings.
-        end: When all of it had ended.
-        newest: Position of the call in it that ended last.
-        before: Position of the call that its calls follow, or -1.
-        is_beside: Whether it, or what it is the first of, ran beside a sibling.
-    """
-
-    node: int
-    top: int
-    end: int
-    newest: int = NONE
-    before: int = NONE
-    is_beside: bool = False
-
-
-def _by_time(tree: Tree, positions: Sequence[int]) -> tuple[list[int], bytearray]:
-    """For each call the latest one that had ended before it, on branches that had ended too.
-
-    And whether the branch that it begins ran beside others.
-    """
-    index = {position: call for call, position in enumerate(positions)}
-    above = _meetings(tree, positions)
-    branches: dict[int, _Branch] = {NO_PARENT: _Branch(NO_PARENT, NO_PARENT, 0)}
-    for node, parent in above.items():
-        top = node if tree.parents[node] == parent else tree.below(parent, node)
-        branches[node] = _Branch(node, top, max(tree.ends[top], tree.ends[node]))
-        if node in index:
-            branches[node].newest = node
-    siblings: dict[int, list[_Branch]] = {}
-    for node in reversed(above):  # children before parents
-        branch, upper = branches[node], branches[above[node]]
-        siblings.setdefault(upper.node, []).append(branch)
-        upper.end = max(upper.end, branch.end)
-        upper.newest = _later(tree, upper.newest, branch.newest)
-    for node in (NO_PARENT, *above):  # parents before children
-        if node in siblings:
-            _follow(tree, siblings[node], branches[node])
-    before = [index.get(branches[position].before, NONE) for position in positions]
-    return before, bytearray(branches[position].is_beside for position in positions)
-
-
-def _follow(tree: Tree, siblings: list[_Branch], upper: _Branch) -> None:
-    """Let each branch follow the latest call of those that had ended before it began."""
-    by_end = sorted(siblings, key=lambda branch: (branch.end, branch.top))
-    finished = 0
-    newest = NONE
-    by_start = sorted(siblings, key=lambda branch: branch.top)
-    _mark_beside(tree, by_start)
-    for branch in by_start:
-        while by_end[finished].top < branch.top and (
-            by_end[finished].end <= tree.starts[branch.top]
-        ):
-            newest = _later(tree, newest, by_end[finished].newest)
-            finished += 1
-        if newest == NONE:  # the first in what holds it, which may run beside others itself
-            branch.before = upper.before
-            branch.is_beside |= upper.is_beside
-        else:
-            branch.before = newest
-
-
-def _mark_beside(tree: Tree, by_start: Sequence[_Branch]) -> None:
-    """Say of branches with one parent, in order of their start, which of them overlap others."""
-    latest = -1
-    for branch, following in zip(by_start, [*by_start[1:], None], strict=True):
-        is_overtaken = following is not None and tree.starts[following.top] < branch.end
-        branch.is_beside = latest > tree.starts[branch.top] or is_overtaken
-        latest = max(latest, branch.end)
-
-
-def _later(tree: Tree, one: int, other: int) -> int:
-    """The call that ended later; of two at one instant the later started."""
-    if NONE in (one, other):
-        return max(one, other)
-    return max(one, other, key=lambda call: (tree.ends[call], call))
-
-
-def _meetings(tree: Tree, positions: Sequence[int]) -> dict[int, int]:
-    """The calls and the spans where they meet, each with the next one above it, parents first."""
-    nodes = set(positions)
-    for left, right in pairwise(sorted(positions, key=tree.first.__getitem__)):
-        is_beside = tree.parents[left] == tree.parents[right]
-        nodes.add(tree.parents[left] if is_beside else tree.meet(left, right))
-    nodes.discard(NO_PARENT)
-    found: dict[int, int] = {}
-    above: list[int] = []
-    for node in sorted(nodes, key=tree.first.__getitem__):
-        while above and not tree.contains(above[-1], node):
-            above.pop()
-        found[node] = above[-1] if above else NO_PARENT
-        above.append(node)
-    return found

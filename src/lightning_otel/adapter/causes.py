@@ -27,11 +27,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import branches, conversations
+from lightning_otel.adapter import conversations, siblings
 from lightning_otel.adapter.attributes import text
-from lightning_otel.adapter.branches import NONE, Links
+from lightning_otel.adapter.branches import Links
 from lightning_otel.adapter.calls import observation_of
 from lightning_otel.adapter.conversations import Conversation
+from lightning_otel.adapter.siblings import NONE
 from lightning_otel.adapter.tree import NO_PARENT, Tree
 from lightning_otel.types import BranchCause, Call
 
@@ -72,7 +73,7 @@ class _Failures:
     def _is_over(self, earlier: int, later: int) -> bool:
         if self._tree.spans[earlier].end_ns is None:
             return True
-        return branches.is_after(self._tree, earlier, later)
+        return siblings.is_after(self._tree, earlier, later)
 
 
 class _Agents:

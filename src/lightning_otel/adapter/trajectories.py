@@ -1,8 +1,9 @@
 """Calls and their rewards put together: transitions, and the trajectories that run through them."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import branches, causes, credit, tracking
@@ -15,43 +16,47 @@ from lightning_otel.types import Call, Credit, Trajectory, Transition
 Named = Mapping[str, float]
 
 
+class Steps(NamedTuple):
+    """What makes the transitions of an attempt, by position in its tree.
+
+    Attributes:
+        calls: The calls, in order.
+        talks: Their conversations.
+        rewards: Named rewards of those that have some, the primary one first.
+        failed: Positions of calls that failed, were abandoned or never ended.
+    """
+
+    calls: Mapping[int, Call]
+    talks: Mapping[int, Conversation]
+    rewards: Mapping[int, Named]
+    failed: Sequence[int]
+
+
 def assemble(
-    key: AttemptKey,
-    tree: Tree,
-    calls: Mapping[int, Call],
-    rewards: Mapping[int, Named],
-    *,
-    talks: Mapping[int, Conversation],
-    failed: Iterable[int],
-    rule: Credit,
-    gamma: float,
+    key: AttemptKey, tree: Tree, steps: Steps, *, rule: Credit, gamma: float
 ) -> list[Trajectory]:
     """The trajectories of an attempt: one for each agent and path.
 
     Args:
         key: The attempt.
         tree: Its spans.
-        calls: What makes transitions, by position, in order.
-        rewards: Named rewards of the calls that have some, the primary one first.
-        talks: The calls' conversations, by position.
-        failed: Positions of calls that failed, were abandoned or never ended.
+        steps: What makes transitions.
         rule: ``discounted`` makes each step's reward its return; others leave it.
         gamma: Discount per step.
     """
     by_agent: dict[str, list[int]] = {}
-    for position, call in calls.items():
+    for position, call in steps.calls.items():
         by_agent.setdefault(call.agent, []).append(position)
-    names = causes.Causes(tree, calls, failed)
+    names = causes.Causes(tree, steps.calls, steps.failed)
     found: list[Trajectory] = []
     for agent, positions in by_agent.items():
-        own = _own(tree, positions, calls, talks)
-        before = own.links.before
-        named = [rewards.get(position, {}) for position in positions]
+        own = _own(tree, positions, steps)
+        named = [steps.rewards.get(position, {}) for position in positions]
         values = [next(iter(each.values()), None) for each in named]
         if rule == "discounted":
-            values = credit.discounted(values, before, gamma)
+            values = credit.discounted(values, own.links.before, gamma)
         paths = branches.paths(own.links.path_before)
-        steps = _transitions(key, own, paths, named, values)
+        made = _transitions(key, own, paths, named, values)
         for branch, (path, cause) in enumerate(zip(paths, names.of(own, paths), strict=True)):
             found.append(
                 Trajectory(
@@ -59,7 +64,7 @@ def assemble(
                     key.attempt_id,
                     agent,
                     branch,
-                    tuple([steps[node] for node in path]),
+                    tuple([made[node] for node in path]),
                     is_guess=_is_guess(tree, own, path),
                     cause=cause,
                 )
@@ -67,15 +72,10 @@ def assemble(
     return found
 
 
-def _own(
-    tree: Tree,
-    positions: Sequence[int],
-    calls: Mapping[int, Call],
-    talks: Mapping[int, Conversation],
-) -> causes.Own:
+def _own(tree: Tree, positions: Sequence[int], steps: Steps) -> causes.Own:
     """One agent's calls and how they hang together."""
-    own, said = [calls[i] for i in positions], [talks[i] for i in positions]
-    return causes.Own(positions, own, said, branches.links(tree, positions, own, said))
+    calls, talks = [steps.calls[i] for i in positions], [steps.talks[i] for i in positions]
+    return causes.Own(positions, calls, talks, branches.links(tree, positions, calls, talks))
 
 
 def _is_guess(tree: Tree, own: causes.Own, path: Sequence[int]) -> bool:
