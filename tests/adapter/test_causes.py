@@ -154,10 +154,20 @@ def test_retry_is_the_cause_after_a_call_that_came_to_nothing(how: str) -> None:
         elif how == "abandoned":
             forest.make("chat", {**attributes, c.ABANDONED: True})
         else:
-            forest.open("chat", attributes)
+            forest.open("chat", attributes, process="died", sequence=0)
         forest.call("again", talk("hello"))
 
     assert causes(forest) == {"again": "retry"}
+
+
+def test_retry_is_no_cause_beside_a_call_that_may_still_run() -> None:
+    """A call that never ended in the same process was not given up, as far as anybody knows."""
+    forest = Forest()
+    with forest.inside("root"):
+        forest.open_call("hangs", talk("hello"))
+        forest.call("other", talk("hello"))
+
+    assert causes(forest) == {"other": "start"}
 
 
 def test_retry_is_the_cause_of_the_same_question_with_a_remark() -> None:

@@ -1,9 +1,12 @@
 """What holds of every tree and of every trajectory in it, whatever clocks and tracers did."""
 
+import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.adapter.forest import SECOND, call_attributes
@@ -13,6 +16,8 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter, attempts, repair, tree
 from lightning_otel.adapter.tree import NO_PARENT, Tree
 from lightning_otel.types import BranchCause, Span, Trajectory
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "structure.md"
 
 
 @st.composite
@@ -193,3 +198,18 @@ def test_clocks_that_agree_are_the_order(told: list[tuple[Span, int, int]]) -> N
     true = {span.span_id: begun for span, begun, _ in told}
     order = [true[span.span_id] for span in built.spans]
     assert order == sorted(order)
+
+
+def test_the_page_on_structure_says_what_the_code_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example in docs/structure.md runs, and the page names every rule and every cause."""
+    page = PAGE.read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+    exec(example, {})  # what the page says a user may type
+
+    assert capsys.readouterr().out.splitlines() == [" 0 start False", f"b {repair.NEVER_CAME}"]
+    known = {name: value for name, value in vars(repair).items() if name.isupper()}
+    rules = [text for name, text in known.items() if isinstance(text, str) and name[0] != "_"]
+    assert len(rules) == 8
+    assert all(f"`{rule.partition(':')[0]}`" in page for rule in rules)
+    assert all(f"| `{cause}` |" in page for cause in get_args(BranchCause))

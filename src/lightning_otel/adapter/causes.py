@@ -3,7 +3,7 @@
 The first rule that applies decides. Of a first step that follows none of its agent's:
 
 1. ``retry``: it asks again what an earlier call of its agent was asked, that failed, was abandoned
-   or never ended; or one whose answer was thrown away (see ``branches``).
+   or never ended in another process; or one whose answer was thrown away (see ``branches``).
 2. ``hand_off``: a span before it names its agent as whom the conversation was handed to.
 3. ``sub_agent``: its agent's span lies within the span of another agent, a tool's between or not.
 4. ``hand_off``: its messages begin with the whole conversation and answer of another agent's call
@@ -13,11 +13,12 @@ The first rule that applies decides. Of a first step that follows none of its ag
 
 Of one that follows an earlier step:
 
-1. ``retry``: as above, or another step that followed the same one was asked the same.
+1. ``retry``: as above.
 2. ``compaction``: it goes on with a shortened conversation (see ``branches``).
-3. ``rewind``: its conversation goes back to that step, whose conversation another one went on with
-   before, one after the other.
-4. ``parallel``: it ran beside another branch, or in turns with another conversation.
+3. ``parallel``: it ran beside another branch.
+4. ``retry``: another call that followed the same step was asked the same.
+5. ``rewind``: its conversation goes back to that step, and another one's went on from there too.
+6. ``parallel``: it took turns with another conversation of its agent.
 
 Belongs here: naming. What follows what is decided in ``branches``.
 """
@@ -71,8 +72,10 @@ class _Failures:
         return False
 
     def _is_over(self, earlier: int, later: int) -> bool:
-        if self._tree.spans[earlier].end_ns is None:
-            return True
+        """Whether a call had come to nothing by then; one that never ended may have gone on."""
+        one, other = self._tree.spans[earlier], self._tree.spans[later]
+        if one.end_ns is None:
+            return "" != one.process != other.process != ""
         return siblings.is_after(self._tree, earlier, later)
 
 
