@@ -16,9 +16,9 @@ CaptureLevel: TypeAlias = Literal["exact", "text"]
 """``exact``: the server's own token ids for prompt and response; ``text``: messages only."""
 
 BranchCause: TypeAlias = Literal[
-    "start", "parallel", "sub_agent", "retry", "hand_off", "compaction"
+    "start", "parallel", "sub_agent", "retry", "hand_off", "compaction", "rewind"
 ]
-"""Why a trajectory of its own begins where it does."""
+"""Why a trajectory of its own begins where it does; see ``docs/structure.md`` for the rules."""
 
 Credit: TypeAlias = Literal["next", "last", "sibling", "discounted", "step", "agents"]
 """The rule by which a reward without a link reaches a call."""
@@ -167,7 +167,8 @@ class Transition:
         action: Messages of the act; the first is what was sampled first.
         reward: The primary reward credited to this step; None if there is none (never 0).
         rewards: Every named reward credited to this step.
-        next_observation: What the agent saw before its next act; None if this was the last one.
+        next_observation: What the agent saw before its next act; None if this was the last one. A
+            conversation that was shortened after it begins another trajectory, and is seen here.
         done: Whether this is the last step of its trajectory.
         step: Position in its trajectory, from 0.
         is_shared: Whether several trajectories run through this step; train on it once.
@@ -222,8 +223,9 @@ class Trajectory:
     """The ordered transitions of one agent on one branch of one attempt.
 
     Attributes:
-        is_guess: Whether the order rests on wall clocks: its calls come from several processes.
-        cause: Why it is a trajectory of its own.
+        is_guess: Whether only wall clocks say that some step of it came before the next one.
+        cause: Why it is a trajectory of its own: what is known of its first step that lies on no
+            earlier trajectory of its agent.
     """
 
     rollout_id: str
@@ -322,7 +324,11 @@ class Credited:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A span that was put elsewhere in its tree than it was recorded, and by which rule."""
+    """A span that was put elsewhere in its tree than it was recorded, or left out for its ids.
+
+    Attributes:
+        rule: The rule and what it did, as ``docs/structure.md`` lists them.
+    """
 
     span_id: str
     trace_id: str
@@ -345,7 +351,7 @@ class Report:
         rewarded: Transitions that carry a reward.
         dropped: One entry for each call, reward and mark that was not used, and for each composed
             reward and advantage that is missing.
-        repairs: One entry for each span that was put elsewhere in its tree.
+        repairs: One entry for each span put elsewhere in its tree, or left out for its ids.
     """
 
     spans: int = 0

@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple, get_args
 from lightning_otel import conventions as c
 from lightning_otel.adapter import (
     advantages,
+    branches,
     composition,
+    conversations,
     credit,
     duplicates,
     marks,
@@ -20,19 +22,21 @@ from lightning_otel.adapter import (
     trajectories,
 )
 from lightning_otel.adapter.advantages import Advantage, Estimate, Outcome
-from lightning_otel.adapter.attempts import AttemptKey, group
+from lightning_otel.adapter.attempts import AttemptKey, sort_out
 from lightning_otel.adapter.calls import (
     CUT,
     INCOMPLETE,
     NOT_TRACKED,
     UNREADABLE,
     is_call,
+    is_failure,
     read_call,
 )
 from lightning_otel.adapter.composition import Composition
 from lightning_otel.adapter.duplicates import DUPLICATE
 from lightning_otel.adapter.placement import Placement
 from lightning_otel.adapter.readable import ReadableSpan, span_of
+from lightning_otel.adapter.repair import REPEATED
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tracking import is_tracked
 from lightning_otel.adapter.tree import Tree, build
@@ -45,6 +49,7 @@ from lightning_otel.types import (
     CreditRule,
     Dropped,
     Estimator,
+    Repair,
     Report,
     Reward,
     Span,
@@ -183,11 +188,11 @@ class TripletAdapter:
     def _adapted(
         self, spans: Iterable[Span | ReadableSpan], incomplete: Collection[tuple[str, str]]
     ) -> Adaptation:
-        attempts = group(readers.read(map(span_of, spans)))
+        attempts, repeated = sort_out(readers.read(map(span_of, spans)))
         found = [
             each.leave_out(INCOMPLETE_ROLLOUT) if key in incomplete else each.adapt()
             for key, own in attempts.items()
-            for each in [_Attempt(key, build(own), self)]
+            for each in [_Attempt(key, build(own), self, repeated.get(key, ()))]
         ]
         rollouts = Report(rollouts=len({key.rollout_id for key in attempts}))
         return Adaptation(
@@ -201,11 +206,22 @@ class TripletAdapter:
 class _Attempt:
     """One attempt on its way from a tree to trajectories."""
 
-    def __init__(self, key: AttemptKey, tree: Tree, adapter: TripletAdapter) -> None:
+    def __init__(
+        self, key: AttemptKey, tree: Tree, adapter: TripletAdapter, repeated: Iterable[Span]
+    ) -> None:
         self._key = key
         self._tree = tree
         self._adapter = adapter
         self._dropped: list[Dropped] = []
+        self._failed: list[int] = []
+        self._repeated = tuple(repeated)
+        for span in self._repeated:
+            if is_call(span):
+                self._drop(span, "call", REPEATED)
+            if read_reward(span) is not None:
+                self._drop(span, "reward", REPEATED)
+            if marks.is_mark(span):
+                self._drop(span, "mark", REPEATED)
 
     def adapt(self) -> Adaptation:
         tree, adapter = self._tree, self._adapter
@@ -218,29 +234,38 @@ class _Attempt:
             self._merge(each, calls)
         actions = self._actions({call.agent for call in calls.values()})
         steps = dict(sorted({**calls, **actions}.items()))
-        rewards = self._rewards()
+        talks = {position: conversations.read(call) for position, call in steps.items()}
         others = {i: kept for i, kept in stand_in.items() if i != kept and kept in calls}
+        told = [] if tree.is_counted else branches.told_by_messages(tree, steps, talks)
+        if told:
+            moved = self._reorder(told)
+            tree = self._tree
+            steps = dict(sorted((moved[i], call) for i, call in steps.items()))
+            talks = {moved[i]: talk for i, talk in talks.items()}
+            others = {moved[i]: moved[kept] for i, kept in others.items()}
+        rewards = self._rewards()
         placement = credit.place(tree, steps, others, rewards, adapter.credit)
         for reward, reason in placement.unplaced:
             self._drop(reward.span, "reward", reason)
+        parts = trajectories.Steps(steps, talks, placement.rewards, self._failed)
         found = trajectories.assemble(
             self._key,
             tree,
-            steps,
-            placement.rewards,
+            parts,
             values=self._composed(placement, steps),
             gamma=adapter.gamma if adapter.credit == "discounted" else None,
         )
         distinct = {id(step): step for path in found for step in path.transitions}.values()
         report = Report(
             spans=len(tree.spans),
-            calls=len(positions) + len(actions),
+            calls=len(positions) + len(actions) + sum(map(is_call, self._repeated)),
             transitions=len(distinct),
             exact=sum(step.capture == "exact" for step in distinct),
             rewards=len(placement.placed) + sum(each.noun == "reward" for each in self._dropped),
             rewards_placed=len(placement.placed),
             rewarded=sum(step.reward is not None for step in distinct),
             dropped=tuple(self._dropped),
+            repairs=self._repairs(),
         )
         return Adaptation(
             found, report, _credited(placement, rewards, steps), self._outcomes(placement, steps)
@@ -283,11 +308,27 @@ class _Attempt:
             self._drop(span, "call", reason)
         for position, _ in self._rewards():
             self._drop(spans[position], "reward", reason)
-        rewards = sum(each.noun == "reward" for each in self._dropped)
-        dropped = tuple(self._dropped)
-        return Adaptation(
-            [], Report(spans=len(spans), calls=len(calls), rewards=rewards, dropped=dropped)
+        report = Report(
+            spans=len(spans),
+            calls=len(calls) + sum(map(is_call, self._repeated)),
+            rewards=sum(each.noun == "reward" for each in self._dropped),
+            dropped=tuple(self._dropped),
+            repairs=self._repairs(),
         )
+        return Adaptation([], report)
+
+    def _repairs(self) -> tuple[Repair, ...]:
+        others = (Repair(span.span_id, span.trace_id, REPEATED) for span in self._repeated)
+        return (*self._tree.repairs, *others)
+
+    def _reorder(self, told: Iterable[tuple[int, int]]) -> list[int]:
+        """Build the tree anew, knowing of calls that ended before others; the new positions."""
+        spans = self._tree.spans
+        self._tree = build(spans, [(spans[one], spans[other]) for one, other in told])
+        places = {id(span): position for position, span in enumerate(self._tree.spans)}
+        moved = [places[id(span)] for span in spans]
+        self._failed = [moved[position] for position in self._failed]
+        return moved
 
     def _drop(
         self, span: Span, noun: Literal["call", "reward", "mark", "composition"], reason: str
@@ -304,6 +345,8 @@ class _Attempt:
                 found[position] = call
             else:
                 self._drop(span, "call", call)
+                if is_failure(call):
+                    self._failed.append(position)
         return found
 
     def _merge(self, order: list[int], calls: dict[int, Call]) -> None:
@@ -324,6 +367,8 @@ class _Attempt:
             calls[place] = call
         else:
             self._drop(tree.spans[order[0]], "call", call)
+            if is_failure(call):
+                self._failed.append(place)
 
     def _actions(self, callers: set[str]) -> dict[int, Call]:
         """Actions marked by hand, read as calls, by position; agents with calls have none."""
