@@ -238,6 +238,7 @@ def _made(key: AttemptKey, walk: _Walk) -> Straight:
                     calls[step],
                     calls[step + 1] if step < last else None,
                     step=step,
+                    done=step == last,
                     reward=next(iter(named.values()), None),
                     rewards=named,
                     is_shared=False,

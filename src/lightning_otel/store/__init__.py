@@ -10,14 +10,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lightning_otel import config
-from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
+from lightning_otel.adapter.composition import primary
 from lightning_otel.adapter.selection import Matcher, Selection, Wanted
 from lightning_otel.errors import ConfigError, StoreDamagedError, StoreError
 from lightning_otel.store.lake import EXAMPLE
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.transitions import NARROW_COLUMNS, TRANSITION_COLUMNS, transition_row
-from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
+from lightning_otel.types import (
+    Compose,
+    Conversation,
+    Credit,
+    CreditRule,
+    Estimator,
+    Report,
+    Span,
+    Trajectory,
+    Transition,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -143,8 +154,10 @@ class Store:
     def trajectories(
         self,
         *,
-        credit: Credit = "next",
+        credit: Credit | CreditRule = "next",
         gamma: float = 0.99,
+        compose: Compose = primary,
+        advantage: Advantage | Estimator | None = None,
         is_call: Matcher | None = None,
         is_reward: Matcher | None = None,
         adapter: "Adapter | str | None" = None,
@@ -159,6 +172,8 @@ class Store:
         Args:
             credit: As :meth:`transitions` takes it, like all the others.
             gamma: Likewise.
+            compose: Likewise.
+            advantage: Likewise.
             is_call: Likewise.
             is_reward: Likewise.
             adapter: Likewise.
@@ -167,7 +182,7 @@ class Store:
         """
         from lightning_otel.store.plugins import adapter_of
 
-        ours = TripletAdapter(credit, gamma, is_call=is_call, is_reward=is_reward)
+        ours = TripletAdapter(credit, gamma, compose, advantage, is_call, is_reward)
         made = adapter_of(adapter, ours)
         selection = Selection.of(wanted)
         for found in self._adapt(made, selection, include_incomplete=include_incomplete):
@@ -178,8 +193,10 @@ class Store:
     def transitions(
         self,
         *,
-        credit: Credit = "next",
+        credit: Credit | CreditRule = "next",
         gamma: float = 0.99,
+        compose: Compose = primary,
+        advantage: Advantage | Estimator | None = None,
         is_call: Matcher | None = None,
         is_reward: Matcher | None = None,
         adapter: "Adapter | str | None" = None,
@@ -194,6 +211,9 @@ class Store:
         Args:
             credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
             gamma: Discount per step under ``discounted``.
+            compose: Makes the reward of several named ones, such as a :class:`Composition`.
+            advantage: ``grpo``, ``rloo`` or ``dr_grpo``, or an :class:`Advantage`: each rollout is
+                compared with all others of its task, in a pass of its own over the spans.
             is_call: Says of a span whether it is a call of a model; None leaves that to the rules.
             is_reward: Likewise whether it is a reward.
             adapter: Another adapter than :class:`TripletAdapter`: an object with ``adapt(spans)``,
@@ -214,7 +234,7 @@ class Store:
         from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Transitions, query_of
 
-        ours = TripletAdapter(credit, gamma, is_call=is_call, is_reward=is_reward)
+        ours = TripletAdapter(credit, gamma, compose, advantage, is_call, is_reward)
         made = adapter_of(adapter, ours)
         selection = Selection.of(wanted)
         columns = TRANSITION_COLUMNS if bodies else NARROW_COLUMNS
@@ -235,11 +255,55 @@ class Store:
         table = Transitions(query, lambda: (step for step, _ in steps()), "transitions")
         return table
 
+    def messages(
+        self,
+        *,
+        agents: str | None = None,
+        credit: Credit | CreditRule = "next",
+        gamma: float = 0.99,
+        compose: Compose = primary,
+        rollout_id: str | None = None,
+        include_incomplete: bool = False,
+    ) -> "Table[Conversation]":
+        """Conversations of chat messages with their tools and rewards, one row each.
+
+        For supervised training and the search for prompts: a trajectory is one row, and every
+        answer of it stands once; where its history was cut or begun anew, it is several.
+
+        Args:
+            agents: Only agents whose name matches this glob.
+            credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
+            gamma: Discount per step under ``discounted``.
+            compose: Makes the reward of several named ones; by default the primary one is it.
+            rollout_id: Only this rollout's.
+            include_incomplete: Also what rollouts did that broke off, as their process died.
+        """
+        from lightning_otel.store.messages import MESSAGE_COLUMNS, chosen, message_row
+        from lightning_otel.store.source import new_connection
+        from lightning_otel.store.table import Query, Table, query_of
+
+        def rows() -> Iterator[Conversation]:
+            paths = self.trajectories(
+                credit=credit,
+                gamma=gamma,
+                compose=compose,
+                rollout_id=rollout_id,
+                include_incomplete=include_incomplete,
+            )
+            return chosen(paths, agents)
+
+        def query() -> Query:
+            return query_of(new_connection(), map(message_row, rows()), MESSAGE_COLUMNS)
+
+        return Table(query, rows, "conversations")
+
     def report(
         self,
         *,
-        credit: Credit = "next",
+        credit: Credit | CreditRule = "next",
         gamma: float = 0.99,
+        compose: Compose = primary,
+        advantage: Advantage | Estimator | None = None,
         is_call: Matcher | None = None,
         is_reward: Matcher | None = None,
         adapter: "Adapter | str | None" = None,
@@ -254,6 +318,8 @@ class Store:
         Args:
             credit: As :meth:`transitions` takes it, like all the others.
             gamma: Likewise.
+            compose: Likewise.
+            advantage: Likewise.
             is_call: Likewise.
             is_reward: Likewise.
             adapter: Likewise.
@@ -262,7 +328,7 @@ class Store:
         """
         from lightning_otel.store.plugins import adapter_of
 
-        ours = TripletAdapter(credit, gamma, is_call=is_call, is_reward=is_reward)
+        ours = TripletAdapter(credit, gamma, compose, advantage, is_call, is_reward)
         made = adapter_of(adapter, ours)
         found = self._parts(
             made, Selection.of(wanted), include_incomplete=include_incomplete, bodies=False
@@ -508,8 +574,17 @@ class Store:
 
         self._settle_if_worthwhile()
         out = frozenset() if include_incomplete else incomplete(self.source)
+
+        told: dict[str, Any] = {}
+        if isinstance(adapter, TripletAdapter) and adapter.advantage is not None:
+            # A rollout is compared with those that are not asked for, too.
+            every = (
+                adapter.outcomes(wanted.spans(spans), incomplete=out)
+                for spans in batches(self.source)
+            )
+            told["estimates"] = adapter.estimate(outcome for each in every for outcome in each)
         return (
-            adapter.explain(wanted.spans(spans), incomplete=out)
+            adapter.explain(wanted.spans(spans), incomplete=out, **told)
             for spans in batches(self.source, wanted)
         )
 
