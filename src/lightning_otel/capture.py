@@ -38,7 +38,9 @@ _SUPPRESS_KEY = "suppress_instrumentation"
 instrumentors silences another, and these are not for us: what is recorded twice is joined later."""
 _MESSAGE_LIMIT = 8192
 _NO_BODY: Mapping[str, str] = {}
-_NUMBERS = frozenset({c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS})
+_NUMBERS = frozenset(
+    {c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS, c.LOGPROB_TOKEN_IDS}
+)
 """Content that holds no words: base64 can look like a secret by chance, and must not be changed."""
 
 _body: ContextVar[Mapping[str, str]] = ContextVar("lightning-otel-body", default=_NO_BODY)
