@@ -13,9 +13,9 @@ from lightning_otel import conventions as c
 Message: TypeAlias = Mapping[str, Any]
 """One chat message as the GenAI conventions write it: ``{"role": …, "parts": [{"type": …}]}``."""
 
-CaptureLevel: TypeAlias = Literal["exact", "retokenized", "text"]
+CaptureLevel: TypeAlias = Literal["exact", "text"]
 """``exact``: the server's own token ids for prompt and response, which passed every check;
-``retokenized``: ids made of the messages by the user's own choice; ``text``: messages only."""
+``text``: messages only."""
 
 RowCause: TypeAlias = Literal["start", "drift", "shared", "model", "logprobs", "capture", "gap"]
 """Why a training row of its own begins where it does: the trajectory starts; the prompt does not
@@ -169,8 +169,7 @@ class Transition:
         prompt_ids: Token ids the model was given, [P]; empty if the server did not say.
         response_ids: Token ids the model sampled, [R]; empty likewise.
         logprobs: Log-probability of each sampled token, [R]; empty likewise.
-        capture: ``exact`` with the server's token ids, ``retokenized`` with ids made of the
-            messages by choice, else ``text``.
+        capture: ``exact`` with the server's token ids, else ``text``.
         resource_version: Version of the prompt, model or weights that acted; None if not stamped.
         resources: Version of each resource that acted, by name, where they were named.
         sampling: What was asked of the sampler, such as ``temperature`` and ``top_p``; empty where
