@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import pickle
 import threading
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.instrumentors.openai.test_surfaces import (
     sent,
 )
 
-from lightning_otel import Store, auto_trace, carried, context
+from lightning_otel import Store, auto_trace, capture, carried, context
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.openai import OpenAIInstrumentor, asking
@@ -300,11 +301,22 @@ def test_option_holds_where_it_was_named(store: Store, server: DemoServer) -> No
                     thread.join()
                 with context(enable_retokenization_fix=False):
                     ask(client)
-                later = carried(lambda: ask(client))
-            later()
+                later = carried(ask)
+            later(client)
         ask(client)
 
     assert asks(server) == [False, True, True, False, True, False]
+
+
+def test_option_goes_along_to_other_processes(store: Store) -> None:
+    """A carried function that is pickled asks for ids where it is run as where it came from."""
+    with asked_in(store):
+        asking_one = pickle.dumps(carried(capture.asks_for_ids))
+    with auto_trace(store=store):
+        other = pickle.dumps(carried(capture.asks_for_ids))
+
+    assert pickle.loads(asking_one)() is True
+    assert pickle.loads(other)() is False
 
 
 @pytest.mark.parametrize(
