@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.tokens import decode_ids, decode_logprobs
+from lightning_otel.adapter.tokens import decode_ids, decode_logprobs, has_negative
 from lightning_otel.types import Span, Transition
 
 NO_IDS: Final = "no token ids: the server gave none"
@@ -87,7 +87,7 @@ def read_tokens(attributes: Mapping[str, Any]) -> Tokens:
     response = _first_ids(attributes.get(c.RESPONSE_TOKEN_IDS))
     if prompt is None or response is None:
         return Tokens(inexact=DAMAGED_IDS)
-    if min(prompt, default=0) < 0 or min(response, default=0) < 0:
+    if has_negative(prompt) or has_negative(response):
         return Tokens(inexact=NEGATIVE_IDS)
     logprobs = _first_logprobs(attributes.get(c.RESPONSE_LOGPROBS))
     if not len(response):
