@@ -160,6 +160,9 @@ def test_logprob_mode_is_the_spans_or_its_processes(
         ({c.REQUEST_CHOICES: 4}, [exactness.CHOICES]),
         ({c.FINISH_REASONS: ["length"]}, [exactness.LENGTH]),
         ({c.RESPONSE_LOGPROBS: ""}, [exactness.NO_LOGPROBS]),
+        ({c.OUTPUT_TOKENS: 3}, []),
+        ({c.OUTPUT_TOKENS: 4}, [exactness.COUNTS]),
+        ({c.OUTPUT_TOKENS: 12, c.REQUEST_CHOICES: 4}, [exactness.CHOICES]),
     ],
     ids=str,
 )

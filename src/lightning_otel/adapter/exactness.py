@@ -13,9 +13,9 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import decode_ids, decode_logprobs, has_negative
 from lightning_otel.types import Span, Transition
 
-NO_IDS: Final = "no token ids: the server gave none"
-NO_PROMPT_IDS: Final = "no token ids of the prompt: the server gave only the response's"
-NO_RESPONSE_IDS: Final = "no token ids of the response: the server gave only the prompt's"
+NO_IDS: Final = "no token ids: none were recorded"
+NO_PROMPT_IDS: Final = "no token ids of the prompt: only the response's were recorded"
+NO_RESPONSE_IDS: Final = "no token ids of the response: only the prompt's were recorded"
 DAMAGED_IDS: Final = "token ids damaged: they are not packed numbers"
 NEGATIVE_IDS: Final = "token ids damaged: one is negative"
 DAMAGED_LOGPROBS: Final = "logprobs damaged: they are not packed numbers"
@@ -30,6 +30,7 @@ NO_LOGPROBS: Final = "no logprobs: the server gave token ids alone"
 TRUNCATED: Final = "truncating sampling: top_p, top_k or min_p left tokens out"
 PENALISED: Final = "penalised sampling: a penalty moved the probabilities"
 MODE_UNKNOWN: Final = "temperature other than 1: not known whether logprobs are raw or processed"
+COUNTS: Final = "tokens counted otherwise: the server's usage is not as many as it gave ids of"
 CHOICES: Final = "several choices: only the first one's tokens are kept"
 
 _ROUNDING: Final = 1e-6
@@ -169,6 +170,10 @@ def notes_of(step: Transition) -> list[str]:
     if not len(step.logprobs):
         notes.append(NO_LOGPROBS)
     sampling = step.sampling
+    is_one = sampling.get("n", 1) == 1
+    # A stream that loses tokens on the way is found by this where there are no logprobs.
+    if is_one and step.output_tokens not in (None, len(step.response_ids)):
+        notes.append(COUNTS)
     if not sampling:
         return notes
     moved = {name for name, usual in _NEUTRAL.items() if sampling.get(name, usual[0]) not in usual}
@@ -179,7 +184,7 @@ def notes_of(step: Transition) -> list[str]:
     is_warmed = len(step.logprobs) and sampling.get("temperature", 1) != 1
     if is_warmed and "logprobs_mode" not in sampling:
         notes.append(MODE_UNKNOWN)
-    if sampling.get("n", 1) != 1:
+    if not is_one:
         notes.append(CHOICES)
     return notes
 

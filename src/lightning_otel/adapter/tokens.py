@@ -49,7 +49,7 @@ def decode_ids(text: str) -> list[Sequence[int]]:
 def has_negative(ids: Sequence[int]) -> bool:
     """Whether one of the ids is below zero, which none of any vocabulary is.
 
-    Told by the sign bits: looking at each number costs as much as all else that is done with a call.
+    Told by the sign bits: looking at each number costs as much as all else done with a call.
     """
     if isinstance(ids, array):
         signs = ids.tobytes()[0 if _IS_BIG_ENDIAN else ids.itemsize - 1 :: ids.itemsize]
