@@ -131,8 +131,7 @@ def test_asked_async_surface_gives_the_program_what_it_would_have_got(
     assert (exchange.sent != wanted.sent) is is_known
 
 
-@pytest.mark.parametrize("status", [400, 422])
-@pytest.mark.parametrize("name", UNASKED)
+@pytest.mark.parametrize(("name", "status"), [*((name, 400) for name in UNASKED), ("chat", 422)])
 def test_refused_surface_is_sent_as_the_agent_wrote_it(
     name: str, status: int, store: Store, server: DemoServer
 ) -> None:
