@@ -157,7 +157,7 @@ def test_named_ids_are_all_or_none(tokens: list[object], ids: list[int]) -> None
 
 
 def test_prompt_ids_stand_at_the_top_or_on_a_choice() -> None:
-    """vLLM's chat answers have them at the top, SGLang's and legacy ones on each choice."""
+    """Chat answers of vLLM have them at the top, SGLang's and legacy ones on each choice."""
     assert fields.prompt_ids_of({"prompt_token_ids": [1]}, [{"prompt_token_ids": [2]}]) == [1]
     assert fields.prompt_ids_of({}, [{}, {"prompt_token_ids": [2]}]) == [2]
     assert fields.prompt_ids_of({"prompt_token_ids": None}, [{}]) is None
