@@ -181,6 +181,16 @@ def test_notes_of_sampling_need_tokens() -> None:
     assert exactness.notes_of(found) == [exactness.LENGTH]
 
 
+def test_notes_of_a_step_without_its_tokens_are_those_of_the_tokens() -> None:
+    """Where tokens are read and not kept, they are noted of all the same."""
+    attributes = {**sampled(-1.0, -1.0, -1.0), c.OUTPUT_TOKENS: 3}
+    bare = replace(transition(attributes), prompt_ids=(), response_ids=(), logprobs=())
+    tokens = exactness.read_tokens(attributes)
+
+    assert exactness.notes_of(bare, tokens) == []
+    assert exactness.tally([bare], [tokens]) == (1, {}, {})
+
+
 def test_the_report_counts_reasons_and_notes() -> None:
     """Transitions are the exact ones and those with a reason, over all parts."""
     forest = Forest()

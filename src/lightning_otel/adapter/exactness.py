@@ -7,11 +7,12 @@ unlike what a trainer assumes, such as truncating sampling, is a note, and costs
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import decode_ids, decode_logprobs, has_negative
-from lightning_otel.types import Span, Transition
+from lightning_otel.types import Transition
 
 NO_IDS: Final = "no token ids: none were recorded"
 NO_PROMPT_IDS: Final = "no token ids of the prompt: only the response's were recorded"
@@ -139,18 +140,20 @@ def _first_logprobs(packed: object) -> Sequence[float] | None:
         return None
 
 
-def sampling_of(span: Span) -> dict[str, Any]:
+def sampling_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked of the sampler, and in which mode logprobs were told, by its usual name.
 
-    The mode is the span's, else its process's: no server says it, but whoever runs one knows it.
+    Args:
+        attributes: A call's.
+        otel_resource: That of its process, which may say the mode: no server does, but whoever runs
+            one knows it.
     """
-    attributes = span.attributes
     found: dict[str, Any] = {
         name: value
         for key, name in _SAMPLING
         if key in attributes and _is_number(value := attributes[key])
     }
-    mode = attributes.get(c.LOGPROBS_MODE, span.otel_resource.get(c.LOGPROBS_MODE))
+    mode = attributes.get(c.LOGPROBS_MODE, otel_resource.get(c.LOGPROBS_MODE))
     if mode in _MODES:
         found["logprobs_mode"] = mode
     return found
@@ -162,17 +165,23 @@ def _is_number(value: object) -> bool:
     return type(value) is int
 
 
-def notes_of(step: Transition) -> list[str]:
-    """What a trainer should know of a sound transition: each of the notes that holds of it."""
+def notes_of(step: Transition, tokens: Tokens | Transition | None = None) -> list[str]:
+    """What a trainer should know of a sound transition: each of the notes that holds of it.
+
+    Args:
+        step: The transition.
+        tokens: Its tokens, if it does not hold them itself.
+    """
+    held = step if tokens is None else tokens
     notes = [LENGTH] if step.finish_reason == "length" else []
     if step.capture != "exact":
         return notes
-    if not len(step.logprobs):
+    if not len(held.logprobs):
         notes.append(NO_LOGPROBS)
     sampling = step.sampling
     is_one = sampling.get("n", 1) == 1
     # A stream that loses tokens on the way is found by this where there are no logprobs.
-    if is_one and step.output_tokens not in (None, len(step.response_ids)):
+    if is_one and step.output_tokens not in (None, len(held.response_ids)):
         notes.append(COUNTS)
     if not sampling:
         return notes
@@ -181,7 +190,7 @@ def notes_of(step: Transition) -> list[str]:
         notes.append(TRUNCATED)
     if moved & {"frequency_penalty", "presence_penalty", "repetition_penalty"}:
         notes.append(PENALISED)
-    is_warmed = len(step.logprobs) and sampling.get("temperature", 1) != 1
+    is_warmed = len(held.logprobs) and sampling.get("temperature", 1) != 1
     if is_warmed and "logprobs_mode" not in sampling:
         notes.append(MODE_UNKNOWN)
     if not is_one:
@@ -203,15 +212,21 @@ class Tally(NamedTuple):
     notes: dict[str, int]
 
 
-def tally(steps: Iterable[Transition]) -> Tally:
-    """How many transitions are exact, why the others are not, and what is noted of them."""
+def tally(steps: Iterable[Transition], tokens: Iterable[Tokens] | None = None) -> Tally:
+    """How many transitions are exact, why the others are not, and what is noted of them.
+
+    Args:
+        steps: The transitions.
+        tokens: Each one's tokens, if they do not hold them themselves.
+    """
     inexact: Counter[str] = Counter()
     notes: Counter[str] = Counter()
     exact = 0
-    for step in steps:
+    pairs = zip(steps, repeat(None) if tokens is None else tokens, strict=False)
+    for step, held in pairs:
         if step.capture == "exact":
             exact += 1
         else:
             inexact[step.inexact or NO_IDS] += 1
-        notes.update(notes_of(step))
+        notes.update(notes_of(step, held))
     return Tally(exact, dict(inexact.most_common()), dict(notes.most_common()))
