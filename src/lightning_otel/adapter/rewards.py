@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.attributes import number, text
+from lightning_otel.adapter.attributes import number, shown, text
 from lightning_otel.types import Reward, Span
 
 NOT_A_NUMBER = "the reward's value is not a number"
@@ -51,6 +51,7 @@ def read_links(attributes: Mapping[str, Any]) -> dict[str, str]:
     links: dict[str, str] = {}
     index = 0
     while (key := attributes.get(f"{c.LINK_PREFIX}.{index}.key_match")) is not None:
-        links.setdefault(str(key), str(attributes.get(f"{c.LINK_PREFIX}.{index}.value_match", "")))
+        value = attributes.get(f"{c.LINK_PREFIX}.{index}.value_match", "")
+        links.setdefault(shown(key), shown(value))
         index += 1
     return links
