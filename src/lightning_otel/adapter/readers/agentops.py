@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.messages import message, tool_call_part
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import loaded
@@ -34,7 +35,7 @@ _OPERATIONS: Final = {
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What agents and tools are, and their names."""
-    operation, key = _OPERATIONS.get(str(attributes.get(_KIND)), (None, ""))
+    operation, key = _OPERATIONS.get(text(attributes, _KIND) or "", (None, ""))
     if operation is None or _CALL_TYPE in attributes:
         return {}
     named = attributes.get(_NAME)
