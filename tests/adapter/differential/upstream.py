@@ -17,7 +17,7 @@ import pytest
 
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.receivers import Rejected, documents
-from lightning_otel.types import Message, Span, Transition
+from lightning_otel.types import Credit, Message, Span, Transition
 
 _LOOSE = ("agentlightning", "agentlightning.store", "agentlightning.tracer")
 """Packages whose ``__init__`` imports what no adapter needs."""
@@ -39,7 +39,7 @@ if not os.environ.get("LIGHTNING_TEST_WHOLE"):
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from agentlightning.adapter.messages import TraceToMessages
-    from agentlightning.adapter.triplet import TracerTraceToTriplet
+    from agentlightning.adapter.triplet import RewardMatchPolicy, TracerTraceToTriplet
     from agentlightning.emitter.reward import find_final_reward
     from agentlightning.types import OtelResource, TraceStatus
     from agentlightning.types import Span as TheirSpan
@@ -93,8 +93,9 @@ def their_span(fact: Mapping[str, Any]) -> TheirSpan:
     )
 
 
-def theirs(facts: Iterable[Mapping[str, Any]]) -> list[Step]:
+def theirs(facts: Iterable[Mapping[str, Any]], policy: str = "first_occurrence") -> list[Step]:
     """What their adapter makes of the facts, in its order."""
+    adapter = TracerTraceToTriplet(reward_match=RewardMatchPolicy(policy))
     return [
         Step(
             agent="" if triplet.metadata["agent_name"] == "*" else triplet.metadata["agent_name"],
@@ -112,7 +113,7 @@ def theirs(facts: Iterable[Mapping[str, Any]]) -> list[Step]:
             reward=triplet.reward,
             response_id=triplet.metadata["response_id"],
         )
-        for triplet in TracerTraceToTriplet().adapt([their_span(fact) for fact in facts])
+        for triplet in adapter.adapt([their_span(fact) for fact in facts])
     ]
 
 
@@ -122,14 +123,14 @@ def _their_calls(row: Mapping[str, Any]) -> str:
     )
 
 
-def ours(facts: Iterable[Mapping[str, Any]]) -> Adaptation:
+def ours(facts: Iterable[Mapping[str, Any]], rule: Credit = "next") -> Adaptation:
     """What our adapter makes of the same spans, read from their JSON as ``import`` reads it."""
     text = "[" + ",".join(their_span(fact).model_dump_json() for fact in facts) + "]"
     spans: list[Span] = []
     for found in documents.spans_in(text.encode()):
         assert not isinstance(found, Rejected), found
         spans.append(found)
-    return TripletAdapter().explain(spans)
+    return TripletAdapter(rule).explain(spans)
 
 
 def steps(found: Adaptation) -> list[Step]:
