@@ -28,7 +28,7 @@ from lightning_otel.types import Credit, Report, Span, Transition
 EXAMPLES = int(os.environ.get("LIGHTNING_TEST_EXAMPLES", "60"))
 tried = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 tried_on_disk = settings(
-    max_examples=max(3, EXAMPLES // 12), deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=max(3, EXAMPLES // 20), deadline=None, suppress_health_check=list(HealthCheck)
 )
 rules = st.sampled_from(["next", "last", "sibling", "discounted"])
 anything = st.one_of(programs, programs, forests)
