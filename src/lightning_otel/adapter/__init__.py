@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import credit, duplicates, marks, readers, trajectories
-from lightning_otel.adapter.attempts import REPEATED, AttemptKey, group
+from lightning_otel.adapter.attempts import AttemptKey, group
 from lightning_otel.adapter.calls import (
     CUT,
     INCOMPLETE,
@@ -92,8 +92,7 @@ class TripletAdapter:
             spans: As :meth:`adapt` takes them.
             incomplete: Rollout and attempt ids of attempts that are only counted: they broke off.
         """
-        repeated: list[Span] = []
-        attempts = group(readers.read(map(span_of, spans)), repeated)
+        attempts = group(readers.read(map(span_of, spans)))
         found = [
             each.leave_out(INCOMPLETE_ROLLOUT) if key in incomplete else each.adapt()
             for key, own in attempts.items()
@@ -102,26 +101,8 @@ class TripletAdapter:
         rollouts = Report(rollouts=len({key.rollout_id for key in attempts}))
         return Adaptation(
             [trajectory for each in found for trajectory in each.trajectories],
-            Report.total([rollouts, *(each.report for each in found), _left_out(repeated)]),
+            Report.total([rollouts, *(each.report for each in found)]),
         )
-
-
-def _left_out(repeated: Iterable[Span]) -> Report:
-    """The reason for every call, reward and mark whose ids are those of another span."""
-    dropped: list[Dropped] = []
-    for span in repeated:
-        nouns: dict[Literal["call", "reward", "mark"], bool] = {
-            "call": is_call(span),
-            "reward": read_reward(span) is not None,
-            "mark": marks.is_mark(span),
-        }
-        found = (noun for noun, holds in nouns.items() if holds)
-        dropped += [Dropped(span.span_id, span.trace_id, noun, REPEATED) for noun in found]
-    return Report(
-        calls=sum(each.noun == "call" for each in dropped),
-        rewards=sum(each.noun == "reward" for each in dropped),
-        dropped=tuple(dropped),
-    )
 
 
 class _Attempt:

@@ -24,23 +24,11 @@ class AttemptKey(NamedTuple):
     attempt_id: str
 
 
-REPEATED: Final = "repeated id: another span, which is kept, has the same ids"
-_SAME_NS: Final = 1000
-"""Nanoseconds between the times that two sources tell of one span, some in seconds as floats."""
-
-
-def group(
-    spans: Iterable[Span], repeated: list[Span] | None = None
-) -> dict[AttemptKey, list[Span]]:
-    """The spans of each attempt, each span once, attempts in order of their start.
-
-    Args:
-        spans: Spans of any number of attempts.
-        repeated: Is given the spans that are left out because another one has their ids.
-    """
+def group(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
+    """The spans of each attempt, each span once, attempts in order of their start."""
     groups: dict[AttemptKey, list[Span]] = {}
     apart: list[Span] = []
-    for span in _unique(spans, repeated):
+    for span in _unique(spans):
         if _may_move(span):
             apart.append(span)
         else:
@@ -53,38 +41,14 @@ def group(
     return {key: groups[key] for key in sorted(groups, key=lambda key: (begun[key], key))}
 
 
-def _unique(spans: Iterable[Span], repeated: list[Span] | None) -> Iterable[Span]:
+def _unique(spans: Iterable[Span]) -> Iterable[Span]:
     """Of spans with equal ids an ended one, then the earliest, then the first given."""
     found: dict[tuple[str, str], Span] = {}
-    again: dict[tuple[str, str], list[Span]] = {}
     for span in spans:
-        ids = span.trace_id, span.span_id
-        held = found.setdefault(ids, span)
-        if held is not span:
-            again.setdefault(ids, [held]).append(span)
-    for ids, same in again.items():
-        kept, *others = sorted(same, key=_precedence)
-        found[ids] = kept
-        if repeated is not None:
-            repeated += _other_than(kept, others)
+        held = found.setdefault((span.trace_id, span.span_id), span)
+        if held is not span and _precedence(span) < _precedence(held):
+            found[span.trace_id, span.span_id] = span
     return found.values()
-
-
-def _other_than(kept: Span, spans: Iterable[Span]) -> list[Span]:
-    """The spans that are not the kept one told once more, each once."""
-    found: list[Span] = []
-    for span in spans:
-        if span.end_ns is not None and not any(_are_one(span, each) for each in (kept, *found)):
-            found.append(span)
-    return found
-
-
-def _are_one(span: Span, other: Span) -> bool:
-    return (
-        span.name == other.name
-        and abs(span.start_ns - other.start_ns) <= _SAME_NS
-        and abs((span.end_ns or 0) - (other.end_ns or 0)) <= _SAME_NS
-    )
 
 
 def _precedence(span: Span) -> tuple[bool, int, str, int]:
