@@ -17,7 +17,6 @@ from tests.adapter.forests import ODD
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter, calls, rewards
-from lightning_otel.adapter.attempts import REPEATED
 from lightning_otel.cli.export import parsed
 from lightning_otel.store.writer import writer_if_any
 from lightning_otel.types import Credit, Dropped, Report, Span, Transition
@@ -250,9 +249,10 @@ def test_a_message_of_10_megabytes(tmp_path: Path) -> None:
 # --- ids -----------------------------------------------------------------------------------------
 
 
-def test_spans_of_zero_ids_are_one_and_the_others_have_a_reason(tmp_path: Path) -> None:
-    """Of spans that share their ids the earliest is kept; the others are named or counted."""
-    spans = [
+def test_a_store_counts_spans_with_the_ids_of_others(tmp_path: Path) -> None:
+    """Of spans that share their ids one is stored, and the others are rejected with a reason."""
+    store = Store(tmp_path / "traces.duckdb")
+    store.add(
         Span(
             "0" * 32,
             "0" * 16,
@@ -263,18 +263,11 @@ def test_spans_of_zero_ids_are_one_and_the_others_have_a_reason(tmp_path: Path) 
             attributes=call_attributes("go on", f"answer {number}"),
         )
         for number in range(3)
-    ]
-
-    found = TripletAdapter().explain(spans)
-    store = Store(tmp_path / "traces.duckdb")
-    store.add(spans)
+    )
     store.writer().seal()
 
     assert store.report().transitions == 1
     assert store.accounting().rejected == {"conflict": 2}
-    assert found.report.spans == 1
-    assert (found.report.calls, found.report.transitions) == (3, 1)
-    assert found.report.dropped == (Dropped("0" * 16, "0" * 32, "call", REPEATED),) * 2
 
 
 def test_a_span_given_twice_is_no_other_span() -> None:
@@ -290,19 +283,6 @@ def test_a_span_given_twice_is_no_other_span() -> None:
 
     assert found == TripletAdapter().explain(scene.spans)
     assert found.report.dropped == ()
-
-
-def test_a_reward_with_the_ids_of_another_is_reported() -> None:
-    """Two different rewards that share an id: one is placed, the other has a reason."""
-    scene = Scene("again")
-    scene.call("a")
-    scene.reward("r", 0.25)
-    scene.reward("r", 0.75)
-
-    found = TripletAdapter().explain(scene.spans)
-
-    assert (found.report.rewards, found.report.rewards_placed) == (2, 1)
-    assert found.report.dropped == (Dropped("again:r", "again/", "reward", REPEATED),)
 
 
 # --- attributes of any type ----------------------------------------------------------------------

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 Attributes = Mapping[str, Any]
-_INT64: Final = range(-(1 << 63), 1 << 63)
 
 
 def text(attributes: Attributes, key: str) -> str | None:
@@ -28,7 +27,7 @@ def shown(value: object) -> str:
 def integer(attributes: Attributes, key: str) -> int | None:
     """The attribute if it is a whole number of 64 bits, which is what tables take."""
     value = attributes.get(key)
-    return value if type(value) is int and value in _INT64 else None
+    return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None
 
 
 def number(value: object) -> float | None:
