@@ -132,7 +132,9 @@ def test_the_order_of_the_spans_changes_nothing(
 def test_spans_given_again_change_nothing(spans: list[Span], rule: Credit) -> None:
     """All of them twice, and once more as they began, are the spans they are."""
     expected = TripletAdapter(rule).explain(spans)
-    begun = [dataclasses.replace(s, end_ns=None, end_sequence=-1) for s in spans]
+    # Without an id of its own a start is no other's.
+    named = [s for s in spans if s.span_id.strip("0")]
+    begun = [dataclasses.replace(s, end_ns=None, end_sequence=-1) for s in named]
 
     assert TripletAdapter(rule).explain([*spans, *begun, *spans]) == expected
 
