@@ -417,9 +417,10 @@ def _reward_linked_to_a_span_that_never_came(scene: Scene) -> Found:
 
 
 @case
-def _reward_linked_to_itself(scene: Scene) -> Found:
+def _reward_linked_to_a_span_without_calls(scene: Scene) -> Found:
     scene.call("a")
-    scene.reward("r", span_id=scene.id("r"))
+    scene.work("w")
+    scene.reward("r", span_id=scene.id("w"))
     return {"a": None}, {"r": credit.UNUSED_TARGET}
 
 
