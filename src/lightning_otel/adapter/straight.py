@@ -16,7 +16,7 @@ import orjson
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter, credit, trajectories
 from lightning_otel.adapter.attempts import AttemptKey
-from lightning_otel.adapter.calls import read_tokens
+from lightning_otel.adapter.exactness import Tokens, read_tokens, tally
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tracking import is_tracked
 from lightning_otel.types import Call, CaptureLevel, Dropped, Report, Span, Transition
@@ -79,14 +79,15 @@ class _Span:
 class _Call:
     """What is read of a call in here."""
 
-    __slots__ = ("agent", "capture", "span")
+    __slots__ = ("agent", "capture", "inexact", "span")
     observation = action = tools = prompt_ids = response_ids = logprobs = ()
     ending = None
 
-    def __init__(self, span: Span, agent: str, capture: CaptureLevel) -> None:
+    def __init__(self, span: Span, agent: str, capture: CaptureLevel, inexact: str) -> None:
         self.span = span
         self.agent = agent
         self.capture = capture
+        self.inexact = inexact
 
 
 @dataclass(slots=True)
@@ -100,6 +101,7 @@ class _Walk:
     latest: dict[str, int] = field(default_factory=dict)
     own: dict[str, list[int]] = field(default_factory=dict)
     calls: dict[int, Call] = field(default_factory=dict)
+    tokens: dict[int, Tokens] = field(default_factory=dict)
     responses: set[object] = field(default_factory=set)
     rewards: dict[int, dict[str, float]] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
@@ -174,7 +176,8 @@ def _follows(walk: _Walk, position: int) -> bool:
     walk.responses.add(response_id)
     own.append(position)
     walk.latest[agent] = walk.latest[_ALL] = position
-    walk.calls[position] = _call(cast(Span, span), agent)
+    walk.tokens[position] = tokens = read_tokens(span.attributes)
+    walk.calls[position] = _call(cast(Span, span), agent, tokens)
     return True
 
 
@@ -214,20 +217,19 @@ def _is_given(walk: _Walk, position: int) -> bool:
 _STEPS: Final = {CALL: _follows, REWARD: _is_given}
 
 
-def _call(span: Span, agent: str) -> Call:
-    is_exact = False
-    if c.RESPONSE_TOKEN_IDS in span.attributes:
-        prompt_ids, response_ids, _ = read_tokens(span)
-        is_exact = bool(len(prompt_ids) and len(response_ids))
-    return cast(Call, _Call(span, agent, "exact" if is_exact else "text"))
+def _call(span: Span, agent: str, tokens: Tokens) -> Call:
+    is_exact = bool(len(tokens.prompt_ids) and len(tokens.response_ids))
+    capture: CaptureLevel = "exact" if is_exact else "text"
+    return cast(Call, _Call(span, agent, capture, tokens.inexact))
 
 
 def _made(key: AttemptKey, walk: _Walk) -> Straight:
     found: list[Transition] = []
-    exact = rewarded = 0
+    rewarded = 0
+    tokens: list[Tokens] = []
     for positions in walk.own.values():
         calls = [walk.calls[position] for position in positions]
-        exact += sum(call.capture == "exact" for call in calls)
+        tokens += [walk.tokens[position] for position in positions]
         last = len(calls) - 1
         for step, position in enumerate(positions):
             named = walk.rewards.get(position, {})
@@ -244,14 +246,17 @@ def _made(key: AttemptKey, walk: _Walk) -> Straight:
                     is_shared=False,
                 )
             )
+    told = tally(found, tokens)
     report = Report(
         spans=len(walk.rows),
         calls=len(found),
         transitions=len(found),
-        exact=exact,
+        exact=told.exact,
         rewards=walk.given,
         rewards_placed=walk.placed,
         rewarded=rewarded,
         dropped=tuple(walk.dropped),
+        inexact=told.inexact,
+        notes=told.notes,
     )
     return Straight(found, report)

@@ -39,6 +39,7 @@ TRANSITION_COLUMNS: Mapping[str, str] = {
     "advantage": "DOUBLE",
     "weight": "DOUBLE",
     "mode": "VARCHAR",
+    "inexact": "VARCHAR",
 }
 
 
