@@ -13,7 +13,7 @@ MAX_RECORD_BYTES: Final = 8 << 20
 """A longer line would abort every reader's query."""
 _CUT_TO: Final = (1 << 20, 1 << 16, 1 << 12, 1 << 8)
 _MAX_RESOURCE: Final = 1 << 16
-_DUMP: Final = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+_DUMP: Final = orjson.OPT_APPEND_NEWLINE
 
 _Text = tuple[dict[str, Any], str, str, str]
 """Where a text stands, under which key, how the note on what was cut calls it, and the text."""

@@ -38,6 +38,8 @@ def plain(value: object) -> Any:
     and decimals their usual text, sets lists, numpy values what they stand for, other objects
     ``<Class>``.
     """
+    if type(value) in (tuple, list) and _is_plain(value):  # as nearly every list on a span is
+        return list(value)
     return _plain(value, (), [_MAX_ITEMS])
 
 
