@@ -12,8 +12,17 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link
 
 
-def identity_of(span: "ReadableSpan") -> Record:
-    """The columns of a span that stay as they are from its start to its end."""
+def identity_of(
+    span: "ReadableSpan", *, process: str, sequence: int, otel_resource: object
+) -> Record:
+    """The columns of a span that stay as they are from its start to its end.
+
+    Args:
+        span: The span.
+        process: Id of this process.
+        sequence: Position of the span's start in the process.
+        otel_resource: Its resource's attributes as JSON.
+    """
     context, parent, scope = span.context, span.parent, span.instrumentation_scope
     return {
         "trace_id": format(context.trace_id, "032x"),
@@ -22,10 +31,13 @@ def identity_of(span: "ReadableSpan") -> Record:
         "kind": getattr(span.kind, "name", "INTERNAL"),
         "start_ns": time_of(span.start_time),
         "scope": text_of(scope.name) if scope is not None else "",
+        "process": process,
+        "sequence": sequence,
+        "otel_resource": otel_resource,
     }
 
 
-def start_record(span: "ReadableSpan", identity: Record, **place: object) -> Record:
+def start_record(span: "ReadableSpan", identity: Record) -> Record:
     """The record of a span that just started.
 
     Written by hand, not by :func:`record_of`: it carries little and is written for every span.
@@ -33,7 +45,6 @@ def start_record(span: "ReadableSpan", identity: Record, **place: object) -> Rec
     Args:
         span: The span.
         identity: As :func:`identity_of` gave it.
-        **place: ``process``, ``sequence`` and ``otel_resource``.
     """
     attributes = _copied(span.attributes)
     get = attributes.get
@@ -50,21 +61,13 @@ def start_record(span: "ReadableSpan", identity: Record, **place: object) -> Rec
         "rollout_id": text_or_none(get(c.ROLLOUT_ID)),
         "attempt_id": text_or_none(get(c.ATTEMPT_ID)),
         "end_sequence": -1,
-        **place,
         "attributes": attributes,
         "events": [],
     }
 
 
 def end_record(
-    span: "ReadableSpan",
-    body: Mapping[str, str],
-    identity: Record,
-    *,
-    process: str,
-    sequence: int,
-    end_sequence: int,
-    otel_resource: object,
+    span: "ReadableSpan", body: Mapping[str, str], identity: Record, end_sequence: int
 ) -> Record:
     """The record of an ended span.
 
@@ -72,17 +75,14 @@ def end_record(
         span: The span.
         body: Content that is kept beside it.
         identity: As :func:`identity_of` gave it.
-        process: Id of this process.
-        sequence: Position of its start in the process.
-        end_sequence: Position of its end.
-        otel_resource: Its resource's attributes as JSON.
+        end_sequence: Position of its end in the process.
     """
     status = span.status
     attributes = _copied(span.attributes)
     if span.dropped_attributes or span.dropped_events or span.dropped_links:
         attributes[c.CUT] = json_of(_dropped_by_sdk(span))
     return record_of(
-        **identity,
+        identity,
         name=span.name,
         end_ns=span.end_time or 0,
         status=status.status_code.name,
@@ -90,9 +90,6 @@ def end_record(
         attributes=attributes,
         events=[_event(event) for event in span.events],
         links=[_link(link) for link in span.links],
-        otel_resource=otel_resource,
-        process=process,
-        sequence=sequence,
         end_sequence=end_sequence,
         body=body,
     )
