@@ -46,7 +46,7 @@ def start_record(span: "ReadableSpan", identity: Record) -> Record:
         span: The span.
         identity: As :func:`identity_of` gave it.
     """
-    attributes = _copied(span.attributes)
+    attributes = copied(span.attributes)
     get = attributes.get
     return {
         "record": "start",
@@ -78,7 +78,7 @@ def end_record(
         end_sequence: Position of its end in the process.
     """
     status = span.status
-    attributes = _copied(span.attributes)
+    attributes = copied(span.attributes)
     if span.dropped_attributes or span.dropped_events or span.dropped_links:
         attributes[c.CUT] = json_of(_dropped_by_sdk(span))
     return record_of(
@@ -99,7 +99,7 @@ def _event(event: "Event") -> Record:
     return {
         "name": text_of(event.name),
         "time_ns": time_of(event.timestamp),
-        "attributes": _copied(event.attributes),
+        "attributes": copied(event.attributes),
     }
 
 
@@ -107,11 +107,12 @@ def _link(link: "Link") -> Record:
     return {
         "trace_id": format(link.context.trace_id, "032x"),
         "span_id": format(link.context.span_id, "016x"),
-        "attributes": _copied(link.attributes),
+        "attributes": copied(link.attributes),
     }
 
 
-def _copied(attributes: Any) -> dict[str, Any]:
+def copied(attributes: Any) -> dict[str, Any]:
+    """The attributes of a span, event or link as a dict of one's own."""
     # Ten times as fast as dict(), which asks the SDK's mapping for one key after the other.
     try:
         found = attributes.copy()
