@@ -139,7 +139,7 @@ def record_of(
     for column, key in _HOT_TEXTS:
         text = get(key)
         # In here, as a call for each would cost as much as all the rest.
-        record[column] = text if type(text) is str else text_or_none(text)
+        record[column] = text if text is None or type(text) is str else text_or_none(text)
     for column in ("rollout_id", "attempt_id"):
         record[column] = record[column] or None
     for column, key in BODY_COLUMNS.items():

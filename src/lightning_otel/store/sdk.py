@@ -1,7 +1,7 @@
 """Spans of the OpenTelemetry SDK as records; only its public attributes are touched."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.store.schema import Record, record_of
@@ -10,6 +10,15 @@ from lightning_otel.store.values import json_of, text_of, text_or_none, time_of
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.trace import Link
+
+_KNOWN_AT_START: Final = (
+    ("operation", c.OPERATION),
+    ("agent", c.AGENT_NAME),
+    ("model", c.REQUEST_MODEL),
+    ("rollout_id", c.ROLLOUT_ID),
+    ("attempt_id", c.ATTEMPT_ID),
+)
+"""Hot columns of a started span, which nearly always are text or absent."""
 
 
 def identity_of(
@@ -47,23 +56,21 @@ def start_record(span: "ReadableSpan", identity: Record) -> Record:
         identity: As :func:`identity_of` gave it.
     """
     attributes = copied(span.attributes)
-    get = attributes.get
-    return {
+    record: Record = {
         "record": "start",
         **identity,
         "name": text_of(span.name),
         "end_ns": None,
         "status": "UNSET",
         "status_message": "",
-        "operation": text_or_none(get(c.OPERATION)),
-        "agent": text_or_none(get(c.AGENT_NAME)),
-        "model": text_or_none(get(c.REQUEST_MODEL)),
-        "rollout_id": text_or_none(get(c.ROLLOUT_ID)),
-        "attempt_id": text_or_none(get(c.ATTEMPT_ID)),
         "end_sequence": -1,
         "attributes": attributes,
         "events": [],
     }
+    for column, key in _KNOWN_AT_START:
+        text = attributes.get(key)
+        record[column] = text if text is None or type(text) is str else text_or_none(text)
+    return record
 
 
 def end_record(

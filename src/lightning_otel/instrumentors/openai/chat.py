@@ -134,7 +134,9 @@ def _answer(choice: Json) -> dict[str, Any]:
 
 
 def _logprobs(choice: Json) -> list[Any]:
-    held = fields.object_of(choice.get("logprobs"))
+    held = choice.get("logprobs")
+    if not isinstance(held, dict):
+        return []
     tokens = fields.objects(held.get("content")) + fields.objects(held.get("refusal"))
     return [token.get("logprob") for token in tokens]
 
