@@ -38,12 +38,12 @@ def line_of(record: Record) -> bytes:
 
 
 def start_line_of(record: Record) -> bytes:
-    """As :func:`line_of`, for the little that a started span has: without a look at each value."""
-    try:
-        line = orjson.dumps(record, option=_DUMP)
-    except (TypeError, ValueError):
-        return line_of(record)
-    return line if len(line) <= MAX_RECORD_BYTES else line_of(record)
+    """As :func:`line_of`, for the little that a started span has: its attributes and no more."""
+    if make_plain(record["attributes"]) <= MAX_RECORD_BYTES:
+        line = _dumped(record)
+        if len(line) <= MAX_RECORD_BYTES:
+            return line
+    return _cut_line(record)
 
 
 def parsed(line: bytes) -> Record:
@@ -62,10 +62,10 @@ def control_line(record: str, **fields: Any) -> bytes:
 
 def _cut_line(record: Record) -> bytes:
     """The line of a record too long to be whole: long texts cut, or all but the narrow columns."""
-    _cut(record, _texts(record), _CUT_TO[0])  # first, so that what follows has less to read
+    texts = _texts(record)
+    lengths = [len(text) for _, _, _, text in texts]
     for limit in _CUT_TO:
-        texts = _texts(record)
-        if sum(min(len(text), limit) for *_, text in texts) > MAX_RECORD_BYTES:
+        if sum([min(length, limit) for length in lengths]) > MAX_RECORD_BYTES:
             continue
         _cut(record, texts, limit)
         line = _dumped(record)
@@ -106,10 +106,9 @@ def _cut(record: Record, texts: list[_Text], limit: int) -> None:
     note = _note_of(record)
     for holder, key, name, text in texts:
         if len(text) > limit:
-            kept = text[:limit]
+            holder[key] = kept = text[:limit]
             digest = hashlib.sha256(kept.encode("utf-8", "replace")).hexdigest()
             length = note.get(name, {}).get("length", len(text))
-            holder[key] = kept
             note[name] = {"length": length, "kept": limit, "sha256": digest}
     if note:
         record["attributes"][c.CUT] = _json_of_note(note)

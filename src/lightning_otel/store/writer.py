@@ -20,7 +20,7 @@ import orjson
 from lightning_otel.store import counts as n
 from lightning_otel.store.appender import Appender
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import line_of, parsed, start_line_of
+from lightning_otel.store.lines import control_line, line_of, parsed, start_line_of
 from lightning_otel.store.schema import Record, record_of_span
 from lightning_otel.store.sdk import end_record, identity_of, start_record
 from lightning_otel.store.transforms import (
@@ -218,7 +218,7 @@ class SpanWriter(Appender):
         outcome = transformed(record, transforms)
         if outcome.record is None:
             self.refused(n.TRANSFORM)
-            self._append(start_line_of(drop), spans=0)
+            self._append(control_line(**drop), spans=0)
             return False
         if outcome.is_failed:
             self.note(n.TRANSFORM_FAILED)
