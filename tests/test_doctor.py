@@ -326,7 +326,7 @@ def test_examine_notes_losses(recorded: Store) -> None:
     assert before == after
     assert (after.rejected, after.dropped, after.missing) == ({}, {"disk": 5}, 0)
     assert notes == [
-        f"1 damaged parts lie in {layout.quarantine}, each with a note",
-        "1 damaged lines were stepped over",
+        f"damaged parts in {layout.quarantine}, each with a note: 1",
+        "damaged lines that were stepped over: 1",
         "5 spans are not stored: the disk refused them",
     ]

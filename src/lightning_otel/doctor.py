@@ -291,7 +291,7 @@ def _quarantined(layout: Layout, command: str) -> Iterator[Finding]:
     for note in healed[-_FEW_NOTES:]:
         yield Finding("note", f"{note.noun} {note.name}: {note.why}; no span is missing for it")
     if aside:
-        text = f"{len(aside)} damaged parts lie in {layout.quarantine}, each with a note"
+        text = f"damaged parts in {layout.quarantine}, each with a note: {len(aside)}"
         yield Finding("note", text)
 
 
@@ -311,7 +311,7 @@ def _counts(layout: Layout, store: Store) -> Iterator[Finding]:
     )
     damaged = sum(segment.damaged for segment in manifest.segments)
     if damaged:
-        yield Finding("note", f"{damaged} damaged lines were stepped over")
+        yield Finding("note", f"damaged lines that were stepped over: {damaged}")
 
 
 def _accounting(store: Store, *, is_whole: bool) -> Iterator[Finding]:

@@ -1,16 +1,19 @@
-"""Writers, readers and settlers under random kills, for minutes: the identity holds to the span.
+"""Writers, senders, a receiver, readers and settlers under random kills, for minutes.
 
     python -m tests.faults.soak [--minutes 3] [--writers 8] [--rate 200] [--seed N]
 
 Every role runs in processes of its own; each is killed with SIGKILL at random and started again.
-A writer acknowledges a span when its ``end()`` has returned. At the end every acknowledged span
-must be stored once, and the store's own numbers must add up, before the last settling and after.
+A writer acknowledges a span when its ``end()`` has returned, a sender its spans when the receiver
+answered 200; until then it sends the same ones again, so that some arrive twice. At the end every
+acknowledged span must be stored once, and the store's own numbers must add up, before the last
+settling and after.
 """
 
 import argparse
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +37,39 @@ while True:
     os.write(acks, b".")
     number += 1
     time.sleep(2 / rate)
+"""
+BATCH = 50
+SENDER = """
+import http.client, os, sys, time
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+run, port, batch, rate = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+acks = os.open(os.path.join("acknowledged", run), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+number = 0
+while True:
+    request = ExportTraceServiceRequest()
+    spans = request.resource_spans.add().scope_spans.add().spans
+    for _ in range(batch):
+        now = time.time_ns()
+        spans.add(name=f"{run}.{number}", trace_id=os.urandom(16), span_id=os.urandom(8),
+                  start_time_unix_nano=now, end_time_unix_nano=now + 1)
+        number += 1
+    body, kind = request.SerializeToString(), {"Content-Type": "application/x-protobuf"}
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        try:
+            connection.request("POST", "/v1/traces", body, kind)
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status == 200:
+                break
+            assert answer.status in (429, 503), answer.status
+        except (OSError, http.client.HTTPException):
+            pass  # the receiver was killed: the same spans once more
+        finally:
+            connection.close()
+        time.sleep(0.2)
+    os.write(acks, b"." * batch)
+    time.sleep(batch / rate)
 """
 READER = """
 import sys, time
@@ -112,30 +148,41 @@ def soak(folder: Path, *, minutes: float, writers: int, rate: float, seed: int) 
     host.layout.create()
     chance = random.Random(seed)
 
-    def tool(script: str) -> "subprocess.Popen[str]":
+    def tool(*arguments: object) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-c", script, host.store.name],
+            [sys.executable, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            cwd=folder,
             text=True,
         )
 
+    name, port = host.store.name, _free_port()
+    serve = ("-m", "lightning_otel", "serve", "--store", name, "--port", port)
     roles = {
         "writer": Role(lambda number: host.start(f"w{number}", rate), writers),
-        "reader": Role(lambda _: tool(READER), 1),
-        "settler": Role(lambda _: tool(SETTLER), 2),
+        "sender": Role(lambda number: tool("-c", SENDER, f"s{number}", port, BATCH, rate), 2),
+        "receiver": Role(lambda _: tool(*serve), 1),
+        "reader": Role(lambda _: tool("-c", READER, name), 1),
+        "settler": Role(lambda _: tool("-c", SETTLER, name), 2),
     }
     until = time.monotonic() + minutes * 60
     while time.monotonic() < until:
         for role in roles.values():
             role.fill()
         time.sleep(chance.uniform(0.3, 1.5))
-        names = chance.choices(list(roles), weights=(12, 1, 4))
+        names = chance.choices(list(roles), weights=(12, 3, 3, 1, 4))
         roles[names[0]].kill(chance)
     for role in roles.values():
         while role.alive:
             role.kill(chance)
     return _is_right(host, acknowledged, roles)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def _is_right(host: Host, acknowledged: Path, roles: dict[str, Role]) -> bool:
@@ -149,8 +196,11 @@ def _is_right(host: Host, acknowledged: Path, roles: dict[str, Role]) -> bool:
     after = host.accounted()
     acked = {path.name: path.stat().st_size for path in acknowledged.iterdir()}
     lost = sum(max(0, count - kept[name]) for name, count in acked.items())
-    # A killed writer may have written one span that it could not acknowledge any more.
-    extra = sum(max(0, kept[name] - acked.get(name, 0) - 1) for name in kept)
+    # One that is killed may have written a span, or sent a batch, and not acknowledged it any more.
+    extra = sum(
+        max(0, kept[name] - acked.get(name, 0) - (BATCH if name.startswith("s") else 1))
+        for name in kept
+    )
     failures = [error for role in roles.values() for error in role.failures]
     kills = ", ".join(f"{role.kills} {name}s" for name, role in roles.items())
     same = before == after and counts == host.counts()

@@ -155,6 +155,26 @@ def test_about_counts_what_came(tmp_path: Path) -> None:
     assert "1 request refused" in said
 
 
+def test_rejected_spans_are_in_the_stores_accounting(tmp_path: Path) -> None:
+    """What a sender was told is no span stands in the sum too, before settling and after."""
+    request = request_of(3)
+    request.resource_spans[0].scope_spans[0].spans[0].span_id = b""
+    store = Store(tmp_path / "s.duckdb")
+    with Serving(tmp_path / "s.duckdb", "--port", "0") as running:
+        running.post(request.SerializeToString())
+        running.end()
+
+    found = [store.accounting()]
+    store.settle()
+    found.append(store.accounting())
+
+    assert [(each.ended, each.stored, each.rejected) for each in found] == [
+        (3, 2, {"unfit": 1}),
+        (3, 2, {"unfit": 1}),
+    ]
+    assert found[0].is_balanced
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_seals_its_segment_when_told_to_end(tmp_path: Path, number: int) -> None:
     """The last line of the segment is its seal, the exit code 0, and all spans are there."""

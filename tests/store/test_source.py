@@ -1,6 +1,8 @@
 """Spans are fetched from local files, from files one may only read, and from memory."""
 
 import os
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +11,10 @@ import pytest
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
+from lightning_otel.doctor import examine
 from lightning_otel.errors import StoreError, StoreMissingError, StoreVersionError
 from lightning_otel.store import layout as layout_module
-from lightning_otel.store.layout import EMPTY_DATA, Layout
+from lightning_otel.store.layout import EMPTY_DATA, Layout, now_us
 from lightning_otel.store.schema import COLUMNS, span_of
 from lightning_otel.store.source import (
     LocalSource,
@@ -139,6 +142,22 @@ def test_ensure_catalogue_writes_only_what_is_not_up_to_date(
     assert layout.catalogue.exists()
     assert (layout.data / EMPTY_DATA).exists()
     assert list(layout.new.iterdir()) == []
+
+
+def test_store_whose_live_folder_was_emptied_is_read(
+    layout: Layout, store: Store, make_span: Callable[..., Span]
+) -> None:
+    """Whoever removes segments by hand loses what was in them, and no more than that."""
+    store.add([make_span()])
+    store.writer().seal()
+    store.settle()
+    (file,) = layout.read_manifest().live_files
+    while now_us() <= file.added_us:  # until then readers take the segment
+        time.sleep(0.01)
+    shutil.rmtree(layout.live)
+
+    assert len(store.spans().rows()) == 1
+    assert not [each for each in examine(store) if each.level == "problem"]
 
 
 def test_ensure_catalogue_by_many_processes_at_once(

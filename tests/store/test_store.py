@@ -34,6 +34,15 @@ def test_store_of_an_unknown_engine_is_refused() -> None:
         Store("redis://host")
 
 
+def test_refused_url_is_repeated_without_its_password() -> None:
+    """Errors end in logs; who named a password shall not find it there."""
+    with pytest.raises(ConfigError) as raised:
+        Store("redis://me:hunter2@host/0?password=hunter2")
+
+    assert "redis://…@host/0" in str(raised.value)
+    assert "hunter2" not in str(raised.value)
+
+
 def test_spans_come_in_order_of_their_start(store: Store, make_span: Callable[..., Span]) -> None:
     """By time, then by the process's own count."""
     late = make_span(start_ns=9, sequence=3)

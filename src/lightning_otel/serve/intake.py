@@ -15,6 +15,7 @@ from lightning_otel.receivers.limits import inflated
 from lightning_otel.serve.answers import JSON, RefusalError
 from lightning_otel.serve.guard import busy
 from lightning_otel.store import Store
+from lightning_otel.store.counts import UNFIT
 from lightning_otel.types import Span
 
 _MOST_WAITING: Final = 64
@@ -109,6 +110,8 @@ class Intake:
         taken = _Counted(_kept(found, rejected))
         self._is_dirty = True
         self._writer.take(taken)
+        if rejected:  # not before: where the disk refused the others, all of them come again
+            self._writer.refused(UNFIT, rejected.total())
         self._last_s = time.monotonic()
         self.counts.stored += taken.count
         self.counts.rejected.update(rejected)

@@ -18,6 +18,7 @@ DUPLICATE: Final = "rejected.duplicate"
 CONFLICT: Final = "rejected.conflict"
 DAMAGED: Final = "rejected.damaged"
 INVALID_ID: Final = "rejected.invalid_id"
+UNFIT: Final = "rejected.unfit"
 DISK: Final = "dropped.disk"
 REMOVED: Final = "dropped.removed"
 FAULT: Final = "dropped.fault"
@@ -38,6 +39,7 @@ REASONS: Final[Mapping[str, str]] = {
     CONFLICT: "their id was taken by a different span",
     DAMAGED: "their line is damaged",
     INVALID_ID: "their trace or span id is none",
+    UNFIT: "what the receiver was sent is no span that can be kept",
     DISK: "the disk refused them",
     REMOVED: "somebody removed their segment",
     FAULT: "a fault of lightning-otel",

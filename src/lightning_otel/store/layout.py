@@ -158,7 +158,8 @@ class Layout:
             # What is recorded with a lake for its store waits here to be published.
             path = text = lake_address(text).local or DEFAULT_STORE
         if "://" in text:
-            raise ConfigError(f"no engine for {text!r}; name a local path")
+            shown = re.sub("//[^/]*@", "//…@", text.partition("?")[0])  # without a password
+            raise ConfigError(f"no engine for {shown!r}; name a local path")
         if text == MEMORY:
             raise ConfigError(f"{MEMORY!r} is no place on a disk, as is needed here; name a path")
         given = Path(path).expanduser()

@@ -1,5 +1,6 @@
 """Where spans are read from: what an engine implements, and the local files as the first one."""
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -294,7 +295,7 @@ def prepare(layout: Layout) -> None:
 
 
 def ensure_catalogue(layout: Layout) -> None:
-    """Make ``X.duckdb`` and the file without rows, unless they stand there and are up to date.
+    """Make ``X.duckdb`` and the files without rows, unless they stand there and are up to date.
 
     Where they cannot be made, as on a disk one may only read, what is there is read without them.
 
@@ -303,6 +304,9 @@ def ensure_catalogue(layout: Layout) -> None:
     """
     import duckdb
 
+    with contextlib.suppress(OSError):
+        if not (layout.live / EMPTY_LIVE).exists():  # somebody emptied the folder, or removed it
+            layout.make_folders()
     statements = views.view_statements(layout, damage.settled(layout))
     text = hashlib.sha256("\n".join(statements).encode()).hexdigest()
     has_data = (layout.data / EMPTY_DATA).exists()
