@@ -31,7 +31,7 @@ _TEXTS: Final[Mapping[type, Callable[[Any], str]]] = {
 }
 
 
-def plain(value: object) -> Any:
+def plain(value: Any) -> Any:
     """The value made of what JSON knows, bounded in depth and number.
 
     Bytes become base64, NaN and infinities their names, integers beyond 64 bits their digits, dates

@@ -101,7 +101,7 @@ class ModelRequest:
         model = body.get("model")
         attributes: Attributes = {
             c.OPERATION: endpoint.OPERATION,
-            c.PROVIDER: _provider(type(client)),
+            c.PROVIDER: _provider(type(client)),  # type: ignore[arg-type]  # a class has a hash
             **_server(client),
         }
         if isinstance(model, str):
