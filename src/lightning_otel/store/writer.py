@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -56,7 +56,7 @@ class _Begun:
 
     sequence: int
     began_ns: int | None = None
-    identity: Record = field(default_factory=dict)
+    identity: Record | None = None
     line: bytes = b""
 
 
