@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_otel.scrub import scrub, scrub_error
+from lightning_otel.scrub import Scrubbed, scrub, scrub_error
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAAA==\n-----END RSA PRIVATE KEY-----"
 SECRETS = {
@@ -148,3 +148,12 @@ def test_scrub_error_is_linear(part: str) -> None:
     scrub_error(part * 20_000)
 
     assert time.perf_counter() - begun < 2
+
+
+def test_scrub_looks_at_a_text_once() -> None:
+    """What was scrubbed piece by piece is taken as it is, and is a plain text afterwards."""
+    text = Scrubbed("sk-" + "a1B2" * 5)
+
+    found = scrub(text)
+
+    assert (found, type(found)) == (text, str)

@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from lightning_otel import conventions as c
 from lightning_otel.store import lines as lines_module
 from lightning_otel.store.lines import line_of
-from lightning_otel.store.schema import span_of
+from lightning_otel.store.schema import Record, span_of
 from lightning_otel.store.sdk import end_record, identity_of, start_record
 from lightning_otel.store.values import fragment_of
 from lightning_otel.types import Span
@@ -48,13 +48,19 @@ def _stored(span: ReadableSpan, body: Mapping[str, str] | None = None) -> Span:
     record = end_record(
         span,
         body or {},
-        identity_of(span),
-        process="p",
-        sequence=3,
+        identity_of(
+            span,
+            process="p",
+            sequence=3,
+            otel_resource=fragment_of(span.resource.attributes),
+        ),
         end_sequence=4,
-        otel_resource=fragment_of(span.resource.attributes),
     )
     return span_of(orjson.loads(line_of(record)))
+
+
+def _started(span: ReadableSpan) -> Record:
+    return start_record(span, identity_of(span, process="p", sequence=7, otel_resource={}))
 
 
 def test_end_record_has_all_that_the_span_has(bench: Bench) -> None:
@@ -199,7 +205,7 @@ def test_start_record_has_what_is_known_at_the_start(bench: Bench) -> None:
             "chat x", attributes={c.OPERATION: "chat", c.AGENT_NAME: "planner", "n": b"x"}
         )
         assert isinstance(span, ReadableSpan)
-        record = start_record(span, identity_of(span), process="p", sequence=7, otel_resource={})
+        record = _started(span)
 
     found = span_of(orjson.loads(line_of(record)))
 
@@ -221,7 +227,7 @@ def test_start_record_too_large_for_a_line_is_cut(monkeypatch: pytest.MonkeyPatc
     span = wide.tracer.start_span("s", attributes={f"k{n:05d}": "v" * 300 for n in range(500)})
     assert isinstance(span, ReadableSpan)
 
-    line = line_of(start_record(span, identity_of(span), process="p", sequence=1, otel_resource={}))
+    line = line_of(_started(span))
 
     assert len(line) < 100_000
     assert span_of(orjson.loads(line)).name == "s"
@@ -234,7 +240,7 @@ def test_records_are_made_without_the_spans_lock(bench: Bench) -> None:
     done = threading.Event()
 
     def make() -> None:
-        start_record(span, identity_of(span), process="p", sequence=1, otel_resource={})
+        _started(span)
         done.set()
 
     with span._lock:  # type: ignore[attr-defined]  # the lock a slow caller of the SDK would hold

@@ -121,10 +121,10 @@ def test_writer_does_not_rotate_without_room_for_the_seal(
     monkeypatch.setattr(appender_module, "ROTATE_BYTES", 1)
     append = Segment.append
 
-    def without_room_for_seals(self: Segment, lines: bytes) -> None:
+    def without_room_for_seals(self: Segment, lines: bytes) -> bool:
         if b'"seal"' in lines:
             raise OSError(28, "no space left")
-        append(self, lines)
+        return append(self, lines)
 
     # A patch, because the disk must fill up between two writes.
     monkeypatch.setattr(Segment, "append", without_room_for_seals)

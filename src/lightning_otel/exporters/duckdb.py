@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from lightning_otel import capture, config
 from lightning_otel.errors import StoreError
 from lightning_otel.store.layout import Layout
+from lightning_otel.store.sdk import copied
 from lightning_otel.store.writer import SpanWriter, writer_for, writer_if_any
 
 log = logging.getLogger(__name__)
@@ -44,12 +45,12 @@ class LightningSpanProcessor(SpanProcessor):
 
     def _start(self, span: Span, parent_context: Context | None) -> None:
         frame = capture.current_frame(parent_context)
-        context = span.get_span_context()
+        context = span.context
         if frame is None or frame.sink is None or not context.trace_flags.sampled:
             return
-        own = span.attributes or {}
-        missing = {key: value for key, value in frame.stamps.items() if key not in own}
-        if missing:
+        own = copied(span.attributes)
+        if not frame.stamps.keys() <= own.keys():
+            missing = {key: value for key, value in frame.stamps.items() if key not in own}
             span.set_attributes(missing)
         self._sinks[context.trace_id, context.span_id] = frame.sink
         frame.sink.started(span)

@@ -242,8 +242,7 @@ class Appender:
         segment = self.segment
         self.ended_spans += spans
         try:
-            if line and segment is not None and segment.is_intact():
-                segment.append(line)
+            if line and segment is not None and segment.append(line):
                 self._written += spans
                 self._written_here += spans
                 return None
@@ -314,9 +313,8 @@ class Appender:
     def _put(self, line: bytes, spans: int) -> None:
         began = monotonic()
         segment = self.segment
-        if segment is None or not segment.is_intact():
-            segment = self._replaced(segment, line)
-        segment.append(line)
+        if segment is None or not segment.append(line):
+            self._replaced(segment, line).append(line)
         # With no call between: a signal handler may raise at any.
         self._written += spans
         self._written_here += spans

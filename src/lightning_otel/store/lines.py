@@ -13,7 +13,7 @@ MAX_RECORD_BYTES: Final = 8 << 20
 """A longer line would abort every reader's query."""
 _CUT_TO: Final = (1 << 20, 1 << 16, 1 << 12, 1 << 8)
 _MAX_RESOURCE: Final = 1 << 16
-_DUMP: Final = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+_DUMP: Final = orjson.OPT_APPEND_NEWLINE
 
 _Text = tuple[dict[str, Any], str, str, str]
 """Where a text stands, under which key, how the note on what was cut calls it, and the text."""
@@ -39,11 +39,15 @@ def line_of(record: Record) -> bytes:
 
 def start_line_of(record: Record) -> bytes:
     """As :func:`line_of`, for the little that a started span has: without a look at each value."""
-    try:
-        line = orjson.dumps(record, option=_DUMP)
-    except (TypeError, ValueError):
-        return line_of(record)
-    return line if len(line) <= MAX_RECORD_BYTES else line_of(record)
+    texts = [len(value) for value in record["attributes"].values() if type(value) is str]
+    if sum(texts) <= MAX_RECORD_BYTES:
+        try:
+            line = orjson.dumps(record, option=_DUMP)
+            if len(line) <= MAX_RECORD_BYTES:
+                return line
+        except (TypeError, ValueError):  # a value that must be made plain, or repaired
+            pass
+    return line_of(record)
 
 
 def parsed(line: bytes) -> Record:
@@ -62,10 +66,10 @@ def control_line(record: str, **fields: Any) -> bytes:
 
 def _cut_line(record: Record) -> bytes:
     """The line of a record too long to be whole: long texts cut, or all but the narrow columns."""
-    _cut(record, _texts(record), _CUT_TO[0])  # first, so that what follows has less to read
+    texts = _texts(record)
+    lengths = [len(text) for _, _, _, text in texts]
     for limit in _CUT_TO:
-        texts = _texts(record)
-        if sum(min(len(text), limit) for *_, text in texts) > MAX_RECORD_BYTES:
+        if sum([min(length, limit) for length in lengths]) > MAX_RECORD_BYTES:
             continue
         _cut(record, texts, limit)
         line = _dumped(record)
@@ -106,10 +110,9 @@ def _cut(record: Record, texts: list[_Text], limit: int) -> None:
     note = _note_of(record)
     for holder, key, name, text in texts:
         if len(text) > limit:
-            kept = text[:limit]
+            holder[key] = kept = text[:limit]
             digest = hashlib.sha256(kept.encode("utf-8", "replace")).hexdigest()
             length = note.get(name, {}).get("length", len(text))
-            holder[key] = kept
             note[name] = {"length": length, "kept": limit, "sha256": digest}
     if note:
         record["attributes"][c.CUT] = _json_of_note(note)

@@ -76,6 +76,10 @@ SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Attributes from which a column is rebuilt that a file of an older schema lacks."""
 
+_HOT_TEXTS: Final = tuple(
+    (column, SOURCES[column][0])
+    for column in ("operation", "agent", "provider", "response_id", "rollout_id", "attempt_id")
+)
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
 Record = dict[str, Any]
@@ -96,61 +100,48 @@ def _number(value: Any) -> float | None:
 
 
 def record_of(
+    identity: Mapping[str, Any],
     *,
-    trace_id: str,
-    span_id: str,
-    parent_span_id: str | None,
     name: str,
-    kind: str,
-    start_ns: int,
     end_ns: int | None,
     status: str,
     status_message: str,
     attributes: dict[str, Any],
     events: list[Record],
     links: list[Record],
-    otel_resource: object,
-    scope: str,
-    process: str,
-    sequence: int,
     end_sequence: int,
     body: Mapping[str, str],
 ) -> Record:
     """The columns of one span; ``attributes`` is consumed.
 
-    A hot column of the wrong type stays empty: DuckDB would step over the whole line.
+    A hot column of the wrong type stays empty: DuckDB would step over the whole line. ``identity``
+    holds the columns that stay as they are from the span's start to its end.
     """
     known: Mapping[str, Any] = attributes
+    scope, otel_resource = identity["scope"], identity["otel_resource"]
     if scope != c.SCOPE:
         resource = otel_resource if isinstance(otel_resource, Mapping) else {}
         known = readers.summary(name, scope, attributes, resource)
     get = known.get
     record: Record = {
         "record": "span",
-        "trace_id": trace_id,
-        "span_id": span_id,
-        "parent_span_id": parent_span_id,
+        **identity,
         "name": text_of(name),
-        "kind": kind,
-        "start_ns": time_of(start_ns),
         "end_ns": None if end_ns is None else time_of(end_ns),
         "status": status,
         "status_message": text_of(status_message),
-        "operation": text_or_none(get(c.OPERATION)),
-        "agent": text_or_none(get(c.AGENT_NAME)),
-        "provider": text_or_none(get(c.PROVIDER)),
         "model": text_or_none(get(c.RESPONSE_MODEL)) or text_or_none(get(c.REQUEST_MODEL)),
-        "response_id": text_or_none(get(c.RESPONSE_ID)),
         "input_tokens": _integer(get(c.INPUT_TOKENS)),
         "output_tokens": _integer(get(c.OUTPUT_TOKENS)),
-        "rollout_id": text_or_none(get(c.ROLLOUT_ID)) or None,
-        "attempt_id": text_or_none(get(c.ATTEMPT_ID)) or None,
         "reward": _number(get(c.REWARD_VALUE)),
-        "process": process,
-        "sequence": sequence,
         "end_sequence": end_sequence,
-        "scope": text_of(scope),
     }
+    for column, key in _HOT_TEXTS:
+        text = get(key)
+        # In here, as a call for each would cost as much as all the rest.
+        record[column] = text if text is None or type(text) is str else text_or_none(text)
+    for column in ("rollout_id", "attempt_id"):
+        record[column] = record[column] or None
     for column, key in BODY_COLUMNS.items():
         # On the span of a foreign shape, it stays where any shape can be.
         on_span = attributes.pop(key) if type(attributes.get(key)) is str else None
@@ -163,7 +154,6 @@ def record_of(
     record["attributes"] = attributes
     record["events"] = events
     record["links"] = links
-    record["otel_resource"] = otel_resource
     return record
 
 
@@ -203,13 +193,20 @@ def span_of(record: Mapping[str, Any]) -> Span:
 
 def record_of_span(span: Span) -> Record:
     """The record of a span of ours: the inverse of :func:`span_of`."""
+    identity = {
+        "trace_id": span.trace_id,
+        "span_id": span.span_id,
+        "parent_span_id": span.parent_span_id,
+        "kind": span.kind,
+        "start_ns": time_of(span.start_ns),
+        "scope": text_of(span.scope),
+        "process": span.process,
+        "sequence": span.sequence,
+        "otel_resource": dict(span.otel_resource),
+    }
     return record_of(
-        trace_id=span.trace_id,
-        span_id=span.span_id,
-        parent_span_id=span.parent_span_id,
+        identity,
         name=span.name,
-        kind=span.kind,
-        start_ns=span.start_ns,
         end_ns=span.end_ns,
         status=span.status,
         status_message=span.status_message,
@@ -226,10 +223,6 @@ def record_of_span(span: Span) -> Record:
             }
             for link in span.links
         ],
-        otel_resource=dict(span.otel_resource),
-        scope=span.scope,
-        process=span.process,
-        sequence=span.sequence,
         end_sequence=span.end_sequence,
         body={},
     )

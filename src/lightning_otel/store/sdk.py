@@ -1,7 +1,7 @@
 """Spans of the OpenTelemetry SDK as records; only its public attributes are touched."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.store.schema import Record, record_of
@@ -11,9 +11,27 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.trace import Link
 
+_KNOWN_AT_START: Final = (
+    ("operation", c.OPERATION),
+    ("agent", c.AGENT_NAME),
+    ("model", c.REQUEST_MODEL),
+    ("rollout_id", c.ROLLOUT_ID),
+    ("attempt_id", c.ATTEMPT_ID),
+)
+"""Hot columns of a started span, which nearly always are text or absent."""
 
-def identity_of(span: "ReadableSpan") -> Record:
-    """The columns of a span that stay as they are from its start to its end."""
+
+def identity_of(
+    span: "ReadableSpan", *, process: str, sequence: int, otel_resource: object
+) -> Record:
+    """The columns of a span that stay as they are from its start to its end.
+
+    Args:
+        span: The span.
+        process: Id of this process.
+        sequence: Position of the span's start in the process.
+        otel_resource: Its resource's attributes as JSON.
+    """
     context, parent, scope = span.context, span.parent, span.instrumentation_scope
     return {
         "trace_id": format(context.trace_id, "032x"),
@@ -22,10 +40,13 @@ def identity_of(span: "ReadableSpan") -> Record:
         "kind": getattr(span.kind, "name", "INTERNAL"),
         "start_ns": time_of(span.start_time),
         "scope": text_of(scope.name) if scope is not None else "",
+        "process": process,
+        "sequence": sequence,
+        "otel_resource": otel_resource,
     }
 
 
-def start_record(span: "ReadableSpan", identity: Record, **place: object) -> Record:
+def start_record(span: "ReadableSpan", identity: Record) -> Record:
     """The record of a span that just started.
 
     Written by hand, not by :func:`record_of`: it carries little and is written for every span.
@@ -33,38 +54,27 @@ def start_record(span: "ReadableSpan", identity: Record, **place: object) -> Rec
     Args:
         span: The span.
         identity: As :func:`identity_of` gave it.
-        **place: ``process``, ``sequence`` and ``otel_resource``.
     """
-    attributes = _copied(span.attributes)
-    get = attributes.get
-    return {
+    attributes = copied(span.attributes)
+    record: Record = {
         "record": "start",
         **identity,
         "name": text_of(span.name),
         "end_ns": None,
         "status": "UNSET",
         "status_message": "",
-        "operation": text_or_none(get(c.OPERATION)),
-        "agent": text_or_none(get(c.AGENT_NAME)),
-        "model": text_or_none(get(c.REQUEST_MODEL)),
-        "rollout_id": text_or_none(get(c.ROLLOUT_ID)),
-        "attempt_id": text_or_none(get(c.ATTEMPT_ID)),
         "end_sequence": -1,
-        **place,
         "attributes": attributes,
         "events": [],
     }
+    for column, key in _KNOWN_AT_START:
+        text = attributes.get(key)
+        record[column] = text if text is None or type(text) is str else text_or_none(text)
+    return record
 
 
 def end_record(
-    span: "ReadableSpan",
-    body: Mapping[str, str],
-    identity: Record,
-    *,
-    process: str,
-    sequence: int,
-    end_sequence: int,
-    otel_resource: object,
+    span: "ReadableSpan", body: Mapping[str, str], identity: Record, end_sequence: int
 ) -> Record:
     """The record of an ended span.
 
@@ -72,17 +82,14 @@ def end_record(
         span: The span.
         body: Content that is kept beside it.
         identity: As :func:`identity_of` gave it.
-        process: Id of this process.
-        sequence: Position of its start in the process.
-        end_sequence: Position of its end.
-        otel_resource: Its resource's attributes as JSON.
+        end_sequence: Position of its end in the process.
     """
     status = span.status
-    attributes = _copied(span.attributes)
+    attributes = copied(span.attributes)
     if span.dropped_attributes or span.dropped_events or span.dropped_links:
         attributes[c.CUT] = json_of(_dropped_by_sdk(span))
     return record_of(
-        **identity,
+        identity,
         name=span.name,
         end_ns=span.end_time or 0,
         status=status.status_code.name,
@@ -90,9 +97,6 @@ def end_record(
         attributes=attributes,
         events=[_event(event) for event in span.events],
         links=[_link(link) for link in span.links],
-        otel_resource=otel_resource,
-        process=process,
-        sequence=sequence,
         end_sequence=end_sequence,
         body=body,
     )
@@ -102,7 +106,7 @@ def _event(event: "Event") -> Record:
     return {
         "name": text_of(event.name),
         "time_ns": time_of(event.timestamp),
-        "attributes": _copied(event.attributes),
+        "attributes": copied(event.attributes),
     }
 
 
@@ -110,11 +114,12 @@ def _link(link: "Link") -> Record:
     return {
         "trace_id": format(link.context.trace_id, "032x"),
         "span_id": format(link.context.span_id, "016x"),
-        "attributes": _copied(link.attributes),
+        "attributes": copied(link.attributes),
     }
 
 
-def _copied(attributes: Any) -> dict[str, Any]:
+def copied(attributes: Any) -> dict[str, Any]:
+    """The attributes of a span, event or link as a dict of one's own."""
     # Ten times as fast as dict(), which asks the SDK's mapping for one key after the other.
     try:
         found = attributes.copy()

@@ -79,12 +79,14 @@ class Segment:
             if found.st_ino == self._inode and found.st_size > self.size_bytes:
                 os.ftruncate(self._descriptor, self.size_bytes)
 
-    def append(self, lines: bytes) -> None:
-        """Write whole lines, or nothing.
+    def append(self, lines: bytes) -> bool:
+        """Write whole lines, or nothing; False if the file is not there or not ours any more.
 
         Raises:
             OSError: The disk is full or gone; the file ends as it ended before.
         """
+        if not self.is_intact():
+            return False
         written = os.write(self._descriptor, lines)
         if written != len(lines):
             # A torn line would swallow the next one.
@@ -92,6 +94,7 @@ class Segment:
             os.ftruncate(self._descriptor, end - written)
             raise OSError(errno.ENOSPC, "short write, no space left")
         self.size_bytes += written
+        return True
 
     def close(self) -> None:
         """Close the file, which frees its lock unless a parent process still holds it."""

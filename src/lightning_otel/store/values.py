@@ -31,13 +31,15 @@ _TEXTS: Final[Mapping[type, Callable[[Any], str]]] = {
 }
 
 
-def plain(value: object) -> Any:
+def plain(value: Any) -> Any:
     """The value made of what JSON knows, bounded in depth and number.
 
     Bytes become base64, NaN and infinities their names, integers beyond 64 bits their digits, dates
     and decimals their usual text, sets lists, numpy values what they stand for, other objects
     ``<Class>``.
     """
+    if type(value) in (tuple, list) and _is_plain(value):  # as nearly every list on a span is
+        return list(value)
     return _plain(value, (), [_MAX_ITEMS])
 
 

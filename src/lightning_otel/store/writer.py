@@ -11,15 +11,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from lightning_otel.store import counts as n
 from lightning_otel.store.appender import Appender
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import line_of, parsed, start_line_of
+from lightning_otel.store.lines import control_line, line_of, parsed, start_line_of
 from lightning_otel.store.schema import Record, record_of_span
 from lightning_otel.store.sdk import end_record, identity_of, start_record
 from lightning_otel.store.transforms import (
@@ -42,17 +43,21 @@ _TAKEN_BYTES: Final = 1 << 20
 """Written at once of spans that are taken over."""
 
 
-class _Begun(NamedTuple):
-    """A span that has not ended: its start's line, its columns so far, its place in the process.
+@dataclass(slots=True)
+class _Begun:
+    """A span that has not ended.
 
     Attributes:
-        began_ns: When it began, by the clock that never goes back.
+        sequence: Its place in the process.
+        began_ns: When it began, by the clock that never goes back; None if that was not seen.
+        identity: What stays as it is of its columns, once that was read.
+        line: Its start's line, once it was made.
     """
 
-    line: bytes
-    identity: Record
     sequence: int
-    began_ns: int
+    began_ns: int | None = None
+    identity: Record | None = None
+    line: bytes = b""
 
 
 class SpanWriter(Appender):
@@ -81,22 +86,15 @@ class SpanWriter(Appender):
         ids = context.trace_id, context.span_id
         if 0 in ids:
             return
-        began_ns = time.monotonic_ns()
-        self._open[ids] = _Begun(b"", {}, sequence, began_ns)  # whatever comes, the end is ours
-        identity = identity_of(span)
-        record = start_record(
-            span,
-            identity,
-            process=self.process,
-            sequence=sequence,
-            otel_resource=self._resource_of(span),
-        )
+        # Before all else: whatever comes, the end is ours.
+        begun = self._open[ids] = _Begun(sequence, time.monotonic_ns())
+        begun.identity = self._identity_of(span, sequence)
+        record = start_record(span, begun.identity)
         if transforms or everywhere:
-            line = self._transformed_start(record, transforms)
+            begun.line = self._transformed_start(record, transforms)
         else:
-            line = start_line_of(record)
-        self._open[ids] = _Begun(line, identity, sequence, began_ns)
-        self._append(line, spans=0)
+            begun.line = start_line_of(record)
+        self._append(begun.line, spans=0)
 
     def ended(
         self,
@@ -110,7 +108,7 @@ class SpanWriter(Appender):
         ids = context.trace_id, context.span_id
         begun = self._open.pop(ids, None)
         if begun is not None:
-            self._keep(span, body, begun.identity, begun.sequence, begun.began_ns, transforms)
+            self._keep(span, body, begun, transforms)
         else:
             self.refused(n.INVALID_ID if 0 in ids else n.FOREIGN)
 
@@ -118,7 +116,7 @@ class SpanWriter(Appender):
         """Keep an ended span whose start we did not see, as an exporter gets it."""
         self._forget_if_forked()
         if span.context.is_valid:
-            self._keep(span, {}, {}, self._next())
+            self._keep(span, {}, _Begun(self._next()))
         else:
             self.refused(n.INVALID_ID)
 
@@ -197,24 +195,15 @@ class SpanWriter(Appender):
         self,
         span: "ReadableSpan",
         body: Mapping[str, str],
-        identity: Record,
-        sequence: int,
-        began_ns: int | None = None,
+        begun: _Begun,
         transforms: Sequence[Transform] = (),
     ) -> None:
         try:
-            record = end_record(
-                span,
-                body,
-                identity or identity_of(span),
-                process=self.process,
-                sequence=sequence,
-                end_sequence=self._next(),
-                otel_resource=self._resource_of(span),
-            )
-            if began_ns is not None and record["end_ns"] < record["start_ns"]:
+            identity = begun.identity or self._identity_of(span, begun.sequence)
+            record = end_record(span, body, identity, self._next())
+            if begun.began_ns is not None and record["end_ns"] < record["start_ns"]:
                 # The wall clock was set back meanwhile.
-                record["end_ns"] = record["start_ns"] + time.monotonic_ns() - began_ns
+                record["end_ns"] = record["start_ns"] + time.monotonic_ns() - begun.began_ns
             if (transforms or everywhere) and not self._transform(record, transforms):
                 return
             line = line_of(record)
@@ -229,7 +218,7 @@ class SpanWriter(Appender):
         outcome = transformed(record, transforms)
         if outcome.record is None:
             self.refused(n.TRANSFORM)
-            self._append(start_line_of(drop), spans=0)
+            self._append(control_line(**drop), spans=0)
             return False
         if outcome.is_failed:
             self.note(n.TRANSFORM_FAILED)
@@ -242,12 +231,12 @@ class SpanWriter(Appender):
         outcome = transformed(record, transforms)
         return line_of(outcome.record) if outcome.record is not None else b""
 
-    def _resource_of(self, span: "ReadableSpan") -> orjson.Fragment:
+    def _identity_of(self, span: "ReadableSpan", sequence: int) -> Record:
         resource = span.resource
         cached = self._resource
         if cached is None or cached[0] is not resource:
             cached = self._resource = (resource, fragment_of(resource.attributes))
-        return cached[1]
+        return identity_of(span, process=self.process, sequence=sequence, otel_resource=cached[1])
 
     def _open_lines(self) -> list[bytes]:
         return [begun.line for begun in list(self._open.values())]

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_otel import conventions as c
 from lightning_otel.demo import wire
 from lightning_otel.demo.policy import Reply, Tokenizer, ToolCall
 from lightning_otel.instrumentors.openai import chat
+from lightning_otel.scrub import scrub
 
 words = st.text('ab é\n"\\', max_size=12)
 calls = st.builds(
@@ -242,3 +244,26 @@ def test_unknown_fields_of_reasoning_are_read_by_both_names() -> None:
             {"type": "reasoning", "content": "a"},
             {"type": "text", "content": "b"},
         ]
+
+
+@pytest.mark.parametrize("size", [0, 100_000])
+def test_request_content_holds_no_secret_in_any_kind_of_message(size: int) -> None:
+    """Written anew or remembered from the call before, plain or with parts, long or short."""
+    secret = "sk-" + "a1B2" * 5
+    said = f"{'x' * size} {secret}"
+    called = {"name": "f", "arguments": json.dumps({"key": said})}
+    messages = [
+        {"role": "user", "content": said},
+        {"role": "tool", "tool_call_id": "call_1", "content": said},
+        {"role": "user", "content": [{"type": "text", "text": said}]},
+        {"role": "assistant", "tool_calls": [{"id": "call_1", "function": called}]},
+        {"role": "user", "content": said, "name": "someone"},
+    ]
+
+    once, again = (
+        scrub(chat.request_content({"messages": messages})[c.INPUT_MESSAGES]) for _ in range(2)
+    )
+
+    assert once == again
+    assert secret not in once
+    assert once.count("[redacted:api_key]") == len(json.loads(once)) == len(messages)

@@ -47,7 +47,8 @@ _READERS: Final[tuple[Reader, ...]] = (
     agentlightning,
     litellm,
 )
-_MARKED: Final = tuple((mark, reader) for reader in _READERS for mark in reader.MARKS)
+_MARKED: Final = tuple((reader, frozenset(reader.MARKS)) for reader in _READERS)
+_MARKS: Final = frozenset(mark for reader in _READERS for mark in reader.MARKS)
 _OWN_KEYS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS)
 
 
@@ -91,4 +92,5 @@ def _read(span: Span) -> Span:
 
 def _readers_of(attributes: Mapping[str, Any]) -> Iterable[Reader]:
     """The readers that have a say, each once and in order."""
-    return dict.fromkeys([reader for mark, reader in _MARKED if mark in attributes])
+    found = _MARKS.intersection(attributes)
+    return [reader for reader, marks in _MARKED if not marks.isdisjoint(found)] if found else ()

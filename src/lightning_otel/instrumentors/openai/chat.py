@@ -5,6 +5,7 @@ top level (in a stream on its first chunk), sampled ids on each choice.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final
 
@@ -18,9 +19,13 @@ from lightning_otel.adapter.messages import (
 )
 from lightning_otel.instrumentors.openai import fields
 from lightning_otel.instrumentors.openai.fields import Attributes, Json
+from lightning_otel.scrub import Scrubbed, scrub
 
 OPERATION: Final = c.CHAT
 
+_REMEMBERED: Final = 512
+_LONGEST_REMEMBERED: Final = 8192
+"""Messages whose JSON is kept, and their characters: some MB at most."""
 _PLAIN: Final = {
     role: f'{{"role":"{role}","parts":[{{"type":"text","content":'
     for role in ("system", "developer", "user", "assistant")
@@ -42,7 +47,7 @@ def request_attributes(body: Json) -> Attributes:
 def request_content(body: Json) -> dict[str, str]:
     """Messages and tools of the request."""
     texts = [_message_json(item) for item in fields.objects(body.get("messages"))]
-    content = {c.INPUT_MESSAGES: f"[{','.join(texts)}]"}
+    content: dict[str, str] = {c.INPUT_MESSAGES: Scrubbed(f"[{','.join(texts)}]")}
     tools = fields.tool_definitions(body.get("tools"))
     if tools:
         content[c.TOOL_DEFINITIONS] = tools
@@ -50,22 +55,31 @@ def request_content(body: Json) -> dict[str, str]:
 
 
 def _message_json(item: Json) -> str:
-    """A message as JSON text.
+    """A message as JSON text without secrets.
 
-    Most messages of a long history are plain, and each is read anew with every call: these are
+    Most messages of a long history are plain, and each comes again with every call: these are
     written as they are read, as every object made in between calls for the garbage collector.
     """
     role, content = item.get("role"), item.get("content")
     if content and type(content) is str and type(role) is str:
+        written = _remembered if len(content) <= _LONGEST_REMEMBERED else _written
         try:
             if len(item) == 2 and role in _PLAIN:
-                return f"{_PLAIN[role]}{orjson.dumps(content).decode()}}}]}}"
+                return written(_PLAIN[role], content)
             if len(item) == 3 and role == "tool" and type(item.get("tool_call_id")) is str:
-                call_id, response = orjson.dumps(item["tool_call_id"]), orjson.dumps(content)
-                return f'{_TOOL}{call_id.decode()},"response":{response.decode()}}}]}}'
+                call_id = orjson.dumps(item["tool_call_id"]).decode()
+                return written(f'{_TOOL}{call_id},"response":', content)
         except TypeError:  # a lone surrogate
             pass
-    return fields.dump(_message(item))
+    return scrub(fields.dump(_message(item)))
+
+
+def _written(opening: str, content: str) -> str:
+    """The JSON of a message that is one text."""
+    return scrub(f"{opening}{orjson.dumps(content).decode()}}}]}}")
+
+
+_remembered: Final = lru_cache(_REMEMBERED)(_written)
 
 
 def _message(item: Json) -> dict[str, Any]:
@@ -125,7 +139,9 @@ def _answer(choice: Json) -> dict[str, Any]:
 
 def _sampled(choice: Json) -> list[dict[str, Any]]:
     """What the logprobs say of each sampled token."""
-    held = fields.object_of(choice.get("logprobs"))
+    held = choice.get("logprobs")
+    if not isinstance(held, dict):  # as of most calls
+        return []
     return fields.objects(held.get("content")) + fields.objects(held.get("refusal"))
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -100,7 +101,7 @@ class ModelRequest:
         model = body.get("model")
         attributes: Attributes = {
             c.OPERATION: endpoint.OPERATION,
-            c.PROVIDER: _provider(client),
+            c.PROVIDER: _provider(type(client)),  # type: ignore[arg-type]  # a class has a hash
             **_server(client),
         }
         if isinstance(model, str):
@@ -258,9 +259,10 @@ def _error_of(answer: Json) -> tuple[str, str] | None:
     return str(error.get("type") or error.get("code") or "error"), str(error.get("message") or "")
 
 
-def _provider(client: Any) -> str:
-    # By name, not isinstance: the Azure class is known only to a module we do not import.
-    is_azure = any(cls.__name__ == "BaseAzureClient" for cls in type(client).__mro__)
+@lru_cache(64)
+def _provider(client: type) -> str:
+    # By name, not issubclass: the Azure class is known only to a module we do not import.
+    is_azure = any(cls.__name__ == "BaseAzureClient" for cls in client.__mro__)
     return "azure.ai.openai" if is_azure else "openai"
 
 
