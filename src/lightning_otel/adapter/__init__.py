@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import credit, duplicates, marks, readers, trajectories
+from lightning_otel.adapter import credit, duplicates, exactness, marks, readers, trajectories
 from lightning_otel.adapter.attempts import AttemptKey, group
 from lightning_otel.adapter.calls import (
     CUT,
@@ -134,15 +134,18 @@ class _Attempt:
             self._key, tree, steps, placement.rewards, rule=adapter.credit, gamma=adapter.gamma
         )
         distinct = {id(step): step for path in found for step in path.transitions}.values()
+        tally = exactness.tally(distinct)
         report = Report(
             spans=len(tree.spans),
             calls=len(positions) + len(actions),
             transitions=len(distinct),
-            exact=sum(step.capture == "exact" for step in distinct),
+            exact=tally.exact,
             rewards=placement.placed + sum(each.noun == "reward" for each in self._dropped),
             rewards_placed=placement.placed,
             rewarded=sum(step.reward is not None for step in distinct),
             dropped=tuple(self._dropped),
+            inexact=tally.inexact,
+            notes=tally.notes,
         )
         return Adaptation(found, report)
 

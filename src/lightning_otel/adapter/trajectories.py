@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import branches, credit, tracking
+from lightning_otel.adapter import branches, credit, exactness, tracking
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import integer, text
 from lightning_otel.adapter.tree import Tree
@@ -128,6 +128,8 @@ def _transition(
         end_ns=span.end_ns if span.end_ns is not None else span.start_ns,
         input_tokens=integer(attributes, c.INPUT_TOKENS),
         output_tokens=integer(attributes, c.OUTPUT_TOKENS),
+        sampling=exactness.sampling_of(span),
+        inexact=call.inexact,
     )
 
 
