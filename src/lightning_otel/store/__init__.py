@@ -21,8 +21,10 @@ from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
 if TYPE_CHECKING:
     import duckdb
 
+    from lightning_otel.formats.format import LeftOut
     from lightning_otel.store.compact import Compacted
     from lightning_otel.store.counts import Accounting
+    from lightning_otel.store.export import Exported, FileKind, Place
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.publish import Published
     from lightning_otel.store.quarantine import Note
@@ -210,6 +212,59 @@ class Store:
             TripletAdapter(credit, gamma), rollout_id, include_incomplete=include_incomplete
         )
         return Report.total(each.report for each in found)
+
+    def export(
+        self,
+        format: str,
+        place: "Place",
+        *,
+        kind: "FileKind | None" = None,
+        agents: str | None = None,
+        credit: Credit = "next",
+        gamma: float = 0.99,
+        rollout_id: str | None = None,
+        include_incomplete: bool = False,
+        left_out: "Callable[[LeftOut], None] | None" = None,
+        progress: "Callable[[int], None] | None" = None,
+        **options: Any,
+    ) -> "Exported":
+        """Write rows that a trainer reads: ``store.export("sft", "sft.jsonl")``.
+
+        They are written as they are made, and stand there once they are whole, for the user alone.
+
+        Args:
+            format: ``triplets``, ``sft``, ``prompt-completion``, ``tokens``, ``kto``, ``dpo``,
+                ``grpo``, ``verl``, ``openai-sft``, ``openai-dpo``, ``agentlightning``, or one that
+                is registered.
+            place: A file or folder; or a function that is given each row; or None to count only.
+            kind: ``jsonl``, ``parquet`` or ``folder``; by default what the name says. A folder is
+                one that Hugging Face's ``datasets.load_dataset`` reads.
+            agents: Only agents whose name matches this glob.
+            credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
+            gamma: Discount per step under ``discounted``.
+            rollout_id: Only this rollout's.
+            include_incomplete: Also what rollouts did that broke off, as their process died.
+            left_out: Told of everything that the format cannot hold, with the reason.
+            progress: Told how many rollouts are done.
+            options: Those of the format, such as ``threshold`` of ``kto``.
+
+        Raises:
+            ConfigError: There is no such format or option, or nothing can be written there.
+            StoreMissingError: There is no store.
+        """
+        from lightning_otel.store.export import export
+
+        adapter = TripletAdapter(credit, gamma)
+        return export(
+            lambda: self._adapt(adapter, rollout_id, include_incomplete=include_incomplete),
+            format,
+            place,
+            kind=kind,
+            agents=agents,
+            left_out=left_out,
+            progress=progress,
+            options=options,
+        )
 
     def settle(self) -> "Settled":
         """Pack every sealed segment into Parquet now; nothing if another process is at it.
