@@ -27,6 +27,7 @@ FileKind: TypeAlias = Literal["jsonl", "parquet", "folder"]
 Write: TypeAlias = Callable[[Row], None]
 Place: TypeAlias = str | os.PathLike[str] | Write | None
 
+_GROUP_BYTES: Final = 32 << 20
 _TABLE: Final = "data/train-00000-of-00001.parquet"
 
 
@@ -224,37 +225,58 @@ def _folder(path: Path, columns: Mapping[str, str]) -> Iterator[Write]:
         shutil.rmtree(made, ignore_errors=True)
 
 
+class _Written:
+    """What was written so far: how many rows, their bytes, and those of the longest."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.longest = 0
+        self._bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        """Count a row."""
+        self.rows += 1
+        self.longest = max(self.longest, size_bytes)
+        self._bytes += size_bytes
+
+    def group(self) -> int:
+        """Rows that are held at once while Parquet is written: few where they are long."""
+        return min(max(_GROUP_BYTES * self.rows // max(self._bytes, 1), 2048), 122_880)
+
+
 @contextlib.contextmanager
 def _table(made: Path, columns: Mapping[str, str]) -> Iterator[Write]:
     """Rows into a Parquet file, by way of a file of lines beside it that DuckDB reads in pieces."""
     from lightning_otel.store.source import new_connection
 
-    longest = 0
+    written = _Written()
     with tempfile.NamedTemporaryFile(suffix=".ndjson", dir=made.parent) as file:
 
         def write(row: Row) -> None:
-            nonlocal longest
-            written = file.write(line(row))
-            longest = max(longest, written)
+            written.add(file.write(line(row)))
 
         yield write
         file.flush()
-        if not columns and not longest:
+        if not columns and not written.rows:
             raise ConfigError("no rows, and the format names no columns; write JSON lines")
         with new_connection() as con:
-            con.execute(_copy(file.name, made, columns, longest))
+            # One thread: each holds a row group and a piece of the lines.
+            con.execute("SET threads = 1")
+            con.execute(_copy(file.name, made, columns, written))
 
 
-def _copy(lines: str, made: Path, columns: Mapping[str, str], longest: int) -> str:
+def _copy(lines: str, made: Path, columns: Mapping[str, str], written: _Written) -> str:
     """The statement that makes Parquet of lines."""
-    options = f"format='newline_delimited', maximum_object_size={max(longest + 1, 1 << 20)}"
+    longest = max(written.longest + 1, 1 << 20)
+    options = f"format='newline_delimited', maximum_object_size={longest}"
     if columns:
         named = ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in columns.items())
         options += f", columns={{{named}}}"
     # A column of JSON is marked as such in Parquet: datasets and others read it as what it says.
     return (
         f"COPY (FROM read_json({quoted(lines)}, {options})) TO {quoted(str(made))} "
-        "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
+        "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false, "
+        f"ROW_GROUP_SIZE {written.group()})"
     )
 
 
