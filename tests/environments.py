@@ -57,11 +57,13 @@ class Environment:
         requirements: As pip takes them, beside this checkout and ``RUNNERS``.
         paths: What pytest is given.
         shown: Distributions whose releases are printed.
+        alone: Requirements that are installed without what they ask for.
     """
 
     requirements: tuple[str, ...]
     paths: tuple[str, ...]
     shown: tuple[str, ...]
+    alone: tuple[str, ...] = ()
 
 
 def example(name: str) -> str:
@@ -176,6 +178,21 @@ ENVIRONMENTS = {
         ("tests/store/contract", "tests/store/test_clickhouse.py"),
         ("chdb", "clickhouse-connect", "duckdb"),
     ),
+    # Whoever reads our formats. Of verl the data classes and the algorithms, which need no more than
+    # this; the whole of it holds transformers below what TRL is tested with.
+    "trainers": Environment(
+        (
+            "torch==2.13.0",
+            "trl>=1.16,<1.17",
+            "codetiming",
+            "omegaconf>=2.3",
+            "ray>=2.41",
+            "tensordict>=0.8,!=0.9.0,<=0.10.0",
+        ),
+        tuple(f"tests/formats/consumers/test_{name}.py" for name in ("trl", "datasets", "verl")),
+        ("torch", "trl", "transformers", "datasets", "verl"),
+        alone=("verl==0.9.1",),
+    ),
     # Of these projects only releases that pip finds no way around live together.
     "foreign": Environment(
         (
@@ -250,11 +267,13 @@ def make(folder: Path, environment: Environment) -> Path:
     python = folder / "bin" / "python"
     mark = folder / "requirements.txt"
     wanted = [*environment.requirements, *RUNNERS]
-    written = "\n".join([*wanted, f"-e {ROOT}", ""])
+    written = "\n".join([*environment.alone, *wanted, f"-e {ROOT}", ""])
     if python.exists() and mark.exists() and mark.read_text() == written:
         return python
     venv.create(folder, clear=True, with_pip=True)
     install = [python, "-m", "pip", "install", "-qq", "--no-input"]
+    if environment.alone:
+        run([*install, "--no-deps", *environment.alone], limit_s=INSTALL_LIMIT_S)
     run([*install, *wanted, "--editable", ROOT], limit_s=INSTALL_LIMIT_S)
     mark.write_text(written)
     return python

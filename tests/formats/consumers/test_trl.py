@@ -19,7 +19,7 @@ pytestmark = [
 ]
 IGNORED = -100
 """The label of a token that no loss is taken of."""
-ENDINGS = ("folder", "rows.parquet", "rows.jsonl")
+ENDINGS = ("folder", "rows.jsonl")
 
 
 @pytest.fixture(autouse=True)
