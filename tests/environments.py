@@ -178,8 +178,8 @@ ENVIRONMENTS = {
         ("tests/store/contract", "tests/store/test_clickhouse.py"),
         ("chdb", "clickhouse-connect", "duckdb"),
     ),
-    # Whoever reads our formats. Of verl the data classes and the algorithms, which need no more than
-    # this; the whole of it holds transformers below what TRL is tested with.
+    # Whoever reads our formats. Of verl the data classes and the algorithms, which need no more
+    # than this; the whole of it holds transformers below what TRL is tested with.
     "trainers": Environment(
         (
             "torch==2.13.0",
