@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from tests.adapter.forest import said
 from tests.adapter.forests import forests
 from tests.formats.made import exact, path, step
 
@@ -36,7 +37,7 @@ def picky(trajectories: Iterable[Trajectory], *, least: float = 0.0) -> Iterator
             yield {"reward": each.reward} if is_kept else LeftOut(each, "too little; earn more")
 
 
-PICKY = Format(picky, {"reward": "DOUBLE"}, consumer="a test", needs="a reward")
+PICKY = Format(picky, {"reward": "DOUBLE"}, used_by="a test", needs="a reward")
 NO_FORMAT = 3
 
 
@@ -58,7 +59,7 @@ def test_ours_are_registered_as_anybodys() -> None:
     assert formats.names() == OURS
     for name in OURS:
         found = formats.get(name)
-        assert found.consumer
+        assert found.used_by
         assert found.needs
         assert found.columns
 
@@ -123,7 +124,8 @@ def test_rows_are_made_one_by_one(name: str) -> None:
     def endless() -> Iterator[Trajectory]:
         for index in range(100):
             asked.append(index)
-            yield path(exact([1], [2], float(index % 2), rollout_id=f"r{index}"))
+            action = (said("assistant", f"answer {index}"),)
+            yield path(exact([1], [2], float(index % 2), action=action, rollout_id=f"r{index}"))
 
     next(formats.rows(name, endless()))
 

@@ -287,6 +287,16 @@ def test_dpo_pairs_need_a_gap_a_partner_and_rewards() -> None:
     assert len(Made("dpo", *tries(0.0, 0.6), gap=0.5).rows) == 1
 
 
+def test_dpo_never_prefers_an_answer_to_itself() -> None:
+    """The same words that earned more and less teach nothing."""
+    paths = [path(step("a", reward=float(i), rollout_id=f"r{i}")) for i in range(2)]
+
+    made = Made("dpo", *paths)
+
+    assert made.rows == []
+    assert made.reasons == {"the same answer earned more and less"}
+
+
 def test_dpo_pairs_stay_in_their_group_and_prompt() -> None:
     """Same words in another group, to another agent, with other tools or ids are another prompt."""
 

@@ -131,7 +131,7 @@ def _command(name: str, made: "Format") -> click.Command:
     def run(**given: Any) -> None:
         _export(name, made, given)
 
-    summary = f"For {made.consumer}; needs {made.needs}." if made.consumer else "Registered."
+    summary = f"For {made.used_by}; needs {made.needs}." if made.used_by else "Registered."
     found = click.command(name, help=summary, short_help=summary)(run)
     found.params += options
     return found

@@ -62,6 +62,6 @@ def _metadata(step: Transition) -> dict[str, Any]:
 FORMAT: Final = Format(
     make,
     {"prompt": "JSON", "response": "JSON", "reward": "DOUBLE", "metadata": "JSON"},
-    consumer="Agent Lightning 0.3 Triplet",
+    used_by="Agent Lightning 0.3 Triplet",
     needs="nothing",
 )

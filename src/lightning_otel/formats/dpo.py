@@ -6,7 +6,7 @@ Source: TRL's conversational preference type (``prompt``, ``chosen``, ``rejected
 from collections.abc import Iterable
 from typing import Final
 
-from lightning_otel.formats.format import ORIGIN, Format, LeftOut, Made
+from lightning_otel.formats.format import ORIGIN, Format, LeftOut, Made, other_choices
 from lightning_otel.formats.pairs import pairs
 from lightning_otel.formats.steps import answered
 from lightning_otel.types import Trajectory
@@ -29,6 +29,8 @@ def make(trajectories: Iterable[Trajectory], *, gap: float = 0.0) -> Made:
             reason = rejected.reason if isinstance(rejected, LeftOut) else reason
             yield from (LeftOut(step, reason) for step in pair)
             continue
+        for step in pair:
+            yield from other_choices(step)
         chosen["chosen"] = chosen.pop("completion")
         chosen["rejected"] = rejected["completion"]
         yield {
@@ -51,7 +53,7 @@ FORMAT: Final = Format(
         "rejected_span_id": "VARCHAR",
         "rejected_reward": "DOUBLE",
     },
-    consumer="TRL DPOTrainer",
+    used_by="TRL DPOTrainer",
     needs="messages, and several rewarded answers to one prompt",
     is_grouped=True,
 )

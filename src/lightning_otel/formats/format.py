@@ -49,14 +49,14 @@ class Format:
         make: Gives rows and what was left out, taking trajectories first and its options by name.
         columns: DuckDB type of each column, JSON for what is nested; where it is empty, the type is
             what the rows show.
-        consumer: Who reads it, in a few words.
+        used_by: Who reads it, in a few words.
         needs: What a step must have to become part of a row, in a few words.
         is_grouped: Whether the trajectories are to come group by group.
     """
 
     make: Callable[..., Made]
     columns: Mapping[str, str] = field(default_factory=dict)
-    consumer: str = ""
+    used_by: str = ""
     needs: str = ""
     is_grouped: bool = False
 
@@ -77,6 +77,16 @@ class Format:
                 has = f"there are {', '.join(known)}" if known else "it has none"
                 raise ConfigError(f"the format has no option {name!r}; {has}")
         return given
+
+
+def other_choices(step: Transition) -> Iterator[LeftOut]:
+    """That a row holds the first choice alone, where a call has several.
+
+    Args:
+        step: The step of the row.
+    """
+    if len(step.action) > 1:
+        yield LeftOut(step, FURTHER_CHOICES, is_row_written=True)
 
 
 def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, Trajectory]]:

@@ -87,7 +87,7 @@ FORMAT: Final = Format(
         "sampling": "JSON",
         **ORIGIN,
     },
-    consumer="TRL (recorded GRPO), OpenEnv",
+    used_by="TRL (recorded GRPO), OpenEnv",
     needs="token ids, logprobs, rewards",
     is_grouped=True,
 )

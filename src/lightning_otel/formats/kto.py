@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from lightning_otel.formats.format import (
-    FURTHER_CHOICES,
     NO_REWARD,
     ORIGIN,
     Format,
     LeftOut,
     Made,
     distinct,
+    other_choices,
 )
 from lightning_otel.formats.steps import answered
 from lightning_otel.types import Trajectory
@@ -34,14 +34,13 @@ def make(trajectories: Iterable[Trajectory], *, threshold: float = 0.5) -> Made:
         if isinstance(row, LeftOut):
             yield row
             continue
-        if len(step.action) > 1:
-            yield LeftOut(step, FURTHER_CHOICES, is_row_written=True)
+        yield from other_choices(step)
         yield {**row, "label": step.reward >= threshold}
 
 
 FORMAT: Final = Format(
     make,
     {"prompt": "JSON", "completion": "JSON", "label": "BOOLEAN", "tools": "JSON", **ORIGIN},
-    consumer="TRL KTOTrainer",
+    used_by="TRL KTOTrainer",
     needs="messages and a reward",
 )

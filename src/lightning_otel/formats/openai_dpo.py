@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from lightning_otel.formats.chat import UnheldError, for_openai, has_reasoning, openai_tools
-from lightning_otel.formats.format import Format, LeftOut, Made
+from lightning_otel.formats.format import Format, LeftOut, Made, other_choices
 from lightning_otel.formats.pairs import Pair, pairs
 from lightning_otel.types import Trajectory
 
@@ -44,6 +44,7 @@ def _row(pair: Pair) -> Made:
         yield from (LeftOut(step, str(exc)) for step in pair)
         return
     for step in pair:
+        yield from other_choices(step)
         if has_reasoning((*step.observation, *step.action[:1])):
             yield LeftOut(step, REASONING, is_row_written=True)
     yield row
@@ -52,7 +53,7 @@ def _row(pair: Pair) -> Made:
 FORMAT: Final = Format(
     make,
     {"input": "JSON", "preferred_output": "JSON", "non_preferred_output": "JSON"},
-    consumer="OpenAI, Azure",
+    used_by="OpenAI, Azure",
     needs="messages, and several rewarded answers to one prompt",
     is_grouped=True,
 )

@@ -14,7 +14,6 @@ from lightning_otel.formats.chat import (
     openai_tools,
 )
 from lightning_otel.formats.format import (
-    FURTHER_CHOICES,
     NO_MESSAGES,
     NO_REWARD,
     Format,
@@ -22,6 +21,7 @@ from lightning_otel.formats.format import (
     Made,
     Row,
     distinct,
+    other_choices,
 )
 from lightning_otel.types import Trajectory, Transition
 
@@ -58,8 +58,7 @@ def _row(step: Transition) -> Made:
         return
     if has_reasoning((*step.observation, *step.action[:1])):
         yield LeftOut(step, REASONING, is_row_written=True)
-    if len(step.action) > 1:
-        yield LeftOut(step, FURTHER_CHOICES, is_row_written=True)
+    yield from other_choices(step)
     yield row
 
 
@@ -70,6 +69,6 @@ def _unweighted(message: Row) -> Row:
 FORMAT: Final = Format(
     make,
     {"messages": "JSON", "tools": "JSON"},
-    consumer="OpenAI, Azure, Together, Fireworks",
+    used_by="OpenAI, Azure, Together, Fireworks",
     needs="messages",
 )

@@ -9,6 +9,7 @@ from lightning_otel.formats.format import NO_MESSAGES, NO_REWARD, LeftOut, disti
 from lightning_otel.formats.groups import group_of, prompt_key
 from lightning_otel.types import Trajectory, Transition
 
+SAME: Final = "the same answer earned more and less; look at how rewards are given"
 ALONE: Final = "no other answer to the same prompt; run the task several times"
 NO_GAP: Final = "no answer to the same prompt whose reward differs by enough; lower the gap"
 
@@ -54,7 +55,10 @@ def _paired(steps: list[Transition], gap: float) -> Iterator[Pair | LeftOut]:
         difference = (better.reward or 0.0) - (worse.reward or 0.0)
         if difference <= 0.0 or difference < gap:
             break
-        yield Pair(better, worse)
+        if better.action[:1] == worse.action[:1]:
+            yield from (LeftOut(better, SAME), LeftOut(worse, SAME))
+        else:
+            yield Pair(better, worse)
         low, high = low + 1, high - 1
     for step in ranked[low : high + 1]:
         yield LeftOut(step, NO_GAP)

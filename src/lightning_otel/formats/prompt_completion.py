@@ -9,7 +9,7 @@ Source: TRL's conversational prompt-completion type (``prompt``, ``completion``,
 from collections.abc import Iterable
 from typing import Final
 
-from lightning_otel.formats.format import FURTHER_CHOICES, ORIGIN, Format, LeftOut, Made, distinct
+from lightning_otel.formats.format import ORIGIN, Format, LeftOut, Made, distinct, other_choices
 from lightning_otel.formats.steps import answered
 from lightning_otel.types import Trajectory
 
@@ -29,8 +29,7 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
             row["prompt_ids"] = list(step.prompt_ids)
             row["completion_ids"] = list(step.response_ids)
             row["completion_mask"] = [0] * len(step.prompt_ids) + [1] * len(step.response_ids)
-        if len(step.action) > 1:
-            yield LeftOut(step, FURTHER_CHOICES, is_row_written=True)
+        yield from other_choices(step)
         yield row
 
 
@@ -45,6 +44,6 @@ FORMAT: Final = Format(
         "completion_mask": "INTEGER[]",
         **ORIGIN,
     },
-    consumer="TRL SFTTrainer",
+    used_by="TRL SFTTrainer",
     needs="messages",
 )

@@ -62,6 +62,6 @@ FORMAT: Final = Format(
         "steps": "INTEGER",
         **ORIGIN,
     },
-    consumer="TRL SFTTrainer",
+    used_by="TRL SFTTrainer",
     needs="token ids",
 )

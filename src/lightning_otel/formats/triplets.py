@@ -77,5 +77,5 @@ def transition(row: Mapping[str, Any]) -> Transition:
 
 
 FORMAT: Final = Format(
-    make, COLUMNS, consumer="pandas, polars, DuckDB, your own code", needs="nothing"
+    make, COLUMNS, used_by="pandas, polars, DuckDB, your own code", needs="nothing"
 )

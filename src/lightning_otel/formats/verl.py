@@ -154,7 +154,7 @@ FORMAT: Final = Format(
         "steps": "INTEGER",
         **ORIGIN,
     },
-    consumer="verl (data_proto)",
+    used_by="verl (data_proto)",
     needs="token ids, logprobs, rewards",
     is_grouped=True,
 )
