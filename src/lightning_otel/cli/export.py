@@ -6,20 +6,20 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
 from lightning_otel.cli import Guessing
 from lightning_otel.cli.output import counted, json_text, print_json, size, store_option, talk
 from lightning_otel.errors import ConfigError
+from lightning_otel.types import Credit
 
 if TYPE_CHECKING:
     from lightning_otel.formats.format import Format, LeftOut
     from lightning_otel.store import Store
     from lightning_otel.store.export import Exported, FileKind
 
-_CREDITS: Final = ("next", "last", "sibling", "discounted")
 _JSON_COLUMNS: Final = frozenset(
     {"observation", "action", "next_observation", "rewards", "tools", "resources", "sampling"}
 )
@@ -119,7 +119,7 @@ def _command(name: str, made: "Format") -> click.Command:
     @_rollout_option
     @click.option("--agents", metavar="GLOB", help="Only agents whose name matches.")
     @click.option(
-        "--credit", type=click.Choice(_CREDITS), default="next", show_default=True,
+        "--credit", type=click.Choice(get_args(Credit)), default="next", show_default=True,
         help="How rewards without a link reach a call.",
     )  # fmt: skip
     @click.option("--gamma", type=float, default=0.99, show_default=True, help="For discounted.")
