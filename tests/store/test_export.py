@@ -218,7 +218,8 @@ def plain(step: Transition) -> Transition:
     return dataclasses.replace(step, **arrays)
 
 
-@settings(max_examples=10, deadline=None)
+@pytest.mark.timeout(120)  # a store and two files for each example
+@settings(max_examples=5, deadline=None)
 @given(forests)
 def test_triplets_read_again_are_the_transitions(spans: list[Span]) -> None:
     """Stored, exported to lines or Parquet and read back: what the adapter made of the spans."""
