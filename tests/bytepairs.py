@@ -1,7 +1,9 @@
 """A real tokenizer, built in a moment: byte-level BPE and ChatML; and calls in its ids."""
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.adapter.forest import Forest, token_attributes
 
@@ -23,8 +25,8 @@ CORPUS = ["the answer is the answer", "what is the question of the answer", "sev
 def built(folder: Path, template: str) -> Path:
     """A tokenizer on disk, as a model's folder has it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
+    wrapped: Any = importlib.import_module("transformers").PreTrainedTokenizerFast
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -35,7 +37,7 @@ def built(folder: Path, template: str) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    whole = wrapped(tokenizer_object=tokenizer, eos_token="<|im_end|>")
     if template:
         whole.chat_template = template
     whole.save_pretrained(folder)

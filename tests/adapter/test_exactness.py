@@ -160,6 +160,9 @@ def test_logprob_mode_is_the_spans_or_its_processes(
         ({c.REQUEST_CHOICES: 4}, [exactness.CHOICES]),
         ({c.FINISH_REASONS: ["length"]}, [exactness.LENGTH]),
         ({c.RESPONSE_LOGPROBS: ""}, [exactness.NO_LOGPROBS]),
+        ({c.OUTPUT_TOKENS: 3}, []),
+        ({c.OUTPUT_TOKENS: 4}, [exactness.COUNTS]),
+        ({c.OUTPUT_TOKENS: 12, c.REQUEST_CHOICES: 4}, [exactness.CHOICES]),
     ],
     ids=str,
 )
@@ -176,6 +179,16 @@ def test_notes_of_sampling_need_tokens() -> None:
     found = transition({c.REQUEST_TOP_P: 0.5, c.FINISH_REASONS: ["length"]})
 
     assert exactness.notes_of(found) == [exactness.LENGTH]
+
+
+def test_notes_of_a_step_without_its_tokens_are_those_of_the_tokens() -> None:
+    """Where tokens are read and not kept, they are noted of all the same."""
+    attributes = {**sampled(-1.0, -1.0, -1.0), c.OUTPUT_TOKENS: 3}
+    bare = replace(transition(attributes), prompt_ids=(), response_ids=(), logprobs=())
+    tokens = exactness.read_tokens(attributes)
+
+    assert exactness.notes_of(bare, tokens) == []
+    assert exactness.tally([bare], [tokens]) == (1, {}, {})
 
 
 def test_the_report_counts_reasons_and_notes() -> None:

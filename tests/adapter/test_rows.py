@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.adapter.forest import Forest, said, token_attributes
+from tests.adapter.forests import forests
 
 from lightning_otel.adapter import TripletAdapter, rows
-from lightning_otel.types import TrainingRow, Trajectory, Transition
+from lightning_otel.types import Span, TrainingRow, Trajectory, Transition
 
 Ids = Sequence[int]
 
@@ -249,6 +250,17 @@ def test_steps_are_joined_wherever_they_continue_each_other(paths: list[Trajecto
             if other.cause == "drift":
                 assert not is_next
             assert other.cause != "start"
+
+
+@given(forests)
+def test_every_exact_step_of_any_forest_is_in_one_row(spans: list[Span]) -> None:
+    """Branches, several processes and rollouts: what the adapter gives is trained once."""
+    paths = TripletAdapter().adapt(spans)
+
+    found = Counter(id(each) for row in rows.rows_of(paths) for each in row.transitions)
+
+    steps = {id(each): each for p in paths for each in p.transitions}
+    assert found == Counter(n for n, each in steps.items() if each.capture == "exact")
 
 
 def test_rows_of_what_the_adapter_gives() -> None:

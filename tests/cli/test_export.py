@@ -107,7 +107,7 @@ def test_triplets_are_transitions(cli: Cli, kept: Path) -> None:
         "rows       8 of triplets → stdout",
     ]
     assert talk[5].startswith("  left out: 1 × ")
-    assert "  not exact: 2 × no token ids: the server gave none" in talk
+    assert "  not exact: 2 × no token ids: none were recorded" in talk
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -173,7 +173,7 @@ def test_no_rows_are_an_empty_file_of_the_right_columns(
     assert done.rows == 0
     assert read(tmp_path / name) == []
     (reason,) = done.left_out
-    assert reason.startswith("no token ids: the server gave none; ask")
+    assert reason.startswith("no token ids: none were recorded; ask")
 
 
 def test_agents_rollouts_and_progress(filled: Store) -> None:

@@ -7,15 +7,16 @@ unlike what a trainer assumes, such as truncating sampling, is a note, and costs
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.tokens import decode_ids, decode_logprobs
-from lightning_otel.types import Span, Transition
+from lightning_otel.adapter.tokens import decode_ids, decode_logprobs, has_negative
+from lightning_otel.types import Transition
 
-NO_IDS: Final = "no token ids: the server gave none"
-NO_PROMPT_IDS: Final = "no token ids of the prompt: the server gave only the response's"
-NO_RESPONSE_IDS: Final = "no token ids of the response: the server gave only the prompt's"
+NO_IDS: Final = "no token ids: none were recorded"
+NO_PROMPT_IDS: Final = "no token ids of the prompt: only the response's were recorded"
+NO_RESPONSE_IDS: Final = "no token ids of the response: only the prompt's were recorded"
 DAMAGED_IDS: Final = "token ids damaged: they are not packed numbers"
 NEGATIVE_IDS: Final = "token ids damaged: one is negative"
 DAMAGED_LOGPROBS: Final = "logprobs damaged: they are not packed numbers"
@@ -30,6 +31,7 @@ NO_LOGPROBS: Final = "no logprobs: the server gave token ids alone"
 TRUNCATED: Final = "truncating sampling: top_p, top_k or min_p left tokens out"
 PENALISED: Final = "penalised sampling: a penalty moved the probabilities"
 MODE_UNKNOWN: Final = "temperature other than 1: not known whether logprobs are raw or processed"
+COUNTS: Final = "tokens counted otherwise: the server's usage is not as many as it gave ids of"
 CHOICES: Final = "several choices: only the first one's tokens are kept"
 
 _ROUNDING: Final = 1e-6
@@ -87,7 +89,7 @@ def read_tokens(attributes: Mapping[str, Any]) -> Tokens:
     response = _first_ids(attributes.get(c.RESPONSE_TOKEN_IDS))
     if prompt is None or response is None:
         return Tokens(inexact=DAMAGED_IDS)
-    if min(prompt, default=0) < 0 or min(response, default=0) < 0:
+    if has_negative(prompt) or has_negative(response):
         return Tokens(inexact=NEGATIVE_IDS)
     logprobs = _first_logprobs(attributes.get(c.RESPONSE_LOGPROBS))
     if not len(response):
@@ -138,18 +140,20 @@ def _first_logprobs(packed: object) -> Sequence[float] | None:
         return None
 
 
-def sampling_of(span: Span) -> dict[str, Any]:
+def sampling_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked of the sampler, and in which mode logprobs were told, by its usual name.
 
-    The mode is the span's, else its process's: no server says it, but whoever runs one knows it.
+    Args:
+        attributes: A call's.
+        otel_resource: That of its process, which may say the mode: no server does, but whoever runs
+            one knows it.
     """
-    attributes = span.attributes
     found: dict[str, Any] = {
         name: value
         for key, name in _SAMPLING
         if key in attributes and _is_number(value := attributes[key])
     }
-    mode = attributes.get(c.LOGPROBS_MODE, span.otel_resource.get(c.LOGPROBS_MODE))
+    mode = attributes.get(c.LOGPROBS_MODE, otel_resource.get(c.LOGPROBS_MODE))
     if mode in _MODES:
         found["logprobs_mode"] = mode
     return found
@@ -161,14 +165,24 @@ def _is_number(value: object) -> bool:
     return type(value) is int
 
 
-def notes_of(step: Transition) -> list[str]:
-    """What a trainer should know of a sound transition: each of the notes that holds of it."""
+def notes_of(step: Transition, tokens: Tokens | Transition | None = None) -> list[str]:
+    """What a trainer should know of a sound transition: each of the notes that holds of it.
+
+    Args:
+        step: The transition.
+        tokens: Its tokens, if it does not hold them itself.
+    """
+    held = step if tokens is None else tokens
     notes = [LENGTH] if step.finish_reason == "length" else []
     if step.capture != "exact":
         return notes
-    if not len(step.logprobs):
+    if not len(held.logprobs):
         notes.append(NO_LOGPROBS)
     sampling = step.sampling
+    is_one = sampling.get("n", 1) == 1
+    # A stream that loses tokens on the way is found by this where there are no logprobs.
+    if is_one and step.output_tokens not in (None, len(held.response_ids)):
+        notes.append(COUNTS)
     if not sampling:
         return notes
     moved = {name for name, usual in _NEUTRAL.items() if sampling.get(name, usual[0]) not in usual}
@@ -176,10 +190,10 @@ def notes_of(step: Transition) -> list[str]:
         notes.append(TRUNCATED)
     if moved & {"frequency_penalty", "presence_penalty", "repetition_penalty"}:
         notes.append(PENALISED)
-    is_warmed = len(step.logprobs) and sampling.get("temperature", 1) != 1
+    is_warmed = len(held.logprobs) and sampling.get("temperature", 1) != 1
     if is_warmed and "logprobs_mode" not in sampling:
         notes.append(MODE_UNKNOWN)
-    if sampling.get("n", 1) != 1:
+    if not is_one:
         notes.append(CHOICES)
     return notes
 
@@ -198,15 +212,21 @@ class Tally(NamedTuple):
     notes: dict[str, int]
 
 
-def tally(steps: Iterable[Transition]) -> Tally:
-    """How many transitions are exact, why the others are not, and what is noted of them."""
+def tally(steps: Iterable[Transition], tokens: Iterable[Tokens] | None = None) -> Tally:
+    """How many transitions are exact, why the others are not, and what is noted of them.
+
+    Args:
+        steps: The transitions.
+        tokens: Each one's tokens, if they do not hold them themselves.
+    """
     inexact: Counter[str] = Counter()
     notes: Counter[str] = Counter()
     exact = 0
-    for step in steps:
+    pairs = zip(steps, repeat(None) if tokens is None else tokens, strict=False)
+    for step, held in pairs:
         if step.capture == "exact":
             exact += 1
         else:
             inexact[step.inexact or NO_IDS] += 1
-        notes.update(notes_of(step))
+        notes.update(notes_of(step, held))
     return Tally(exact, dict(inexact.most_common()), dict(notes.most_common()))

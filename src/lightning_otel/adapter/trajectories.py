@@ -128,7 +128,7 @@ def _transition(
         end_ns=span.end_ns if span.end_ns is not None else span.start_ns,
         input_tokens=integer(attributes, c.INPUT_TOKENS),
         output_tokens=integer(attributes, c.OUTPUT_TOKENS),
-        sampling=exactness.sampling_of(span),
+        sampling=exactness.sampling_of(attributes, span.otel_resource),
         inexact=call.inexact,
     )
 

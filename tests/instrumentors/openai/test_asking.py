@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import pickle
 import threading
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.instrumentors.openai.test_surfaces import (
     sent,
 )
 
-from lightning_otel import Store, auto_trace, carried, context
+from lightning_otel import Store, auto_trace, capture, carried, context
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.openai import OpenAIInstrumentor, asking
@@ -130,8 +131,7 @@ def test_asked_async_surface_gives_the_program_what_it_would_have_got(
     assert (exchange.sent != wanted.sent) is is_known
 
 
-@pytest.mark.parametrize("status", [400, 422])
-@pytest.mark.parametrize("name", UNASKED)
+@pytest.mark.parametrize(("name", "status"), [*((name, 400) for name in UNASKED), ("chat", 422)])
 def test_refused_surface_is_sent_as_the_agent_wrote_it(
     name: str, status: int, store: Store, server: DemoServer
 ) -> None:
@@ -300,11 +300,22 @@ def test_option_holds_where_it_was_named(store: Store, server: DemoServer) -> No
                     thread.join()
                 with context(enable_retokenization_fix=False):
                     ask(client)
-                later = carried(lambda: ask(client))
-            later()
+                later = carried(ask)
+            later(client)
         ask(client)
 
     assert asks(server) == [False, True, True, False, True, False]
+
+
+def test_option_goes_along_to_other_processes(store: Store) -> None:
+    """A carried function that is pickled asks for ids where it is run as where it came from."""
+    with asked_in(store):
+        asking_one = pickle.dumps(carried(capture.asks_for_ids))
+    with auto_trace(store=store):
+        other = pickle.dumps(carried(capture.asks_for_ids))
+
+    assert pickle.loads(asking_one)() is True
+    assert pickle.loads(other)() is False
 
 
 @pytest.mark.parametrize(
