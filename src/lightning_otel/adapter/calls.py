@@ -56,12 +56,11 @@ def read_call(span: Span, agent: str) -> Call | str:
             return NO_CONTENT if inexact == NO_IDS else inexact
     if not len(response_ids) and not any(item.get("parts") for item in answered or ()):
         return NO_OUTPUT if inexact in (NO_IDS, NO_RESPONSE_IDS) else inexact
-    instructions = get(c.SYSTEM_INSTRUCTIONS)
     tools = get(c.TOOL_DEFINITIONS)
     return Call(
         span=span,
         agent=agent,
-        observation=(_instructions(instructions) if instructions else ()) + (given or ()),
+        observation=_instructions(get(c.SYSTEM_INSTRUCTIONS)) + (given or ()),
         action=answered or (),
         tools=_repeated(tools) if isinstance(tools, str) else (),
         prompt_ids=prompt_ids,
@@ -69,6 +68,17 @@ def read_call(span: Span, agent: str) -> Call | str:
         logprobs=logprobs,
         inexact=inexact,
     )
+
+
+def is_failure(reason: str) -> bool:
+    """Whether a reason says that a call came to nothing, so that it may be asked again."""
+    return reason in (ABANDONED, INCOMPLETE) or reason.startswith("failed:")
+
+
+def observation_of(span: Span) -> tuple[Message, ...]:
+    """What a call was asked, instructions first; empty where that cannot be read."""
+    given = _messages(span.attributes.get(c.INPUT_MESSAGES))
+    return _instructions(span.attributes.get(c.SYSTEM_INSTRUCTIONS)) + given if given else ()
 
 
 def _unusable(span: Span, agent: str) -> str | None:
@@ -100,7 +110,7 @@ def _messages(found: object) -> tuple[Message, ...] | None:
 
 
 def _instructions(found: object) -> tuple[Message, ...]:
-    parts = _repeated(found) if isinstance(found, str) else ()
+    parts = _repeated(found) if isinstance(found, str) and found else ()
     return (message("system", [dict(part) for part in parts]),) if parts else ()
 
 

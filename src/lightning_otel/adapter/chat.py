@@ -31,8 +31,13 @@ def messages_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
     Args:
         messages: As the GenAI conventions write them; those of the chat API pass as well.
     """
-    found = [spoken for item in messages for spoken in _spoken(item)]
-    _name_calls(found)
+    return [spoken for turn in turns_of(messages) for spoken in turn]
+
+
+def turns_of(messages: Iterable[Message]) -> list[list[dict[str, Any]]]:
+    """The same, with what each message became in a list of its own."""
+    found = [_spoken(item) for item in messages]
+    _name_calls([spoken for turn in found for spoken in turn])
     return found
 
 

@@ -13,7 +13,7 @@ import click
 from lightning_otel.cli import Guessing
 from lightning_otel.cli.output import counted, json_text, print_json, size, store_option, talk
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Credit
+from lightning_otel.types import Credit, Estimator
 
 if TYPE_CHECKING:
     from lightning_otel.formats.format import Format, LeftOut
@@ -123,6 +123,10 @@ def _command(name: str, made: "Format") -> click.Command:
         help="How rewards without a link reach a call.",
     )  # fmt: skip
     @click.option("--gamma", type=float, default=0.99, show_default=True, help="For discounted.")
+    @click.option(
+        "--advantage", type=click.Choice(get_args(Estimator)),
+        help="Compare each rollout with others of its task; by default no.",
+    )  # fmt: skip
     @click.option("--incomplete", is_flag=True, help="Also of rollouts whose process died in them.")
     @click.option("--dry-run", is_flag=True, help="Print the funnel and write nothing.")
     @click.option("--left-out", metavar="FILE", help="Write there what is in no row, and why.")
@@ -166,6 +170,7 @@ def _export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
             agents=given["agents"],
             credit=given["credit"],
             gamma=given["gamma"],
+            advantage=given["advantage"],
             rollout_id=rollout_id,
             include_incomplete=given["incomplete"],
             left_out=left_out,
