@@ -195,6 +195,19 @@ ENVIRONMENTS = {
         ("torch", "trl", "transformers", "datasets", "verl", "agentlightning"),
         alone=("verl==0.9.1", "agentlightning==0.3.0"),
     ),
+    # Its adapters alone: the whole of Agent Lightning brings an LLM gateway, 470 MB.
+    "differential": Environment(
+        (
+            "agentops>=0.4.13",
+            "fastapi",
+            "openai>=2",
+            "opentelemetry-exporter-otlp==1.44.0",
+            "opentelemetry-sdk==1.44.0",
+        ),
+        ("tests/adapter/differential",),
+        ("agentlightning", "agentops", "opentelemetry-sdk"),
+        alone=("agentlightning==0.3.0",),
+    ),
     # Of these projects only releases that pip finds no way around live together.
     "foreign": Environment(
         (

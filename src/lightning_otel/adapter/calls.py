@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.exactness import NO_IDS, NO_RESPONSE_IDS, read_tokens
 from lightning_otel.adapter.messages import message, parse_messages
 from lightning_otel.adapter.tracking import is_tracked
@@ -92,7 +93,8 @@ def _unusable(span: Span, agent: str) -> str | None:
     # With a finish reason the model's answer is whole: what failed is what the client made of it,
     # such as a structured output that did not validate.
     if span.status == "ERROR" and not get(c.FINISH_REASONS):
-        return f"failed: {get(c.ERROR_TYPE) or span.status_message or 'the call ended in an error'}"
+        why = shown(get(c.ERROR_TYPE) or span.status_message or "the call ended in an error")
+        return f"failed: {why}"
     if not is_tracked(agent, get(c.TRACK_ONLY)):
         return NOT_TRACKED
     return None

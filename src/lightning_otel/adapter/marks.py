@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import exactness
+from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.messages import message, text_part
 from lightning_otel.adapter.tree import Tree
 from lightning_otel.types import Call, Message, Span
@@ -70,5 +71,4 @@ def _message(span: Span) -> Message:
     """What a mark holds: the agent speaks in actions, the world in observations."""
     value = span.attributes.get(c.OBJECT_JSON, span.attributes.get(c.OBJECT_LITERAL, ""))
     role = "assistant" if span.name == c.SPAN_ACTION else "user"
-    text = value if isinstance(value, str) else str(value)
-    return message(role, [text_part(text)], name=span.attributes.get(c.MARK_NAME))
+    return message(role, [text_part(shown(value))], name=span.attributes.get(c.MARK_NAME))
