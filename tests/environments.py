@@ -178,6 +178,23 @@ ENVIRONMENTS = {
         ("tests/store/contract", "tests/store/test_clickhouse.py"),
         ("chdb", "clickhouse-connect", "duckdb"),
     ),
+    # Whoever reads our formats. Of verl the data classes and the algorithms, which need no more
+    # than this; the whole of it holds transformers below what TRL is tested with. Of Agent
+    # Lightning its types.
+    "trainers": Environment(
+        (
+            "torch==2.13.0",
+            "trl>=1.16,<1.17",
+            "codetiming",
+            "omegaconf>=2.3",
+            "pydantic>=2.11",
+            "ray>=2.41",
+            "tensordict>=0.8,!=0.9.0,<=0.10.0",
+        ),
+        ("tests/formats/consumers",),
+        ("torch", "trl", "transformers", "datasets", "verl", "agentlightning"),
+        alone=("verl==0.9.1", "agentlightning==0.3.0"),
+    ),
     # Its adapters alone: the whole of Agent Lightning brings an LLM gateway, 470 MB.
     "differential": Environment(
         (

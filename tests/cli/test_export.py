@@ -102,9 +102,14 @@ def test_triplets_are_transitions(cli: Cli, kept: Path) -> None:
         assert line["prompt_ids"] == list(step.prompt_ids)
         assert line["logprobs"] == pytest.approx(list(step.logprobs))
     talk = done.stderr.splitlines()
-    assert talk[0] == "8 transitions → stdout"
-    assert talk[1] == "from 9 calls in 5 rollouts: 3 rewarded, 6 with exact token ids"
-    assert talk[2].startswith("  left out: 1 × ")
+    assert talk[:5] == [
+        "rollouts   5",
+        "calls      9: 8 are transitions, 1 left out",
+        "tokens     6 of 8 transitions have exact token ids",
+        "rewards    3: 3 placed; 3 of 8 transitions have one",
+        "rows       8 of triplets → stdout",
+    ]
+    assert talk[5].startswith("  left out: 1 × ")
     assert "  not exact: 2 × no token ids: none were recorded" in talk
 
 
@@ -126,7 +131,7 @@ def test_triplets_are_adapted_once(
 
     assert done.returncode == 0
     assert len(adapted) == 1
-    assert f"from {adapted[0].report.calls} calls" in done.stderr
+    assert f"calls      {adapted[0].report.calls}:" in done.stderr
 
 
 def test_triplets_with_advantages(cli: Cli, tmp_path: Path) -> None:
@@ -182,6 +187,127 @@ def test_triplets_discounted_differs_from_next(cli: Cli, copy: Path) -> None:
 
     assert half[0]["reward"] == half[1]["reward"] * 0.5  # type: ignore[operator]  # numbers
     assert plain[0]["reward"] is None
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--format", "kto", "{}"),
+        ("--format=kto", "{}"),
+        ("kto", "{}"),
+        ("kto", "-o", "{}"),
+        ("--format", "kto", "-o", "{}", "--threshold", "0.5"),
+    ],
+)
+def test_a_format_is_named_either_way(
+    cli: Cli, kept: Path, tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    """``export --format kto OUT`` is ``export kto OUT``, and both are the library's own call."""
+    path = tmp_path / "kto.jsonl"
+    wanted: list[dict[str, object]] = []
+    Store(kept).export("kto", wanted.append)
+
+    done = cli("export", *(arg.format(path) for arg in args), "--store", kept)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert [json.loads(line) for line in path.read_text().splitlines()] == wanted
+    assert f"rows       3 of kto → {path}" in done.stderr
+
+
+def test_options_of_a_format_are_options_of_its_command(cli: Cli, kept: Path) -> None:
+    """A threshold that nothing reaches leaves no good answer; others have no such option."""
+    labels = [
+        row["label"] for row in lines(cli("export", "kto", "--threshold", "9", "--store", kept))
+    ]
+
+    other = cli("export", "--format", "triplets", "--threshold", "9", "--store", kept)
+
+    assert labels == [False] * 3
+    assert other.returncode == 2
+
+
+def test_dry_run_prints_the_funnel_and_writes_nothing(cli: Cli, kept: Path, tmp_path: Path) -> None:
+    """The funnel is what is asked for: it is on stdout, with every reason."""
+    done = cli("export", "--format", "kto", tmp_path / "kto.jsonl", "--dry-run", "--store", kept)
+
+    assert done.returncode == 0
+    assert not (tmp_path / "kto.jsonl").exists()
+    found = done.stdout.splitlines()
+    assert found[0] == "rollouts   5"
+    assert found[4] == "rows       3 of kto → nowhere (dry run)"
+    assert any(line.startswith("  in no row: 5 steps: no reward; give one") for line in found)
+
+
+def test_json_is_the_funnel_as_a_document(cli: Cli, kept: Path, tmp_path: Path) -> None:
+    """Beside a file or a dry run it is on stdout; it never stands among rows."""
+    dry = cli("export", "--format", "dpo", "--dry-run", "--json", "--store", kept)
+    real = cli("export", "kto", tmp_path / "kto.jsonl", "--json", "--store", kept)
+    both = cli("export", "kto", "--json", "--store", kept)
+
+    found = json.loads(dry.stdout)
+    assert (found["dry_run"], found["rows"], found["rollouts"]) == (True, 0, 5)
+    assert found["why_empty"].startswith("it needs messages, and several rewarded answers")
+    assert sum(found["left_out"].values()) == 9
+    assert json.loads(real.stdout)["rows"] == 3
+    assert both.returncode == 2
+
+
+def test_what_is_left_out_can_be_had_one_by_one(cli: Cli, kept: Path, tmp_path: Path) -> None:
+    """A line for each step, with where it is and why."""
+    path = tmp_path / "left.jsonl"
+
+    cli("export", "kto", "--dry-run", "--left-out", path, "--store", kept)
+
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(found) == 5
+    assert all(each["reason"].startswith("no reward") and each["span_id"] for each in found)
+    assert not path.stat().st_mode & 0o077
+
+
+def test_an_empty_export_says_why(cli: Cli, kept: Path, tmp_path: Path) -> None:
+    """No rows is never silent: what is missing, and what to do."""
+    Layout(tmp_path / "empty.duckdb").create()
+
+    none = cli("export", "sft", "--store", tmp_path / "empty.duckdb")
+    nobody = cli("export", "sft", "--agents", "nobody", "--store", kept)
+    pairs = cli("export", "dpo", "--store", kept)
+
+    assert "nothing to train on: the store has no spans" in none.stderr
+    assert "nothing to train on: no step is of such an agent" in nobody.stderr
+    assert "Most steps have no reward; give one with emit_reward()" in pairs.stderr
+
+
+def test_a_folder_is_written_and_never_over_another(cli: Cli, kept: Path, tmp_path: Path) -> None:
+    """Without an ending it is a dataset's folder; one that is there stays."""
+    once = cli("export", "--format", "sft", tmp_path / "sft", "--store", kept)
+    twice = cli("export", "--format", "sft", tmp_path / "sft", "--store", kept)
+
+    assert once.returncode == 0
+    assert (tmp_path / "sft" / "README.md").exists()
+    assert twice.returncode == 2
+    assert "exists already" in twice.stderr
+
+
+def test_formats_are_listed_and_guessed(cli: Cli) -> None:
+    """Help names every format and for whom it is; a misspelt one is guessed."""
+    listed = cli("export", "--help")
+    guessed = cli("export", "--format", "sftt")
+    bare = cli("export", "--format")
+
+    assert "For TRL KTOTrainer; needs messages and a reward." in listed.stdout
+    assert "did you mean 'sft'?" in guessed.stderr
+    assert (guessed.returncode, bare.returncode) == (2, 2)
+
+
+def test_progress_is_for_terminals(
+    terminal: Callable[..., str], kept: Path, tmp_path: Path
+) -> None:
+    """A terminal sees the funnel at the end, and the file is whole."""
+    shown = terminal("export", "--format", "sft", tmp_path / "sft.jsonl", "--store", kept)
+
+    assert "rollouts   5" in shown
+    assert len((tmp_path / "sft.jsonl").read_text().splitlines()) == 8 - 3
 
 
 @pytest.mark.parametrize(

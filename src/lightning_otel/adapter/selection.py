@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypedDict, get_args
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import REGEX, checked_patterns, matches
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import CaptureLevel, Span, Transition
+from lightning_otel.types import CaptureLevel, Span, Trajectory, Transition
 
 Matcher: TypeAlias = Callable[[Span], bool | None]
 """Says of a span that it is one, or is none; None leaves that to the usual rules."""
@@ -127,6 +127,13 @@ class Selection:
             and (self.max_reward is None or (reward is not None and reward <= self.max_reward))
             and (self.capture is None or step.capture == self.capture)
         )
+
+    def part_of(self, trajectory: Trajectory) -> Trajectory | None:
+        """A trajectory with the wanted steps alone; None where there is none."""
+        steps = tuple(filter(self.wants, trajectory.transitions))
+        if len(steps) == len(trajectory.transitions):
+            return trajectory
+        return replace(trajectory, transitions=steps) if steps else None
 
     def _has_version(self, step: Transition) -> bool:
         wanted = self.resource_version or ""

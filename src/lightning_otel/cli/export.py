@@ -1,129 +1,321 @@
-"""``export`` and ``pack``: data out, as lines, Parquet or one database."""
+"""``export`` and ``pack``: data out, in the format of whoever reads it, or as one database."""
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
 from lightning_otel.cli import Guessing
-from lightning_otel.cli.output import counted, json_text, size, store_option, talk
+from lightning_otel.cli.output import counted, json_text, print_json, size, store_option, talk
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Credit, Estimator
+from lightning_otel.types import CaptureLevel, Credit, Estimator
 
 if TYPE_CHECKING:
+    from lightning_otel.formats.format import Format, LeftOut
     from lightning_otel.store import Store
+    from lightning_otel.store.export import Exported, FileKind
 
-_JSON_COLUMNS = frozenset(
+_JSON_COLUMNS: Final = frozenset(
     {"observation", "action", "next_observation", "rewards", "tools", "resources", "sampling"}
 )
-_STDOUT = "-"
+_STDOUT: Final = "-"
+_SPANS: Final = "spans"
 
+
+class _Formats(Guessing):
+    """A group whose commands are ``spans`` and every format; ``--format X`` names one as well."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take ``--format X`` before anything else for the command ``X``."""
+        if args and args[0].startswith("--format"):
+            name, mark, value = args[0].partition("=")
+            if name == "--format" and (mark or len(args) > 1):
+                args = [value, *args[1:]] if mark else args[1:]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The formats that are installed."""
+        from lightning_otel import formats
+
+        return [_SPANS, *formats.names()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a format."""
+        from lightning_otel import formats
+
+        if cmd_name == _SPANS:
+            return spans
+        return _command(cmd_name, formats.get(cmd_name)) if cmd_name in formats.names() else None
+
+
+@click.group(cls=_Formats)
+def export() -> None:
+    """Write spans, or rows that a trainer reads: export --format FORMAT OUT.
+
+    OUT ends in .jsonl or .parquet, or is a folder that Hugging Face's datasets reads.
+    """
+
+
+_output_argument = click.argument("out", required=False)
 _output_option = click.option(
-    "-o",
-    "--output",
-    default=_STDOUT,
-    metavar="FILE",
-    help="File to write; - is stdout.",
-    show_default=True,
-)
-_format_option = click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["jsonl", "parquet"]),
-    help="By default what the file's ending says, else jsonl.",
+    "-o", "--output", metavar="OUT", help="The same as OUT; - is stdout, the default."
 )
 _rollout_option = click.option("--rollout", metavar="ID", help="Only this one; a prefix or @last.")
 
 
-@click.group(cls=Guessing)
-def export() -> None:
-    """Write spans or triplets as JSON lines or Parquet."""
+def _kind_option(*kinds: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--as",
+        "--format",
+        "kind",
+        type=click.Choice(kinds),
+        help="By default what OUT's name says.",
+    )
 
 
-@export.command(short_help="Spans, one a line, as the SDK prints them.")
+_SELECTING: Final = (
+    "since", "until", "mode", "resource_version", "min_reward", "max_reward", "capture", "received",
+)  # fmt: skip
+
+
+def _selecting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which steps are wanted."""
+    for option in reversed((
+        click.option("--agents", metavar="PATTERN", multiple=True,
+                     help="Only agents whose name matches; re:… and !… work, the first decides."),
+        click.option("--since", metavar="TIME", help="Only rollouts that began then or later."),
+        click.option("--until", metavar="TIME", help="Only rollouts that began before."),
+        click.option("--mode", help="Only steps taken in this mode, such as train."),
+        click.option("--resource-version", metavar="NAME", help="Only steps of this version."),
+        click.option("--min-reward", type=float, help="Only steps with at least this reward."),
+        click.option("--max-reward", type=float, help="Only steps with at most this reward."),
+        click.option("--capture", type=click.Choice(get_args(CaptureLevel)),
+                     help="Only steps captured like this."),
+        click.option("--received/--no-received", default=True,
+                     help="Whether spans that came over the network count."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Spans, one a line, as the SDK prints them.")
+@_output_argument
 @_output_option
-@_format_option
+@_kind_option("jsonl", "parquet")
 @_rollout_option
 @store_option
-def spans(output: str, kind: str | None, rollout: str | None, store: str | None) -> None:
+def spans(
+    out: str | None, output: str | None, kind: str | None, rollout: str | None, store: str | None
+) -> None:
     """Spans, one a line in the shape of the SDK's ReadableSpan.to_json()."""
     from lightning_otel.cli.spans import sdk_json
     from lightning_otel.store import Store
 
-    is_parquet = _is_parquet(kind, output)
+    place = _place(out, output)
+    is_parquet = (kind or ("parquet" if place.endswith(".parquet") else "jsonl")) == "parquet"
+    _check_stdout(place, "parquet" if is_parquet else "jsonl")
     opened = Store(store)
     table = opened.spans(rollout_id=_rollout_id(opened, rollout))
     if is_parquet:
-        _write_parquet(table, output)
-        talk(f"spans → {output} ({size(Path(output).stat().st_size)})")
+        _check_writable(place)
+        table.to_parquet(place)
+        talk(f"spans → {place} ({size(Path(place).stat().st_size)})")
         return
-    count = _write_lines(output, map(sdk_json, table))
-    talk(f"{counted(count, 'span')} → {_place(output)}")
+    count = _write_lines(place, map(sdk_json, table))
+    talk(f"{counted(count, 'span')} → {_named(place)}")
 
 
-@export.command(short_help="Transitions, one a line, ready for a trainer.")
-@_output_option
-@_format_option
-@_rollout_option
-@click.option("--agents", metavar="GLOB", help="Only agents whose name matches.")
-@click.option(
-    "--credit", type=click.Choice(get_args(Credit)), default="next", show_default=True,
-    help="How rewards without a link reach a call.",
-)  # fmt: skip
-@click.option("--gamma", type=float, default=0.99, show_default=True, help="For discounted.")
-@click.option(
-    "--advantage", type=click.Choice(get_args(Estimator)),
-    help="Compare each rollout with others of its task; by default no.",
-)  # fmt: skip
-@click.option("--incomplete", is_flag=True, help="Also of rollouts whose process died in them.")
-@store_option
-def triplets(
-    output: str,
-    kind: str | None,
-    rollout: str | None,
-    agents: str | None,
-    credit: Any,
-    gamma: float,
-    advantage: Any,
-    incomplete: bool,
-    store: str | None,
-) -> None:
-    """Transitions (observation, action, reward, next observation, done), one a line."""
+def _command(name: str, made: "Format") -> click.Command:
+    """The command that exports one format, with its options."""
+    options = [
+        click.Option([f"--{option.replace('_', '-')}"], type=_type_of(default), default=default,
+                     show_default=default is not None, help="Of this format; see docs/exports.md.")
+        for option, default in made.options().items()
+    ]  # fmt: skip
+
+    @_output_argument
+    @_output_option
+    @_kind_option("jsonl", "parquet", "folder")
+    @_rollout_option
+    @_selecting
+    @click.option("--adapter", metavar="NAME", help="Another adapter; see docs/selection.md.")
+    @click.option(
+        "--credit", type=click.Choice(get_args(Credit)), default="next", show_default=True,
+        help="How rewards without a link reach a call.",
+    )  # fmt: skip
+    @click.option("--gamma", type=float, default=0.99, show_default=True, help="For discounted.")
+    @click.option(
+        "--advantage", type=click.Choice(get_args(Estimator)),
+        help="Compare each rollout with others of its task; by default no.",
+    )  # fmt: skip
+    @click.option("--incomplete", is_flag=True, help="Also of rollouts whose process died in them.")
+    @click.option("--dry-run", is_flag=True, help="Print the funnel and write nothing.")
+    @click.option("--left-out", metavar="FILE", help="Write there what is in no row, and why.")
+    @click.option("--json", "as_json", is_flag=True, help="The funnel as one JSON document.")
+    @store_option
+    def run(**given: Any) -> None:
+        _export(name, made, given)
+
+    summary = f"For {made.used_by}; needs {made.needs}." if made.used_by else "Registered."
+    found = click.command(name, help=summary, short_help=summary)(run)
+    found.params += options
+    return found
+
+
+def _type_of(default: object) -> type:
+    return float if default is None or isinstance(default, float) else type(default)
+
+
+def _export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
     from lightning_otel.store import Store
+    from lightning_otel.store.export import kind_of
 
-    is_parquet = _is_parquet(kind, output)
-    opened = Store(store)
-    rollout_id = _rollout_id(opened, rollout)
-    table = opened.transitions(
-        agents=agents,
-        credit=credit,
-        gamma=gamma,
-        advantage=advantage,
-        rollout_id=rollout_id,
-        include_incomplete=incomplete,
+    place = _place(given["out"], given["output"])
+    is_dry_run, as_json = given["dry_run"], given["as_json"]
+    kind: FileKind = "jsonl" if place == _STDOUT else kind_of(place, given["kind"])
+    if not is_dry_run:
+        _check_stdout(place, given["kind"] or kind)
+        if as_json and place == _STDOUT:
+            raise ConfigError("--json would stand among the rows on stdout; name a file for them")
+    opened = Store(given["store"])
+    rollout_id = _rollout_id(opened, given["rollout"])
+    options = {option: given[option] for option in made.options()}
+    with (
+        _progress(opened, is_quiet=place == _STDOUT and not is_dry_run) as progress,
+        _reasons(given["left_out"]) as left_out,
+    ):
+        done = opened.export(
+            name,
+            None if is_dry_run else _print_row if place == _STDOUT else place,
+            kind=kind,
+            credit=given["credit"],
+            gamma=given["gamma"],
+            advantage=given["advantage"],
+            adapter=given["adapter"],
+            include_incomplete=given["incomplete"],
+            left_out=left_out,
+            progress=progress,
+            rollout_id=rollout_id,
+            agents=given["agents"] or None,
+            **{name: given[name] for name in _SELECTING},
+            **options,
+        )
+    if as_json:
+        print_json(_document(done, made, is_dry_run=is_dry_run))
+        return
+    say = click.echo if is_dry_run else talk
+    for line in _lines(done, made, "nowhere (dry run)" if is_dry_run else _named(place)):
+        say(line)
+
+
+def _lines(done: "Exported", made: "Format", place: str) -> Iterator[str]:
+    """The funnel, from rollouts to rows, and every reason."""
+    report = done.report
+    yield f"rollouts   {report.rollouts}"
+    lost = sum(each.noun == "call" for each in report.dropped)
+    yield f"calls      {report.calls}: {report.transitions} are transitions, {lost} left out"
+    yield f"tokens     {report.exact} of {report.transitions} transitions have exact token ids"
+    yield (
+        f"rewards    {report.rewards}: {report.rewards_placed} placed; "
+        f"{report.rewarded} of {report.transitions} transitions have one"
     )
-    if is_parquet:
-        _write_parquet(table, output)
-        talk(f"transitions → {output} ({size(Path(output).stat().st_size)})")
-    else:
-        count = _write_lines(output, map(parsed, table.dicts()))
-        talk(f"{counted(count, 'transition')} → {_place(output)}")
-    report = table.report()
-    which = " (all agents)" if agents else ""
-    talk(
-        f"from {counted(report.calls, 'call')} in {counted(report.rollouts, 'rollout')}{which}: "
-        f"{report.rewarded} rewarded, {report.exact} with exact token ids"
-    )
+    yield f"rows       {done.rows} of {done.format} → {place}"
     for reason, number in report.reasons().items():
-        talk(f"  left out: {number} × {reason}")
+        yield f"  left out: {number} × {reason}"
     for reason, number in report.inexact.items():
-        talk(f"  not exact: {number} × {reason}")
+        yield f"  not exact: {number} × {reason}"
     for reason, number in report.notes.items():
-        talk(f"  note: {number} × {reason}")
+        yield f"  note: {number} × {reason}"
+    for reason, number in done.left_out.items():
+        yield f"  in no row: {counted(number, 'step')}: {reason}"
+    for reason, number in done.partial.items():
+        yield f"  in a row without: {counted(number, 'step')}: {reason}"
+    if not done.rows:
+        yield f"nothing to train on: {_why(done, made)}"
+
+
+def _why(done: "Exported", made: "Format") -> str:
+    """Why there is no row, and what to do."""
+    if not done.report.spans:
+        return "the store has no spans here; record some: lightning-otel run -- python agent.py"
+    if not done.report.calls:
+        return "no model was called; see what is captured: lightning-otel doctor"
+    if not done.report.transitions:
+        return "every call was left out; see the reasons: lightning-otel stats"
+    if done.left_out:
+        return f"it needs {made.needs or 'more'}. Most steps have {next(iter(done.left_out))}"
+    return "no step is of such an agent or rollout; see: lightning-otel ls"
+
+
+def _document(done: "Exported", made: "Format", *, is_dry_run: bool) -> Mapping[str, Any]:
+    report = done.report
+    return {
+        "dry_run": is_dry_run,
+        "format": done.format,
+        "rollouts": report.rollouts,
+        "calls": report.calls,
+        "transitions": report.transitions,
+        "exact": report.exact,
+        "inexact": dict(report.inexact),
+        "notes": dict(report.notes),
+        "rewards": report.rewards,
+        "rewards_placed": report.rewards_placed,
+        "rewarded": report.rewarded,
+        "rows": done.rows,
+        "left_out": {**report.reasons(), **done.left_out},
+        "partial": dict(done.partial),
+        "why_empty": None if done.rows else _why(done, made),
+    }
+
+
+@contextmanager
+def _reasons(path: str | None) -> "Iterator[Callable[[LeftOut], None] | None]":
+    """Writes what is left out, one JSON object a line."""
+    if path is None:
+        yield None
+        return
+    from lightning_otel.store.table import private_file
+
+    with private_file(path) as made, made.open("w", encoding="utf-8") as file:
+
+        def write(left: "LeftOut") -> None:
+            step = left.step
+            found = {
+                "rollout_id": step.rollout_id,
+                "attempt_id": step.attempt_id,
+                "agent": step.agent,
+                "trace_id": step.trace_id,
+                "span_id": step.span_id,
+                "reason": left.reason,
+                "is_row_written": left.is_row_written,
+            }
+            file.write(json_text(found) + "\n")
+
+        yield write
+
+
+@contextmanager
+def _progress(opened: "Store", *, is_quiet: bool) -> "Iterator[Callable[[int], None] | None]":
+    """A bar on a terminal's stderr, gone when all is done."""
+    if is_quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    (row,) = opened.sql("SELECT count(DISTINCT rollout_id) AS rollouts FROM rollouts").dicts()
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("rollouts", total=row["rollouts"])
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _print_row(row: Mapping[str, Any]) -> None:
+    sys.stdout.write(json_text(row) + "\n")
 
 
 def parsed(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,21 +335,19 @@ def _rollout_id(opened: "Store", target: str | None) -> str | None:
     return whole if noun == "rollout" else opened.rollout_of(noun, whole)
 
 
-def _is_parquet(kind: str | None, output: str) -> bool:
-    if (kind or ("parquet" if output.endswith(".parquet") else "jsonl")) == "jsonl":
-        return False
-    if output == _STDOUT:
-        raise ConfigError("Parquet cannot be written to stdout; name a file with -o")
-    return True
+def _place(out: str | None, output: str | None) -> str:
+    if out is not None and output is not None:
+        raise ConfigError(f"two places to write to, {out} and {output}; name one")
+    return out or output or _STDOUT
 
 
-def _place(output: str) -> str:
-    return "stdout" if output == _STDOUT else output
+def _check_stdout(place: str, kind: str) -> None:
+    if place == _STDOUT and kind != "jsonl":
+        raise ConfigError(f"{kind.capitalize()} cannot be written to stdout; name a file with -o")
 
 
-def _write_parquet(table: Any, output: str) -> None:
-    _check_writable(output)
-    table.to_parquet(output)
+def _named(place: str) -> str:
+    return "stdout" if place == _STDOUT else place
 
 
 def _check_writable(output: str) -> None:

@@ -7,7 +7,7 @@ here are imported when they are used, so that the traced process pays for none o
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from lightning_otel import config
 from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
@@ -33,8 +33,10 @@ from lightning_otel.types import (
 if TYPE_CHECKING:
     import duckdb
 
+    from lightning_otel.formats.format import LeftOut
     from lightning_otel.store.compact import Compacted
     from lightning_otel.store.counts import Accounting
+    from lightning_otel.store.export import Exported, FileKind, Place
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.narrow import Part
     from lightning_otel.store.plugins import Adapter, Explaining
@@ -258,12 +260,11 @@ class Store:
     def messages(
         self,
         *,
-        agents: str | None = None,
         credit: Credit | CreditRule = "next",
         gamma: float = 0.99,
         compose: Compose = primary,
-        rollout_id: str | None = None,
         include_incomplete: bool = False,
+        **wanted: Unpack[Wanted],
     ) -> "Table[Conversation]":
         """Conversations of chat messages with their tools and rewards, one row each.
 
@@ -271,14 +272,14 @@ class Store:
         answer of it stands once; where its history was cut or begun anew, it is several.
 
         Args:
-            agents: Only agents whose name matches this glob.
             credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
             gamma: Discount per step under ``discounted``.
             compose: Makes the reward of several named ones; by default the primary one is it.
-            rollout_id: Only this rollout's.
             include_incomplete: Also what rollouts did that broke off, as their process died.
+            **wanted: Which; a conversation is whole, and given if one of its steps is wanted.
         """
-        from lightning_otel.store.messages import MESSAGE_COLUMNS, chosen, message_row
+        from lightning_otel.adapter.conversation_rows import conversations
+        from lightning_otel.store.messages import MESSAGE_COLUMNS, message_row
         from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Table, query_of
 
@@ -287,10 +288,10 @@ class Store:
                 credit=credit,
                 gamma=gamma,
                 compose=compose,
-                rollout_id=rollout_id,
                 include_incomplete=include_incomplete,
+                **wanted,
             )
-            return chosen(paths, agents)
+            return conversations(paths)
 
         def query() -> Query:
             return query_of(new_connection(), map(message_row, rows()), MESSAGE_COLUMNS)
@@ -334,6 +335,65 @@ class Store:
             made, Selection.of(wanted), include_incomplete=include_incomplete, bodies=False
         )
         return Report.total(part.report for part in found)
+
+    def export(
+        self,
+        format: str,
+        place: "Place",
+        *,
+        kind: "FileKind | None" = None,
+        credit: Credit | CreditRule = "next",
+        gamma: float = 0.99,
+        compose: Compose = primary,
+        advantage: Advantage | Estimator | None = None,
+        adapter: "Adapter | str | None" = None,
+        include_incomplete: bool = False,
+        left_out: "Callable[[LeftOut], None] | None" = None,
+        progress: "Callable[[int], None] | None" = None,
+        **options: Any,
+    ) -> "Exported":
+        """Write rows that a trainer reads: ``store.export("sft", "sft.jsonl")``.
+
+        They are written as they are made, and stand there once they are whole, for the user alone.
+
+        Args:
+            format: ``triplets``, ``sft``, ``prompt-completion``, ``tokens``, ``kto``, ``dpo``,
+                ``grpo``, ``verl``, ``openai-sft``, ``openai-dpo``, ``agentlightning``, or one that
+                is registered.
+            place: A file or folder; or a function that is given each row; or None to count only.
+            kind: ``jsonl``, ``parquet`` or ``folder``; by default what the name says. A folder is
+                one that Hugging Face's ``datasets.load_dataset`` reads.
+            credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
+            gamma: Discount per step under ``discounted``.
+            compose: As :meth:`transitions` takes it.
+            advantage: Likewise; it says what the groups are.
+            adapter: As :meth:`transitions` takes it.
+            include_incomplete: Also what rollouts did that broke off, as their process died.
+            left_out: Told of everything that the format cannot hold, with the reason.
+            progress: Told how many rollouts are done.
+            **options: Those of the format, such as ``threshold`` of ``kto``; and which steps, as
+                :meth:`transitions` takes them, such as ``agents``.
+
+        Raises:
+            ConfigError: There is no such format or option, or nothing can be written there.
+            StoreMissingError: There is no store.
+        """
+        from lightning_otel.store.export import export
+        from lightning_otel.store.plugins import adapter_of
+
+        made = adapter_of(adapter, TripletAdapter(credit, gamma, compose, advantage))
+        named = [name for name in options if name in Wanted.__annotations__]
+        wanted = Selection.of(cast(Wanted, {name: options.pop(name) for name in named}))
+        return export(
+            lambda: self._adapt(made, wanted, include_incomplete=include_incomplete),
+            format,
+            place,
+            kind=kind,
+            wanted=wanted,
+            left_out=left_out,
+            progress=progress,
+            options=options,
+        )
 
     def settle(self) -> "Settled":
         """Pack every sealed segment into Parquet now; nothing if another process is at it.

@@ -1,11 +1,9 @@
 """Conversations as the rows of a table."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from typing import Any
 
-from lightning_otel.adapter.conversation_rows import conversations
-from lightning_otel.types import Conversation, Trajectory
+from lightning_otel.types import Conversation
 
 MESSAGE_COLUMNS: Mapping[str, str] = {
     "rollout_id": "VARCHAR",
@@ -23,13 +21,6 @@ MESSAGE_COLUMNS: Mapping[str, str] = {
     "model": "VARCHAR",
     "resource_version": "VARCHAR",
 }
-
-
-def chosen(trajectories: Iterable[Trajectory], agents: str | None = None) -> Iterator[Conversation]:
-    """The conversations in trajectories, of agents that match a glob."""
-    return conversations(
-        each for each in trajectories if agents is None or fnmatchcase(each.agent, agents)
-    )
 
 
 def message_row(conversation: Conversation) -> dict[str, Any]:

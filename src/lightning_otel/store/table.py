@@ -311,7 +311,7 @@ def query_of(
     """
     with tempfile.NamedTemporaryFile(suffix=".ndjson") as file:
         for row in rows:
-            file.write(_line(row))
+            file.write(line(row))
         file.flush()
         described = "{" + ", ".join(f"{quoted(k)}: {quoted(v)}" for k, v in columns.items()) + "}"
         con.execute(
@@ -424,7 +424,8 @@ def windows(starts: Query, spans: int) -> list[tuple[int, int]]:
     return starts.take(get)
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def line(row: Mapping[str, Any]) -> bytes:
+    """A row as one line of JSON."""
     try:
         return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
     except (TypeError, ValueError):

@@ -1,48 +1,12 @@
 """Transitions as the rows of a table."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from lightning_otel.formats.triplets import COLUMNS
 from lightning_otel.types import Trajectory, Transition
 
-TRANSITION_COLUMNS: Mapping[str, str] = {
-    "rollout_id": "VARCHAR",
-    "attempt_id": "VARCHAR",
-    "agent": "VARCHAR",
-    "branch": "INTEGER",
-    "step": "INTEGER",
-    "observation": "JSON",
-    "action": "JSON",
-    "reward": "DOUBLE",
-    "next_observation": "JSON",
-    "done": "BOOLEAN",
-    "rewards": "JSON",
-    "is_shared": "BOOLEAN",
-    "tools": "JSON",
-    "prompt_ids": "INTEGER[]",
-    "response_ids": "INTEGER[]",
-    "logprobs": "DOUBLE[]",
-    "capture": "VARCHAR",
-    "resource_version": "VARCHAR",
-    "resources": "JSON",
-    "model": "VARCHAR",
-    "response_id": "VARCHAR",
-    "finish_reason": "VARCHAR",
-    "trace_id": "VARCHAR",
-    "span_id": "VARCHAR",
-    "start_ns": "BIGINT",
-    "end_ns": "BIGINT",
-    "input_tokens": "BIGINT",
-    "output_tokens": "BIGINT",
-    "sampling": "JSON",
-    "group_id": "VARCHAR",
-    "advantage": "DOUBLE",
-    "weight": "DOUBLE",
-    "mode": "VARCHAR",
-    "inexact": "VARCHAR",
-}
-
-
+TRANSITION_COLUMNS: Final = COLUMNS
 BODY_COLUMNS: Final = frozenset(
     {
         "observation",

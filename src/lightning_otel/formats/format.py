@@ -1,0 +1,151 @@
+"""What a format is: a function from trajectories to rows, and what is known of its rows."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import Trajectory, Transition
+
+Row: TypeAlias = dict[str, Any]
+"""Values that JSON knows, by column; a column without a value may be missing."""
+
+NO_REWARD: Final = (
+    "no reward; give one with emit_reward(), or let a later one count for every step before it: "
+    "credit 'discounted'"
+)
+NO_TOKENS: Final = (
+    "no token ids; ask the server for them: extra_body={'return_token_ids': True} with vLLM"
+)
+NO_LOGPROBS: Final = "no logprobs; ask the server for them: logprobs=True, top_logprobs=0"
+NO_MESSAGES: Final = "no messages; capture their content, which is on unless it was switched off"
+FURTHER_CHOICES: Final = "further choices of one call; a row holds the first alone"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that a format cannot hold, and why.
+
+    Attributes:
+        step: The step it is of.
+        reason: Why; after its first ``"; "`` what to do.
+        is_row_written: Whether a row stands for the step, without what is left out.
+    """
+
+    step: Transition
+    reason: str
+    is_row_written: bool = False
+
+
+Made: TypeAlias = Iterator[Row | LeftOut]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How rows of one shape are made of trajectories.
+
+    Attributes:
+        make: Gives rows and what was left out, taking trajectories first and its options by name.
+        columns: DuckDB type of each column, JSON for what is nested; where it is empty, the type is
+            what the rows show.
+        used_by: Who reads it, in a few words.
+        needs: What a step must have to become part of a row, in a few words.
+        is_grouped: Whether the trajectories are to come group by group.
+    """
+
+    make: Callable[..., Made]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    used_by: str = ""
+    needs: str = ""
+    is_grouped: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """What can be set of it: defaults by name."""
+        found = inspect.signature(self.make).parameters.values()
+        return {each.name: each.default for each in found if each.kind is each.KEYWORD_ONLY}
+
+    def checked(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options that were given, if the format has them.
+
+        Raises:
+            ConfigError: One is unknown.
+        """
+        known = self.options()
+        for name in given:
+            if name not in known:
+                has = f"there are {', '.join(known)}" if known else "it has none"
+                raise ConfigError(f"the format has no option {name!r}; {has}")
+        return given
+
+
+def other_choices(step: Transition) -> Iterator[LeftOut]:
+    """That a row holds the first choice alone, where a call has several.
+
+    Args:
+        step: The step of the row.
+    """
+    if len(step.action) > 1:
+        yield LeftOut(step, FURTHER_CHOICES, is_row_written=True)
+
+
+def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, Trajectory]]:
+    """Each step once, with the first trajectory it lies on; those of an attempt come together."""
+    for trajectory, steps in fresh(trajectories):
+        for step in steps:
+            yield step, trajectory
+
+
+def fresh(
+    trajectories: Iterable[Trajectory],
+) -> Iterator[tuple[Trajectory, tuple[Transition, ...]]]:
+    """Trajectories, each with those of its steps that no earlier one of its attempt has."""
+    attempt = ("", "")
+    seen: set[tuple[str, str]] = set()
+    for trajectory in trajectories:
+        if attempt != (trajectory.rollout_id, trajectory.attempt_id):
+            # Only branches of one attempt share steps: memory must not grow with the store.
+            attempt = (trajectory.rollout_id, trajectory.attempt_id)
+            seen = set()
+        own = []
+        for step in trajectory.transitions:
+            key = (step.trace_id, step.span_id)
+            if not step.is_shared or key not in seen:
+                own.append(step)
+            if step.is_shared:
+                seen.add(key)
+        yield trajectory, tuple(own)
+
+
+def outcome(trajectory: Trajectory) -> float | None:
+    """The last reward given along a trajectory; None if there is none."""
+    for step in reversed(trajectory.transitions):
+        if step.reward is not None:
+            return step.reward
+    return None
+
+
+ORIGIN: Final[Mapping[str, str]] = {
+    "rollout_id": "VARCHAR",
+    "attempt_id": "VARCHAR",
+    "agent": "VARCHAR",
+    "span_id": "VARCHAR",
+    "reward": "DOUBLE",
+}
+"""Columns that say where a row comes from; trainers pass over them."""
+
+
+def origin(step: Transition, reward: float | None) -> Row:
+    """Where a row comes from.
+
+    Args:
+        step: The step it is of, or its last one.
+        reward: What the row was worth.
+    """
+    return {
+        "rollout_id": step.rollout_id,
+        "attempt_id": step.attempt_id,
+        "agent": step.agent,
+        "span_id": step.span_id,
+        "reward": reward,
+    }

@@ -1,0 +1,48 @@
+"""Training rows and what they were worth, which every format of token ids begins with."""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from lightning_otel.adapter.rows import is_trainable, rows_of
+from lightning_otel.formats.format import NO_TOKENS, LeftOut, distinct, outcome
+from lightning_otel.types import TrainingRow, Trajectory, Transition
+
+
+class Sequence(NamedTuple):
+    """A training row with the last reward given along its trajectory."""
+
+    row: TrainingRow
+    reward: float | None
+
+    @property
+    def last(self) -> Transition:
+        """Its last step."""
+        return self.row.transitions[-1]
+
+
+def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut]:
+    """Every training row, and the steps that are in none for want of token ids.
+
+    Args:
+        trajectories: Those of an attempt one after the other: only so much is held at once.
+    """
+    for _, found in groupby(trajectories, lambda each: (each.rollout_id, each.attempt_id)):
+        attempt = list(found)
+        worth: dict[tuple[str, str], float | None] = {}
+        for trajectory in attempt:
+            reward = outcome(trajectory)
+            for step in trajectory.transitions:
+                worth.setdefault((step.trace_id, step.span_id), reward)
+        for step, _ in distinct(attempt):
+            if not is_trainable(step):
+                yield LeftOut(step, _reason(step))
+        for row in rows_of(attempt):
+            first = row.transitions[0]
+            yield Sequence(row, worth[first.trace_id, first.span_id])
+
+
+def _reason(step: Transition) -> str:
+    """Why there are no token ids, where it is known more closely, and what to do."""
+    what, _, remedy = NO_TOKENS.partition("; ")
+    return f"{step.inexact or what}; {remedy}"

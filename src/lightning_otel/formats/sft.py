@@ -1,0 +1,113 @@
+"""``sft``: whole conversations with their tools, for TRL's ``SFTTrainer``.
+
+With ``assistant_only_loss=True`` every assistant turn of a row is trained.
+
+Source: TRL's conversational language-modeling type (``messages``, ``tools``).
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from lightning_otel.formats.chat import UnheldError, for_templates, has_messages, tools_of
+from lightning_otel.formats.format import (
+    NO_MESSAGES,
+    NO_REWARD,
+    ORIGIN,
+    Format,
+    LeftOut,
+    Made,
+    Row,
+    origin,
+    other_choices,
+    outcome,
+)
+from lightning_otel.types import Message, Trajectory, Transition
+
+BELOW: Final = "reward below the threshold; lower it to keep more"
+
+
+def make(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
+    """One row a conversation; where a trajectory's next prompt does not go on from it, a new one.
+
+    Args:
+        trajectories: What is made into rows.
+        threshold: Only trajectories whose last reward is no less.
+    """
+    for trajectory in trajectories:
+        reward = outcome(trajectory)
+        if threshold is not None and (reward is None or reward < threshold):
+            for step in trajectory.transitions:
+                yield LeftOut(step, NO_REWARD if reward is None else BELOW)
+            continue
+        for each in _conversations(trajectory.transitions):
+            yield each if isinstance(each, LeftOut) else _row(each, reward)
+
+
+class _Conversation(NamedTuple):
+    """Steps that go on from each other, and all that was said in them."""
+
+    steps: list[Transition]
+    said: list[Message]
+
+
+def _row(found: _Conversation, reward: float | None) -> Row:
+    last = found.steps[-1]
+    row: Row = {"messages": for_templates(found.said)}
+    if last.tools:
+        row["tools"] = tools_of(last.tools)
+    return {**row, "steps": len(found.steps), **origin(last, reward)}
+
+
+def _conversations(steps: Iterable[Transition]) -> Iterator[_Conversation | LeftOut]:
+    held = _Conversation([], [])
+    for step in steps:
+        if not has_messages(step):
+            yield LeftOut(step, NO_MESSAGES)
+            continue
+        goes_on = bool(held.steps) and _goes_on(held.steps[-1], step)
+        seen = len(held.steps[-1].observation) + 1 if goes_on else 0
+        said = [*step.observation[seen:], *step.action[:1]]
+        try:
+            for_templates(said)
+        except UnheldError as exc:
+            yield LeftOut(step, str(exc))
+            continue
+        yield from other_choices(step)
+        if held.steps and not goes_on:
+            yield held
+            held = _Conversation([], [])
+        held.steps.append(step)
+        held.said.extend(said)
+    if held.steps:
+        yield held
+
+
+def _goes_on(before: Transition, step: Transition) -> bool:
+    """Whether a prompt begins with the one before and what was answered to it.
+
+    Only the last answer is looked at closely: so a long conversation is not compared over and over.
+    """
+    size = len(before.observation)
+    if len(step.observation) <= size or step.observation[:size] != before.observation:
+        return False
+    return _plain(step.observation[size]) == _plain(before.action[0])
+
+
+def _plain(message: Message) -> list[Row]:
+    """A message without the reasoning in it, which few agents send back."""
+    try:
+        found = for_templates([message])
+    except UnheldError:
+        return []
+    return [
+        {name: value for name, value in each.items() if name != "reasoning_content"}
+        for each in found
+    ]
+
+
+FORMAT: Final = Format(
+    make,
+    {"messages": "JSON", "tools": "JSON", "steps": "INTEGER", **ORIGIN},
+    used_by="TRL SFTTrainer, assistant_only_loss=True",
+    needs="messages",
+)

@@ -1,0 +1,286 @@
+"""Rows of a format in a file: JSON lines, Parquet, or a folder that Hugging Face's datasets reads.
+
+A file stands at its place once it is whole, and is the user's alone. Rows are written as they are
+made: memory does not grow with them.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from lightning_otel import formats
+from lightning_otel.adapter import Adaptation
+from lightning_otel.adapter.selection import Selection
+from lightning_otel.errors import ConfigError
+from lightning_otel.formats.format import LeftOut, Row
+from lightning_otel.store.layout import write_private
+from lightning_otel.store.sql import quoted
+from lightning_otel.store.table import line, private_file
+from lightning_otel.types import Report, Trajectory
+
+FileKind: TypeAlias = Literal["jsonl", "parquet", "folder"]
+Write: TypeAlias = Callable[[Row], None]
+Place: TypeAlias = str | os.PathLike[str] | Write | None
+
+_GROUP_BYTES: Final = 32 << 20
+_TABLE: Final = "data/train-00000-of-00001.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The funnel of an export, with every reason.
+
+    Attributes:
+        format: The format's name.
+        report: From spans to transitions, of every agent.
+        rows: How many rows were made.
+        left_out: How many steps are in no row, by reason, the most frequent first.
+        partial: How many steps are in a row without something, by what it is.
+    """
+
+    format: str
+    report: Report
+    rows: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    partial: Mapping[str, int] = field(default_factory=dict)
+
+
+class _Funnel:
+    """Counts on the way from adaptations to rows."""
+
+    def __init__(
+        self,
+        wanted: Selection,
+        told: Callable[[LeftOut], None] | None,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self.rows = 0
+        self._wanted = wanted
+        self._told = told
+        self._progress = progress
+        self._reports: list[Report] = []
+        self._reasons: Counter[tuple[str, bool]] = Counter()
+
+    def trajectories(self, adaptations: Iterable[Adaptation]) -> Iterator[Trajectory]:
+        """The trajectories, with the steps that were asked for."""
+        rollouts = 0
+        for each in adaptations:
+            self._reports.append(each.report)
+            yield from filter(None, map(self._wanted.part_of, each.trajectories))
+            rollouts += each.report.rollouts
+            if self._progress is not None:
+                self._progress(rollouts)
+
+    def note(self, left: LeftOut) -> None:
+        """Take a note of what a format could not hold."""
+        self._reasons[left.reason, left.is_row_written] += 1
+        if self._told is not None:
+            self._told(left)
+
+    def exported(self, name: str) -> Exported:
+        """What came of it."""
+        reasons = self._reasons.most_common()
+        return Exported(
+            format=name,
+            report=Report.total(self._reports),
+            rows=self.rows,
+            left_out={reason: n for (reason, is_written), n in reasons if not is_written},
+            partial={reason: n for (reason, is_written), n in reasons if is_written},
+        )
+
+
+def export(
+    adaptations: Callable[[], Iterable[Adaptation]],
+    name: str,
+    place: Place,
+    *,
+    kind: FileKind | None = None,
+    wanted: Selection,
+    left_out: Callable[[LeftOut], None] | None = None,
+    progress: Callable[[int], None] | None = None,
+    options: Mapping[str, Any],
+) -> Exported:
+    """Write the rows of a format.
+
+    Args:
+        adaptations: Begins to read what is exported.
+        name: The format's name.
+        place: A file or folder, a function that is given each row, or None to count only.
+        kind: What is written; by default what the name says: ``.parquet``, a folder where it has no
+            ending, else JSON lines.
+        wanted: Which steps.
+        left_out: Told of everything that the format cannot hold.
+        progress: Told how many rollouts are done.
+        options: Those of the format.
+
+    Raises:
+        ConfigError: There is no such format or option, or nothing can be written there.
+    """
+    found = formats.get(name)
+    found.checked(options)
+    funnel = _Funnel(wanted, left_out, progress)
+    with _opened(place, kind, found.columns) as write:
+        trajectories = funnel.trajectories(adaptations())
+        for row in formats.made(found, trajectories, funnel.note, **options):
+            write(row)
+            funnel.rows += 1
+    return funnel.exported(name)
+
+
+def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileKind:
+    """What is written to a path: as it was said, else as its name says."""
+    if kind is not None:
+        return kind
+    name = os.fspath(path)
+    if name.endswith(".parquet"):
+        return "parquet"
+    is_folder = name.endswith(os.sep) or Path(name).is_dir() or not Path(name).suffix
+    return "folder" if is_folder and not _is_stream(Path(name)) else "jsonl"
+
+
+@contextlib.contextmanager
+def _opened(place: Place, kind: FileKind | None, columns: Mapping[str, str]) -> "Iterator[Write]":
+    if place is None or callable(place):
+        yield place or (lambda _: None)
+        return
+    kind, path = kind_of(place, kind), Path(place)
+    _check(path, kind)
+    if kind == "jsonl":
+        writer = _lines(path)
+    else:
+        writer = _parquet(path, columns) if kind == "parquet" else _folder(path, columns)
+    with writer as write:
+        yield write
+
+
+def _check(path: Path, kind: FileKind) -> None:
+    """Refuse a place where nothing can be written, before anything is read.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    parent = Path(os.path.realpath(path)).parent
+    if not parent.is_dir():
+        raise ConfigError(f"cannot write {path}: there is no folder {parent}; name another place")
+    if _is_stream(path):
+        if kind != "jsonl":
+            raise ConfigError(f"{path} takes JSON lines alone; name a file")
+        return
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write {path}: permission denied; name another place")
+    if kind == "folder":
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise ConfigError(f"{path} exists already; name a new folder, or remove it")
+    elif path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a folder; name a file")
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is there and no file of bytes, such as a pipe: nothing may take its place."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+@contextlib.contextmanager
+def _lines(path: Path) -> Iterator[Write]:
+    if _is_stream(path):
+        with path.open("wb") as file:
+            yield lambda row: _put(file, row)
+        return
+    with private_file(path) as made, made.open("wb") as file:
+        yield lambda row: _put(file, row)
+
+
+def _put(file: Any, row: Row) -> None:
+    file.write(line(row))
+
+
+@contextlib.contextmanager
+def _parquet(path: Path, columns: Mapping[str, str]) -> Iterator[Write]:
+    with private_file(path) as made, _table(made, columns) as write:
+        yield write
+
+
+@contextlib.contextmanager
+def _folder(path: Path, columns: Mapping[str, str]) -> Iterator[Write]:
+    """A folder as ``datasets.load_dataset`` takes it, which is there once it is whole."""
+    import shutil
+
+    final = Path(os.path.realpath(path))
+    made = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+    try:
+        (made / _TABLE).parent.mkdir(mode=0o700)
+        write_private(made / _TABLE, b"")
+        with _table(made / _TABLE, columns) as write:
+            yield write
+        write_private(made / "README.md", _card(columns).encode())
+        made.replace(final)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+class _Written:
+    """What was written so far: how many rows, their bytes, and those of the longest."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.longest = 0
+        self._bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        """Count a row."""
+        self.rows += 1
+        self.longest = max(self.longest, size_bytes)
+        self._bytes += size_bytes
+
+    def group(self) -> int:
+        """Rows that are held at once while Parquet is written: few where they are long."""
+        return min(max(_GROUP_BYTES * self.rows // max(self._bytes, 1), 2048), 122_880)
+
+
+@contextlib.contextmanager
+def _table(made: Path, columns: Mapping[str, str]) -> Iterator[Write]:
+    """Rows into a Parquet file, by way of a file of lines beside it that DuckDB reads in pieces."""
+    from lightning_otel.store.source import new_connection
+
+    written = _Written()
+    with tempfile.NamedTemporaryFile(suffix=".ndjson", dir=made.parent) as file:
+
+        def write(row: Row) -> None:
+            written.add(file.write(line(row)))
+
+        yield write
+        file.flush()
+        if not columns and not written.rows:
+            raise ConfigError("no rows, and the format names no columns; write JSON lines")
+        with new_connection() as con:
+            # One thread: each holds a row group and a piece of the lines.
+            con.execute("SET threads = 1")
+            con.execute(_copy(file.name, made, columns, written))
+
+
+def _copy(lines: str, made: Path, columns: Mapping[str, str], written: _Written) -> str:
+    """The statement that makes Parquet of lines."""
+    longest = max(written.longest + 1, 1 << 20)
+    options = f"format='newline_delimited', maximum_object_size={longest}"
+    if columns:
+        named = ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in columns.items())
+        options += f", columns={{{named}}}"
+    # A column of JSON is marked as such in Parquet: datasets and others read it as what it says.
+    return (
+        f"COPY (FROM read_json({quoted(lines)}, {options})) TO {quoted(str(made))} "
+        "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false, "
+        f"ROW_GROUP_SIZE {written.group()})"
+    )
+
+
+def _card(columns: Mapping[str, str]) -> str:
+    """The card that says where the rows are; of what types, the Parquet file says itself."""
+    return (
+        "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n"
+        f"    path: {_TABLE}\n---\n\nWritten by lightning-otel; columns: {', '.join(columns)}.\n"
+    )

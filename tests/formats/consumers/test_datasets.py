@@ -1,0 +1,54 @@
+"""Every format is read by ``datasets.load_dataset`` with the types it should have."""
+
+from pathlib import Path
+
+import pytest
+from tests.formats.consumers.recorded import recorded
+
+from lightning_otel import Store, formats
+
+datasets = pytest.importorskip("datasets")
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+TYPES = {
+    "JSON": "Json(decode=True)",
+    "VARCHAR": "Value('string')",
+    "BOOLEAN": "Value('bool')",
+    "INTEGER": "Value('int32')",
+    "BIGINT": "Value('int64')",
+    "DOUBLE": "Value('float64')",
+    "INTEGER[]": "List(Value('int32'))",
+    "DOUBLE[]": "List(Value('float64'))",
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Two tasks, four tries each."""
+    return recorded(tmp_path_factory.mktemp("recorded") / "traces.duckdb")
+
+
+@pytest.mark.parametrize("name", formats.names())
+def test_folders_and_parquet_have_the_types_of_their_columns(
+    store: Store, tmp_path: Path, name: str
+) -> None:
+    """Nested columns are JSON values again, and missing keys are not filled up with nulls."""
+    wanted: list[dict[str, object]] = []
+    store.export(name, wanted.append, credit="discounted")
+    store.export(name, tmp_path / "folder", credit="discounted")
+    cache = str(tmp_path / "cache")
+
+    found = datasets.load_dataset(str(tmp_path / "folder"), split="train", cache_dir=cache)
+
+    columns = formats.get(name).columns
+    assert {key: repr(kind) for key, kind in found.features.items()} == {
+        key: TYPES[kind] for key, kind in columns.items()
+    }
+    assert wanted
+    for row, held in zip(wanted, found, strict=True):
+        for key, value in held.items():
+            assert value == _listed(row.get(key))
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value

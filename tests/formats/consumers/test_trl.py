@@ -1,0 +1,272 @@
+"""Each format for TRL makes its trainer's dataset and takes one step of a tiny model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.formats.consumers import tiny
+from tests.formats.consumers.recorded import TASKS, TRIES, recorded
+
+from lightning_otel import Store
+
+trl = pytest.importorskip("trl")
+datasets = pytest.importorskip("datasets")
+
+pytestmark = [
+    # What trainers warn of is theirs; to import them takes long on a busy machine.
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(300),
+]
+IGNORED = -100
+"""The label of a token that no loss is taken of."""
+ENDINGS = ("folder", "rows.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Two tasks, four tries each."""
+    return recorded(tmp_path / "traces.duckdb")
+
+
+def load(store: Store, name: str, tmp_path: Path, ending: str = "folder", **options: Any) -> Any:
+    """What ``datasets.load_dataset`` reads of an export."""
+    place = tmp_path / ending
+    store.export(name, place, **options)
+    cache = str(tmp_path / "cache")
+    if ending == "folder":
+        return datasets.load_dataset(str(place), split="train", cache_dir=cache)
+    kind = "parquet" if ending.endswith("parquet") else "json"
+    return datasets.load_dataset(kind, data_files=str(place), split="train", cache_dir=cache)
+
+
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """One step on the CPU, and nothing but that."""
+    return {
+        "output_dir": str(tmp_path / "trained"),
+        "max_steps": 1,
+        "per_device_train_batch_size": 4,
+        "report_to": [],
+        "save_strategy": "no",
+        "use_cpu": True,
+        "bf16": False,
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+    }
+
+
+def stepped(trainer: Any) -> dict[str, Any]:
+    """What the trainer logged of its one step, by which the weights changed."""
+    import torch
+
+    before = [each.detach().clone() for each in trainer.model.parameters()]
+    trainer.train()
+    after = list(trainer.model.parameters())
+    assert any(not torch.equal(one, two) for one, two in zip(before, after, strict=True))
+    logged: dict[str, Any] = next(each for each in trainer.state.log_history if "loss" in each)
+    assert torch.isfinite(torch.tensor(logged["loss"]))
+    return logged
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_sft_trains_on_what_the_assistant_said(store: Store, tmp_path: Path, ending: str) -> None:
+    """Messages and tools become text by the template; the loss is of assistant turns alone."""
+    rows = load(store, "sft", tmp_path, ending)
+
+    trainer = trl.SFTTrainer(
+        tiny.model(),
+        args=trl.SFTConfig(assistant_only_loss=True, **settings(tmp_path)),
+        train_dataset=rows,
+        processing_class=tiny.tokenizer(),
+    )
+
+    assert len(rows) == len(TASKS) * TRIES
+    first = trainer.train_dataset[0]
+    text = tiny.tokenizer().decode(first["input_ids"])
+    trained = [label for label in first["labels"] if label != IGNORED]
+    calls = '<call>calculator{"expression": "2+2", "round": {"digits": 1}}</call>' * 2
+    assert text.startswith('<|tools|>[{"type": "function", "function": {"name": "calculator"')
+    assert tiny.tokenizer().decode(trained) == f"{calls}<|end|>It is 4.<|end|>"
+    assert text.count("<|tool|>4<|end|>") == 2
+    stepped(trainer)
+
+
+def test_sft_of_the_best_alone(store: Store, tmp_path: Path) -> None:
+    """A threshold keeps what was right."""
+    rows = load(store, "sft", tmp_path, threshold=1.0)
+
+    assert len(rows) == len(TASKS) * TRIES // 2
+    assert set(rows["reward"]) == {1.0}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_prompt_completion_trains_on_completions(store: Store, tmp_path: Path, ending: str) -> None:
+    """Each step is a row, and the loss is of its completion alone."""
+    rows = load(store, "prompt-completion", tmp_path, ending)
+
+    trainer = trl.SFTTrainer(
+        tiny.model(),
+        args=trl.SFTConfig(**settings(tmp_path)),
+        train_dataset=rows,
+        processing_class=tiny.tokenizer(),
+    )
+
+    assert len(rows) == 2 * len(TASKS) * TRIES
+    trained = [label for label in trainer.train_dataset[1]["labels"] if label != IGNORED]
+    assert tiny.tokenizer().decode(trained) == "It is 4.<|end|>"
+    stepped(trainer)
+
+
+def test_tokens_are_trained_as_they_were_recorded(store: Store, tmp_path: Path) -> None:
+    """Token ids reach the model untouched, masked but for what was sampled."""
+    rows = load(store, "tokens", tmp_path)
+
+    trainer = trl.SFTTrainer(
+        tiny.model(),
+        args=trl.SFTConfig(**settings(tmp_path)),
+        train_dataset=rows,
+        processing_class=tiny.tokenizer(),
+    )
+
+    first = trainer.data_collator([trainer.train_dataset[0]])
+    assert first["input_ids"].tolist() == [[3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]
+    assert first["labels"].tolist() == [[-100] * 4 + [7, 8, 9, -100, -100, 12, 13]]
+    stepped(trainer)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_kto_takes_labels(store: Store, tmp_path: Path, ending: str) -> None:
+    """Half of the answers are good ones."""
+    rows = load(store, "kto", tmp_path, ending)
+
+    trainer = trl.KTOTrainer(
+        tiny.model(),
+        ref_model=tiny.model(),
+        args=trl.KTOConfig(**settings(tmp_path)),
+        train_dataset=rows,
+        processing_class=tiny.tokenizer(),
+    )
+
+    assert sorted(rows["label"]) == [False] * 4 + [True] * 4
+    stepped(trainer)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_dpo_takes_pairs(store: Store, tmp_path: Path, ending: str) -> None:
+    """The first steps of a task, judged by what came of them, are pairs."""
+    rows = load(store, "dpo", tmp_path, ending, credit="discounted", gamma=1.0)
+
+    trainer = trl.DPOTrainer(
+        tiny.model(),
+        ref_model=tiny.model(),
+        args=trl.DPOConfig(**settings(tmp_path)),
+        train_dataset=rows,
+        processing_class=tiny.tokenizer(),
+    )
+
+    assert len(rows) == len(TASKS) * TRIES // 2
+    assert all(one > two for one, two in zip(rows["reward"], rows["rejected_reward"], strict=True))
+    stepped(trainer)
+
+
+def test_grpo_rows_are_trls_samples(store: Store, tmp_path: Path) -> None:
+    """Prompt, mask, logprobs and group make the sample that TRL's asynchronous GRPO takes."""
+    worker = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker")
+    rows = load(store, "grpo", tmp_path)
+
+    samples = [
+        worker.RolloutSample(
+            prompt=[],
+            completion=[],
+            input_ids=row["prompt_token_ids"] + row["completion_token_ids"],
+            completion_mask=row["loss_mask"],
+            old_log_probs=[0.0] * len(row["prompt_token_ids"]) + row["per_token_logps"],
+            advantage=row["reward"] - 0.5,
+            model_version=0,
+            metrics={},
+            group_id=row["group_id"],
+        )
+        for row in rows
+    ]
+
+    assert len({sample.group_id for sample in samples}) == len(TASKS)
+    for sample in samples:
+        lengths = {len(sample.input_ids), len(sample.completion_mask), len(sample.old_log_probs)}
+        assert lengths == {11}
+        assert sum(sample.completion_mask) == 5
+
+
+def test_grpo_rows_train_with_recorded_logprobs(store: Store, tmp_path: Path) -> None:
+    """GRPO takes a step of recorded rows: the ratio is to what was recorded, not to itself."""
+    rows = load(store, "grpo", tmp_path)
+    trainer_class = _recorded_trainer()
+
+    trainer = trainer_class(
+        tiny.model(),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=trl.GRPOConfig(num_generations=4, **settings(tmp_path)),
+        train_dataset=rows.add_column("prompt", [""] * len(rows)),
+        processing_class=tiny.tokenizer(),
+    )
+
+    logged = stepped(trainer)
+    assert logged["loss"] == pytest.approx(_loss(trainer.taken), abs=1e-3)
+
+
+def _loss(taken: dict[str, Any]) -> float:
+    """The clipped loss of what was taken, worked out from the same weights without TRL."""
+    import torch
+
+    ids = torch.cat([taken["prompt_ids"], taken["completion_ids"]], dim=1)
+    seen = torch.cat([taken["prompt_mask"], torch.ones_like(taken["completion_ids"])], dim=1)
+    size = taken["completion_ids"].shape[1]
+    with torch.no_grad():
+        scores = tiny.model()(ids, attention_mask=seen).logits[:, -size - 1 : -1]
+    chosen = scores.log_softmax(-1).gather(-1, taken["completion_ids"][..., None])[..., 0]
+    ratio = torch.exp(chosen - taken["old_per_token_logps"])
+    advantage = taken["advantages"][:, None]
+    gain = torch.min(ratio * advantage, ratio.clip(0.8, 1.2) * advantage)
+    return float(-(gain * taken["completion_mask"]).sum() / taken["completion_mask"].sum())
+
+
+def _recorded_trainer() -> type[Any]:
+    """GRPO's trainer with what was recorded in place of what it would generate."""
+    import torch
+
+    def padded(rows: list[list[Any]], left: bool, padding: float) -> Any:
+        width = max(map(len, rows))
+        full = [
+            [padding] * (width - len(row)) + row if left else row + [padding] * (width - len(row))
+            for row in rows
+        ]
+        return torch.tensor(full)
+
+    class Recorded(trl.GRPOTrainer):  # type: ignore[name-defined, misc]  # not installed everywhere
+        """Takes rows as they are."""
+
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            prompts = [row["prompt_token_ids"] for row in inputs]
+            sampled = [row["completion_token_ids"] for row in inputs]
+            masks = [row["loss_mask"][len(row["prompt_token_ids"]) :] for row in inputs]
+            self.taken = {
+                "prompt_ids": padded(prompts, True, 0),
+                "prompt_mask": padded([[1] * len(each) for each in prompts], True, 0),
+                "completion_ids": padded(sampled, False, 0),
+                "completion_mask": padded(masks, False, 0),
+                "old_per_token_logps": padded([r["per_token_logps"] for r in inputs], False, 0.0),
+                "advantages": torch.tensor([row["reward"] - 0.25 for row in inputs]),
+                "num_items_in_batch": torch.tensor(sum(map(sum, masks))),
+            }
+            return self.taken
+
+        def _set_signature_columns_if_needed(self) -> None:
+            self._signature_columns = list(self.train_dataset.column_names)
+
+    return Recorded

@@ -1,0 +1,168 @@
+"""Formats as a family: how they are found, asked and extended, and what holds of all of them."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from tests.adapter.forest import said
+from tests.adapter.forests import forests
+from tests.formats.made import exact, path, step
+
+from lightning_otel import Span, TripletAdapter, formats
+from lightning_otel.errors import ConfigError
+from lightning_otel.formats import Format, LeftOut
+from lightning_otel.types import Trajectory, Transition
+
+OURS = [
+    "agentlightning", "dpo", "grpo", "kto", "openai-dpo", "openai-sft", "prompt-completion",
+    "sft", "tokens", "triplets", "verl",
+]  # fmt: skip
+
+
+def answers(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
+    """A format as a user writes one: a plain function."""
+    for trajectory in trajectories:
+        for each in trajectory.transitions:
+            yield {"said": each.action[0]["parts"][0]["content"]}
+
+
+def picky(trajectories: Iterable[Trajectory], *, least: float = 0.0) -> Iterator[Any]:
+    """One with an option, that leaves things out."""
+    for trajectory in trajectories:
+        for each in trajectory.transitions:
+            is_kept = each.reward is not None and each.reward >= least
+            yield {"reward": each.reward} if is_kept else LeftOut(each, "too little; earn more")
+
+
+PICKY = Format(picky, {"reward": "DOUBLE"}, used_by="a test", needs="a reward")
+NO_FORMAT = 3
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Registers members beside ours, as an installed distribution would."""
+
+    def register(**members: str) -> None:
+        ours = formats.entry_points(group=formats.GROUP)
+        more = [EntryPoint(name, value, formats.GROUP) for name, value in members.items()]
+        # Replaced because a test installs no distribution.
+        monkeypatch.setattr(formats, "entry_points", lambda group: [*more, *ours])
+
+    return register
+
+
+def test_ours_are_registered_as_anybodys() -> None:
+    """Every member is found by its entry point and says for whom it is and what it needs."""
+    assert formats.names() == OURS
+    for name in OURS:
+        found = formats.get(name)
+        assert found.used_by
+        assert found.needs
+        assert found.columns
+
+
+def test_a_registered_function_is_a_format(registered: Callable[..., None]) -> None:
+    """A plain function stands beside ours under its name, and rows come of it."""
+    registered(answers=f"{__name__}:answers", picky=f"{__name__}:PICKY")
+
+    assert formats.names() == [*OURS, "answers", "picky"]
+    assert list(formats.rows("answers", [path(step("a"))])) == [{"said": "a"}]
+    assert formats.get("picky").options() == {"least": 0.0}
+
+
+def test_a_registered_format_may_replace_ours(registered: Callable[..., None]) -> None:
+    """Whoever registers one of our names is asked instead."""
+    registered(sft=f"{__name__}:answers")
+
+    assert list(formats.rows("sft", [path(step("a"))])) == [{"said": "a"}]
+
+
+def test_what_is_left_out_is_told(registered: Callable[..., None]) -> None:
+    """Rows are rows alone; the rest goes to whoever wants to know."""
+    registered(picky=f"{__name__}:PICKY")
+    told: list[LeftOut] = []
+    found = [path(step(reward=1.0)), path(step(reward=0.25, span_id="s2"))]
+
+    rows = list(formats.rows("picky", found, left_out=told.append, least=0.5))
+
+    assert rows == [{"reward": 1.0}]
+    assert [(each.step.span_id, each.reason) for each in told] == [("s2", "too little; earn more")]
+
+
+def test_wrong_names_and_members_are_explained(registered: Callable[..., None]) -> None:
+    """An unknown format or option, or a member that is none, says what there is."""
+    registered(broken="no_such_module:X", number=f"{__name__}:NO_FORMAT")
+
+    with pytest.raises(ConfigError, match=r"no format 'sfd'; did you mean 'sft'\?"):
+        formats.rows("sfd", [])
+    with pytest.raises(ConfigError, match="no format 'zzz'; there are agentlightning, dpo"):
+        formats.rows("zzz", [])
+    with pytest.raises(ConfigError, match="no option 'treshold'; there are threshold"):
+        formats.rows("kto", [], treshold=1)
+    with pytest.raises(ConfigError, match="no option 'threshold'; it has none"):
+        formats.rows("triplets", [], threshold=1)
+    with pytest.raises(ConfigError, match="'broken' cannot be loaded"):
+        formats.rows("broken", [])
+    with pytest.raises(ConfigError, match="'number' is 3; register a function or a Format"):
+        formats.rows("number", [])
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_no_trajectories_make_no_rows(name: str) -> None:
+    """Nothing in, nothing out."""
+    assert list(formats.rows(name, [])) == []
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_rows_are_made_one_by_one(name: str) -> None:
+    """A format that compares nothing asks for no trajectory before its row is wanted."""
+    asked = []
+
+    def endless() -> Iterator[Trajectory]:
+        for index in range(100):
+            asked.append(index)
+            action = (said("assistant", f"answer {index}"),)
+            yield path(exact([1], [2], float(index % 2), action=action, rollout_id=f"r{index}"))
+
+    next(formats.rows(name, endless()))
+
+    assert len(asked) == (100 if formats.get(name).is_grouped else 1) or name in ("tokens",)
+    assert name != "tokens" or len(asked) == 2  # one attempt is over when the next one begins
+
+
+@settings(max_examples=25, deadline=None)
+@given(forests)
+def test_every_step_is_in_a_row_or_has_a_reason(spans: list[Span]) -> None:
+    """Whatever was recorded: no exception, rows of the columns named, and no step is lost."""
+    found = TripletAdapter().adapt(spans)
+    steps = {_key(each) for trajectory in found for each in trajectory.transitions}
+    for name in OURS:
+        told: list[LeftOut] = []
+
+        rows = list(formats.rows(name, found, left_out=told.append))
+
+        assert all(set(row) <= set(formats.get(name).columns) for row in rows)
+        assert all(_is_json(row) for row in rows)
+        left = {_key(each.step) for each in told if not each.is_row_written}
+        assert left <= steps
+        if name in ("triplets", "agentlightning"):
+            assert not left
+            assert len(rows) >= len(steps)
+        elif name in ("prompt-completion", "kto", "openai-sft"):
+            assert len(rows) >= len(steps - left)
+        elif name in ("dpo", "openai-dpo"):
+            assert len(left) >= len(steps) - 2 * len(rows)
+        else:
+            assert bool(rows) or left == steps
+
+
+def _key(each: Transition) -> tuple[str, ...]:
+    return each.rollout_id, each.attempt_id, each.trace_id, each.span_id
+
+
+def _is_json(row: dict[str, Any]) -> bool:
+    """Whether a row is made of what every reader of JSON takes."""
+    return bool(json.dumps(row, allow_nan=False))

@@ -1,0 +1,240 @@
+"""``Store.export()``: rows in files, whole and private, whatever the format."""
+
+import dataclasses
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import duckdb
+import pytest
+from hypothesis import given, settings
+from tests.adapter.forest import Forest
+from tests.adapter.forests import forests
+
+from lightning_otel import Span, Store, TripletAdapter
+from lightning_otel.errors import ConfigError, StoreMissingError
+from lightning_otel.formats.format import LeftOut, distinct
+from lightning_otel.formats.triplets import COLUMNS, transition
+from lightning_otel.store.export import kind_of
+from lightning_otel.store.transitions import TRANSITION_COLUMNS
+from lightning_otel.types import Transition
+
+
+def rollout(number: int, reward: float | None = None) -> Forest:
+    """A rollout of two calls."""
+    forest = Forest(
+        rollout_id=f"r{number}", trace_id=f"{number:032x}", process=f"p{number}", tick=50 * number
+    )
+    with forest.agent("calc"):
+        forest.call(f"one {number}", "same")
+        forest.call(f"two {number}", "more")
+        if reward is not None:
+            forest.reward(reward)
+    return forest
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    """A store of three rollouts, the last one without a reward."""
+    for number, reward in enumerate((1.0, 0.0, None)):
+        store.add(rollout(number, reward).spans)
+    return store
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file or folder, by DuckDB."""
+    if path.is_dir():
+        path = path / "data" / "train-00000-of-00001.parquet"
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    with duckdb.connect() as con:
+        found = con.execute(f"FROM read_parquet('{path}')")
+        names = [column[0] for column in found.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "folder"])
+def test_a_file_holds_the_rows_and_is_the_users_alone(
+    filled: Store, tmp_path: Path, name: str
+) -> None:
+    """The name says what is written; nobody else can read it, and nothing else is left there."""
+    before = set(tmp_path.iterdir())
+
+    done = filled.export("kto", tmp_path / name)
+
+    assert (done.rows, done.report.calls, done.report.rewards_placed) == (2, 6, 2)
+    assert [row["label"] for row in read(tmp_path / name)] == [True, False]
+    assert set(tmp_path.iterdir()) - before == {tmp_path / name}
+    for path in [tmp_path / name, *(tmp_path / name).rglob("*")]:
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077
+
+
+def test_a_function_is_given_each_row(filled: Store) -> None:
+    """Rows can go anywhere, and nowhere."""
+    rows: list[dict[str, Any]] = []
+    left: list[LeftOut] = []
+
+    done = filled.export("kto", rows.append, left_out=left.append, threshold=0.0)
+    counted = filled.export("kto", None)
+
+    assert [row["label"] for row in rows] == [True, True]
+    assert done.left_out == counted.left_out
+    assert sum(done.left_out.values()) == len(left) == 4
+    assert counted.rows == 2
+
+
+def test_kind_of_a_name() -> None:
+    """A Parquet ending, a folder, else lines; what was said counts more."""
+    assert kind_of("a.parquet") == "parquet"
+    assert kind_of("a.jsonl") == kind_of("a.txt") == kind_of("/dev/null") == "jsonl"
+    assert kind_of("out") == kind_of("out/") == kind_of("v1.0/") == "folder"
+    assert kind_of("a.parquet", "jsonl") == "jsonl"
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "folder"])
+def test_an_export_that_fails_leaves_things_as_they_were(
+    filled: Store, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stood there stands there, and nothing half written lies beside it."""
+    if name != "folder":
+        (tmp_path / name).write_text("precious")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+
+    def fail(*_: Any, **__: Any) -> Any:
+        yield from ()
+        raise RuntimeError("the disk is on fire")
+
+    # Replaced because no real store fails in the middle when it is asked to.
+    monkeypatch.setattr(Store, "_adapt", fail)
+    with pytest.raises(RuntimeError, match="on fire"):
+        filled.export("sft", tmp_path / name)
+
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_places_that_cannot_be_written_are_refused(filled: Store, tmp_path: Path) -> None:
+    """Before anything is read, and with what to do."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("precious")
+
+    for place, kind, words in [
+        (tmp_path / "no" / "rows.jsonl", None, "no folder"),
+        (tmp_path / "full", None, "exists already; name a new folder"),
+        (tmp_path / "full", "jsonl", "it is a folder; name a file"),
+        (tmp_path / "full" / "file", "folder", "exists already"),
+        ("/dev/null", "parquet", "takes JSON lines alone"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            filled.export("sft", place, kind=kind)  # type: ignore[arg-type]  # one of the literals
+    with pytest.raises(StoreMissingError):
+        Store(tmp_path / "none.duckdb").export("sft", tmp_path / "rows.jsonl")
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_an_empty_folder_and_a_shared_file_are_taken(filled: Store, tmp_path: Path) -> None:
+    """A folder that was made for it is filled; a file that others may read stays so."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "shared.jsonl").touch(mode=0o644)
+    (tmp_path / "shared.jsonl").chmod(0o644)
+
+    filled.export("sft", tmp_path / "made")
+    filled.export("sft", tmp_path / "shared.jsonl")
+
+    assert len(read(tmp_path / "made")) == len(read(tmp_path / "shared.jsonl")) > 0
+    assert stat.S_IMODE((tmp_path / "shared.jsonl").stat().st_mode) == 0o644
+
+
+def test_a_pipe_is_written_into(filled: Store, tmp_path: Path) -> None:
+    """Nothing takes the place of what is no file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader.start()
+
+    filled.export("triplets", pipe)
+    reader.join(10)
+
+    assert len(found[0].splitlines()) == 6
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "folder"])
+def test_no_rows_are_an_empty_file_of_the_right_columns(
+    filled: Store, tmp_path: Path, name: str
+) -> None:
+    """A reader finds no rows, not no file."""
+    done = filled.export("grpo", tmp_path / name)
+
+    assert done.rows == 0
+    assert read(tmp_path / name) == []
+    (reason,) = done.left_out
+    assert reason.startswith("no token ids: none were recorded; ask")
+
+
+def test_agents_rollouts_and_progress(filled: Store) -> None:
+    """Only who was asked for, and each rollout is told."""
+    told: list[int] = []
+    rows: list[dict[str, Any]] = []
+
+    none = filled.export("triplets", None, agents="other*")
+    one = filled.export("triplets", rows.append, rollout_id="r1", progress=told.append)
+
+    assert (none.rows, none.report.rollouts) == (0, 3)
+    assert {row["rollout_id"] for row in rows} == {"r1"}
+    assert one.report.rollouts == 1
+    assert told[-1] == 1
+
+
+def test_rows_too_long_for_one_read_are_whole(store: Store, tmp_path: Path) -> None:
+    """A row of several megabytes goes through Parquet."""
+    forest = Forest()
+    forest.call("x" * 3_000_000, "y" * 1_000_000)
+    store.add(forest.spans)
+
+    store.export("sft", tmp_path / "rows.parquet")
+
+    (row,) = read(tmp_path / "rows.parquet")
+    assert len(json.loads(row["messages"])[1]["content"]) == 3_000_000
+
+
+# --- triplets can be read again ------------------------------------------------------------------
+
+
+def test_triplets_have_the_columns_of_the_table() -> None:
+    """``export triplets`` and ``Store.transitions()`` are the same rows."""
+    assert dict(COLUMNS) == dict(TRANSITION_COLUMNS)
+
+
+def plain(step: Transition) -> Transition:
+    """A transition with tuples for arrays, and floats as JSON and Parquet have them."""
+    arrays = {
+        name: tuple(getattr(step, name)) for name in ("prompt_ids", "response_ids", "logprobs")
+    }
+    return dataclasses.replace(step, **arrays)
+
+
+@pytest.mark.timeout(120)  # a store and two files for each example
+@settings(max_examples=5, deadline=None)
+@given(forests)
+def test_triplets_read_again_are_the_transitions(spans: list[Span]) -> None:
+    """Stored, exported to lines or Parquet and read back: what the adapter made of the spans."""
+    steps = [plain(step) for step, _ in distinct(TripletAdapter().adapt(spans))]
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "traces.duckdb")
+        store.add(spans)
+        store.writer().seal()
+        for name in ("rows.jsonl", "rows.parquet"):
+            store.export("triplets", Path(folder) / name, include_incomplete=True)
+
+            found = [transition(row) for row in read(Path(folder) / name)]
+
+            assert sorted(found, key=_key) == sorted(steps, key=_key)
+
+
+def _key(step: Transition) -> tuple[Any, ...]:
+    return step.rollout_id, step.attempt_id, step.start_ns, step.trace_id, step.span_id
