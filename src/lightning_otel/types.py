@@ -3,7 +3,7 @@
 Ids are lower-case hex, times are Unix nanoseconds. See ``docs/glossary.md`` for the words.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
@@ -20,8 +20,21 @@ BranchCause: TypeAlias = Literal[
 ]
 """Why a trajectory of its own begins where it does; see ``docs/structure.md`` for the rules."""
 
-Credit: TypeAlias = Literal["next", "last", "sibling", "discounted"]
+Credit: TypeAlias = Literal["next", "last", "sibling", "discounted", "step", "agents"]
 """The rule by which a reward without a link reaches a call."""
+
+CreditRule: TypeAlias = Callable[["Reward", Sequence["Call"]], "Call | Iterable[Call] | str | None"]
+"""A rule of one's own: a reward, and the calls it may judge, to the one or those it does judge.
+
+The calls are those that had ended before the reward, in order of their end: of the agent it was
+given in; of every agent where it was given outside any. Text says why none is judged.
+"""
+
+Estimator: TypeAlias = Literal["grpo", "rloo", "dr_grpo"]
+"""How the rewards of a group become advantages."""
+
+Compose: TypeAlias = Callable[[Mapping[str, float]], float | None]
+"""Makes one number of named rewards, the primary one first; None where a part is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +145,17 @@ class Reward:
 
     Attributes:
         values: Every named number; the primary's name comes first.
-        value: The primary number.
-        span_id: The span it judges, if it was linked to one.
-        response_id: The model response it judges, if it was linked to one.
+        value: The primary number; of a sequence their sum.
+        links: What it is linked to: each key, and the value that the span it judges has there.
+        steps: The primary number of each step in turn, if it is a sequence; None for a step that
+            has none.
     """
 
     span: Span
     values: Mapping[str, float]
     value: float
-    span_id: str | None = None
-    response_id: str | None = None
+    links: tuple[tuple[str, str], ...] = ()
+    steps: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +238,40 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """Consecutive steps of a trajectory, each of which continues the messages of the one before.
+
+    Attributes:
+        step: Position of its first step in the trajectory.
+        messages: As the chat API writes them: what the agent was given and answered, in turn.
+        tools: Tool definitions the model was offered in any of its steps, in the same form.
+        answers: Positions in ``messages`` of what the agent answered, [S]; an answer that stands in
+            several conversations is named in the first alone: train on it once.
+        rewards: Reward of the step of each of these answers, [S]; None where there is none.
+        reward: The latest reward of its steps; None if none has one (never 0).
+        alternatives: Further choices the model gave: position in ``messages``, and message.
+        span_ids: Span of each of the answers, [S].
+        model: Model of its last step.
+        resource_version: Version of the prompt, model or weights that acted in its last step.
+    """
+
+    rollout_id: str
+    attempt_id: str
+    agent: str
+    branch: int
+    step: int
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+    answers: tuple[int, ...]
+    rewards: tuple[float | None, ...]
+    reward: float | None
+    alternatives: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    span_ids: tuple[str, ...] = ()
+    model: str | None = None
+    resource_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingRow:
     """Consecutive steps of a trajectory as one token sequence: what a trainer takes a loss of.
 
@@ -245,12 +293,33 @@ class TrainingRow:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A call or reward that did not make it into a trajectory, and why."""
+    """Something that did not make it into a trajectory, and why.
+
+    Attributes:
+        noun: What it is; a ``composition`` is missing on the call named, an ``advantage`` on the
+            rollout that begins with it.
+    """
 
     span_id: str
     trace_id: str
-    noun: Literal["call", "reward", "mark"]
+    noun: Literal["call", "reward", "mark", "composition", "advantage"]
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Credited:
+    """Where a reward went, and by what.
+
+    Attributes:
+        span_id: The reward's span.
+        calls: Span ids of the calls it went to, in order.
+        by: ``link``, ``parent``, ``sequence``, the rule's name, or ``custom`` for one of one's own.
+    """
+
+    span_id: str
+    trace_id: str
+    calls: tuple[str, ...]
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +349,8 @@ class Report:
         rewards: Reward spans, damaged ones too.
         rewards_placed: Rewards credited to a transition.
         rewarded: Transitions that carry a reward.
-        dropped: One entry for each call, reward and mark that was not used.
+        dropped: One entry for each call, reward and mark that was not used, and for each composed
+            reward and advantage that is missing.
         repairs: One entry for each span put elsewhere in its tree, or left out for its ids.
     """
 

@@ -51,7 +51,10 @@ def end(slot, way):
     """Come to an end, in the middle of a recording."""
     work(slot)
     if way.startswith("SIG"):
-        os.kill(os.getpid(), getattr(signal, way))
+        number = getattr(signal, way)
+        if signal.getsignal(number) is signal.SIG_IGN:  # as a program under nohup ignores SIGHUP
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     if way == "_exit":
         os._exit(3)
     if way == "abort":

@@ -1,6 +1,7 @@
 """Ended spans are in the file when ``end()`` returns, and the program never feels a broken disk."""
 
 import fcntl
+import itertools
 import logging
 import os
 import shutil
@@ -9,6 +10,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import orjson
@@ -461,6 +463,39 @@ def test_writer_in_a_signal_handler_during_a_write(
     """
 
     assert run_python(script, tmp_path / "traces.duckdb").split() == ["True", "True", "True"]
+
+
+def test_writer_interrupted_at_any_call_keeps_its_sum(writer: SpanWriter, tracer: Tracer) -> None:
+    """Ctrl-C raises wherever a function begins or one in C returns: what ended is accounted for."""
+    stores = str(Path(writer_module.__file__).parent)
+    sums = []
+    for calls in itertools.count(1):
+        span = tracer.start_span("work", attributes={"text": "x"})
+        left = calls
+
+        def interrupt(frame: FrameType, event: str, _: object) -> None:
+            nonlocal left
+            if event in ("call", "c_return") and frame.f_code.co_filename.startswith(stores):
+                left -= 1
+                if not left:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        is_interrupted = False
+        sys.setprofile(interrupt)
+        try:
+            span.end()
+        except KeyboardInterrupt:
+            is_interrupted = True
+        finally:
+            sys.setprofile(None)
+        sums.append(writer.accounting())
+        if not is_interrupted:
+            break
+
+    assert len(sums) > 30
+    assert [found.missing for found in sums] == [0] * len(sums)
+    assert sums[-1].stored > 1
 
 
 def test_writer_opens_a_new_segment_after_a_refused_one(

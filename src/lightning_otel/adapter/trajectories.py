@@ -11,7 +11,7 @@ from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import integer, text
 from lightning_otel.adapter.conversations import Conversation
 from lightning_otel.adapter.tree import Tree
-from lightning_otel.types import Call, Credit, Trajectory, Transition
+from lightning_otel.types import Call, Trajectory, Transition
 
 Named = Mapping[str, float]
 
@@ -33,7 +33,12 @@ class Steps(NamedTuple):
 
 
 def assemble(
-    key: AttemptKey, tree: Tree, steps: Steps, *, rule: Credit, gamma: float
+    key: AttemptKey,
+    tree: Tree,
+    steps: Steps,
+    *,
+    values: Mapping[int, float],
+    gamma: float | None = None,
 ) -> list[Trajectory]:
     """The trajectories of an attempt: one for each agent and path.
 
@@ -41,8 +46,9 @@ def assemble(
         key: The attempt.
         tree: Its spans.
         steps: What makes transitions.
-        rule: ``discounted`` makes each step's reward its return; others leave it.
-        gamma: Discount per step.
+        values: The reward of each call that has one.
+        gamma: Discount per step, where each step's reward is to be its return; by default it is
+            what it was given.
     """
     by_agent: dict[str, list[int]] = {}
     for position, call in steps.calls.items():
@@ -52,11 +58,11 @@ def assemble(
     for agent, positions in by_agent.items():
         own = _own(tree, positions, steps)
         named = [steps.rewards.get(position, {}) for position in positions]
-        values = [next(iter(each.values()), None) for each in named]
-        if rule == "discounted":
-            values = credit.discounted(values, own.links.before, gamma)
+        worth = [values.get(position) for position in positions]
+        if gamma is not None:
+            worth = credit.discounted(worth, own.links.before, gamma)
         paths = branches.paths(own.links.path_before)
-        made = _transitions(key, own, paths, named, values)
+        made = _transitions(key, own, paths, named, worth)
         for branch, (path, cause) in enumerate(zip(paths, names.of(own, paths), strict=True)):
             found.append(
                 Trajectory(

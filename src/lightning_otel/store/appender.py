@@ -89,8 +89,7 @@ class Appender:
         """
         self._forget_if_forked()
         with self._lock:
-            self.ended_spans += spans
-            self._count(reason, spans)
+            self._count(reason, spans, ended=spans)
         self._append(b"", 0)
 
     @property
@@ -160,7 +159,6 @@ class Appender:
             return
         refusal = None
         with self._lock:
-            self.ended_spans += spans
             if self._is_writing:
                 refusal = self._interject(line, spans)
             elif self._backlog.rest_until and self._waits(line, spans):
@@ -211,13 +209,16 @@ class Appender:
             self._backlog.ask_again()
             return False
         self._backlog.add(line, spans)
+        self.ended_spans += spans
         self._count(n.SLOW_HELD, spans)
         return True
 
     def _write_alone(self, line: bytes, spans: int) -> OSError | None:
         """Write while only a signal handler or finalizer of this thread may come between."""
+        # With no call between, at which a signal handler may raise: what is in flight has ended.
         self._is_writing = True
         self._in_flight = (line, spans)
+        self.ended_spans += spans
         try:
             refusal = self._write(line, spans)
             if refusal is None and (self._backlog.lines or self._untold):
@@ -239,6 +240,7 @@ class Appender:
         line waits until the interrupted write goes on.
         """
         segment = self.segment
+        self.ended_spans += spans
         try:
             if line and segment is not None and segment.is_intact():
                 segment.append(line)
@@ -281,10 +283,13 @@ class Appender:
         elif line:
             self._backlog.add(line, spans)
 
-    def _count(self, name: str, spans: int) -> None:
+    def _count(self, name: str, spans: int, *, ended: int = 0) -> None:
         if spans:
-            for counts in (self._counts, self._untold):
-                counts[name] = counts.get(name, 0) + spans
+            so_far, untold = self._counts.get(name, 0), self._untold.get(name, 0)
+            # With no call between, as in ``_write_alone``.
+            self._counts[name] = so_far + spans
+            self._untold[name] = untold + spans
+            self.ended_spans += ended
 
     def _catch_up(self) -> None:
         backlog = self._backlog
