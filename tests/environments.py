@@ -57,11 +57,13 @@ class Environment:
         requirements: As pip takes them, beside this checkout and ``RUNNERS``.
         paths: What pytest is given.
         shown: Distributions whose releases are printed.
+        alone: Requirements that are installed without what they ask for.
     """
 
     requirements: tuple[str, ...]
     paths: tuple[str, ...]
     shown: tuple[str, ...]
+    alone: tuple[str, ...] = ()
 
 
 def example(name: str) -> str:
@@ -176,6 +178,19 @@ ENVIRONMENTS = {
         ("tests/store/contract", "tests/store/test_clickhouse.py"),
         ("chdb", "clickhouse-connect", "duckdb"),
     ),
+    # Its adapters alone: the whole of Agent Lightning brings an LLM gateway, 470 MB.
+    "differential": Environment(
+        (
+            "agentops>=0.4.13",
+            "fastapi",
+            "openai>=2",
+            "opentelemetry-exporter-otlp==1.44.0",
+            "opentelemetry-sdk==1.44.0",
+        ),
+        ("tests/adapter/differential",),
+        ("agentlightning", "agentops", "opentelemetry-sdk"),
+        alone=("agentlightning==0.3.0",),
+    ),
     # Of these projects only releases that pip finds no way around live together.
     "foreign": Environment(
         (
@@ -250,11 +265,13 @@ def make(folder: Path, environment: Environment) -> Path:
     python = folder / "bin" / "python"
     mark = folder / "requirements.txt"
     wanted = [*environment.requirements, *RUNNERS]
-    written = "\n".join([*wanted, f"-e {ROOT}", ""])
+    written = "\n".join([*environment.alone, *wanted, f"-e {ROOT}", ""])
     if python.exists() and mark.exists() and mark.read_text() == written:
         return python
     venv.create(folder, clear=True, with_pip=True)
     install = [python, "-m", "pip", "install", "-qq", "--no-input"]
+    if environment.alone:
+        run([*install, "--no-deps", *environment.alone], limit_s=INSTALL_LIMIT_S)
     run([*install, *wanted, "--editable", ROOT], limit_s=INSTALL_LIMIT_S)
     mark.write_text(written)
     return python

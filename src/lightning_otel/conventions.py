@@ -106,6 +106,12 @@ RESPONSE_TOKEN_IDS: Final = "lightning.response.token_ids"
 """Token ids the server sampled, base64 of little-endian int32, [R]; one a choice, comma-joined."""
 RESPONSE_LOGPROBS: Final = "lightning.response.logprobs"
 """Log-probability of each sampled token, base64 of little-endian float64, [R]; one per choice."""
+LOGPROB_TOKEN_IDS: Final = "lightning.response.logprob_token_ids"
+"""The id beside each logprob, packed as token ids, [R], where the server names tokens by id."""
+LOGPROBS_MODE: Final = "lightning.logprobs.mode"
+"""``raw`` or ``processed``: before or after temperature and truncation; also of the resource."""
+REQUEST_MIN_P: Final = "lightning.request.min_p"
+REQUEST_REPETITION_PENALTY: Final = "lightning.request.repetition_penalty"
 ABANDONED: Final = "lightning.abandoned"
 """True on a call whose stream the program left before the end."""
 HANDOFF_TARGET: Final = "lightning.handoff.target"
@@ -188,6 +194,7 @@ BODY_KEYS: Final = (
 CONTENT_KEYS: Final = frozenset(
     {
         *BODY_KEYS,
+        LOGPROB_TOKEN_IDS,
         TOOL_ARGUMENTS,
         TOOL_RESULT,
         RETRIEVAL_QUERY,

@@ -3,6 +3,7 @@
 Ids are lower-case hex, times are Unix nanoseconds. See ``docs/glossary.md`` for the words.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
@@ -13,7 +14,13 @@ Message: TypeAlias = Mapping[str, Any]
 """One chat message as the GenAI conventions write it: ``{"role": …, "parts": [{"type": …}]}``."""
 
 CaptureLevel: TypeAlias = Literal["exact", "text"]
-"""``exact``: the server's own token ids for prompt and response; ``text``: messages only."""
+"""``exact``: the server's own token ids for prompt and response, which passed every check;
+``text``: messages only."""
+
+RowCause: TypeAlias = Literal["start", "drift", "shared", "model", "logprobs", "capture", "gap"]
+"""Why a training row of its own begins where it does: the trajectory starts; the prompt does not
+begin with what was held; the steps before are in another row; another model, step with logprobs or
+capture level; or a step without token ids stands between."""
 
 BranchCause: TypeAlias = Literal[
     "start", "parallel", "sub_agent", "retry", "hand_off", "compaction", "rewind"
@@ -121,6 +128,7 @@ class Call:
         response_ids: Token ids the model sampled in its first choice, [R]; empty likewise.
         logprobs: Log-probability of each sampled token, [R]; empty if the server did not say.
         ending: What was observed after it, where that is known and no call follows.
+        inexact: Why its tokens are not exact; empty where they are.
     """
 
     span: Span
@@ -132,6 +140,7 @@ class Call:
     response_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     ending: tuple[Message, ...] | None = None
+    inexact: str = ""
 
     @property
     def capture(self) -> CaptureLevel:
@@ -183,6 +192,7 @@ class Transition:
         group_id: What advantages compare: rollouts of one task share it; empty if not computed.
         advantage: How much better its rollout did than its group; None where none was computed.
         weight: Weight of its loss, so that a rollout of many steps does not outvote a short one.
+        inexact: Why it was not captured exactly; empty where it was.
     """
 
     rollout_id: str
@@ -216,6 +226,7 @@ class Transition:
     group_id: str = ""
     advantage: float | None = None
     weight: float = 1.0
+    inexact: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +293,7 @@ class TrainingRow:
         loss_mask: 1 where the model sampled the token, 0 where it was given it, [C].
         logprobs: Log-probability of each sampled token, 0.0 of each other, [C]; empty if the server
             did not say for all that were sampled.
+        cause: Why it is a row of its own.
     """
 
     transitions: tuple[Transition, ...]
@@ -289,6 +301,7 @@ class TrainingRow:
     completion_ids: Sequence[int]
     loss_mask: Sequence[int]
     logprobs: Sequence[float] = ()
+    cause: RowCause = "start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +365,8 @@ class Report:
         dropped: One entry for each call, reward and mark that was not used, and for each composed
             reward and advantage that is missing.
         repairs: One entry for each span put elsewhere in its tree, or left out for its ids.
+        inexact: How many transitions were not captured exactly, by reason.
+        notes: What a trainer should know of how many transitions, by what it is.
     """
 
     spans: int = 0
@@ -364,6 +379,8 @@ class Report:
     rewarded: int = 0
     dropped: tuple[Dropped, ...] = ()
     repairs: tuple[Repair, ...] = ()
+    inexact: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, int] = field(default_factory=dict)
 
     def reasons(self) -> dict[str, int]:
         """How often each reason for leaving something out occurs, the most frequent first."""
@@ -375,15 +392,25 @@ class Report:
     @classmethod
     def total(cls, reports: Iterable["Report"]) -> "Report":
         """One report of disjoint parts; every rollout must lie in one of them."""
-        counts = {each.name: 0 for each in fields(cls) if each.name not in ("dropped", "repairs")}
+        counts = {each.name: 0 for each in fields(cls) if each.type is int}
         dropped: list[Dropped] = []
         repairs: list[Repair] = []
+        inexact: Counter[str] = Counter()
+        notes: Counter[str] = Counter()
         for report in reports:
             for name in counts:
                 counts[name] += getattr(report, name)
             dropped += report.dropped
             repairs += report.repairs
-        return cls(**counts, dropped=tuple(dropped), repairs=tuple(repairs))
+            inexact.update(report.inexact)
+            notes.update(report.notes)
+        return cls(
+            **counts,
+            dropped=tuple(dropped),
+            repairs=tuple(repairs),
+            inexact=dict(inexact.most_common()),
+            notes=dict(notes.most_common()),
+        )
 
     def __add__(self, other: "Report") -> "Report":
         return Report.total((self, other))

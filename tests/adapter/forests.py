@@ -17,27 +17,41 @@ from lightning_otel import conventions as c
 from lightning_otel.types import Span
 
 KINDS = ("work", "agent", "call", "failed", "embedding", "reward", "damaged", "action", "seen")
-_ODD: list[Any] = [
+ODD: list[Any] = [
     None,
     "",
     "text",
     "[",
     "[]",
+    "{}",
+    "null",
+    "[null]",
     "[1]",
+    "\ud800",
+    '["\\ud800"]',
+    "[" * 400 + "]" * 400,
+    "[" * 100_000,
     '[{"role":"user"}]',
     '[{"parts":[1]}]',
     0,
     -1,
+    2**63,
+    2**64,
     10**400,
+    10**5000,
     1.5,
     float("nan"),
+    float("-inf"),
     True,
     b"x",
     [],
     ["a"],
+    [None],
     [[]],
+    [{}],
     {"a": {}},
 ]
+"""Values of every type that no attribute should have."""
 KEYS = (
     c.OPERATION,
     c.AGENT_NAME,
@@ -171,7 +185,7 @@ odd_spans = st.lists(
         status=st.sampled_from(["UNSET", "OK", "ERROR", "?"]),
         attributes=st.dictionaries(
             st.sampled_from(KEYS),
-            st.one_of(st.sampled_from(_ODD), st.sampled_from([c.CHAT, c.LINK_SPAN_ID, "a"])),
+            st.one_of(st.sampled_from(ODD), st.sampled_from([c.CHAT, c.LINK_SPAN_ID, "a"])),
         ),
         process=st.sampled_from(["", "p"]),
         sequence=st.integers(-1, 3),

@@ -4,7 +4,14 @@ import json
 from typing import Any
 
 import pytest
-from tests.adapter.forest import SECOND, Forest, call_attributes, said, token_attributes
+from tests.adapter.forest import (
+    SECOND,
+    Forest,
+    call_attributes,
+    rewards,
+    said,
+    token_attributes,
+)
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter
@@ -345,3 +352,28 @@ def test_three_makes_at_once_are_one_call() -> None:
 
     assert [s.span_id for path in found.trajectories for s in path.transitions] == [inner]
     assert set(found.report.reasons()) == {DUPLICATE_OF.format(s) for s in (THEIRS, OTHERS)}
+
+
+@pytest.mark.parametrize("has_root", [False, True])
+@pytest.mark.parametrize("exact", ["outer", "inner"])
+def test_what_is_beside_the_outermost_record_is_beside_the_request(
+    has_root: bool, exact: str
+) -> None:
+    """A reward after two nested records is the call's sibling, whichever of them is the richer."""
+    forest = Forest()
+    root = forest.open("root") if has_root else None
+    records: dict[str, str] = {}
+    records["outer"] = forest.open_call(
+        "said", response_id="chatcmpl-1", parent=root, scope="litellm"
+    )
+    records["inner"] = forest.open_call(
+        "said", response_id="chatcmpl-1", parent=records["outer"], scope="openai"
+    )
+    forest._made[records[exact]].attributes.update(token_attributes([1], [2]))
+    forest.close(records["inner"], records["outer"])
+    forest.reward(0.5, parent=root)
+
+    for rule in ("next", "sibling", "last"):
+        found = TripletAdapter(rule).explain(forest.spans)  # type: ignore[arg-type]  # of the rules
+
+        assert rewards(found.trajectories) == {"said": 0.5}

@@ -122,7 +122,7 @@ def test_a_part_keeps_the_rewards_that_were_given_to_it() -> None:
 @pytest.mark.parametrize("count", [1, 100_000])
 def test_a_deep_chain_has_an_outline(count: int) -> None:
     """A hundred thousand spans, each inside the one before, are no deeper than memory."""
-    ids = [f"{index:016x}" for index in range(1, count + 1)]
+    ids = [f"{index + 1:016x}" for index in range(count)]
     chain = [
         Span("t", name, parent, "deep", SECOND, 2 * SECOND)
         for name, parent in zip(ids, [None, *ids], strict=False)

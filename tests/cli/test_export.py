@@ -105,6 +105,7 @@ def test_triplets_are_transitions(cli: Cli, kept: Path) -> None:
     assert talk[0] == "8 transitions → stdout"
     assert talk[1] == "from 9 calls in 5 rollouts: 3 rewarded, 6 with exact token ids"
     assert talk[2].startswith("  left out: 1 × ")
+    assert "  not exact: 2 × no token ids: none were recorded" in talk
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

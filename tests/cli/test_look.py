@@ -277,6 +277,7 @@ def test_stats_counts_the_funnel(cli: Cli, kept: Path) -> None:
     assert found["funnel"]["calls"] == 9
     assert found["funnel"]["transitions"] == 8
     assert found["funnel"]["exact"] == 6
+    assert sum(found["funnel"]["inexact"].values()) == 2
     assert found["funnel"]["rewards"] == found["funnel"]["rewards_placed"] == 3
     accounting = found["accounting"]
     assert accounting["ended"] == accounting["stored"] == 18

@@ -186,7 +186,7 @@ def test_cycles_and_deep_chains_are_told() -> None:
         Span("t", "b", "a", "two", SECOND, 2 * SECOND),
         Span("t", "c", "c", "self", SECOND, 2 * SECOND),
     ]
-    ids = [f"{index:016x}" for index in range(1, 20_001)]
+    ids = [f"{index + 1:016x}" for index in range(20_000)]
     chain = [
         Span("t", name, parent, "deep", SECOND, 2 * SECOND)
         for name, parent in zip(ids, [None, *ids], strict=False)

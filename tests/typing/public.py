@@ -52,7 +52,9 @@ def bare(task: str, *, retries: int = 0) -> int:
     return len(task) + retries
 
 
-@lo.auto_trace(name="solve", agent="calc", store="here", reward_evaluator=judge)
+@lo.auto_trace(
+    enable_retokenization_fix=True, name="solve", agent="calc", store="here", reward_evaluator=judge
+)
 async def with_arguments(task: str) -> str:
     """Decorated with arguments."""
     return task

@@ -17,6 +17,7 @@ from lightning_otel.adapter import (
     conversations,
     credit,
     duplicates,
+    exactness,
     marks,
     readers,
     trajectories,
@@ -258,16 +259,19 @@ class _Attempt:
             gamma=adapter.gamma if adapter.credit == "discounted" else None,
         )
         distinct = {id(step): step for path in found for step in path.transitions}.values()
+        tally = exactness.tally(distinct)
         report = Report(
             spans=len(tree.spans),
             calls=len(positions) + len(actions) + sum(map(is_call, self._repeated)),
             transitions=len(distinct),
-            exact=sum(step.capture == "exact" for step in distinct),
+            exact=tally.exact,
             rewards=len(placement.placed) + sum(each.noun == "reward" for each in self._dropped),
             rewards_placed=len(placement.placed),
             rewarded=sum(step.reward is not None for step in distinct),
             dropped=tuple(self._dropped),
             repairs=self._repairs,
+            inexact=tally.inexact,
+            notes=tally.notes,
         )
         return Adaptation(
             found, report, _credited(placement, rewards, steps), self._outcomes(placement, steps)

@@ -14,10 +14,21 @@ def text(attributes: Attributes, key: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def shown(value: object) -> str:
+    """The value as text, whatever it is.
+
+    Python refuses to print whole numbers of more than 4,300 digits, and what is nested too deep.
+    """
+    try:
+        return value if isinstance(value, str) else str(value)
+    except (ValueError, RecursionError):
+        return f"<{type(value).__name__}>"
+
+
 def integer(attributes: Attributes, key: str) -> int | None:
-    """The attribute if it is a whole number."""
+    """The attribute if it is a whole number of 64 bits, which is what tables take."""
     value = attributes.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None
 
 
 def number(value: object) -> float | None:

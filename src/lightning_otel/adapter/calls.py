@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import shown
+from lightning_otel.adapter.exactness import NO_IDS, NO_RESPONSE_IDS, read_tokens
 from lightning_otel.adapter.messages import message, parse_messages
-from lightning_otel.adapter.tokens import decode_ids, decode_logprobs
 from lightning_otel.adapter.tracking import is_tracked
 from lightning_otel.types import Call, Message, Span
 
@@ -45,7 +45,7 @@ def read_call(span: Span, agent: str) -> Call | str:
     if reason:
         return reason
     get = span.attributes.get
-    prompt_ids, response_ids, logprobs = _tokens(span)
+    prompt_ids, response_ids, logprobs, inexact = read_tokens(span.attributes)
     given = _messages(get(c.INPUT_MESSAGES))
     answered = _messages(get(c.OUTPUT_MESSAGES))
     if answered is None and not len(response_ids) and get(c.OUTPUT_MESSAGES) is not None:
@@ -54,9 +54,9 @@ def read_call(span: Span, agent: str) -> Call | str:
         if get(c.INPUT_MESSAGES) is not None:
             return CUT if get(c.CUT) else UNREADABLE
         if answered is None and not len(response_ids):
-            return NO_CONTENT
+            return NO_CONTENT if inexact == NO_IDS else inexact
     if not len(response_ids) and not any(item.get("parts") for item in answered or ()):
-        return NO_OUTPUT
+        return NO_OUTPUT if inexact in (NO_IDS, NO_RESPONSE_IDS) else inexact
     tools = get(c.TOOL_DEFINITIONS)
     return Call(
         span=span,
@@ -67,6 +67,7 @@ def read_call(span: Span, agent: str) -> Call | str:
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         logprobs=logprobs,
+        inexact=inexact,
     )
 
 
@@ -92,7 +93,8 @@ def _unusable(span: Span, agent: str) -> str | None:
     # With a finish reason the model's answer is whole: what failed is what the client made of it,
     # such as a structured output that did not validate.
     if span.status == "ERROR" and not get(c.FINISH_REASONS):
-        return f"failed: {get(c.ERROR_TYPE) or span.status_message or 'the call ended in an error'}"
+        why = shown(get(c.ERROR_TYPE) or span.status_message or "the call ended in an error")
+        return f"failed: {why}"
     if not is_tracked(agent, get(c.TRACK_ONLY)):
         return NOT_TRACKED
     return None
@@ -107,29 +109,6 @@ def _messages(found: object) -> tuple[Message, ...] | None:
         whole = json.dumps(messages, ensure_ascii=False).encode("utf-8", "replace")
         return parse_messages(whole.decode("utf-8"))
     return messages
-
-
-def _tokens(span: Span) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
-    """Token ids and logprobs of the first choice; empty where absent or damaged."""
-    get = span.attributes.get
-    prompt, response, values = (
-        get(c.PROMPT_TOKEN_IDS),
-        get(c.RESPONSE_TOKEN_IDS),
-        get(c.RESPONSE_LOGPROBS),
-    )
-    try:
-        prompt_ids: Sequence[int] = decode_ids(prompt)[0] if prompt else ()
-        response_ids: Sequence[int] = decode_ids(response)[0] if response else ()
-    except (ValueError, TypeError, AttributeError):
-        prompt_ids, response_ids = (), ()
-    try:
-        logprobs: Sequence[float] = decode_logprobs(values)[0] if values else ()
-    except (ValueError, TypeError, AttributeError):
-        logprobs = ()
-    # A logprob belongs to one token: a list of another length belongs to none.
-    if len(response_ids) and len(logprobs) != len(response_ids):
-        logprobs = ()
-    return prompt_ids, response_ids, logprobs
 
 
 def _instructions(found: object) -> tuple[Message, ...]:

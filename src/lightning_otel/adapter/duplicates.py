@@ -21,7 +21,12 @@ DUPLICATE_OF: Final = "duplicate: {} recorded the same request"
 
 _MOST_BESIDE: Final = 64
 """How many equal requests at once are looked at for one: each pair costs."""
-_TOKENS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
+_TOKENS: Final = (
+    c.PROMPT_TOKEN_IDS,
+    c.RESPONSE_TOKEN_IDS,
+    c.RESPONSE_LOGPROBS,
+    c.LOGPROB_TOKEN_IDS,
+)
 _SHARED: Final = (
     c.INPUT_MESSAGES,
     c.OUTPUT_MESSAGES,
@@ -273,13 +278,21 @@ def merged(tree: Tree, order: Sequence[int]) -> Span:
 
 
 def place_of(tree: Tree, order: Sequence[int]) -> int:
-    """The record whose place in the tree is the request's: the richest that has a parent.
+    """The record whose place in the tree is the request's: around the richest that has a parent.
 
     Args:
         tree: The attempt's spans.
         order: Records of the request, the richest first.
     """
-    return next((i for i in order if tree.parents[i] != NO_PARENT), order[0])
+
+    def around(position: int) -> int:
+        """The outermost record that holds another one: what is beside it is beside the request."""
+        holding = (other for other in order if tree.contains(other, position))
+        return min(holding, key=tree.first.__getitem__)
+
+    held = next((i for i in order if tree.parents[around(i)] != NO_PARENT), order[0])
+    outer = around(held)
+    return outer if tree.agents[outer] == tree.agents[held] else held
 
 
 def agent_of(tree: Tree, order: Sequence[int]) -> str:

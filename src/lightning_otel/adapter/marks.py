@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter import exactness
+from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.messages import message, text_part
 from lightning_otel.adapter.tree import Tree
 from lightning_otel.types import Call, Message, Span
@@ -47,7 +49,9 @@ def read(tree: Tree, marked: Sequence[int]) -> Marks:
             seen.setdefault(agent, []).append(position)
             continue
         observation = _messages(tree, seen.pop(agent, []))
-        actions[position] = Call(span, agent, observation, (_message(span),))
+        actions[position] = Call(
+            span, agent, observation, (_message(span),), inexact=exactness.MARKED
+        )
         latest[agent] = position
     idle = []
     for agent, positions in seen.items():
@@ -67,5 +71,4 @@ def _message(span: Span) -> Message:
     """What a mark holds: the agent speaks in actions, the world in observations."""
     value = span.attributes.get(c.OBJECT_JSON, span.attributes.get(c.OBJECT_LITERAL, ""))
     role = "assistant" if span.name == c.SPAN_ACTION else "user"
-    text = value if isinstance(value, str) else str(value)
-    return message(role, [text_part(text)], name=span.attributes.get(c.MARK_NAME))
+    return message(role, [text_part(shown(value))], name=span.attributes.get(c.MARK_NAME))

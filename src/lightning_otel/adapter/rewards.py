@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.attributes import number, text
+from lightning_otel.adapter.attributes import number, shown, text
 from lightning_otel.types import Reward, Span
 
 NOT_A_NUMBER = "the reward's value is not a number"
@@ -68,7 +68,7 @@ def link_pairs(attributes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     found: list[tuple[str, str]] = []
     while (key := attributes.get(f"{c.LINK_PREFIX}.{len(found)}.key_match")) is not None:
         value = attributes.get(f"{c.LINK_PREFIX}.{len(found)}.value_match", "")
-        found.append((str(key), matched_text(value)))
+        found.append((shown(key), matched_text(value)))
     return tuple(found)
 
 
@@ -87,4 +87,4 @@ def matched_text(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError):
-        return str(value)
+        return shown(value)

@@ -11,10 +11,14 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
 
+from lightning_otel.adapter.attributes import shown
 from lightning_otel.errors import ConfigError
 
 REGEX: Final = "re:"
 """What comes before a regular expression; it may match anywhere in a name."""
+
+_LONGEST: Final = 2000
+"""Characters of a pattern."""
 
 Resources = Mapping[str, Mapping[str, object]]
 """By pattern of agents the version of each named resource: text, or any JSON value."""
@@ -23,10 +27,13 @@ Resources = Mapping[str, Mapping[str, object]]
 def matches(agent: str, pattern: str) -> bool:
     """Whether a pattern means an agent: by its exact name, as a glob, or as a regular expression.
 
-    A pattern that is no valid regular expression means nobody: spans are read whoever wrote them.
+    A pattern that is no valid regular expression, or longer than anyone writes (a glob of brackets
+    takes the square of its length), means nobody else: spans are read whoever wrote them.
     """
     if agent == pattern:
         return True
+    if len(pattern) > _LONGEST:
+        return False
     if not pattern.startswith(REGEX):
         return fnmatchcase(agent, pattern)
     compiled = _compiled(pattern)
@@ -131,7 +138,10 @@ def _resources_of(agent: str, text: str) -> dict[str, str]:
 def _version(value: object) -> str:
     if isinstance(value, str):
         return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    except RecursionError:
+        return shown(value)
 
 
 def resources_of(agent: str, stamped: object) -> dict[str, str]:

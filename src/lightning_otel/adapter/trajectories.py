@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import branches, causes, credit, tracking
+from lightning_otel.adapter import branches, causes, credit, exactness, tracking
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import integer, text
 from lightning_otel.adapter.conversations import Conversation
@@ -173,6 +173,8 @@ def _transition(
         end_ns=span.end_ns if span.end_ns is not None else span.start_ns,
         input_tokens=integer(attributes, c.INPUT_TOKENS),
         output_tokens=integer(attributes, c.OUTPUT_TOKENS),
+        sampling=exactness.sampling_of(attributes, span.otel_resource),
+        inexact=call.inexact,
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning_otel.store import Store
 
 _JSON_COLUMNS = frozenset(
-    {"observation", "action", "next_observation", "rewards", "tools", "resources"}
+    {"observation", "action", "next_observation", "rewards", "tools", "resources", "sampling"}
 )
 _STDOUT = "-"
 
@@ -120,6 +120,10 @@ def triplets(
     )
     for reason, number in report.reasons().items():
         talk(f"  left out: {number} × {reason}")
+    for reason, number in report.inexact.items():
+        talk(f"  not exact: {number} × {reason}")
+    for reason, number in report.notes.items():
+        talk(f"  note: {number} × {reason}")
 
 
 def parsed(row: Mapping[str, Any]) -> dict[str, Any]:

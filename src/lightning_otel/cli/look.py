@@ -176,6 +176,8 @@ def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
         *((name, counted(found[name], "rollout")) for name in unfinished),
         ("calls", funnel["calls"]),
         ("transitions", f"{funnel['transitions']}, {funnel['exact']} with exact token ids"),
+        *(("not exact", f"{count} × {reason}") for reason, count in funnel["inexact"].items()),
+        *(("note", f"{count} × {reason}") for reason, count in funnel["notes"].items()),
         ("rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"),
         ("rewarded", f"{funnel['rewarded']} of {counted(funnel['transitions'], 'transition')}"),
         *(_kept_lines(found) if "accounting" in found else ()),

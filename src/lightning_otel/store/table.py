@@ -430,6 +430,9 @@ def _line(row: Mapping[str, Any]) -> bytes:
     except (TypeError, ValueError):
         # An integer beyond 64 bits, or half a surrogate pair, in what a model said.
         text = json.dumps(row, ensure_ascii=False, default=list)
+        if "NaN" in text or "Infinity" in text:  # which is no JSON; the quick way writes null too
+            held = json.loads(text, parse_constant=lambda constant: None)
+            text = json.dumps(held, ensure_ascii=False)
         return text.encode("utf-8", "replace") + b"\n"
 
 

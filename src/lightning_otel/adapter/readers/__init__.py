@@ -65,16 +65,15 @@ def summary(
 
 def read(spans: Iterable[Span]) -> Iterable[Span]:
     """The spans, foreign ones with the attributes ours would have beside their own."""
-    parts: list[tuple[str, str, dict[str, Any]]] = []
+    parts: dict[tuple[str, str], Span] = {}
     read_so_far: list[Span] = []
     for span in spans:
         if span.scope != c.SCOPE:
             span = _read(span)
             if agentops.CALLED_TOOL in span.attributes:
-                part = span.attributes[agentops.CALLED_TOOL]
-                parts.append((span.trace_id, span.parent_span_id or "", part))
+                parts[span.trace_id, span.span_id] = span  # once, though it may be given again
         read_so_far.append(span)
-    return agentops.joined(read_so_far, parts) if parts else read_so_far
+    return agentops.joined(read_so_far, parts.values()) if parts else read_so_far
 
 
 def _read(span: Span) -> Span:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.messages import message, tool_call_part
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import loaded
@@ -34,7 +35,7 @@ _OPERATIONS: Final = {
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What agents and tools are, and their names."""
-    operation, key = _OPERATIONS.get(str(attributes.get(_KIND)), (None, ""))
+    operation, key = _OPERATIONS.get(text(attributes, _KIND) or "", (None, ""))
     if operation is None or _CALL_TYPE in attributes:
         return {}
     named = attributes.get(_NAME)
@@ -52,18 +53,17 @@ def content(span: Span) -> dict[str, Any]:
     return called(get("agentops.tool.input"), get("agentops.tool.output"))
 
 
-def joined(
-    spans: Sequence[Span], parts: Iterable[tuple[str, str, Mapping[str, Any]]]
-) -> list[Span]:
-    """The spans, with tool calls put into the answers that made them.
+def joined(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:
+    """The spans, with tool calls put into the answers that made them, in order of their start.
 
     Args:
         spans: Spans that were read.
-        parts: Trace id and span id of a call, and a tool call of its answer; in order.
+        parts: Those that stand for a tool call of their parent's answer.
     """
     wanted: dict[tuple[str, str], list[Any]] = {}
-    for trace_id, span_id, part in parts:
-        wanted.setdefault((trace_id, span_id), []).append(part)
+    for part in sorted(parts, key=lambda span: (span.start_ns, span.span_id)):
+        call = part.trace_id, part.parent_span_id or ""
+        wanted.setdefault(call, []).append(part.attributes[CALLED_TOOL])
     return [
         replace(span, attributes=_with(span.attributes, wanted[span.trace_id, span.span_id]))
         if (span.trace_id, span.span_id) in wanted

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.messages import (
     message,
     reasoning_part,
@@ -22,8 +23,11 @@ _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
 
 
 def dump(value: object) -> str:
-    """JSON text."""
-    return json.dumps(value, default=lambda other: f"<{type(other).__name__}>")
+    """JSON text; empty, which is none, of what cannot be written."""
+    try:
+        return json.dumps(value, default=lambda other: f"<{type(other).__name__}>")
+    except (TypeError, ValueError, RecursionError):
+        return ""  # Python's literals may have tuples as keys, and JSON be as deep as the stack.
 
 
 def said(item: Mapping[str, Any], *, role: str = "", **extra: Any) -> dict[str, Any]:
@@ -34,7 +38,7 @@ def said(item: Mapping[str, Any], *, role: str = "", **extra: Any) -> dict[str, 
         role: Its role, where the message does not say it.
         extra: Further fields of the result.
     """
-    role = str(item.get("role") or role)
+    role = shown(item.get("role") or role)
     content = item.get("content")
     if role == "tool":
         call_id = item.get("tool_call_id", item.get("id"))

@@ -2,7 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+_DEEPEST: Final = 64
+"""How many levels a key tells of; what is below them is one name."""
 
 
 def rows(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
@@ -12,7 +15,7 @@ def rows(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
     for key, value in attributes.items():
         if key.startswith(prefix) and key[start - 1 : start] == ".":
             node = tree
-            *above, leaf = key[start:].split(".")
+            *above, leaf = key[start:].split(".", _DEEPEST)
             for step in above:
                 inner = node.setdefault(step, {})
                 if not isinstance(inner, dict):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import loaded
 from lightning_otel.types import Span
@@ -53,7 +54,7 @@ def _spelt(item: Mapping[str, Any]) -> dict[str, Any]:
         is_chat = parts is None and ("content" in kept or "tool_calls" in kept)
         return chat.said(kept, finish_reason=kept.get("finish_reason")) if is_chat else kept
     if "tool_call_id" in kept:
-        text = "".join(str(p.get("content", "")) for p in parts if isinstance(p, Mapping))
+        text = "".join(shown(p.get("content", "")) for p in parts if isinstance(p, Mapping))
         return chat.said({"role": "tool", "content": text, "id": kept["tool_call_id"]})
     calls = kept.pop("tool_calls", None)
     if isinstance(calls, list):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import known, loaded, rows
 from lightning_otel.types import Span
@@ -50,7 +51,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if c.OPERATION not in attributes:
         asked = next((kind for key in _REQUEST_TYPES if (kind := get(key))), None)
-        operation = _OPERATIONS.get(str(asked))
+        operation = _OPERATIONS.get(shown(asked))
         if operation == c.TEXT_COMPLETION and f"{_PROMPT}.0.role" in attributes:
             operation = c.CHAT
         found[c.OPERATION] = operation or (c.CHAT if f"{_PROMPT}.0.role" in attributes else None)

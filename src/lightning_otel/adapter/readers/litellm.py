@@ -51,6 +51,9 @@ def _raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     }
     choices, given = chat.objects(body["choices"]), chat.objects(body["messages"])
     usage = chat.object_of(body["usage"])
+    quoted = attributes.get(f"{prefix}choices")
+    # What cannot be read is told as it is: the call is unreadable, and not without an answer.
+    unread = quoted if body["choices"] is None and quoted != "None" else None
     return known(
         {
             c.OPERATION: c.CHAT,
@@ -60,7 +63,7 @@ def _raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
             c.OUTPUT_TOKENS: usage.get("completion_tokens"),
             c.FINISH_REASONS: chat.reasons(choices),
             c.INPUT_MESSAGES: chat.dump([chat.said(item) for item in given]) if given else None,
-            c.OUTPUT_MESSAGES: chat.dump(chat.answered(choices)) if choices else None,
+            c.OUTPUT_MESSAGES: chat.dump(chat.answered(choices)) if choices else unread,
             c.TOOL_DEFINITIONS: chat.tools(chat.objects(body["tools"])),
             **chat.choice_tokens(body),
         }
@@ -73,5 +76,5 @@ def _literal(text: object) -> Any:
         return text
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import known, loaded, rows
 from lightning_otel.types import Span
@@ -46,7 +47,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Operation, names, model, id and usage."""
     get = attributes.get
     kind = get(_KIND)
-    operation = _OPERATIONS.get(str(kind))
+    operation = _OPERATIONS.get(shown(kind))
     found: dict[str, Any] = {key: get(theirs) for key, theirs in _KEYS.items()}
     if operation == c.CHAT and "llm.prompts.0.prompt.text" in attributes:
         operation = c.TEXT_COMPLETION
@@ -81,7 +82,9 @@ def content(span: Span) -> dict[str, Any]:
 
 
 def _call(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    body = chat.object_of(loaded(attributes.get(_OUTPUT)))
+    output = attributes.get(_OUTPUT)
+    told = loaded(output)
+    body = chat.object_of(told)
     choices = chat.objects(body.get("choices"))
     found: dict[str, Any] = dict(chat.choice_tokens(body))
     given = _messages(attributes, "llm.input_messages")
@@ -93,6 +96,8 @@ def _call(attributes: Mapping[str, Any]) -> dict[str, Any]:
         found[c.INPUT_MESSAGES] = chat.dump(given)
     if answered:
         found[c.OUTPUT_MESSAGES] = chat.dump(answered)
+    elif told is None and isinstance(output, str) and output.startswith("{"):
+        found[c.OUTPUT_MESSAGES] = output  # half of a body: the call is unreadable
     found[c.RESPONSE_ID] = body["id"] if isinstance(body.get("id"), str) else None
     found[c.FINISH_REASONS] = chat.reasons(choices)
     offered = rows(attributes, "llm.tools")

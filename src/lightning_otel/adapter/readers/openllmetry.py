@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.readers.functions import called
 from lightning_otel.types import Span
 
@@ -25,7 +26,7 @@ _OPERATIONS: Final = {
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What agents and tools are, and their names."""
-    operation, key = _OPERATIONS.get(str(attributes.get(_KIND)), (None, ""))
+    operation, key = _OPERATIONS.get(text(attributes, _KIND) or "", (None, ""))
     if operation is None:
         return {}
     entity = attributes.get(_ENTITY)

@@ -1,0 +1,188 @@
+"""Generated rollouts as Agent Lightning's own tracer records them: facts that spans are made of.
+
+Programs run one thing after the other: agents in agents, chains, tools, calls with and without
+token ids, calls recorded by two instrumentors one inside the other, rewards right after what they
+judge, a final reward, and sometimes a root that never came. What else there is, is a difference.
+"""
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+CALL = "openai.chat.completion"
+REWARD = "agentlightning.annotation"
+Fact = dict[str, Any]
+
+
+class Told:
+    """Facts in order of their start, on a clock of seconds."""
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+
+    def span(
+        self,
+        name: str,
+        start: float,
+        end: float | None,
+        *,
+        parent: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> str:
+        """Keep a span; gives its id."""
+        number = len(self.facts) + 1
+        span_id = f"{number:016x}"
+        self.facts.append(
+            {
+                "number": number,
+                "span_id": span_id,
+                "parent_id": parent,
+                "name": name,
+                "start": 1_000_000 + start,
+                "end": None if end is None else 1_000_000 + end,
+                "attributes": dict(attributes or {}),
+                **fields,
+            }
+        )
+        return span_id
+
+    def agent(self, name: str, start: float, end: float, parent: str | None = None) -> str:
+        """An agent, as AgentOps' decorator tells it; gives its id."""
+        attributes = {"agentops.span.kind": "agent", "operation.name": name}
+        return self.span(f"{name}.agent", start, end, parent=parent, attributes=attributes)
+
+    def call(
+        self,
+        answer: str,
+        start: float,
+        end: float | None,
+        *,
+        parent: str | None = None,
+        asked: str = "go on",
+        response_id: str | None = None,
+        more: Mapping[str, Any] | None = None,
+        name: str = CALL,
+        **fields: Any,
+    ) -> str:
+        """A call of one message; gives its id."""
+        attributes: dict[str, Any] = {
+            "gen_ai.prompt.0.role": "user",
+            "gen_ai.prompt.0.content": asked,
+            "gen_ai.completion.0.role": "assistant",
+            "gen_ai.completion.0.content": answer,
+            "gen_ai.completion.0.finish_reason": "stop",
+            **({"gen_ai.response.id": response_id} if response_id else {}),
+            **(more or {}),
+        }
+        return self.span(name, start, end, parent=parent, attributes=attributes, **fields)
+
+    def reward(
+        self, value: float, at: float, *, parent: str | None = None, **attributes: Any
+    ) -> str:
+        """A reward; gives its id."""
+        found = {
+            "agentlightning.reward.0.name": "primary",
+            "agentlightning.reward.0.value": value,
+            **attributes,
+        }
+        return self.span(REWARD, at, at, parent=parent, attributes=found)
+
+
+class Program(Told):
+    """One generated rollout."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._rng = random.Random(seed)
+        self._now = 0
+        self._is_rewarded = True
+        self.calls = 0
+        root = self._open("run.session", None) if self._rng.random() < 0.9 else None
+        for _ in range(self._rng.randint(1, 4)):
+            self._work(root, 0)
+        self.is_judged_at_the_end = not self._is_rewarded and self._rng.random() < 0.5
+        if self.is_judged_at_the_end:
+            self._give(root)
+        if root is not None:
+            self._close(root)
+            if self._rng.random() < 0.2:
+                del self.facts[0]  # what was around everything never came
+
+    def _tick(self) -> int:
+        self._now += self._rng.randint(1, 3)
+        return self._now
+
+    def _open(self, name: str, parent: str | None, **attributes: Any) -> str:
+        return self.span(name, self._tick(), None, parent=parent, attributes=attributes)
+
+    def _close(self, span_id: str) -> None:
+        self.facts[int(span_id, 16) - 1]["end"] = 1_000_000 + self._tick()
+
+    def _work(self, parent: str | None, depth: int) -> None:
+        kind = self._rng.random()
+        if depth > 3 or kind < 0.55:
+            self._ask(parent)
+            while self._rng.random() < 0.2:
+                self._close(self._open("tool", parent))
+            if self._rng.random() < 0.35:
+                self._give(parent)
+            return
+        if kind < 0.8:
+            name = f"agent {self._rng.randint(0, 3)}"
+            attributes = {"agentops.span.kind": "agent", "operation.name": name}
+        else:
+            name, attributes = "chain", {}
+        inner = self._open(name, parent, **attributes)
+        for _ in range(self._rng.randint(0, 3)):
+            self._work(inner, depth + 1)
+        self._close(inner)
+
+    def _give(self, parent: str | None) -> None:
+        self._is_rewarded = True
+        value = self._rng.choice([0.0, 1.0, round(self._rng.random(), 3), -1.5])
+        more = {"agentlightning.reward.1.name": "style", "agentlightning.reward.1.value": 0.5}
+        at = self._tick()
+        self.reward(value, at, parent=parent, **(more if self._rng.random() < 0.3 else {}))
+
+    def _ask(self, parent: str | None) -> None:
+        self.calls += 1
+        attributes = self._exchange()
+        outer = self._open(CALL, parent, **attributes)
+        if self._rng.random() < 0.15:  # another instrumentor's record of the same request
+            self._close(self._open(CALL, outer, **attributes))
+        self._close(outer)
+        self._is_rewarded = False
+
+    def _exchange(self) -> dict[str, Any]:
+        rng, number = self._rng, self.calls
+        found: dict[str, Any] = {"gen_ai.response.id": f"chatcmpl-{number}"}
+        roles = (
+            ["system"] * rng.randint(0, 1) + ["user", "assistant"] * rng.randint(0, 2) + ["user"]
+        )
+        for index, role in enumerate(roles):
+            found[f"gen_ai.prompt.{index}.role"] = role
+            found[f"gen_ai.prompt.{index}.content"] = self._words()
+        for index in range(rng.choice([1, 1, 1, 2])):
+            row = f"gen_ai.completion.{index}"
+            found[f"{row}.role"] = "assistant"
+            found[f"{row}.content"] = f"answer {number}.{index} {self._words()}"
+            found[f"{row}.finish_reason"] = "stop"
+            for tool in range(rng.choice([0, 0, 0, 1, 2])):
+                call = f"{row}.tool_calls.{tool}"
+                found[f"{call}.id"] = f"call_{number}_{tool}"
+                found[f"{call}.type"] = "function"
+                found[f"{call}.name"] = f"tool_{tool}"
+                found[f"{call}.arguments"] = json.dumps({"q": self._words(), "n": tool})
+        if rng.random() < 0.7:
+            found["prompt_token_ids"] = [rng.randrange(150_000) for _ in range(rng.randint(1, 9))]
+            sampled = [rng.randrange(150_000) for _ in range(rng.randint(1, 9))]
+            found["response_token_ids"] = sampled
+            if rng.random() < 0.5:
+                content = [{"token": "x", "logprob": -rng.random()} for _ in sampled]
+                found["logprobs.content"] = json.dumps(content)
+        return found
+
+    def _words(self) -> str:
+        return " ".join(self._rng.choice(["alpha", "β", "gamma", "{", "\n"]) for _ in range(4))
