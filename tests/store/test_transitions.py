@@ -373,10 +373,11 @@ def _ordered(found: Iterable[Adaptation]) -> tuple[list[Trajectory], Report]:
     adaptations = list(found)
     report = Report.total(each.report for each in adaptations)
     dropped = tuple(sorted(report.dropped, key=lambda each: (each.trace_id, each.span_id)))
+    repairs = tuple(sorted(report.repairs, key=lambda each: (each.trace_id, each.span_id)))
     paths = [path for each in adaptations for path in each.trajectories]
     return (
         sorted(paths, key=lambda path: (path.rollout_id, path.attempt_id)),
-        dataclasses.replace(report, dropped=dropped),
+        dataclasses.replace(report, dropped=dropped, repairs=repairs),
     )
 
 

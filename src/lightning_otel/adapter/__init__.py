@@ -42,7 +42,7 @@ from lightning_otel.adapter.repair import REPEATED
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.selection import Matcher, matched
 from lightning_otel.adapter.tracking import is_tracked
-from lightning_otel.adapter.tree import Tree, build
+from lightning_otel.adapter.tree import Tree, build, reordered
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import (
     Call,
@@ -225,6 +225,8 @@ class _Attempt:
         self._dropped: list[Dropped] = []
         self._failed: list[int] = []
         self._repeated = tuple(repeated)
+        others = [Repair(span.span_id, span.trace_id, REPEATED) for span in self._repeated]
+        self._repairs = (*tree.repairs, *others)
         for span in self._repeated:
             if is_call(span):
                 self._drop(span, "call", REPEATED)
@@ -248,8 +250,8 @@ class _Attempt:
         others = {i: kept for i, kept in stand_in.items() if i != kept and kept in calls}
         told = [] if tree.is_counted else branches.told_by_messages(tree, steps, talks)
         if told:
-            moved = self._reorder(told)
-            tree = self._tree
+            tree, moved = reordered(tree, told)
+            self._tree, self._failed = tree, [moved[position] for position in self._failed]
             steps = dict(sorted((moved[i], call) for i, call in steps.items()))
             talks = {moved[i]: talk for i, talk in talks.items()}
             others = {moved[i]: moved[kept] for i, kept in others.items()}
@@ -276,7 +278,7 @@ class _Attempt:
             rewards_placed=len(placement.placed),
             rewarded=sum(step.reward is not None for step in distinct),
             dropped=tuple(self._dropped),
-            repairs=self._repairs(),
+            repairs=self._repairs,
             inexact=tally.inexact,
             notes=tally.notes,
         )
@@ -326,22 +328,9 @@ class _Attempt:
             calls=len(calls) + sum(map(is_call, self._repeated)),
             rewards=sum(each.noun == "reward" for each in self._dropped),
             dropped=tuple(self._dropped),
-            repairs=self._repairs(),
+            repairs=self._repairs,
         )
         return Adaptation([], report)
-
-    def _repairs(self) -> tuple[Repair, ...]:
-        others = (Repair(span.span_id, span.trace_id, REPEATED) for span in self._repeated)
-        return (*self._tree.repairs, *others)
-
-    def _reorder(self, told: Iterable[tuple[int, int]]) -> list[int]:
-        """Build the tree anew, knowing of calls that ended before others; the new positions."""
-        spans = self._tree.spans
-        self._tree = build(spans, [(spans[one], spans[other]) for one, other in told])
-        places = {id(span): position for position, span in enumerate(self._tree.spans)}
-        moved = [places[id(span)] for span in spans]
-        self._failed = [moved[position] for position in self._failed]
-        return moved
 
     def _drop(
         self, span: Span, noun: Literal["call", "reward", "mark", "composition"], reason: str

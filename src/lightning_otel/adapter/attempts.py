@@ -105,9 +105,16 @@ def _unique(spans: Iterable[Span]) -> tuple[dict[tuple[str, ...], Span], list[Sp
 
 
 def _told(span: Span) -> str:
-    """All that a span without an id says."""
-    attributes = sorted((key, repr(value)) for key, value in span.attributes.items())
-    return repr(replace(span, attributes=dict(attributes)))
+    """All that a span says, as far as it can be written."""
+    attributes = [f"{key}={_shown(span.attributes[key])}" for key in sorted(span.attributes)]
+    return "\n".join([_shown(replace(span, attributes={})), *attributes])
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # Python writes no whole number of 5,000 digits
+        return hex(value) if isinstance(value, int) else type(value).__name__
 
 
 def _precedence(span: Span) -> tuple[bool, int, str, int, str]:

@@ -160,6 +160,9 @@ class _History:
         self._gone_on_with = {
             talk.given for talk in talks if continued and not continued.isdisjoint(talk.left)
         }
+        self._may_ask_again = bool(self._gone_on_with) or any(
+            call.span.status == "ERROR" for call in calls
+        )
 
     def continued_by(self, call: int, by_time: int) -> tuple[int, bool]:
         """The call whose whole conversation this one's messages begin with, else the one by time.
@@ -197,6 +200,8 @@ class _History:
         It did so if it failed, or if what was asked was ever gone on with by repeating it and its
         answer: such an agent repeats what was said, and here it did not repeat that answer.
         """
+        if not self._may_ask_again:
+            return NONE
         given = self._talks[call].given
         earlier = self._asked.get(given, NONE)
         if earlier == NONE:

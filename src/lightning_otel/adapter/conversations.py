@@ -32,10 +32,13 @@ class Conversation(NamedTuple):
 
 def read(call: Call) -> Conversation:
     """The conversation of a call, one step a message."""
-    prefixes = array("q", running(map(_key, call.observation)))
+    found, given = [], 0
+    for message in call.observation:
+        given = hash((given, _key(message)))
+        found.append(given)
+    prefixes = array("q", found)
     if not prefixes:
         return Conversation(prefixes, prefixes)
-    given = prefixes[-1]
     return Conversation(prefixes, array("q", [hash((given, _key(each))) for each in call.action]))
 
 

@@ -102,6 +102,19 @@ def build(spans: Iterable[Span], after: Sequence[tuple[Span, Span]] = ()) -> Tre
     )
 
 
+def reordered(tree: Tree, told: Iterable[tuple[int, int]]) -> tuple[Tree, list[int]]:
+    """The tree built anew, and the new position of each span.
+
+    Args:
+        tree: The tree.
+        told: Positions of spans, the first of which is known to have ended before the second began.
+    """
+    spans = tree.spans
+    found = build(spans, [(spans[one], spans[other]) for one, other in told])
+    places = {id(span): position for position, span in enumerate(found.spans)}
+    return found, [places[id(span)] for span in spans]
+
+
 def _rearranged(
     found: order.Ordered, parents: Sequence[int], moved: Sequence[int]
 ) -> tuple[order.Ordered, list[int]]:
