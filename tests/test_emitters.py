@@ -156,7 +156,13 @@ def test_one_named_reward_needs_no_primary(recording: Recording) -> None:
         (("task_success", "0.5"), {}, "'task_success' is '0.5'; it must be a number"),
         ((b"1.0",), {}, "must be a number"),
         ((None,), {}, "'primary' is None; it must be a number"),
-        (([1.0],), {}, "must be a number"),
+        (([],), {}, "has no number for any step"),
+        (([None],), {}, "has no number for any step"),
+        (([1.0, float("nan")],), {}, "'step 1' is nan; it must be finite"),
+        (([1.0, "x"],), {}, "'step 1' is 'x'; it must be a number"),
+        (([1e308, 1e308],), {}, "must be finite"),
+        (([1.0], 2.0), {}, "only after a name"),
+        (({"a": [1.0]},), {}, "'a' is"),
         ((np.array([1.0, 2.0]),), {}, "must be a number"),
         ((Ellipsis,), {}, "must be a number"),
         (({},), {}, "the mapping is empty"),
@@ -626,3 +632,36 @@ def test_content_stays_out_where_the_user_says_so(
 
     assert "secret" not in repr(recording.spans())
     assert recording.spans()[-1].attributes[c.REWARD_VALUE] == 1.0
+
+
+def test_reward_matches_attributes(recording: Recording) -> None:
+    """Links by any attribute are Agent Lightning's, after the ids; what is no text is JSON."""
+    emit_reward(1.0, span_id="ab" * 8, match={"ticket": "T-1", "try": 2, "is_final": True})
+
+    links = {k: v for k, v in own(last(recording)).items() if k.startswith("agentlightning.link")}
+    assert list(links.values()) == [
+        "span_id", "ab" * 8, "ticket", "T-1", "try", "2", "is_final", "true",
+    ]  # fmt: skip
+
+
+def test_reward_takes_a_number_for_each_step(recording: Recording) -> None:
+    """A sequence is kept as JSON beside its sum, which is what other tools read."""
+    emit_reward([1, None, np.float32(0.5)])
+    emit_reward("progress", (0.25,))
+
+    first, second = (own(span) for span in recording.spans()[1:])
+    assert first == {
+        "agentlightning.reward.0.name": "primary",
+        "agentlightning.reward.0.value": 1.5,
+        "lightning.reward.steps": "[1.0, null, 0.5]",
+    }
+    assert second["agentlightning.reward.0.name"] == "progress"
+    assert second["lightning.reward.steps"] == "[0.25]"
+
+
+def test_reward_that_matches_needs_a_rollout_outside_a_recording(store: Store) -> None:
+    """With the rollout named it is kept in the default store, as with any explicit target."""
+    with pytest.raises(ConfigError, match="name it: rollout_id="):
+        emit_reward(1.0, match={"ticket": "T-1"})
+
+    assert emit_reward(1.0, match={"ticket": "T-1"}, rollout_id="r1")

@@ -126,5 +126,5 @@ def test_readme_extras_are_those_of_the_package() -> None:
     found = set(re.findall(r"\[(\w+)\]|`(\w+)`", named))
 
     assert {one or other for one, other in found} - {"openai"} == set(extras) - {
-        "openai", "demo", "distro", "test", "serve", "lake", "remote", "clickhouse",
+        "openai", "demo", "distro", "test", "serve", "lake", "remote", "clickhouse", "drift",
     }  # fmt: skip

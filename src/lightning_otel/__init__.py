@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_otel.adapter import TripletAdapter
+    from lightning_otel.adapter import Advantage, Composition, TripletAdapter
     from lightning_otel.emitters import (
         emit_action,
         emit_exception,
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from lightning_otel.types import Report, Span, Trajectory, Transition
 
 _HOMES = {
+    "Advantage": "adapter",
+    "Composition": "adapter",
     "TripletAdapter": "adapter",
     "emit_action": "emitters",
     "emit_exception": "emitters",
@@ -60,6 +62,8 @@ _HOMES = {
 
 __version__ = "0.1.0"
 __all__ = [
+    "Advantage",
+    "Composition",
     "DuckDBSpanExporter",
     "Follower",
     "LightningSpanProcessor",

@@ -38,7 +38,9 @@ _SUPPRESS_KEY = "suppress_instrumentation"
 instrumentors silences another, and these are not for us: what is recorded twice is joined later."""
 _MESSAGE_LIMIT = 8192
 _NO_BODY: Mapping[str, str] = {}
-_NUMBERS = frozenset({c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS})
+_NUMBERS = frozenset(
+    {c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS, c.LOGPROB_TOKEN_IDS}
+)
 """Content that holds no words: base64 can look like a secret by chance, and must not be changed."""
 
 _body: ContextVar[Mapping[str, str]] = ContextVar("lightning-otel-body", default=_NO_BODY)
@@ -64,12 +66,14 @@ class Frame:
         stamps: Attributes put on every span, such as rollout and attempt id.
         parent: Context that spans take as parent where the current one holds no span.
         recording: Whose frame it is; None for the frame of a whole process.
+        asks_for_ids: Whether requests ask their server for the token ids it works with.
     """
 
     sink: SpanSink | None
     stamps: Mapping[str, AttributeValue] = field(default_factory=dict)
     parent: Context | None = None
     recording: object = None
+    asks_for_ids: bool = False
 
 
 class _Process:
@@ -81,6 +85,7 @@ class _Process:
         self.faults = 0
         self.tracer: trace.Tracer | None = None
         self.content = config.content()
+        self.asks_for_ids = config.is_retokenization_fix_enabled()
         self.frameworks: list[InnermostOperation] = []
 
 
@@ -118,11 +123,18 @@ def capture_everywhere(*, enabled: bool) -> None:
 def refresh_settings() -> None:
     """Read the content settings again; they are kept because a look-up costs 2 us a call."""
     _process.content = config.content()
+    _process.asks_for_ids = config.is_retokenization_fix_enabled()
 
 
 def content_policy() -> config.Content:
     """Where message content may go, as last read."""
     return _process.content
+
+
+def asks_for_ids() -> bool:
+    """Whether a request made here asks its server for token ids; only ever where that was told."""
+    frame = current_frame()
+    return _process.asks_for_ids if frame is None else frame.asks_for_ids
 
 
 def is_recording() -> bool:

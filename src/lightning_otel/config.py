@@ -27,6 +27,8 @@ AGENT_ENV: Final = "LIGHTNING_OTEL_RUN_AGENT"
 MAX_SIZE_ENV: Final = "LIGHTNING_OTEL_MAX_SIZE"
 """What a store may take; its oldest rollouts are dropped for what is beyond."""
 TRANSFORMS_ENV: Final = "LIGHTNING_OTEL_TRANSFORMS"
+RETOKENIZATION_FIX_ENV: Final = "LIGHTNING_OTEL_RETOKENIZATION_FIX"
+"""Whether requests ask vLLM-like servers for the token ids they work with."""
 CONTENT_ENV: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 DEFAULT_STORE: Final = ".lightning/traces.duckdb"
@@ -77,6 +79,11 @@ def is_enabled() -> bool:
 def store_path() -> str:
     """The store used where none is named: ``LIGHTNING_OTEL_STORE``, else ``.lightning/…``."""
     return os.environ.get(STORE_ENV) or DEFAULT_STORE
+
+
+def is_retokenization_fix_enabled() -> bool:
+    """Whether ``LIGHTNING_OTEL_RETOKENIZATION_FIX`` has servers asked for token ids; off unless."""
+    return _flag(RETOKENIZATION_FIX_ENV, default=False)
 
 
 def token() -> str:
@@ -280,6 +287,7 @@ def child_environment(
     startup: Path,
     agent: str | None = None,
     transforms: Sequence[str] = (),
+    enable_retokenization_fix: bool = False,
 ) -> dict[str, str]:
     """The environment in which ``lightning-otel run`` starts its child.
 
@@ -291,6 +299,7 @@ def child_environment(
         startup: Folder whose ``sitecustomize`` switches tracing on.
         agent: Who acts where the program does not say; by default whom a run around this one named.
         transforms: Functions that spans pass through, besides those named already.
+        enable_retokenization_fix: Whether servers are asked for token ids, whatever is set already.
     """
     named = ",".join((*named_transforms(), *transforms))
     python_path = os.environ.get("PYTHONPATH")
@@ -298,6 +307,7 @@ def child_environment(
         **os.environ,
         **({AGENT_ENV: agent} if agent else {}),
         **({TRANSFORMS_ENV: named} if named else {}),
+        **({RETOKENIZATION_FIX_ENV: "1"} if enable_retokenization_fix else {}),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(startup), python_path])),
         STORE_ENV: store,
         RUN_ENV: "1",

@@ -106,6 +106,12 @@ RESPONSE_TOKEN_IDS: Final = "lightning.response.token_ids"
 """Token ids the server sampled, base64 of little-endian int32, [R]; one a choice, comma-joined."""
 RESPONSE_LOGPROBS: Final = "lightning.response.logprobs"
 """Log-probability of each sampled token, base64 of little-endian float64, [R]; one per choice."""
+LOGPROB_TOKEN_IDS: Final = "lightning.response.logprob_token_ids"
+"""The id beside each logprob, packed as token ids, [R], where the server names tokens by id."""
+LOGPROBS_MODE: Final = "lightning.logprobs.mode"
+"""``raw`` or ``processed``: before or after temperature and truncation; also of the resource."""
+REQUEST_MIN_P: Final = "lightning.request.min_p"
+REQUEST_REPETITION_PENALTY: Final = "lightning.request.repetition_penalty"
 ABANDONED: Final = "lightning.abandoned"
 """True on a call whose stream the program left before the end."""
 HANDOFF_TARGET: Final = "lightning.handoff.target"
@@ -138,11 +144,15 @@ REWARD_PREFIX: Final = "agentlightning.reward"
 """``agentlightning.reward.N.name|value``; N = 0 is the primary reward."""
 REWARD_VALUE: Final = "agentlightning.reward.0.value"
 REWARD_NAME: Final = "agentlightning.reward.0.name"
+REWARD_STEPS: Final = "lightning.reward.steps"
+"""JSON list: a number, or null, for each step in turn; the reward's value is then their sum."""
 PRIMARY_REWARD: Final = "primary"
 LINK_PREFIX: Final = "agentlightning.link"
 """``agentlightning.link.N.key_match|value_match``: the span whose attribute equals the value."""
 LINK_SPAN_ID: Final = "span_id"
 """A link's key for a span's own id, which is no attribute."""
+LINK_TRACE_ID: Final = "trace_id"
+"""A link's key for a span's trace."""
 TAG_PREFIX: Final = "agentlightning.tag"
 
 MESSAGE_BODY: Final = "agentlightning.message.body"
@@ -184,6 +194,7 @@ BODY_KEYS: Final = (
 CONTENT_KEYS: Final = frozenset(
     {
         *BODY_KEYS,
+        LOGPROB_TOKEN_IDS,
         TOOL_ARGUMENTS,
         TOOL_RESULT,
         RETRIEVAL_QUERY,

@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config
 from lightning_otel import conventions as c
+from lightning_otel.adapter.rewards import matched_text
 from lightning_otel.errors import ConfigError
 from lightning_otel.scrub import scrub_error
 from lightning_otel.store import Store
@@ -38,26 +39,30 @@ _told: set[str] = set()
 
 
 def emit_reward(
-    reward: float | str | Mapping[str, float],
-    value: float | None = None,
+    reward: float | str | Mapping[str, float] | Sequence[float | None],
+    value: float | Sequence[float | None] | None = None,
     /,
     *,
     score: float | None = None,
     primary: str | None = None,
     span_id: str | None = None,
     response_id: str | None = None,
+    match: Mapping[str, AttributeValue] | None = None,
     rollout_id: str | None = None,
     attributes: Mapping[str, AttributeValue] | None = None,
 ) -> str | None:
     """Give a reward to what the agent did, now or later, from this process or another.
 
     Args:
-        reward: A number; a name, followed by its number; or named numbers.
-        value: The number, where ``reward`` is a name.
+        reward: A number; a name, followed by its number; named numbers; or a list, with a number
+            (or None) for each step so far of the agent, or of what it is linked to.
+        value: The number or the list, where ``reward`` is a name.
         score: Another way to write ``value``.
         primary: Which of several named numbers counts where one number is wanted.
         span_id: The span it judges, 16 hex digits; by default credit decides.
         response_id: The model response it judges, such as ``chatcmpl-…``.
+        match: Attributes of the span it judges, all of which must be equal; it is looked for in
+            the rollout that the reward is given to.
         rollout_id: The rollout it judges, where that is not the current one.
         attributes: Further attributes of the reward's span.
 
@@ -65,10 +70,14 @@ def emit_reward(
         The reward's span id; None if nothing records here and no target was named.
 
     Raises:
-        ConfigError: The reward is not a finite number, or the primary one is not named.
+        ConfigError: The reward is not a finite number, or the primary one is not named; or it is to
+            match a span, outside a recording, and no rollout is named to look in.
     """
-    values = _named(reward, score if value is None else value, primary)
-    found = {**(attributes or {}), **_reward_attributes(values, span_id, response_id, rollout_id)}
+    links = _links(span_id, response_id, match)
+    given = _given(reward, score if value is None else value, primary)
+    found = {**(attributes or {}), **given, **_target_attributes(links, rollout_id)}
+    if match and not (rollout_id or span_id or response_id or capture.is_wanted()):
+        raise ConfigError(f"match={match!r} is looked for in one rollout; name it: rollout_id=…")
     has_target = bool(span_id or response_id or rollout_id)
     if has_target and not capture.is_wanted():
         return capture.guarded(_store_apart, found)
@@ -91,20 +100,33 @@ def reward_span(
         span_id: The span it judges.
         response_id: The model response it judges.
     """
-    return _instant(_reward_attributes(values, span_id, response_id, rollout_id))
+    links = _links(span_id, response_id)
+    return _instant({**_value_attributes(values), **_target_attributes(links, rollout_id)})
 
 
-def _reward_attributes(
-    values: Mapping[str, float],
+def _links(
     span_id: str | None,
     response_id: str | None,
-    rollout_id: str | None,
-) -> dict[str, AttributeValue]:
+    match: Mapping[str, AttributeValue] | None = None,
+) -> list[tuple[str, str]]:
+    """What a reward is linked to: each key, and the text that the span has there."""
+    ids = ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id))
+    matched = [(str(key), matched_text(value)) for key, value in (match or {}).items()]
+    return [(key, value) for key, value in (*ids, *matched) if value]
+
+
+def _value_attributes(values: Mapping[str, float]) -> dict[str, AttributeValue]:
     found: dict[str, AttributeValue] = {}
     for index, (name, number) in enumerate(values.items()):
         found[f"{c.REWARD_PREFIX}.{index}.name"] = name
         found[f"{c.REWARD_PREFIX}.{index}.value"] = number
-    links = [(k, v) for k, v in ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id)) if v]
+    return found
+
+
+def _target_attributes(
+    links: Sequence[tuple[str, str]], rollout_id: str | None
+) -> dict[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {}
     for index, (key, target) in enumerate(links):
         found[f"{c.LINK_PREFIX}.{index}.key_match"] = key
         found[f"{c.LINK_PREFIX}.{index}.value_match"] = target
@@ -127,9 +149,18 @@ def _instant(attributes: Mapping[str, AttributeValue]) -> Span:
     )
 
 
-def _named(
-    reward: float | str | Mapping[str, float], value: float | None, primary: str | None
-) -> dict[str, float]:
+def _given(reward: object, value: object, primary: str | None) -> dict[str, AttributeValue]:
+    """What was given, as attributes: named numbers, or a sequence with its sum."""
+    is_named = isinstance(reward, str)
+    steps = _sequence(value if is_named else reward)
+    if steps is None or (value is not None and not is_named):
+        return _value_attributes(_named(reward, value, primary))
+    total = sum(step for step in steps if step is not None)
+    values = _named(reward if is_named else c.PRIMARY_REWARD, total, primary)
+    return {**_value_attributes(values), c.REWARD_STEPS: json.dumps(steps)}
+
+
+def _named(reward: object, value: object, primary: str | None) -> dict[str, float]:
     """The named numbers of a reward, the primary one first."""
     if isinstance(reward, str):
         values: dict[str, Any] = {reward: value}
@@ -150,6 +181,18 @@ def _named(
         raise ConfigError(f"primary={first!r} is none of the rewards: {', '.join(values)}")
     ordered = {first: values.pop(first), **values}
     return {name: _finite(name, number) for name, number in ordered.items()}
+
+
+def _sequence(given: object) -> list[float | None] | None:
+    """The numbers of a list, with None for a step that has none; None if it is no list."""
+    if not isinstance(given, (list, tuple)):
+        return None
+    steps = [
+        None if each is None else _finite(f"step {index}", each) for index, each in enumerate(given)
+    ]
+    if all(step is None for step in steps):
+        raise ConfigError(f"reward {given!r} has no number for any step; leave it out instead")
+    return steps
 
 
 def _finite(name: str, value: Any) -> float:

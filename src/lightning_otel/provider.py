@@ -206,7 +206,10 @@ def start_process() -> None:
     inherited = config.inherited_rollout()
     if inherited is not None:
         stamps[c.ROLLOUT_ID], stamps[c.ATTEMPT_ID] = inherited
-    capture.set_process_frame(capture.Frame(writer, stamps, _inherited_parent()))
+    asks_for_ids = config.is_retokenization_fix_enabled()
+    capture.set_process_frame(
+        capture.Frame(writer, stamps, _inherited_parent(), asks_for_ids=asks_for_ids)
+    )
 
 
 def start_run_child() -> None:

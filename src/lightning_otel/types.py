@@ -3,7 +3,8 @@
 Ids are lower-case hex, times are Unix nanoseconds. See ``docs/glossary.md`` for the words.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
@@ -13,15 +14,34 @@ Message: TypeAlias = Mapping[str, Any]
 """One chat message as the GenAI conventions write it: ``{"role": …, "parts": [{"type": …}]}``."""
 
 CaptureLevel: TypeAlias = Literal["exact", "text"]
-"""``exact``: the server's own token ids for prompt and response; ``text``: messages only."""
+"""``exact``: the server's own token ids for prompt and response, which passed every check;
+``text``: messages only."""
+
+RowCause: TypeAlias = Literal["start", "drift", "shared", "model", "logprobs", "capture", "gap"]
+"""Why a training row of its own begins where it does: the trajectory starts; the prompt does not
+begin with what was held; the steps before are in another row; another model, step with logprobs or
+capture level; or a step without token ids stands between."""
 
 BranchCause: TypeAlias = Literal[
-    "start", "parallel", "sub_agent", "retry", "hand_off", "compaction"
+    "start", "parallel", "sub_agent", "retry", "hand_off", "compaction", "rewind"
 ]
-"""Why a trajectory of its own begins where it does."""
+"""Why a trajectory of its own begins where it does; see ``docs/structure.md`` for the rules."""
 
-Credit: TypeAlias = Literal["next", "last", "sibling", "discounted"]
+Credit: TypeAlias = Literal["next", "last", "sibling", "discounted", "step", "agents"]
 """The rule by which a reward without a link reaches a call."""
+
+CreditRule: TypeAlias = Callable[["Reward", Sequence["Call"]], "Call | Iterable[Call] | str | None"]
+"""A rule of one's own: a reward, and the calls it may judge, to the one or those it does judge.
+
+The calls are those that had ended before the reward, in order of their end: of the agent it was
+given in; of every agent where it was given outside any. Text says why none is judged.
+"""
+
+Estimator: TypeAlias = Literal["grpo", "rloo", "dr_grpo"]
+"""How the rewards of a group become advantages."""
+
+Compose: TypeAlias = Callable[[Mapping[str, float]], float | None]
+"""Makes one number of named rewards, the primary one first; None where a part is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +128,7 @@ class Call:
         response_ids: Token ids the model sampled in its first choice, [R]; empty likewise.
         logprobs: Log-probability of each sampled token, [R]; empty if the server did not say.
         ending: What was observed after it, where that is known and no call follows.
+        inexact: Why its tokens are not exact; empty where they are.
     """
 
     span: Span
@@ -119,6 +140,7 @@ class Call:
     response_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     ending: tuple[Message, ...] | None = None
+    inexact: str = ""
 
     @property
     def capture(self) -> CaptureLevel:
@@ -132,16 +154,17 @@ class Reward:
 
     Attributes:
         values: Every named number; the primary's name comes first.
-        value: The primary number.
-        span_id: The span it judges, if it was linked to one.
-        response_id: The model response it judges, if it was linked to one.
+        value: The primary number; of a sequence their sum.
+        links: What it is linked to: each key, and the value that the span it judges has there.
+        steps: The primary number of each step in turn, if it is a sequence; None for a step that
+            has none.
     """
 
     span: Span
     values: Mapping[str, float]
     value: float
-    span_id: str | None = None
-    response_id: str | None = None
+    links: tuple[tuple[str, str], ...] = ()
+    steps: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +176,8 @@ class Transition:
         action: Messages of the act; the first is what was sampled first.
         reward: The primary reward credited to this step; None if there is none (never 0).
         rewards: Every named reward credited to this step.
-        next_observation: What the agent saw before its next act; None if this was the last one.
+        next_observation: What the agent saw before its next act; None if this was the last one. A
+            conversation that was shortened after it begins another trajectory, and is seen here.
         done: Whether this is the last step of its trajectory.
         step: Position in its trajectory, from 0.
         is_shared: Whether several trajectories run through this step; train on it once.
@@ -168,6 +192,7 @@ class Transition:
         group_id: What advantages compare: rollouts of one task share it; empty if not computed.
         advantage: How much better its rollout did than its group; None where none was computed.
         weight: Weight of its loss, so that a rollout of many steps does not outvote a short one.
+        inexact: Why it was not captured exactly; empty where it was.
     """
 
     rollout_id: str
@@ -201,6 +226,7 @@ class Transition:
     group_id: str = ""
     advantage: float | None = None
     weight: float = 1.0
+    inexact: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +234,9 @@ class Trajectory:
     """The ordered transitions of one agent on one branch of one attempt.
 
     Attributes:
-        is_guess: Whether the order rests on wall clocks: its calls come from several processes.
-        cause: Why it is a trajectory of its own.
+        is_guess: Whether only wall clocks say that some step of it came before the next one.
+        cause: Why it is a trajectory of its own: what is known of its first step that lies on no
+            earlier trajectory of its agent.
     """
 
     rollout_id: str
@@ -219,6 +246,40 @@ class Trajectory:
     transitions: tuple[Transition, ...]
     is_guess: bool = False
     cause: BranchCause = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Consecutive steps of a trajectory, each of which continues the messages of the one before.
+
+    Attributes:
+        step: Position of its first step in the trajectory.
+        messages: As the chat API writes them: what the agent was given and answered, in turn.
+        tools: Tool definitions the model was offered in any of its steps, in the same form.
+        answers: Positions in ``messages`` of what the agent answered, [S]; an answer that stands in
+            several conversations is named in the first alone: train on it once.
+        rewards: Reward of the step of each of these answers, [S]; None where there is none.
+        reward: The latest reward of its steps; None if none has one (never 0).
+        alternatives: Further choices the model gave: position in ``messages``, and message.
+        span_ids: Span of each of the answers, [S].
+        model: Model of its last step.
+        resource_version: Version of the prompt, model or weights that acted in its last step.
+    """
+
+    rollout_id: str
+    attempt_id: str
+    agent: str
+    branch: int
+    step: int
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+    answers: tuple[int, ...]
+    rewards: tuple[float | None, ...]
+    reward: float | None
+    alternatives: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    span_ids: tuple[str, ...] = ()
+    model: str | None = None
+    resource_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +293,7 @@ class TrainingRow:
         loss_mask: 1 where the model sampled the token, 0 where it was given it, [C].
         logprobs: Log-probability of each sampled token, 0.0 of each other, [C]; empty if the server
             did not say for all that were sampled.
+        cause: Why it is a row of its own.
     """
 
     transitions: tuple[Transition, ...]
@@ -239,21 +301,47 @@ class TrainingRow:
     completion_ids: Sequence[int]
     loss_mask: Sequence[int]
     logprobs: Sequence[float] = ()
+    cause: RowCause = "start"
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A call or reward that did not make it into a trajectory, and why."""
+    """Something that did not make it into a trajectory, and why.
+
+    Attributes:
+        noun: What it is; a ``composition`` is missing on the call named, an ``advantage`` on the
+            rollout that begins with it.
+    """
 
     span_id: str
     trace_id: str
-    noun: Literal["call", "reward", "mark"]
+    noun: Literal["call", "reward", "mark", "composition", "advantage"]
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
+class Credited:
+    """Where a reward went, and by what.
+
+    Attributes:
+        span_id: The reward's span.
+        calls: Span ids of the calls it went to, in order.
+        by: ``link``, ``parent``, ``sequence``, the rule's name, or ``custom`` for one of one's own.
+    """
+
+    span_id: str
+    trace_id: str
+    calls: tuple[str, ...]
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Repair:
-    """A span that was put elsewhere in its tree than it was recorded, and by which rule."""
+    """A span that was put elsewhere in its tree than it was recorded, or left out for its ids.
+
+    Attributes:
+        rule: The rule and what it did, as ``docs/structure.md`` lists them.
+    """
 
     span_id: str
     trace_id: str
@@ -274,8 +362,11 @@ class Report:
         rewards: Reward spans, damaged ones too.
         rewards_placed: Rewards credited to a transition.
         rewarded: Transitions that carry a reward.
-        dropped: One entry for each call, reward and mark that was not used.
-        repairs: One entry for each span that was put elsewhere in its tree.
+        dropped: One entry for each call, reward and mark that was not used, and for each composed
+            reward and advantage that is missing.
+        repairs: One entry for each span put elsewhere in its tree, or left out for its ids.
+        inexact: How many transitions were not captured exactly, by reason.
+        notes: What a trainer should know of how many transitions, by what it is.
     """
 
     spans: int = 0
@@ -288,6 +379,8 @@ class Report:
     rewarded: int = 0
     dropped: tuple[Dropped, ...] = ()
     repairs: tuple[Repair, ...] = ()
+    inexact: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, int] = field(default_factory=dict)
 
     def reasons(self) -> dict[str, int]:
         """How often each reason for leaving something out occurs, the most frequent first."""
@@ -299,15 +392,25 @@ class Report:
     @classmethod
     def total(cls, reports: Iterable["Report"]) -> "Report":
         """One report of disjoint parts; every rollout must lie in one of them."""
-        counts = {each.name: 0 for each in fields(cls) if each.name not in ("dropped", "repairs")}
+        counts = {each.name: 0 for each in fields(cls) if each.type is int}
         dropped: list[Dropped] = []
         repairs: list[Repair] = []
+        inexact: Counter[str] = Counter()
+        notes: Counter[str] = Counter()
         for report in reports:
             for name in counts:
                 counts[name] += getattr(report, name)
             dropped += report.dropped
             repairs += report.repairs
-        return cls(**counts, dropped=tuple(dropped), repairs=tuple(repairs))
+            inexact.update(report.inexact)
+            notes.update(report.notes)
+        return cls(
+            **counts,
+            dropped=tuple(dropped),
+            repairs=tuple(repairs),
+            inexact=dict(inexact.most_common()),
+            notes=dict(notes.most_common()),
+        )
 
     def __add__(self, other: "Report") -> "Report":
         return Report.total((self, other))

@@ -72,6 +72,7 @@ def reward_attributes(
     *values: float | tuple[str, float],
     span_id: str | None = None,
     response_id: str | None = None,
+    match: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Attributes of a reward: numbers, or names and numbers, the primary one first."""
     found: dict[str, Any] = {}
@@ -80,7 +81,7 @@ def reward_attributes(
         found[f"{c.REWARD_PREFIX}.{index}.name"] = name
         found[f"{c.REWARD_PREFIX}.{index}.value"] = number
     links = [(k, v) for k, v in ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id)) if v]
-    for index, (key, target) in enumerate(links):
+    for index, (key, target) in enumerate([*links, *(match or {}).items()]):
         found[f"{c.LINK_PREFIX}.{index}.key_match"] = key
         found[f"{c.LINK_PREFIX}.{index}.value_match"] = target
     return found
@@ -167,6 +168,10 @@ class Forest:
         self._made[span_id] = made
         return span_id
 
+    def tag(self, span_id: str, **attributes: Any) -> None:
+        """Give a span further attributes."""
+        self._made[span_id].attributes.update(attributes)
+
     def close(self, *span_ids: str) -> None:
         """End spans."""
         for span_id in span_ids:
@@ -227,8 +232,14 @@ class Forest:
         *values: float | tuple[str, float],
         span_id: str | None = None,
         response_id: str | None = None,
+        match: Mapping[str, str] | None = None,
+        steps: Sequence[float | None] = (),
         parent: str | None = None,
     ) -> str:
-        """A reward; gives its id."""
-        attributes = reward_attributes(*values, span_id=span_id, response_id=response_id)
+        """A reward, or a sequence of them; gives its id."""
+        given = values or (sum(step for step in steps if step is not None),)
+        links = {"span_id": span_id, "response_id": response_id, "match": match}
+        attributes = reward_attributes(*given, **links)  # type: ignore[arg-type]  # of each its own type
+        if steps:
+            attributes[c.REWARD_STEPS] = json.dumps(list(steps))
         return self.make(c.SPAN_ANNOTATION, attributes, parent=parent)

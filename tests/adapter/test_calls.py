@@ -8,7 +8,7 @@ import pytest
 from tests.adapter.forest import call_attributes, said, text_of, token_attributes
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter, calls
+from lightning_otel.adapter import TripletAdapter, calls, exactness
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.types import Call, Span
 
@@ -221,17 +221,6 @@ def test_read_call_takes_the_first_choice_of_several() -> None:
     assert list(found.logprobs) == [-1.0, -2.0]
 
 
-@pytest.mark.parametrize("logprobs", [[], [-1.0], [-1.0, -2.0, -3.0]])
-def test_read_call_drops_logprobs_of_another_length(logprobs: list[float]) -> None:
-    """A logprob belongs to one token: with one too few or too many none is kept."""
-    one = span({**call_attributes("q", "a"), **token_attributes([1], [2, 3], logprobs)})
-
-    found = read(one)
-
-    assert list(found.logprobs) == []
-    assert list(found.response_ids) == [2, 3]
-
-
 @pytest.mark.parametrize("damaged", ["@@@@", "AAA", "AAAAAAA=", "Aé==", 5, [1, 2], b"AAAA"])
 @pytest.mark.parametrize("key", [c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS])
 def test_read_call_reads_text_where_ids_are_damaged(key: str, damaged: object) -> None:
@@ -240,20 +229,17 @@ def test_read_call_reads_text_where_ids_are_damaged(key: str, damaged: object) -
 
     found = read(one)
 
-    assert found.capture == "text"
+    assert (found.capture, found.inexact) == ("text", exactness.DAMAGED_IDS)
     assert text_of(found.action) == "a"
 
 
-def test_read_call_keeps_ids_where_logprobs_are_damaged() -> None:
-    """Damaged logprobs cost only themselves."""
-    one = span(
-        {**call_attributes("q", "a"), **token_attributes([1], [2]), c.RESPONSE_LOGPROBS: "@@"}
-    )
+def test_read_call_without_messages_says_what_is_wrong_with_its_tokens() -> None:
+    """Where tokens were all that was recorded, what failed their check is the reason."""
+    tokens = token_attributes([1], [2, 3], [-1.0])
 
-    found = read(one)
+    found = calls.read_call(span({c.OPERATION: c.CHAT, **tokens}), "")
 
-    assert found.capture == "exact"
-    assert list(found.logprobs) == []
+    assert found == exactness.LENGTHS
 
 
 def test_explain_reports_each_dropped_call_with_its_reason() -> None:

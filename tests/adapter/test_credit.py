@@ -1,29 +1,31 @@
 """Which call each reward belongs to, rule by rule."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tests.adapter.forest import Forest, paths, reward_attributes, rewards
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter, credit
-from lightning_otel.types import Credit
+from lightning_otel.types import Credit, CreditRule
 
-RULES: list[Credit] = ["next", "last", "sibling", "discounted"]
+RULES: list[Credit] = list(get_args(Credit))
 
 
-def explain(forest: Forest, rule: Credit = "next", **options: Any) -> Adaptation:
+def explain(forest: Forest, rule: Credit | CreditRule = "next", **options: Any) -> Adaptation:
     """The adaptation of a forest under a rule."""
     return TripletAdapter(rule, **options).explain(forest.spans)
 
 
-def placed(forest: Forest, rule: Credit = "next", **options: Any) -> dict[str, float | None]:
+def placed(
+    forest: Forest, rule: Credit | CreditRule = "next", **options: Any
+) -> dict[str, float | None]:
     """The reward of each answer under a rule."""
     return rewards(explain(forest, rule, **options).trajectories)
 
 
-def reasons(forest: Forest, rule: Credit = "next") -> dict[str, int]:
+def reasons(forest: Forest, rule: Credit | CreditRule = "next") -> dict[str, int]:
     """Why rewards were not placed."""
     return explain(forest, rule).report.reasons()
 

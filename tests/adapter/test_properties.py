@@ -9,6 +9,7 @@ from tests.adapter.forests import forests, odd_spans
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter, attempts, branches, calls, tree
+from lightning_otel.adapter.attributes import has_id
 from lightning_otel.types import Call, Credit, Span, Transition
 
 rules = st.sampled_from(["next", "last", "sibling", "discounted"])
@@ -159,4 +160,6 @@ def test_odd_spans_never_raise(spans: list[Span], rule: Credit) -> None:
     nouns = Counter(each.noun for each in report.dropped)
     assert report.calls == report.transitions + nouns["call"]
     assert report.rewards == report.rewards_placed + nouns["reward"]
-    assert report.spans == len({(span.trace_id, span.span_id) for span in spans})
+    named = {(span.trace_id, span.span_id) for span in spans if has_id(span.span_id)}
+    nameless = [span for span in spans if not has_id(span.span_id)]
+    assert len(named) + bool(nameless) <= report.spans <= len(named) + len(nameless)

@@ -8,7 +8,7 @@ from tests.adapter.forest import Forest, reward_attributes
 from tests.adapter.forest import rewards as rewards_of
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter, rewards
+from lightning_otel.adapter import TripletAdapter, credit, rewards
 from lightning_otel.types import Reward, Span
 
 
@@ -98,21 +98,59 @@ def test_read_reward_reads_links_in_any_order() -> None:
 
     found = read(attributes)
 
-    assert (found.span_id, found.response_id) == ("abc", "chatcmpl-1")
+    assert found.links == (
+        ("trace_id", "t"),
+        ("gen_ai.response.id", "chatcmpl-1"),
+        ("span_id", "abc"),
+    )
 
 
 @pytest.mark.parametrize(("key", "value"), [("user.id", "u1"), ("span_id", "")])
-def test_read_reward_reports_a_link_that_names_nothing_known(key: str, value: str) -> None:
-    """A reward that was linked on purpose does not fall back on a rule when its link is strange."""
-    attributes = {
-        **reward_attributes(1.0),
-        "agentlightning.link.0.key_match": key,
-        "agentlightning.link.0.value_match": value,
-    }
+def test_a_link_that_matches_nothing_is_no_reward_for_somebody_else(key: str, value: str) -> None:
+    """A reward that was linked on purpose does not fall back on a rule when nothing answers."""
+    forest = Forest()
+    forest.call("first")
+    link = {f"{c.LINK_PREFIX}.0.key_match": key, f"{c.LINK_PREFIX}.0.value_match": value}
+    forest.make(c.SPAN_ANNOTATION, {**reward_attributes(1.0), **link})
 
-    found = rewards.read_reward(span(attributes))
+    found = TripletAdapter().explain(forest.spans)
 
-    assert found == rewards.UNKNOWN_LINK.format(key)
+    assert rewards_of(found.trajectories) == {"first": None}
+    assert found.report.reasons() == {credit.UNKNOWN_TARGET: 1}
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ("[1, null, 0.5]", (1.0, None, 0.5)),
+        ([1, 2], (1.0, 2.0)),
+        ("[]", None),
+        ("[null]", None),
+        ("[NaN]", None),
+        ("[1e999]", None),
+        ("[true]", None),
+        ('["1"]', None),
+        ("{}", None),
+        ("[", None),
+        (3, None),
+    ],
+)
+def test_read_reward_reads_a_sequence(steps: Any, expected: tuple[float | None, ...]) -> None:
+    """A sequence is a list of finite numbers and nulls; anything else is a damaged reward."""
+    found = rewards.read_reward(span({**reward_attributes(1.5), c.REWARD_STEPS: steps}))
+
+    if expected is None:
+        assert found == rewards.NO_SEQUENCE
+    else:
+        assert isinstance(found, Reward)
+        assert found.steps == expected
+
+
+def test_read_reward_takes_a_sequence_under_one_name_only() -> None:
+    """Which of several names the numbers belong to would be a guess."""
+    attributes = {**reward_attributes(("a", 1.0), ("b", 2.0)), c.REWARD_STEPS: "[1.0]"}
+
+    assert rewards.read_reward(span(attributes)) == rewards.NO_SEQUENCE
 
 
 def test_explain_places_sound_rewards_beside_damaged_ones() -> None:

@@ -40,6 +40,15 @@ def test_logprobs_come_back_to_the_last_bit(choices: list[list[float]]) -> None:
     assert [struct.pack(f"<{len(choice)}d", *choice) for choice in found] == packed
 
 
+@given(ids)
+def test_negative_ids_are_found_packed_or_not(drawn: list[int]) -> None:
+    """By the sign bits of packed ids as by looking at each."""
+    is_negative = any(number < 0 for number in drawn)
+
+    assert tokens.has_negative(array("i", drawn)) is is_negative
+    assert tokens.has_negative(drawn) is is_negative
+
+
 def test_text_is_little_endian_base64_with_commas() -> None:
     """Any reader of the store can decode it from this description."""
     assert encode_ids([[1, 2], [-1]]) == ",".join(

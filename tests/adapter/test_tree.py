@@ -50,13 +50,17 @@ def test_build_cuts_a_cycle_at_its_earliest_span() -> None:
     assert parents(built) == {"a": None, "b": "a", "c": "b"}
 
 
-def test_build_keeps_parents_within_their_trace() -> None:
-    """A span id that occurs in two traces names a parent only in its own."""
-    other = replace(span("child", "root", 1), trace_id="u")
+def test_build_prefers_the_parent_in_the_spans_own_trace() -> None:
+    """A span id that occurs in two traces names the parent in the child's own."""
+    other, child = (
+        replace(span("root"), trace_id="u"),
+        replace(span("child", "root", 1), trace_id="u"),
+    )
 
-    built = tree.build([span("root"), other])
+    built = tree.build([span("root"), other, child])
 
-    assert parents(built)["child"] is None
+    assert built.spans[built.parents[2]].trace_id == "u"
+    assert built.repairs == ()
 
 
 def test_build_orders_one_process_by_its_own_count() -> None:

@@ -89,12 +89,13 @@ def spawn(tmp_path: Path) -> Cli:
 def terminal(tmp_path: Path) -> Callable[..., str]:
     """Runs a command line in a terminal so many cells wide; gives all that it printed there."""
 
-    def run(*args: object, columns: int = 100) -> str:
+    def run(*args: object, columns: int = 100, env: Mapping[str, str] | None = None) -> str:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         environment = {**os.environ, "TERM": "xterm-256color"}
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             environment.pop(name, None)
+        environment.update(env or {})
         child = subprocess.Popen(
             [sys.executable, "-m", "lightning_otel", *map(str, args)],
             stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=environment,

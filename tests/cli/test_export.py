@@ -1,15 +1,18 @@
 """``export`` and ``pack``: data out of a store, whole, into lines, Parquet and a database."""
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import duckdb
 import pytest
+from tests.adapter.forest import Forest
 
 from lightning_otel import Span, Store, TripletAdapter
-from lightning_otel.adapter import Adaptation
+from lightning_otel import conventions as c
+from lightning_otel.adapter import Adaptation, advantages
 from lightning_otel.store.layout import Layout
 
 Cli = Callable[..., CompletedProcess[str]]
@@ -102,6 +105,7 @@ def test_triplets_are_transitions(cli: Cli, kept: Path) -> None:
     assert talk[0] == "8 transitions → stdout"
     assert talk[1] == "from 9 calls in 5 rollouts: 3 rewarded, 6 with exact token ids"
     assert talk[2].startswith("  left out: 1 × ")
+    assert "  not exact: 2 × no token ids: none were recorded" in talk
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -112,10 +116,8 @@ def test_triplets_are_adapted_once(
     adapted = []
     explain = TripletAdapter.explain
 
-    def counted(
-        self: TripletAdapter, spans: Iterable[Span], *, incomplete: Collection[tuple[str, str]]
-    ) -> Adaptation:
-        adapted.append(found := explain(self, spans, incomplete=incomplete))
+    def counted(self: TripletAdapter, spans: Iterable[Span], **options: Any) -> Adaptation:
+        adapted.append(found := explain(self, spans, **options))
         return found
 
     monkeypatch.setattr(TripletAdapter, "explain", counted)
@@ -125,6 +127,28 @@ def test_triplets_are_adapted_once(
     assert done.returncode == 0
     assert len(adapted) == 1
     assert f"from {adapted[0].report.calls} calls" in done.stderr
+
+
+def test_triplets_with_advantages(cli: Cli, tmp_path: Path) -> None:
+    """Each row tells its group, advantage and weight; the funnel tells who has none, and why."""
+    store = Store(tmp_path / "traces.duckdb")
+    for name, value in (("a", 1.0), ("b", 0.0), ("c", None)):
+        forest = Forest(rollout_id=name, trace_id=name * 32, process=name)
+        with forest.inside(c.SPAN_ROLLOUT, **{c.TASK: '"sum"'}):
+            forest.call("first")
+            forest.call("second")
+            if value is not None:
+                forest.reward(value)
+        store.add(forest.spans)
+
+    done = cli("export", "triplets", "--credit", "step", "--advantage", "rloo", "--store", tmp_path)
+
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {(row["rollout_id"], row["reward"], row["advantage"]) for row in rows} == {
+        ("a", 1.0, 1.0), ("b", 0.0, -1.0), ("c", None, None),
+    }  # fmt: skip
+    assert {(row["group_id"], row["weight"]) for row in rows} == {('"sum"', 0.5)}
+    assert f"left out: 1 × {advantages.NO_REWARD}" in done.stderr
 
 
 def test_triplets_by_agent_and_rollout(cli: Cli, kept: Path) -> None:

@@ -139,7 +139,7 @@ def test_show_last_is_the_newest_rollout(cli: Cli, kept: Path) -> None:
     assert done.stdout == named.stdout
     assert "(exp-two)" in lines[0]
     assert lines[1].startswith("└─ agentlightning.operation ")
-    assert lines[2].startswith("   ├─ chat toy  ")
+    assert lines[2].startswith("   ├─ #0  chat toy  ")
     assert lines[3].startswith("   └─ chat fail-400  ")
     assert "ERROR openai.BadRequestError" in lines[3]
     assert done.stderr == f"→ lightning-otel show @last --transitions --store {kept}\n"
@@ -158,7 +158,7 @@ def test_show_finds_by_prefix(cli: Cli, kept: Path) -> None:
     assert by_rollout.stdout.splitlines()[0].endswith("ms")
     assert by_span.stdout == by_response.stdout
     lines = by_span.stdout.splitlines()
-    assert lines[0].startswith("chat toy  ")
+    assert lines[0].startswith("#0  chat toy  ")
     assert [line.split()[1] for line in lines if "gen_ai.response.id" in line] == [
         row["response_id"]
     ]
@@ -194,7 +194,7 @@ def test_show_prints_whole_texts_in_a_pipe(cli: Cli, tmp_path: Path) -> None:
 
 def test_show_fits_the_terminal(terminal: Callable[..., str], kept: Path) -> None:
     """On a terminal each span is one line, cut to its width, coloured by nobody's message."""
-    text = terminal("show", "exp-two", "--store", kept, columns=72)
+    text = COLOURS.sub("", terminal("show", "exp-two", "--store", kept, columns=72))
 
     lines = text.splitlines()
     assert max(map(len, lines[:4])) <= 72
@@ -277,6 +277,7 @@ def test_stats_counts_the_funnel(cli: Cli, kept: Path) -> None:
     assert found["funnel"]["calls"] == 9
     assert found["funnel"]["transitions"] == 8
     assert found["funnel"]["exact"] == 6
+    assert sum(found["funnel"]["inexact"].values()) == 2
     assert found["funnel"]["rewards"] == found["funnel"]["rewards_placed"] == 3
     accounting = found["accounting"]
     assert accounting["ended"] == accounting["stored"] == 18

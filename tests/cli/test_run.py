@@ -473,3 +473,26 @@ def test_run_refuses_before_it_runs(
     assert [line.split(" ", 1)[0] for line in lines] == ["error:", "why:", "try:"]
     assert word in done.stderr
     assert not (tmp_path / "default").exists()
+
+
+@pytest.mark.parametrize("option", [[], ["--enable-retokenization-fix"]], ids=["without", "with"])
+def test_run_has_servers_asked_for_token_ids_only_when_told(
+    spawn: Cli, server: DemoServer, tmp_path: Path, option: list[str]
+) -> None:
+    """The program stays as it is, and its calls have the engine's own tokens."""
+    store = tmp_path / "traces.duckdb"
+    (tmp_path / "agent.py").write_text(
+        "import sys, openai\n"
+        "with openai.OpenAI(base_url=sys.argv[1], api_key='k') as client:\n"
+        "    said = [{'role': 'user', 'content': 'hello'}]\n"
+        "    client.chat.completions.create(model='toy', messages=said)\n"
+    )
+
+    done = spawn("run", "--store", store, *option, "python", "agent.py", server.base_url)
+
+    assert done.returncode == 0
+    assert ["return_token_ids" in (exchange.request or {}) for exchange in server.log] == [
+        bool(option)
+    ]
+    assert Store(store).report().exact == bool(option)
+    assert ("1 with token ids" in done.stderr) == bool(option)

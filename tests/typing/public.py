@@ -1,10 +1,11 @@
 """The public API as users write it, for the type checker alone; nothing here is run."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, assert_type
 
 import lightning_otel as lo
 from lightning_otel.tracing.operations import Operation
+from lightning_otel.types import Call, Reward
 
 
 def agent(task: str) -> str:
@@ -51,7 +52,9 @@ def bare(task: str, *, retries: int = 0) -> int:
     return len(task) + retries
 
 
-@lo.auto_trace(name="solve", agent="calc", store="here", reward_evaluator=judge)
+@lo.auto_trace(
+    enable_retokenization_fix=True, name="solve", agent="calc", store="here", reward_evaluator=judge
+)
 async def with_arguments(task: str) -> str:
     """Decorated with arguments."""
     return task
@@ -133,3 +136,30 @@ def read(spans: list[lo.Span]) -> None:
     for step in table:
         assert_type(step.reward, float | None)
     assert_type(lo.TripletAdapter(credit="next").adapt(spans), list[lo.Trajectory])
+
+
+def credit(store: lo.Store) -> None:
+    """Rules, compositions and advantages, named and of one's own."""
+    lo.emit_reward(1.0, match={"ticket": "T-1", "try": 2}, rollout_id="r1")
+    lo.emit_reward([0.5, None, 1.0])
+    lo.emit_reward("progress", [0.5, None])
+
+    def newest(reward: Reward, calls: Sequence[Call]) -> Call | str:
+        return calls[-1] if calls else "nothing yet"
+
+    def ranks(rewards: Sequence[float]) -> list[float]:
+        return [float(sorted(rewards).index(reward)) for reward in rewards]
+
+    quality = lo.Composition({"correct": 1.0}, gates={"correct": 0.5})
+    table = store.transitions(credit=newest, compose=quality, advantage="grpo")
+    for step in table:
+        assert_type(step.advantage, float | None)
+        assert_type(step.weight, float)
+    lo.TripletAdapter("step", compose=min_of, advantage=lo.Advantage(ranks, group_by="key", size=8))
+    lo.TripletAdapter("agents", advantage=lo.Advantage(group_by=lambda spans: spans[0].name))
+    lo.TripletAdapter("best")  # type: ignore[arg-type]  # no such rule
+
+
+def min_of(rewards: Mapping[str, float]) -> float:
+    """The least of several rewards."""
+    return min(rewards.values())

@@ -3,14 +3,19 @@
 A reward may come from another process, days later and in a trace of its own. If its link names a
 span or a response of another attempt, it belongs to that one; if it names only a rollout, it
 belongs to the attempt that had begun before it. The store's views say the same in SQL.
+
+Records with the same ids are one span if they began at the same instant: it was noted at its start
+and again at its end, or came twice. If they did not, two spans have the ids of one, and of these
+the first one counts. Ids of zeros are none: such spans are one only if they say the same.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.attributes import number, text
+from lightning_otel.adapter.attributes import has_id, number, text
 from lightning_otel.adapter.rewards import read_links
 from lightning_otel.types import Span
 
@@ -24,12 +29,46 @@ class AttemptKey(NamedTuple):
     attempt_id: str
 
 
+class Attempts(NamedTuple):
+    """Spans sorted into attempts.
+
+    Attributes:
+        members: The spans of each attempt, each span once, attempts in order of their start.
+        repeated: The other spans that have the ids of one that counts, by the latter's attempt.
+    """
+
+    members: dict[AttemptKey, list[Span]]
+    repeated: dict[AttemptKey, list[Span]]
+
+
 def group(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
     """The spans of each attempt, each span once, attempts in order of their start."""
+    return sort_out(spans).members
+
+
+def sort_out(spans: Iterable[Span]) -> Attempts:
+    """The spans of each attempt, and those that had the ids of others."""
+    kept, others = _unique(spans)
+    members = _grouped(kept.values())
+    repeated: dict[AttemptKey, list[Span]] = {}
+    if others:
+        wanted = {(span.trace_id, span.span_id) for span in others}
+        owner = {
+            ids: key
+            for key, own in members.items()
+            for span in own
+            if (ids := (span.trace_id, span.span_id)) in wanted
+        }
+        for span in sorted(others, key=_precedence):
+            repeated.setdefault(owner[span.trace_id, span.span_id], []).append(span)
+    return Attempts(members, repeated)
+
+
+def _grouped(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
     groups: dict[AttemptKey, list[Span]] = {}
     apart: list[Span] = []
-    for span in _unique(spans):
-        if _may_move(span):
+    for span in spans:
+        if may_move(span):
             apart.append(span)
         else:
             groups.setdefault(_own(span), []).append(span)
@@ -41,18 +80,38 @@ def group(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
     return {key: groups[key] for key in sorted(groups, key=lambda key: (begun[key], key))}
 
 
-def _unique(spans: Iterable[Span]) -> Iterable[Span]:
-    """Of spans with equal ids an ended one, then the earliest, then the first given."""
-    found: dict[tuple[str, str], Span] = {}
+def _unique(spans: Iterable[Span]) -> tuple[dict[tuple[str, ...], Span], list[Span]]:
+    """Each span once, an ended record of it rather than another; and those with others' ids."""
+    found: dict[tuple[str, ...], Span] = {}
+    rivals: dict[tuple[str, ...], list[Span]] = {}
     for span in spans:
-        held = found.setdefault((span.trace_id, span.span_id), span)
-        if held is not span and _precedence(span) < _precedence(held):
-            found[span.trace_id, span.span_id] = span
-    return found.values()
+        key: tuple[str, ...] = (span.trace_id, span.span_id)
+        if not has_id(span.span_id):
+            key = (*key, _told(span))
+        held = found.setdefault(key, span)
+        if held is not span:
+            rivals.setdefault(key, [held]).append(span)
+    others: list[Span] = []
+    for key, records in rivals.items():
+        by_start: dict[int, Span] = {}
+        for span in sorted(records, key=lambda span: (*_precedence(span), _told(span))):
+            by_start.setdefault(span.start_ns, span)
+        found[key], *rest = sorted(by_start.values(), key=_precedence)
+        others += rest
+    # Those without an id have nothing else to be told apart by where they start at one instant.
+    nameless = sorted(key for key in found if len(key) > 2)
+    found.update({key: found.pop(key) for key in nameless})
+    return found, others
 
 
-def _precedence(span: Span) -> tuple[bool, int, str, int]:
-    return span.is_incomplete, span.start_ns, span.process, span.sequence
+def _told(span: Span) -> str:
+    """All that a span without an id says."""
+    attributes = sorted((key, repr(value)) for key, value in span.attributes.items())
+    return repr(replace(span, attributes=dict(attributes)))
+
+
+def _precedence(span: Span) -> tuple[bool, int, str, int, str]:
+    return span.is_incomplete, span.start_ns, span.process, span.sequence, span.name
 
 
 def _own(span: Span) -> AttemptKey:
@@ -73,7 +132,8 @@ def _is_bare(span: Span) -> bool:
     )
 
 
-def _may_move(span: Span) -> bool:
+def may_move(span: Span) -> bool:
+    """Whether a span is a reward that goes to the attempt it judges, wherever it was given."""
     if c.REWARD_VALUE not in span.attributes or not _is_bare(span):
         return False
     return _FIRST_LINK in span.attributes or text(span.attributes, c.ATTEMPT_ID) is None

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Attributes = Mapping[str, Any]
+_NO_IDS = ("", "0" * 16)
 
 
 def text(attributes: Attributes, key: str) -> str | None:
@@ -39,3 +40,8 @@ def number(value: object) -> float | None:
     except OverflowError:
         return None
     return found if math.isfinite(found) else None
+
+
+def has_id(span_id: str) -> bool:
+    """Whether an id names a span: OpenTelemetry means none by sixteen zeros."""
+    return span_id not in _NO_IDS

@@ -3,18 +3,24 @@
 A call follows the latest earlier one whose conversation it continues. One that continues none
 follows the latest one that had ended before it began, as long as the parts of the tree that hold
 the two had not run side by side. So concurrent calls, operations and agents are branches.
+
+One that asks again what an earlier call was asked, whose answer was thrown away, follows what that
+one followed. One that goes on with a shortened conversation follows by time, and begins a path.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-from lightning_otel.adapter.tree import NO_PARENT, Tree
+from lightning_otel import conventions as c
+from lightning_otel.adapter import conversations, order, siblings
+from lightning_otel.adapter.attributes import integer
+from lightning_otel.adapter.conversations import Conversation
+from lightning_otel.adapter.siblings import NONE
+from lightning_otel.adapter.tree import Tree
 from lightning_otel.types import Call
 
-NONE: Final = -1
-_MAX_DEPTH: Final = 20
+_MOST_ABOVE: Final = 64
+"""How far up is looked for who waited for a call."""
 
 
 def paths(before: Sequence[int]) -> list[list[int]]:
@@ -40,6 +46,32 @@ def paths(before: Sequence[int]) -> list[list[int]]:
     return found
 
 
+class Links(NamedTuple):
+    """How one agent's calls hang together, by index; -1 stands for none.
+
+    Attributes:
+        before: The earlier call that each one follows.
+        is_continued: Whether it continues that one's conversation, and not only its time.
+        is_beside: Whether it began beside another branch of its agent.
+        repeats: The earlier call that each one asks again.
+        is_compacted: Whether it goes on with a shortened conversation.
+    """
+
+    before: list[int]
+    is_continued: bytearray
+    is_beside: bytearray
+    repeats: list[int]
+    is_compacted: bytearray
+
+    @property
+    def path_before(self) -> list[int]:
+        """The call that each one follows on its path: none where a conversation was shortened."""
+        return [
+            NONE if is_compacted else previous
+            for previous, is_compacted in zip(self.before, self.is_compacted, strict=True)
+        ]
+
+
 def predecessors(tree: Tree, positions: Sequence[int], calls: Sequence[Call]) -> list[int]:
     """For each of one agent's calls the index of the one it follows, or -1.
 
@@ -48,9 +80,29 @@ def predecessors(tree: Tree, positions: Sequence[int], calls: Sequence[Call]) ->
         positions: The calls' positions in the tree, in order.
         calls: The calls.
     """
-    by_time = _by_time(tree, positions)
-    history = _History(calls)
-    before = [NONE] * len(calls)
+    return links(tree, positions, calls, [conversations.read(call) for call in calls]).before
+
+
+def links(
+    tree: Tree, positions: Sequence[int], calls: Sequence[Call], talks: Sequence[Conversation]
+) -> Links:
+    """How one agent's calls hang together.
+
+    Args:
+        tree: The attempt's spans.
+        positions: The calls' positions in the tree, in order.
+        calls: The calls.
+        talks: Their conversations.
+    """
+    by_time, is_beside = siblings.by_time(tree, positions)
+    found = Links(
+        [NONE] * len(calls),
+        bytearray(len(calls)),
+        is_beside,
+        [NONE] * len(calls),
+        bytearray(len(calls)),
+    )
+    history = _History(calls, talks)
     by_end = sorted(range(len(calls)), key=lambda call: (tree.ends[positions[call]], call))
     finished = 0
     for call, position in enumerate(positions):
@@ -59,159 +111,185 @@ def predecessors(tree: Tree, positions: Sequence[int], calls: Sequence[Call]) ->
         ):
             history.add(by_end[finished])
             finished += 1
-        before[call] = history.continued_by(call, by_time[call])
-    return before
+        _link(found, history, call, by_time[call], tree, positions)
+    return found
+
+
+def _link(
+    found: Links,
+    history: "_History",
+    call: int,
+    latest: int,
+    tree: Tree,
+    positions: Sequence[int],
+) -> None:
+    """Find what one call follows, given the latest by time, once all before it are linked."""
+    previous, is_continued = history.continued_by(call, latest)
+    is_plain = is_continued and previous == latest
+    if latest != NONE and not found.is_beside[call] and not is_plain:
+        again = NONE if is_continued else history.asked_before(call)
+        if again != NONE and siblings.is_after(tree, positions[again], positions[call]):
+            found.repeats[call] = again
+            found.is_compacted[call] = found.is_compacted[again]
+            previous = found.before[again]
+        elif history.is_shortened(call, latest, previous):
+            found.is_compacted[call] = True
+            previous, is_continued = latest, False
+    found.before[call] = previous
+    found.is_continued[call] = is_continued
+    history.join(call, previous if is_continued else NONE)
 
 
 class _History:
-    """Conversations so far, by a running hash of their messages: one step a message."""
+    """Conversations of one agent so far."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], talks: Sequence[Conversation]) -> None:
         self._calls = calls
-        self._given = [0] * len(calls)
+        self._talks = talks
         self._left: dict[int, int] = {}
         self._known: set[int] = set()
+        self._asked: dict[int, int] = {}
+        self._root = list(range(len(calls)))
+        left = {each for talk in talks for each in talk.left}
+        self._may_continue = [not left.isdisjoint(talk.prefixes) for talk in talks]
+        continued = {
+            talk.prefixes[conversations.longest(talk.prefixes, left) - 1]
+            for talk, may_continue in zip(talks, self._may_continue, strict=True)
+            if may_continue
+        }
+        self._gone_on_with = {
+            talk.given for talk in talks if continued and not continued.isdisjoint(talk.left)
+        }
 
-    def continued_by(self, call: int, by_time: int) -> int:
+    def continued_by(self, call: int, by_time: int) -> tuple[int, bool]:
         """The call whose whole conversation this one's messages begin with, else the one by time.
 
         Where several left the same conversation behind, it is the one by time if that is among
-        them, else the latest.
+        them, else the latest. And whether it is by conversation.
         """
-        running = 0
-        found, conversation = NONE, 0
-        for message in self._calls[call].observation:
-            running = hash((running, _key(message)))
-            if running in self._left:
-                found, conversation = self._left[running], running
-        self._given[call] = running
-        if found == NONE or hash((by_time, conversation)) in self._known:
-            return by_time
-        return found
+        if not self._may_continue[call]:
+            return by_time, False
+        prefixes = self._talks[call].prefixes
+        length = conversations.longest(prefixes, self._left)
+        if not length:
+            return by_time, False
+        conversation = prefixes[length - 1]
+        if hash((by_time, conversation)) in self._known:
+            return by_time, True
+        return self._left[conversation], True
 
     def add(self, call: int) -> None:
         """Know the conversation a call leaves behind: what it was given and each of its answers."""
-        if not self._calls[call].observation:
-            return
-        for answer in self._calls[call].action:
-            conversation = hash((self._given[call], _key(answer)))
+        for conversation in self._talks[call].left:
             self._left[conversation] = call
             self._known.add(hash((call, conversation)))
+        if self._talks[call].prefixes:
+            self._asked[self._talks[call].given] = call
+
+    def join(self, call: int, continued: int) -> None:
+        """Know where the conversation of a call began."""
+        if continued != NONE:
+            self._root[call] = self._root[continued]
+
+    def asked_before(self, call: int) -> int:
+        """The latest call that was asked the same and whose answer the agent threw away, or -1.
+
+        It did so if it failed, or if what was asked was ever gone on with by repeating it and its
+        answer: such an agent repeats what was said, and here it did not repeat that answer.
+        """
+        given = self._talks[call].given
+        earlier = self._asked.get(given, NONE)
+        if earlier == NONE:
+            return NONE
+        has_failed = self._calls[earlier].span.status == "ERROR"
+        return earlier if has_failed or given in self._gone_on_with else NONE
+
+    def is_shortened(self, call: int, latest: int, continued: int) -> bool:
+        """Whether a call goes on with less of the conversation that the latest one held.
+
+        It has fewer messages or tokens than that, and some of what was said in that conversation:
+        an answer or tool's result of later than its beginning, or its whole beginning and more.
+
+        Args:
+            call: The call.
+            latest: The one before it by time.
+            continued: The one that it would follow else; it may begin with that one's conversation.
+        """
+        root = self._root[latest]
+        if root == latest or not self._is_smaller(call, latest):
+            return False
+        talk, beginning = self._talks[call], self._talks[root]
+        size = len(beginning.prefixes)
+        if continued != latest:
+            size = len(self._talks[continued].prefixes) + 1
+        elif len(talk.prefixes) > size and talk.prefixes[size - 1] == beginning.given:
+            return True
+        held = self._calls[latest]
+        words = conversations.own_words((*held.observation[size:], *held.action))
+        said = self._calls[call].observation[size if continued != latest else 0 :]
+        return not words.isdisjoint(conversations.own_words(said))
+
+    def _is_smaller(self, call: int, previous: int) -> bool:
+        if 0 < len(self._talks[call].prefixes) < len(self._talks[previous].prefixes):
+            return True
+        sizes = [integer(self._calls[i].span.attributes, c.INPUT_TOKENS) for i in (call, previous)]
+        return None not in sizes and sizes[0] < sizes[1]  # type: ignore[operator]  # None is out
 
 
-def _key(message: Mapping[str, Any]) -> int:
-    """A message without what an answer has and its repetition in the next request has not."""
-    kept: list[Any] = []
-    try:
-        for part in message["parts"]:  # flat parts, as most are, are hashed in C
-            kind = part.get("type")
-            if kind != "text":
-                if kind != "reasoning":
-                    kept.append(frozenset(part.items()))
-            elif part["content"]:
-                kept.append(part["content"])
-        return hash((message.get("role"), *kept))
-    except (AttributeError, KeyError, TypeError):
-        parts = message.get("parts")
-        if isinstance(parts, list):
-            parts = [part for part in parts if not _is_passing(part)]
-        return _hashed([message.get("role"), parts], 0)
+def told_by_messages(
+    tree: Tree, calls: Mapping[int, Call], talks: Mapping[int, Conversation]
+) -> list[tuple[int, int]]:
+    """Positions of calls and of those that continue them, if the tree has some of them in disorder.
 
-
-def _is_passing(part: object) -> bool:
-    if not isinstance(part, dict):
-        return False
-    kind = part.get("type")
-    return kind == "reasoning" or (kind == "text" and not part.get("content"))
-
-
-def _hashed(value: object, depth: int) -> int:
-    """A hash of a JSON value; dumping it to text would cost several times as much."""
-    if type(value) is str:
-        return hash(value)
-    if depth >= _MAX_DEPTH:
-        return 0
-    if isinstance(value, dict):
-        return hash(frozenset([(key, _hashed(item, depth + 1)) for key, item in value.items()]))
-    if isinstance(value, list):
-        return hash(tuple([_hashed(item, depth + 1) for item in value]))
-    return hash((type(value).__name__, value))
-
-
-@dataclass(slots=True)
-class _Branch:
-    """A part of the tree that holds calls, up to where it meets its siblings.
-
-    Attributes:
-        node: Its lowest span that holds all its calls.
-        top: Its highest span, whose parent it shares with its siblings.
-        end: When all of it had ended.
-        newest: Position of the call in it that ended last.
-        before: Position of the call that its calls follow, or -1.
+    Only where one call alone left behind what another repeats, and no count speaks against it.
     """
-
-    node: int
-    top: int
-    end: int
-    newest: int = NONE
-    before: int = NONE
-
-
-def _by_time(tree: Tree, positions: Sequence[int]) -> list[int]:
-    """For each call the latest one that had ended before it, on branches that had ended too."""
-    index = {position: call for call, position in enumerate(positions)}
-    above = _meetings(tree, positions)
-    branches: dict[int, _Branch] = {NO_PARENT: _Branch(NO_PARENT, NO_PARENT, 0)}
-    for node, parent in above.items():
-        top = node if tree.parents[node] == parent else tree.below(parent, node)
-        branches[node] = _Branch(node, top, max(tree.ends[top], tree.ends[node]))
-        if node in index:
-            branches[node].newest = node
-    siblings: dict[int, list[_Branch]] = {}
-    for node in reversed(above):  # children before parents
-        branch, upper = branches[node], branches[above[node]]
-        siblings.setdefault(upper.node, []).append(branch)
-        upper.end = max(upper.end, branch.end)
-        upper.newest = _later(tree, upper.newest, branch.newest)
-    for node in (NO_PARENT, *above):  # parents before children
-        if node in siblings:
-            _follow(tree, siblings[node], branches[node].before)
-    return [index.get(branches[position].before, NONE) for position in positions]
+    every = {left for talk in talks.values() for left in talk.left}
+    later = [i for i, talk in talks.items() if not every.isdisjoint(talk.prefixes)]
+    holders: dict[tuple[str, int], list[int]] = {}
+    for position, talk in talks.items() if later else ():
+        for left in set(talk.left):
+            holders.setdefault((calls[position].agent, left), []).append(position)
+    found = []
+    for position in later:
+        for prefix in reversed(talks[position].prefixes):
+            held = holders.get((calls[position].agent, prefix))
+            if held is None:
+                continue
+            if len(held) == 1 and not _is_counted_otherwise(tree, held[0], position):
+                found.append((held[0], position))
+            break
+    is_disordered = any(tree.ends[one] > tree.starts[other] for one, other in found)
+    return found if is_disordered else []
 
 
-def _follow(tree: Tree, siblings: list[_Branch], latest: int) -> None:
-    """Let each branch follow the latest call of those that had ended before it began."""
-    by_end = sorted(siblings, key=lambda branch: (branch.end, branch.top))
-    finished = 0
-    newest = NONE
-    for branch in sorted(siblings, key=lambda branch: branch.top):
-        while by_end[finished].top < branch.top and (
-            by_end[finished].end <= tree.starts[branch.top]
-        ):
-            newest = _later(tree, newest, by_end[finished].newest)
-            finished += 1
-        branch.before = latest if newest == NONE else newest
+def _is_counted_otherwise(tree: Tree, earlier: int, later: int) -> bool:
+    """Whether their process counted both, and not the end of one before the start of the other."""
+    one, other = tree.spans[earlier], tree.spans[later]
+    if one.process != other.process or one.end_sequence < 0 or other.sequence < 0:
+        return earlier == later
+    return one.end_sequence > other.sequence
 
 
-def _later(tree: Tree, one: int, other: int) -> int:
-    """The call that ended later; of two at one instant the later started."""
-    if NONE in (one, other):
-        return max(one, other)
-    return max(one, other, key=lambda call: (tree.ends[call], call))
+def is_known(tree: Tree, earlier: int, later: int) -> bool:
+    """Whether something but clocks says that one call ended before another one began.
 
-
-def _meetings(tree: Tree, positions: Sequence[int]) -> dict[int, int]:
-    """The calls and the spans where they meet, each with the next one above it, parents first."""
-    nodes = set(positions)
-    for left, right in pairwise(sorted(positions, key=tree.first.__getitem__)):
-        is_beside = tree.parents[left] == tree.parents[right]
-        nodes.add(tree.parents[left] if is_beside else tree.meet(left, right))
-    nodes.discard(NO_PARENT)
-    found: dict[int, int] = {}
-    above: list[int] = []
-    for node in sorted(nodes, key=tree.first.__getitem__):
-        while above and not tree.contains(above[-1], node):
-            above.pop()
-        found[node] = above[-1] if above else NO_PARENT
-        above.append(node)
-    return found
+    One process counted both; or it counted the parts of the tree that hold them, and the earlier
+    call's part waited for it.
+    """
+    spans = tree.spans
+    if tree.is_counted or order.is_told(spans[earlier], spans[later]):
+        return True
+    meeting = tree.meet(earlier, later)
+    if meeting in (earlier, later):
+        return False
+    top = tree.below(meeting, earlier)
+    if not order.is_told(spans[top], spans[tree.below(meeting, later)]):
+        return False
+    node = earlier
+    for _ in range(_MOST_ABOVE):
+        if node == top:
+            return True
+        if not order.is_awaited(spans[node], spans[tree.parents[node]]):
+            return False
+        node = tree.parents[node]
+    return False

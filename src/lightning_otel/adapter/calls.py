@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import shown
+from lightning_otel.adapter.exactness import NO_IDS, NO_RESPONSE_IDS, read_tokens
 from lightning_otel.adapter.messages import message, parse_messages
-from lightning_otel.adapter.tokens import decode_ids, decode_logprobs
 from lightning_otel.adapter.tracking import is_tracked
 from lightning_otel.types import Call, Message, Span
 
@@ -46,7 +45,7 @@ def read_call(span: Span, agent: str) -> Call | str:
     if reason:
         return reason
     get = span.attributes.get
-    prompt_ids, response_ids, logprobs = _tokens(span)
+    prompt_ids, response_ids, logprobs, inexact = read_tokens(span.attributes)
     given = _messages(get(c.INPUT_MESSAGES))
     answered = _messages(get(c.OUTPUT_MESSAGES))
     if answered is None and not len(response_ids) and get(c.OUTPUT_MESSAGES) is not None:
@@ -55,21 +54,32 @@ def read_call(span: Span, agent: str) -> Call | str:
         if get(c.INPUT_MESSAGES) is not None:
             return CUT if get(c.CUT) else UNREADABLE
         if answered is None and not len(response_ids):
-            return NO_CONTENT
+            return NO_CONTENT if inexact == NO_IDS else inexact
     if not len(response_ids) and not any(item.get("parts") for item in answered or ()):
-        return NO_OUTPUT
-    instructions = get(c.SYSTEM_INSTRUCTIONS)
+        return NO_OUTPUT if inexact in (NO_IDS, NO_RESPONSE_IDS) else inexact
     tools = get(c.TOOL_DEFINITIONS)
     return Call(
         span=span,
         agent=agent,
-        observation=(_instructions(instructions) if instructions else ()) + (given or ()),
+        observation=_instructions(get(c.SYSTEM_INSTRUCTIONS)) + (given or ()),
         action=answered or (),
         tools=_repeated(tools) if isinstance(tools, str) else (),
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         logprobs=logprobs,
+        inexact=inexact,
     )
+
+
+def is_failure(reason: str) -> bool:
+    """Whether a reason says that a call came to nothing, so that it may be asked again."""
+    return reason in (ABANDONED, INCOMPLETE) or reason.startswith("failed:")
+
+
+def observation_of(span: Span) -> tuple[Message, ...]:
+    """What a call was asked, instructions first; empty where that cannot be read."""
+    given = _messages(span.attributes.get(c.INPUT_MESSAGES))
+    return _instructions(span.attributes.get(c.SYSTEM_INSTRUCTIONS)) + given if given else ()
 
 
 def _unusable(span: Span, agent: str) -> str | None:
@@ -101,31 +111,8 @@ def _messages(found: object) -> tuple[Message, ...] | None:
     return messages
 
 
-def _tokens(span: Span) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
-    """Token ids and logprobs of the first choice; empty where absent or damaged."""
-    get = span.attributes.get
-    prompt, response, values = (
-        get(c.PROMPT_TOKEN_IDS),
-        get(c.RESPONSE_TOKEN_IDS),
-        get(c.RESPONSE_LOGPROBS),
-    )
-    try:
-        prompt_ids: Sequence[int] = decode_ids(prompt)[0] if prompt else ()
-        response_ids: Sequence[int] = decode_ids(response)[0] if response else ()
-    except (ValueError, TypeError, AttributeError):
-        prompt_ids, response_ids = (), ()
-    try:
-        logprobs: Sequence[float] = decode_logprobs(values)[0] if values else ()
-    except (ValueError, TypeError, AttributeError):
-        logprobs = ()
-    # A logprob belongs to one token: a list of another length belongs to none.
-    if len(response_ids) and len(logprobs) != len(response_ids):
-        logprobs = ()
-    return prompt_ids, response_ids, logprobs
-
-
 def _instructions(found: object) -> tuple[Message, ...]:
-    parts = _repeated(found) if isinstance(found, str) else ()
+    parts = _repeated(found) if isinstance(found, str) and found else ()
     return (message("system", [dict(part) for part in parts]),) if parts else ()
 
 

@@ -21,7 +21,12 @@ DUPLICATE_OF: Final = "duplicate: {} recorded the same request"
 
 _MOST_BESIDE: Final = 64
 """How many equal requests at once are looked at for one: each pair costs."""
-_TOKENS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
+_TOKENS: Final = (
+    c.PROMPT_TOKEN_IDS,
+    c.RESPONSE_TOKEN_IDS,
+    c.RESPONSE_LOGPROBS,
+    c.LOGPROB_TOKEN_IDS,
+)
 _SHARED: Final = (
     c.INPUT_MESSAGES,
     c.OUTPUT_MESSAGES,

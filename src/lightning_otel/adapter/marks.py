@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter import exactness
 from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.messages import message, text_part
 from lightning_otel.adapter.tree import Tree
@@ -48,7 +49,9 @@ def read(tree: Tree, marked: Sequence[int]) -> Marks:
             seen.setdefault(agent, []).append(position)
             continue
         observation = _messages(tree, seen.pop(agent, []))
-        actions[position] = Call(span, agent, observation, (_message(span),))
+        actions[position] = Call(
+            span, agent, observation, (_message(span),), inexact=exactness.MARKED
+        )
         latest[agent] = position
     idle = []
     for agent, positions in seen.items():

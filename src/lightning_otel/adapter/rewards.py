@@ -1,5 +1,6 @@
 """Spans read into rewards, and what they are linked to; what cannot be read gets a reason."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,9 @@ from lightning_otel.types import Reward, Span
 NOT_A_NUMBER = "the reward's value is not a number"
 NOT_FINITE = "the reward's value is not finite"
 NO_PRIMARY = "the reward names values, but its first and primary one is missing"
-UNKNOWN_LINK = "the reward's link names neither a span id nor a response id, but {}"
+NO_SEQUENCE = "the reward's steps are not a list of numbers and nulls under one name"
+
+_FIRST_LINK = f"{c.LINK_PREFIX}.0.key_match"
 
 
 def read_reward(span: Span) -> Reward | str | None:
@@ -18,7 +21,7 @@ def read_reward(span: Span) -> Reward | str | None:
     attributes = span.attributes
     if c.REWARD_VALUE not in attributes:
         is_damaged = span.name == c.SPAN_ANNOTATION and any(
-            key.startswith(f"{c.REWARD_PREFIX}.") for key in attributes
+            key.startswith(f"{c.REWARD_PREFIX}.") or key == c.REWARD_STEPS for key in attributes
         )
         return NO_PRIMARY if is_damaged else None
     values: dict[str, float] = {}
@@ -34,24 +37,54 @@ def read_reward(span: Span) -> Reward | str | None:
         values.setdefault(name, value)
         index += 1
         key = f"{c.REWARD_PREFIX}.{index}.value"
-    links = read_links(attributes)
-    if links and not (links.get(c.LINK_SPAN_ID) or links.get(c.RESPONSE_ID)):
-        return UNKNOWN_LINK.format(", ".join(sorted(links)))
+    steps = _steps(attributes[c.REWARD_STEPS]) if c.REWARD_STEPS in attributes else ()
+    if steps is None or (steps and len(values) > 1):
+        return NO_SEQUENCE
     return Reward(
         span=span,
         values=values,
         value=next(iter(values.values())),
-        span_id=links.get(c.LINK_SPAN_ID) or None,
-        response_id=links.get(c.RESPONSE_ID) or None,
+        links=link_pairs(attributes) if _FIRST_LINK in attributes else (),
+        steps=steps,
     )
+
+
+def _steps(found: object) -> tuple[float | None, ...] | None:
+    """The numbers of a sequence; None if they cannot be read, or it has none."""
+    try:
+        given = json.loads(found) if isinstance(found, str) else found
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(given, (list, tuple)):
+        return None
+    numbers = [number(each) for each in given if each is not None]
+    if not numbers or None in numbers:
+        return None
+    return tuple(None if each is None else number(each) for each in given)
+
+
+def link_pairs(attributes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What a span is linked to: each key that is matched, and the value it must have."""
+    found: list[tuple[str, str]] = []
+    while (key := attributes.get(f"{c.LINK_PREFIX}.{len(found)}.key_match")) is not None:
+        value = attributes.get(f"{c.LINK_PREFIX}.{len(found)}.value_match", "")
+        found.append((shown(key), matched_text(value)))
+    return tuple(found)
 
 
 def read_links(attributes: Mapping[str, Any]) -> dict[str, str]:
     """What a span is linked to, by the key that is matched; of one key the first value counts."""
     links: dict[str, str] = {}
-    index = 0
-    while (key := attributes.get(f"{c.LINK_PREFIX}.{index}.key_match")) is not None:
-        value = attributes.get(f"{c.LINK_PREFIX}.{index}.value_match", "")
-        links.setdefault(shown(key), shown(value))
-        index += 1
+    for key, value in link_pairs(attributes):
+        links.setdefault(key, value)
     return links
+
+
+def matched_text(value: object) -> str:
+    """The text that a link compares an attribute by: its own, or of anything else its JSON."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        return shown(value)

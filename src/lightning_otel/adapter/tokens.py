@@ -46,6 +46,17 @@ def decode_ids(text: str) -> list[Sequence[int]]:
     return [_unpack("i", part) for part in text.split(",")]
 
 
+def has_negative(ids: Sequence[int]) -> bool:
+    """Whether one of the ids is below zero, which none of any vocabulary is.
+
+    Told by the sign bits: looking at each number costs as much as all else done with a call.
+    """
+    if isinstance(ids, array):
+        signs = ids.tobytes()[0 if _IS_BIG_ENDIAN else ids.itemsize - 1 :: ids.itemsize]
+        return not signs.isascii()
+    return min(ids, default=0) < 0
+
+
 def encode_logprobs(choices: Iterable[Iterable[float]]) -> str:
     """Log-probabilities of each choice as one text, without loss.
 

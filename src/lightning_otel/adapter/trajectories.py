@@ -1,85 +1,129 @@
 """Calls and their rewards put together: transitions, and the trajectories that run through them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import branches, credit, tracking
+from lightning_otel.adapter import branches, causes, credit, exactness, tracking
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import integer, text
+from lightning_otel.adapter.conversations import Conversation
 from lightning_otel.adapter.tree import Tree
-from lightning_otel.types import Call, Credit, Trajectory, Transition
+from lightning_otel.types import Call, Trajectory, Transition
 
 Named = Mapping[str, float]
+
+
+class Steps(NamedTuple):
+    """What makes the transitions of an attempt, by position in its tree.
+
+    Attributes:
+        calls: The calls, in order.
+        talks: Their conversations.
+        rewards: Named rewards of those that have some, the primary one first.
+        failed: Positions of calls that failed, were abandoned or never ended.
+    """
+
+    calls: Mapping[int, Call]
+    talks: Mapping[int, Conversation]
+    rewards: Mapping[int, Named]
+    failed: Sequence[int]
 
 
 def assemble(
     key: AttemptKey,
     tree: Tree,
-    calls: Mapping[int, Call],
-    rewards: Mapping[int, Named],
+    steps: Steps,
     *,
-    rule: Credit,
-    gamma: float,
+    values: Mapping[int, float],
+    gamma: float | None = None,
 ) -> list[Trajectory]:
     """The trajectories of an attempt: one for each agent and path.
 
     Args:
         key: The attempt.
         tree: Its spans.
-        calls: What makes transitions, by position, in order.
-        rewards: Named rewards of the calls that have some, the primary one first.
-        rule: ``discounted`` makes each step's reward its return; others leave it.
-        gamma: Discount per step.
+        steps: What makes transitions.
+        values: The reward of each call that has one.
+        gamma: Discount per step, where each step's reward is to be its return; by default it is
+            what it was given.
     """
     by_agent: dict[str, list[int]] = {}
-    for position, call in calls.items():
+    for position, call in steps.calls.items():
         by_agent.setdefault(call.agent, []).append(position)
+    names = causes.Causes(tree, steps.calls, steps.failed)
     found: list[Trajectory] = []
     for agent, positions in by_agent.items():
-        own = [calls[position] for position in positions]
-        before = branches.predecessors(tree, positions, own)
-        named = [rewards.get(position, {}) for position in positions]
-        values = [next(iter(each.values()), None) for each in named]
-        if rule == "discounted":
-            values = credit.discounted(values, before, gamma)
-        paths = branches.paths(before)
-        steps = _transitions(key, own, paths, named, values)
-        for branch, path in enumerate(paths):
+        own = _own(tree, positions, steps)
+        named = [steps.rewards.get(position, {}) for position in positions]
+        worth = [values.get(position) for position in positions]
+        if gamma is not None:
+            worth = credit.discounted(worth, own.links.before, gamma)
+        paths = branches.paths(own.links.path_before)
+        made = _transitions(key, own, paths, named, worth)
+        for branch, (path, cause) in enumerate(zip(paths, names.of(own, paths), strict=True)):
             found.append(
                 Trajectory(
                     key.rollout_id,
                     key.attempt_id,
                     agent,
                     branch,
-                    tuple([steps[node] for node in path]),
-                    is_guess=len({own[node].span.process for node in path}) > 1,
+                    tuple([made[node] for node in path]),
+                    is_guess=_is_guess(tree, own, path),
+                    cause=cause,
                 )
             )
     return found
 
 
+def _own(tree: Tree, positions: Sequence[int], steps: Steps) -> causes.Own:
+    """One agent's calls and how they hang together."""
+    calls, talks = [steps.calls[i] for i in positions], [steps.talks[i] for i in positions]
+    return causes.Own(positions, calls, talks, branches.links(tree, positions, calls, talks))
+
+
+def _is_guess(tree: Tree, own: causes.Own, path: Sequence[int]) -> bool:
+    """Whether only clocks say that one of the steps came before the next."""
+    if tree.is_counted:
+        return False
+    return not all(
+        own.links.is_continued[step]
+        or branches.is_known(tree, own.positions[earlier], own.positions[step])
+        for earlier, step in pairwise(path)
+    )
+
+
 def _transitions(
     key: AttemptKey,
-    calls: Sequence[Call],
+    own: causes.Own,
     paths: Sequence[Sequence[int]],
     named: Sequence[Named],
     values: Sequence[float | None],
 ) -> dict[int, Transition]:
-    """One agent's transitions by index; a shared one is followed as in the first of its paths."""
-    uses = [0] * len(calls)
-    for path in paths:
-        for node in path:
-            uses[node] += 1
+    """One agent's transitions by index; a shared one is followed as in the first of its paths.
+
+    One whose path ends where its conversation was shortened is followed by what went on with it.
+    """
+    calls = own.calls
+    uses = Counter(node for path in paths for node in path)
+    after = {
+        previous: call
+        for call, previous in enumerate(own.links.before)
+        if own.links.is_compacted[call]
+    }
     made: dict[int, Transition] = {}
     for path in paths:
         for step, node in enumerate(path):
             if node not in made:
-                following = calls[path[step + 1]] if step + 1 < len(path) else None
+                following = path[step + 1] if step + 1 < len(path) else after.get(node)
                 made[node] = _transition(
                     key,
                     calls[node],
-                    following,
+                    calls[following] if following is not None else None,
                     step=step,
+                    done=step + 1 == len(path),
                     reward=values[node],
                     rewards=named[node],
                     is_shared=uses[node] > 1,
@@ -93,6 +137,7 @@ def _transition(
     following: Call | None,
     *,
     step: int,
+    done: bool,
     reward: float | None,
     rewards: Named,
     is_shared: bool,
@@ -109,7 +154,7 @@ def _transition(
         action=call.action,
         reward=reward,
         next_observation=following.observation if following is not None else call.ending,
-        done=following is None,
+        done=done,
         rewards=rewards,
         is_shared=is_shared,
         tools=call.tools,
@@ -128,6 +173,8 @@ def _transition(
         end_ns=span.end_ns if span.end_ns is not None else span.start_ns,
         input_tokens=integer(attributes, c.INPUT_TOKENS),
         output_tokens=integer(attributes, c.OUTPUT_TOKENS),
+        sampling=exactness.sampling_of(attributes, span.otel_resource),
+        inexact=call.inexact,
     )
 
 

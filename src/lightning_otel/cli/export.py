@@ -5,20 +5,20 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from lightning_otel.cli import Guessing
 from lightning_otel.cli.output import counted, json_text, size, store_option, talk
 from lightning_otel.errors import ConfigError
+from lightning_otel.types import Credit, Estimator
 
 if TYPE_CHECKING:
     from lightning_otel.store import Store
 
-_CREDITS = ("next", "last", "sibling", "discounted")
 _JSON_COLUMNS = frozenset(
-    {"observation", "action", "next_observation", "rewards", "tools", "resources"}
+    {"observation", "action", "next_observation", "rewards", "tools", "resources", "sampling"}
 )
 _STDOUT = "-"
 
@@ -71,10 +71,14 @@ def spans(output: str, kind: str | None, rollout: str | None, store: str | None)
 @_rollout_option
 @click.option("--agents", metavar="GLOB", help="Only agents whose name matches.")
 @click.option(
-    "--credit", type=click.Choice(_CREDITS), default="next", show_default=True,
+    "--credit", type=click.Choice(get_args(Credit)), default="next", show_default=True,
     help="How rewards without a link reach a call.",
 )  # fmt: skip
 @click.option("--gamma", type=float, default=0.99, show_default=True, help="For discounted.")
+@click.option(
+    "--advantage", type=click.Choice(get_args(Estimator)),
+    help="Compare each rollout with others of its task; by default no.",
+)  # fmt: skip
 @click.option("--incomplete", is_flag=True, help="Also of rollouts whose process died in them.")
 @store_option
 def triplets(
@@ -84,6 +88,7 @@ def triplets(
     agents: str | None,
     credit: Any,
     gamma: float,
+    advantage: Any,
     incomplete: bool,
     store: str | None,
 ) -> None:
@@ -97,6 +102,7 @@ def triplets(
         agents=agents,
         credit=credit,
         gamma=gamma,
+        advantage=advantage,
         rollout_id=rollout_id,
         include_incomplete=incomplete,
     )
@@ -114,6 +120,10 @@ def triplets(
     )
     for reason, number in report.reasons().items():
         talk(f"  left out: {number} × {reason}")
+    for reason, number in report.inexact.items():
+        talk(f"  not exact: {number} × {reason}")
+    for reason, number in report.notes.items():
+        talk(f"  note: {number} × {reason}")
 
 
 def parsed(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from lightning_otel.cli import say_error
 from lightning_otel.cli.output import (
     age,
     counted,
-    cut,
     json_options,
     print_json,
     print_rows,
@@ -21,14 +20,12 @@ from lightning_otel.cli.output import (
     store_option,
     suggest,
     talk,
-    terminal_width,
 )
 from lightning_otel.errors import QueryError
 
 if TYPE_CHECKING:
     from lightning_otel.store import Store
     from lightning_otel.store.counts import Accounting
-    from lightning_otel.types import Span, Transition
 
 _ROLLOUT_COLUMNS = (
     "rollout", "status", "age", "agents", "calls", "tokens", "time", "reward", "task",
@@ -105,106 +102,49 @@ def _short_ids(ids: Sequence[str], shortest: int) -> dict[str, str]:
 
 @click.command()
 @click.argument("target", metavar="[ID]", default="@last")
-@click.option("--transitions", "as_transitions", is_flag=True, help="The transitions instead.")
+@click.option("--tree", "view", flag_value="tree", help="The span tree with credit; the default.")
+@click.option("--transitions", "view", flag_value="transitions", help="The transitions instead.")
+@click.option("--svg", metavar="FILE", help="Write a picture of the tree; - is stdout.")
+@click.option("--all", "every", is_flag=True, help="Every line, however many there are.")
 @json_options
 @store_option
 def show(
-    target: str, as_transitions: bool, as_json: bool, as_jsonl: bool, store: str | None
+    target: str,
+    view: str | None,
+    svg: str | None,
+    every: bool,
+    as_json: bool,
+    as_jsonl: bool,
+    store: str | None,
 ) -> None:
     """Show one rollout, trace or span, by a prefix of its id or @last (the default)."""
+    from lightning_otel.cli import showing
     from lightning_otel.store import Store
 
+    if svg is not None and (view or as_json or as_jsonl):
+        raise click.UsageError("--svg draws the tree and prints nothing; give it alone")
     opened = Store(store)
     noun, whole = opened.find(target)
-    rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
-    if as_transitions:
-        _show_transitions(opened, rollout_id, as_json=as_json, as_jsonl=as_jsonl)
-        return
-    if noun == "trace":
-        spans = opened.spans(trace_id=whole).rows()
+    if svg is not None:
+        showing.write_picture(showing.outline_of(opened, noun, whole), svg)
+    elif view == "transitions":
+        rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
+        if as_json or as_jsonl:
+            showing.print_rows_of(opened, rollout_id, as_json=as_json, as_jsonl=as_jsonl)
+        else:
+            showing.print_transitions(
+                showing.outline_of(opened, "rollout", rollout_id), every=every
+            )
+    elif as_json or as_jsonl:
+        found = showing.outline_of(opened, noun, whole)
+        showing.print_nodes(found, is_tree=view == "tree", as_json=as_json, as_jsonl=as_jsonl)
     else:
-        spans = opened.spans(rollout_id=rollout_id).rows()
-    if noun in ("span", "response"):
-        spans = _part(spans, noun, whole)
-    if as_json or as_jsonl:
-        from lightning_otel.cli.spans import sdk_json
-
-        rows = [sdk_json(span) for span in spans]
-        print_rows(rows, list(rows[0]), as_json=as_json, as_jsonl=as_jsonl)
-        return
-    _show_tree(spans, with_attributes=noun in ("span", "response"))
-    suggest(f"show {shown(target)} --transitions", store)
-
-
-def _part(spans: Sequence["Span"], noun: str, whole: str) -> list["Span"]:
-    """A span, or the call that got a response, with everything beneath it."""
-    from lightning_otel import conventions as c
-    from lightning_otel.adapter import readers
-
-    root = next(
-        span
-        for span, known in zip(spans, readers.read(spans), strict=True)
-        if (span.span_id if noun == "span" else known.attributes.get(c.RESPONSE_ID)) == whole
-    )
-    inside = {root.span_id}
-    found = [root]
-    for span in spans:  # in order of their start, so parents come first
-        if span.parent_span_id in inside and span.span_id not in inside:
-            inside.add(span.span_id)
-            found.append(span)
-    return found
-
-
-def _show_tree(spans: Sequence["Span"], *, with_attributes: bool) -> None:
-    from lightning_otel.cli.tree import tree_lines
-
-    width = terminal_width()
-    for line in tree_lines(spans, width):
-        click.echo(cut(shown(line), width))
-    if with_attributes:
-        attributes = spans[0].attributes
-        indent = max(map(len, attributes), default=0)
-        for key, value in attributes.items():
-            click.echo(f"  {shown(key):<{indent}}  {shown(value)}")
-
-
-def _show_transitions(opened: "Store", rollout_id: str, *, as_json: bool, as_jsonl: bool) -> None:
-    from lightning_otel.adapter.messages import plain_text
-
-    table = opened.transitions(rollout_id=rollout_id)
-    if as_json or as_jsonl:
-        from lightning_otel.cli.export import parsed
-
-        found = [parsed(row) for row in table.dicts()]
-        print_rows(found, list(found[0]) if found else [], as_json=as_json, as_jsonl=as_jsonl)
-        return
-    rows = [
-        {
-            "agent": step.agent,
-            "step": step.step,
-            "observation": plain_text(step.observation[-1:]),
-            "action": plain_text(step.action[:1]),
-            "reward": step.reward,
-            "done": "yes" if step.done else "no",
-            "capture": step.capture,
-            "tokens": _tokens(step),
-        }
-        for step in table
-    ]
-    if sys.stdout.isatty() and rows:
-        print_table(rows, _STEP_COLUMNS, _TEXT_COLUMNS)
-    else:
-        print_rows(rows, _STEP_COLUMNS)
-    if not rows:
-        talk(f"no transitions in {rollout_id}")
-    for reason, count in opened.report(rollout_id=rollout_id).reasons().items():
-        talk(f"left out: {count} × {reason}")
-
-
-def _tokens(step: "Transition") -> str:
-    """Token ids as the server gave them, else the tokens it counted."""
-    asked = len(step.prompt_ids) or step.input_tokens or 0
-    return f"{asked}→{len(step.response_ids) or step.output_tokens or 0}"
+        showing.print_tree(
+            showing.outline_of(opened, noun, whole),
+            every=every,
+            with_attributes=noun in ("span", "response"),
+        )
+        suggest(f"show {shown(target)} --transitions", store)
 
 
 @click.command()
@@ -236,6 +176,8 @@ def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
         *((name, counted(found[name], "rollout")) for name in unfinished),
         ("calls", funnel["calls"]),
         ("transitions", f"{funnel['transitions']}, {funnel['exact']} with exact token ids"),
+        *(("not exact", f"{count} × {reason}") for reason, count in funnel["inexact"].items()),
+        *(("note", f"{count} × {reason}") for reason, count in funnel["notes"].items()),
         ("rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"),
         ("rewarded", f"{funnel['rewarded']} of {counted(funnel['transitions'], 'transition')}"),
         *(_kept_lines(found) if "accounting" in found else ()),

@@ -58,6 +58,41 @@ def cut(text: str, width: int | None) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
+def has_colours() -> bool:
+    """Whether stdout is a terminal that shows colours and whose user wants them (``NO_COLOR``)."""
+    if not sys.stdout.isatty():
+        return False
+    from rich.console import Console
+
+    console = Console()
+    return console.color_system is not None and not console.no_color
+
+
+def styled(pieces: Iterable[tuple[str, str]], width: int | None, *, is_coloured: bool) -> str:
+    """Pieces of text, each with its style, as one line that fits.
+
+    Args:
+        pieces: Text, and words such as ``bold`` and the names of colours; empty for none.
+        width: Cells of the terminal; None shortens nothing.
+        is_coloured: Without, only the text is left.
+    """
+    whole = list(pieces)
+    fitting = cut("".join(text for text, _ in whole), width)
+    if not is_coloured:
+        return fitting
+    line, start = "", 0
+    for text, style in whole:
+        held = fitting[start : start + len(text)]
+        start += len(text)
+        words = set(style.split())
+        colour = next(iter(words - {"bold", "dim"}), None)
+        plainly = not held or not words
+        line += held if plainly else click.style(
+            held, fg=colour, bold="bold" in words or None, dim="dim" in words or None
+        )  # fmt: skip
+    return line
+
+
 def terminal_width() -> int | None:
     """Cells in a line of the terminal stdout is; None where it is a pipe or a file."""
     return get_terminal_size().columns if sys.stdout.isatty() else None

@@ -43,6 +43,11 @@ _NOTHING_CAPTURED = 3
     metavar="MODULE:FUNCTION",
     help="Gets each span before it is written, gives the one to keep, or None.",
 )
+@click.option(
+    "--enable-retokenization-fix",
+    is_flag=True,
+    help="Have requests ask vLLM-like servers for token ids and logprobs.",
+)
 @click.option("--quiet", is_flag=True, help="No closing lines.")
 @store_option
 def run(
@@ -53,6 +58,7 @@ def run(
     agent: str | None,
     reward_evaluator: str | None,
     transforms: Sequence[str],
+    enable_retokenization_fix: bool,
     quiet: bool,
     store: str | None,
 ) -> int:
@@ -78,6 +84,7 @@ def run(
     options = tracing.Options(
         store=opened, rollout_id=rollout_id, task=_json_or_text(task), agent=agent,
         reward_evaluator=evaluator,
+        enable_retokenization_fix=enable_retokenization_fix or None,
     )  # fmt: skip
     try:
         program = find_program(command)
@@ -161,9 +168,7 @@ class _Run:
             self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
         )
         try:
-            environment = _environment(
-                self._opened, recording, self._options.get("agent"), self._transforms
-            )
+            environment = _environment(self._opened, recording, self._options, self._transforms)
             with Upkeep(self._opened.layout):
                 code = run_child(program, environment)
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
@@ -289,7 +294,7 @@ def _problem(opened: "Store") -> LightningOtelError | None:
 
 
 def _environment(
-    opened: "Store", recording: "Recording", agent: str | None, transforms: Sequence[str]
+    opened: "Store", recording: "Recording", options: "Options", transforms: Sequence[str]
 ) -> dict[str, str]:
     from lightning_otel import config, startup
 
@@ -299,6 +304,7 @@ def _environment(
         attempt_id=recording.attempt_id,
         trace_parent=f"00-{recording.trace_id}-{recording.span_id}-01",
         startup=Path(startup.__path__[0]),
-        agent=agent,
+        agent=options.get("agent"),
         transforms=transforms,
+        enable_retokenization_fix=bool(options.get("enable_retokenization_fix")),
     )

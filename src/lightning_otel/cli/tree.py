@@ -1,68 +1,171 @@
-"""A trace as an indented tree of lines, with what was said beside each call."""
+"""A rollout as an indented tree of lines: who acted, what was said, and where credit went."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import readers
+from lightning_otel.adapter.gaps import Gap, children_of
 from lightning_otel.adapter.messages import parse_messages, plain_text
-from lightning_otel.cli.output import cut, seconds
-from lightning_otel.types import Span
+from lightning_otel.adapter.outline import Node, Outline
+from lightning_otel.cli.output import cut, seconds, shown
+from lightning_otel.types import Message, Span
 
-_DEEPEST = 120
+_DEEPEST: Final = 120
+_STYLES: Final = {"rollout": "bold", "agent": "cyan", "tool": "magenta", "reward": "green"}
+_STEPS: Final = 5
+"""Steps that are named where a reward went to more."""
+_STYLES_OF_CALLS: Final = "bold blue"
+
+Line: TypeAlias = list[tuple[str, str]]
+"""Pieces of text, each with its style; empty for none."""
 
 
-def tree_lines(spans: Sequence[Span], width: int | None = None) -> Iterator[str]:
-    """One line a span, children under their parents, without recursion.
+def tree_lines(
+    found: Outline, width: int | None = None, is_shown: Sequence[bool] | None = None
+) -> Iterator[Line]:
+    """One line a node, children under their parents, and one for each gap; without recursion.
 
     Args:
-        spans: In the order in which siblings are to stand.
+        found: The nodes.
         width: Cells of the terminal the lines are meant for; None shortens nothing.
+        is_shown: Which nodes to show: each with its parent. All, if it is not said.
     """
     deepest = _DEEPEST if width is None else max(12, width // 3)
-    text_width = None if width is None else max(20, (width - 40) // 2)
-    known = {span.span_id for span in spans}
-    children: dict[str | None, list[Span]] = {}
-    for span in readers.read(spans):
-        parent = span.parent_span_id if span.parent_span_id in known else None
-        children.setdefault(parent if parent != span.span_id else None, []).append(span)
-    stack = [(span, "", True, True) for span in reversed(children.get(None, []))]
+    describe = _Describer(found, None if width is None else max(20, (width - 40) // 2))
+    children = children_of(found.nodes, is_shown)
+    stack: list[tuple[int | Gap, str, bool]] = _row(children.get(-1, []), "")
     while stack:
-        span, indent, is_last, is_root = stack.pop()
+        item, indent, is_last = stack.pop()
+        is_root = isinstance(item, int) and found.nodes[item].depth == 0
         branch = "" if is_root else "└─ " if is_last else "├─ "
-        yield f"{indent}{branch}{describe(span, text_width)}"
+        if isinstance(item, Gap):
+            yield [(f"{indent}{branch}{item.told()}", "dim")]
+            continue
+        yield [(f"{indent}{branch}", "dim"), *describe(item)]
         deeper = indent if is_root else indent + ("   " if is_last else "│  ")
-        below = children.get(span.span_id, [])
-        stack += [
-            (child, deeper[:deepest], position == len(below) - 1, False)
-            for position, child in reversed(list(enumerate(below)))
+        stack += _row(children.get(item, []), deeper[:deepest])
+
+
+def _row(items: Sequence[int | Gap], indent: str) -> list[tuple[int | Gap, str, bool]]:
+    """Siblings for the stack, the first on top."""
+    return [(item, indent, item is items[-1]) for item in reversed(items)]
+
+
+class _Describer:
+    """Nodes in one line each: step, name, tokens, time, reward, credit, faults, what was said."""
+
+    def __init__(self, found: Outline, text_width: int | None) -> None:
+        self._nodes = found.nodes
+        self._labels = found.labels()
+        self._causes = found.causes()
+        self._text_width = text_width
+
+    def __call__(self, position: int) -> Line:
+        node, label = self._nodes[position], self._labels[position]
+        span = node.span
+        pieces = [
+            (label, _STYLES_OF_CALLS),
+            (_title(node), "" if label else _STYLES.get(node.kind, "")),
+            (self._credit(node), "green"),
+            (_reward(node), "green"),
+            (self._cause(node), "yellow"),
+            (_tokens(span), ""),
+            (_duration(node), ""),
+            *_faults(node, self._text_width),
+            (_said(span, self._text_width), "dim" if node.kind != "call" else ""),
         ]
+        told = [(shown(text), style) for text, style in pieces if text]
+        return [(text if not at else f"  {text}", style) for at, (text, style) in enumerate(told)]
+
+    def _credit(self, node: Node) -> str:
+        """Where a reward went, by the labels of the steps it was given to, and by what."""
+        if not node.credited:
+            return ""
+        steps = [self._labels[target] for target in node.credited]
+        more = f" and {len(steps) - _STEPS} more" if len(steps) > _STEPS else ""
+        return f"→ {', '.join(steps[:_STEPS])}{more} by {node.by}"
+
+    def _cause(self, node: Node) -> str:
+        cause = self._causes.get((node.span.trace_id, node.span.span_id))
+        return f"branch: {cause.replace('_', ' ')}" if cause and node.step is not None else ""
 
 
-def describe(span: Span, text_width: int | None = None) -> str:
-    """A span in one line: name, tokens, time, reward, error, what was said."""
+def _reward(node: Node) -> str:
+    """What a step earned."""
+    step = node.step
+    return "" if step is None or step.reward is None else f"reward {step.reward:g}"
+
+
+def _tokens(span: Span) -> str:
     get = span.attributes.get
-    pieces = [_title(span)]
-    if get(c.OUTPUT_TOKENS) is not None:
-        pieces.append(f"{get(c.INPUT_TOKENS, 0)}→{get(c.OUTPUT_TOKENS)} tok")
-    if span.end_ns is None:
-        pieces.append("incomplete")
-    elif span.end_ns > span.start_ns and c.REWARD_VALUE not in span.attributes:
-        pieces.append(seconds(span.end_ns - span.start_ns))
+    if get(c.OUTPUT_TOKENS) is None:
+        return ""
+    return f"{get(c.INPUT_TOKENS, 0)}→{get(c.OUTPUT_TOKENS)} tok"
+
+
+def _duration(node: Node) -> str:
+    span = node.span
+    is_instant = span.end_ns is None or span.end_ns <= span.start_ns or node.kind == "reward"
+    return "" if is_instant or span.end_ns is None else seconds(span.end_ns - span.start_ns)
+
+
+def _faults(node: Node, text_width: int | None) -> Line:
+    """What went wrong, what was put right, and why it is in no transition."""
+    span = node.span
+    found: Line = []
     if span.status == "ERROR":
-        pieces.append(f"ERROR {get(c.ERROR_TYPE, '')}".rstrip())
-        pieces.append(cut(span.status_message, text_width))
-    if get(c.ABANDONED):
-        pieces.append("abandoned")
-    pieces.append(_said(span, text_width))
-    return "  ".join(filter(None, pieces))
+        found.append((f"ERROR {span.attributes.get(c.ERROR_TYPE, '')}".rstrip(), "bold red"))
+        found.append((cut(span.status_message, text_width), "red"))
+    reason = node.left_out
+    if span.is_incomplete and not reason.startswith("incomplete"):
+        found.append(("incomplete", "yellow"))
+    if span.attributes.get(c.ABANDONED) and not reason.startswith("abandoned"):
+        found.append(("abandoned", "yellow"))
+    if node.repair:
+        found.append((f"moved: {node.repair}", "yellow"))
+    if reason:
+        found.append((f"left out: {reason}", "yellow"))
+    return found
 
 
-def _title(span: Span) -> str:
+def node_json(found: Outline) -> Iterator[dict[str, Any]]:
+    """Each node as an object, for programs."""
+    labels, causes = found.labels(), found.causes()
+    for position, node in enumerate(found.nodes):
+        span, step = node.span, node.step
+        above = found.nodes[node.parent].span.span_id if node.parent >= 0 else None
+        yield {
+            "span_id": span.span_id,
+            "trace_id": span.trace_id,
+            "parent_span_id": above,
+            "depth": node.depth,
+            "kind": node.kind,
+            "name": span.name,
+            "agent": node.agent,
+            "start_ns": span.start_ns,
+            "end_ns": span.end_ns,
+            "status": span.status,
+            "label": labels[position],
+            "branch": node.branch if step is not None else None,
+            "cause": causes.get((span.trace_id, span.span_id)) if step is not None else None,
+            "step": step.step if step is not None else None,
+            "reward": step.reward if step is not None else None,
+            "credited_to": [found.nodes[target].span.span_id for target in node.credited],
+            "credited_by": node.by or None,
+            "left_out": node.left_out or None,
+            "repair": node.repair or None,
+        }
+
+
+def _title(node: Node) -> str:
+    span = node.span
     if span.name == c.SPAN_ROLLOUT:
         return f"rollout {span.attributes.get(c.OPERATION_NAME, '')} ({span.rollout_id})"
     if span.name == c.SPAN_ANNOTATION and c.REWARD_VALUE in span.attributes:
         return f"reward {_rewards(span)}"
     named = span.attributes.get(c.OPERATION_NAME) or span.attributes.get(c.MARK_NAME)
+    if node.kind == "agent" and node.agent not in span.name:
+        named = node.agent
     return f"{span.name} {named}" if named else span.name
 
 
@@ -72,20 +175,35 @@ def _rewards(span: Span) -> str:
     found: list[str] = []
     while (value := get(f"{c.REWARD_PREFIX}.{len(found)}.value")) is not None:
         name = get(f"{c.REWARD_PREFIX}.{len(found)}.name")
-        found.append(f"{value:g}" if name in (None, c.PRIMARY_REWARD) else f"{name} {value:g}")
+        told = f"{value:g}" if isinstance(value, float) else shown(value)
+        found.append(told if name in (None, c.PRIMARY_REWARD) else f"{name} {told}")
     target = get(f"{c.LINK_PREFIX}.0.value_match")
     return ", ".join(found) + (f" for {target}" if target else "")
 
 
 def _said(span: Span, text_width: int | None) -> str:
+    """What a call was asked last and answered, a tool was given and gave, a mark holds."""
     get = span.attributes.get
-    asked = parse_messages(get(c.INPUT_MESSAGES)) or ()
-    answered = parse_messages(get(c.OUTPUT_MESSAGES)) or ()
-    if not asked and not answered:
+    asked, answered = _messages(get(c.INPUT_MESSAGES)), _messages(get(c.OUTPUT_MESSAGES))
+    if asked or answered:
+        question, answer = _text(asked[-1:]), _text(answered[:1])
+    elif get(c.TOOL_ARGUMENTS) is not None or get(c.TOOL_RESULT) is not None:
+        question, answer = shown(get(c.TOOL_ARGUMENTS)), shown(get(c.TOOL_RESULT))
+    else:
         found = get(c.MESSAGE_BODY) or get(c.OBJECT_LITERAL) or get(c.OBJECT_JSON)
         return _short(str(found or ""), text_width)
-    question = _short(plain_text(asked[-1:]), text_width)
-    return f"{question} → {_short(plain_text(answered[:1]), text_width)}"
+    return f"{_short(question, text_width)} → {_short(answer, text_width)}"
+
+
+def _messages(found: object) -> tuple[Message, ...]:
+    return (parse_messages(found) or ()) if isinstance(found, str) else ()
+
+
+def _text(messages: Sequence[Message]) -> str:
+    try:
+        return plain_text(messages)
+    except RecursionError:
+        return "(nested too deeply)"
 
 
 def _short(text: str, text_width: int | None) -> str:

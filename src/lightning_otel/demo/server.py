@@ -42,6 +42,8 @@ _FIXED_TEXTS = {
     "big": " ".join(f"word{i}" for i in range(200)),
     "legion": "We are legion. " * 1366,
 }
+_STRICT = {"strict-400": 400, "strict-422": 422}
+_BEYOND_OPENAI = ("return_token_ids", "return_tokens_as_token_ids", "top_k", "min_p")
 _LAST_HTTP_CHUNK = b"0\r\n\r\n"
 
 
@@ -61,6 +63,8 @@ class Exchange:
     is_stream: bool = False
     chunks: tuple[Json, ...] = ()
     client_gone: bool = False
+    sent: bytes = b""
+    """The request's body as it came."""
 
     @property
     def response_id(self) -> str | None:
@@ -76,7 +80,8 @@ class DemoServer:
     The same seed and bodies give the same words, whatever order concurrent requests come in. The
     request's model name chooses a fault, and `fault` forces one on every request: `fail-400`,
     `fail-401`, `fail-429`, `fail-500`, `flaky-500`, `slow`, `cut`, `sse-error`, `null-choices`,
-    `null-index`, `empty`, `html`, `surrogate`, `big`, `legion`.
+    `null-index`, `empty`, `html`, `surrogate`, `big`, `legion`; and `strict-400` and `strict-422`,
+    which refuse the fields of vLLM's that OpenAI's API does not know.
     """
 
     def __init__(
@@ -252,6 +257,7 @@ class _HTTPServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    _sent = b""
     timeout = 30
     # Nagle's algorithm against the client's delayed ACK costs 40 ms for each small write.
     disable_nagle_algorithm = True
@@ -288,6 +294,8 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(0.5)
         if fault == "html":
             self._send(200, b"<html>not an API</html>", "text/html", self._exchange(200, body))
+        elif fault in _STRICT and any(name in body for name in _BEYOND_OPENAI):
+            self._fail(_STRICT[fault], "invalid_request_error", body)
         elif fault in _FAILURES:
             self._fail(*_FAILURES[fault], body)
         elif fault == "flaky-500" and self.owner.is_first(
@@ -304,16 +312,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_json(200, answer.response, body)
 
     def _read_body(self) -> Json | None:
-        raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self._sent = self.rfile.read(int(self.headers.get("content-length") or 0))
         try:
-            body = json.loads(raw)
+            body = json.loads(self._sent)
         except ValueError:
             return None
         return body if isinstance(body, dict) else None
 
     def _exchange(self, status: int, body: Json | None, response: Json | None = None) -> Exchange:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        return Exchange(self.path, body, status, response, headers)
+        return Exchange(self.path, body, status, response, headers, sent=self._sent)
 
     def _fail(self, status: int, kind: str, body: Json | None) -> None:
         message = f"the demo server refuses {self.path} with {status}"

@@ -247,6 +247,10 @@ class _Written:
         # The legacy API's 0 asks for the chosen tokens' logprobs; the chat API's false for none.
         is_wanted = body.get("logprobs") is not None and body["logprobs"] is not False
         self._logprobs = _logprobs(reply) if is_wanted else None
+        if self._logprobs and body.get("return_tokens_as_token_ids"):
+            ids = tokenizer.encode_pieces(self.tokens)
+            for entry, token_id in zip(self._logprobs, ids, strict=True):
+                entry["token"] = f"token_id:{token_id}"
         self._ids = tokenizer.encode_pieces(self.tokens) if body.get("return_token_ids") else None
         ends = accumulate(len(token) for token in self.tokens)
         self._offsets = [0, *ends]

@@ -10,13 +10,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
-from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
+from lightning_otel.adapter.composition import primary
 from lightning_otel.errors import ConfigError, StoreDamagedError, StoreError
 from lightning_otel.store.lake import EXAMPLE
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.transitions import TRANSITION_COLUMNS, distinct, transition_row
-from lightning_otel.types import Credit, Report, Span, Trajectory, Transition
+from lightning_otel.types import (
+    Compose,
+    Conversation,
+    Credit,
+    CreditRule,
+    Estimator,
+    Report,
+    Span,
+    Trajectory,
+    Transition,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -140,8 +151,10 @@ class Store:
     def trajectories(
         self,
         *,
-        credit: Credit = "next",
+        credit: Credit | CreditRule = "next",
         gamma: float = 0.99,
+        compose: Compose = primary,
+        advantage: Advantage | Estimator | None = None,
         rollout_id: str | None = None,
         include_incomplete: bool = False,
     ) -> Iterator[Trajectory]:
@@ -150,7 +163,7 @@ class Store:
         Those of rollouts that broke off, as their process died, are not among them unless asked
         for.
         """
-        adapter = TripletAdapter(credit, gamma)
+        adapter = TripletAdapter(credit, gamma, compose, advantage)
         for adaptation in self._adapt(adapter, rollout_id, include_incomplete=include_incomplete):
             yield from adaptation.trajectories
 
@@ -158,8 +171,10 @@ class Store:
         self,
         *,
         agents: str | None = None,
-        credit: Credit = "next",
+        credit: Credit | CreditRule = "next",
         gamma: float = 0.99,
+        compose: Compose = primary,
+        advantage: Advantage | Estimator | None = None,
         rollout_id: str | None = None,
         include_incomplete: bool = False,
     ) -> "Transitions":
@@ -171,13 +186,16 @@ class Store:
             agents: Only agents whose name matches this glob.
             credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
             gamma: Discount per step under ``discounted``.
+            compose: Makes the reward of several named ones, such as a :class:`Composition`.
+            advantage: ``grpo``, ``rloo`` or ``dr_grpo``, or an :class:`Advantage`: each rollout is
+                compared with all others of its task, in a pass of its own over the spans.
             rollout_id: Only this rollout's.
             include_incomplete: Also what rollouts did that broke off, as their process died.
         """
         from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Transitions, query_of
 
-        adapter = TripletAdapter(credit, gamma)
+        adapter = TripletAdapter(credit, gamma, compose, advantage)
 
         def steps() -> Iterator[tuple[Transition, int]]:
             reports: list[Report] = []
@@ -197,17 +215,63 @@ class Store:
         table = Transitions(query, lambda: (step for step, _ in steps()), "transitions")
         return table
 
+    def messages(
+        self,
+        *,
+        agents: str | None = None,
+        credit: Credit | CreditRule = "next",
+        gamma: float = 0.99,
+        compose: Compose = primary,
+        rollout_id: str | None = None,
+        include_incomplete: bool = False,
+    ) -> "Table[Conversation]":
+        """Conversations of chat messages with their tools and rewards, one row each.
+
+        For supervised training and the search for prompts: a trajectory is one row, and every
+        answer of it stands once; where its history was cut or begun anew, it is several.
+
+        Args:
+            agents: Only agents whose name matches this glob.
+            credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
+            gamma: Discount per step under ``discounted``.
+            compose: Makes the reward of several named ones; by default the primary one is it.
+            rollout_id: Only this rollout's.
+            include_incomplete: Also what rollouts did that broke off, as their process died.
+        """
+        from lightning_otel.store.messages import MESSAGE_COLUMNS, chosen, message_row
+        from lightning_otel.store.source import new_connection
+        from lightning_otel.store.table import Query, Table, query_of
+
+        def rows() -> Iterator[Conversation]:
+            paths = self.trajectories(
+                credit=credit,
+                gamma=gamma,
+                compose=compose,
+                rollout_id=rollout_id,
+                include_incomplete=include_incomplete,
+            )
+            return chosen(paths, agents)
+
+        def query() -> Query:
+            return query_of(new_connection(), map(message_row, rows()), MESSAGE_COLUMNS)
+
+        return Table(query, rows, "conversations")
+
     def report(
         self,
         *,
-        credit: Credit = "next",
+        credit: Credit | CreditRule = "next",
         gamma: float = 0.99,
+        compose: Compose = primary,
+        advantage: Advantage | Estimator | None = None,
         rollout_id: str | None = None,
         include_incomplete: bool = False,
     ) -> Report:
         """The funnel from spans to transitions, with every reason for a loss."""
         found = self._adapt(
-            TripletAdapter(credit, gamma), rollout_id, include_incomplete=include_incomplete
+            TripletAdapter(credit, gamma, compose, advantage),
+            rollout_id,
+            include_incomplete=include_incomplete,
         )
         return Report.total(each.report for each in found)
 
@@ -450,7 +514,16 @@ class Store:
 
         self._settle_if_worthwhile()
         out = frozenset() if include_incomplete else incomplete(self.source)
-        return (adapter.explain(each, incomplete=out) for each in batches(self.source, rollout_id))
+
+        estimates = None
+        if adapter.advantage is not None:
+            # A rollout is compared with those that are not asked for, too.
+            every = (adapter.outcomes(each, incomplete=out) for each in batches(self.source))
+            estimates = adapter.estimate(outcome for each in every for outcome in each)
+        return (
+            adapter.explain(each, incomplete=out, estimates=estimates)
+            for each in batches(self.source, rollout_id)
+        )
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.rebuild import mend_manifest

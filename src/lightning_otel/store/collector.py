@@ -27,6 +27,7 @@ _TYPED_KEYS: Final = (
     r"|choice\.count|stream|stop_sequences|encoding_formats)",
     r"gen_ai\.response\.(finish_reasons|time_to_first_chunk)",
     r"gen_ai\.embeddings\.dimension\.count",
+    r"lightning\.request\..+",
     r"agentlightning\.reward\.\d+\.value",
     r"agentlightning\.(tag|span_sequence_id).*",
     r"lightning\.(abandoned|track_only|guardrail\.triggered)",

@@ -5,6 +5,8 @@ method that is named after them.
 """
 
 import contextlib
+import dataclasses
+import itertools
 import json
 import os
 import re
@@ -16,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import orjson
 
+from lightning_otel import markup
+from lightning_otel.adapter.messages import plain_text
 from lightning_otel.errors import ConfigError, LightningOtelError, QueryError, StoreError
 from lightning_otel.store.damage import damage_of, mend
 from lightning_otel.store.layout import Layout, write_private
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FETCH = 2048
+_PAGE = 20
+"""Rows that a notebook shows."""
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^()]*\)\s*)?", re.IGNORECASE)
 
 
@@ -158,6 +164,18 @@ class Table(Generic[T]):
     def __repr__(self) -> str:
         return f"<Table of {self._noun}: iterate, or .df() .pl() .arrow() .to_parquet(path)>"
 
+    def _repr_html_(self) -> str:
+        """The first rows, for notebooks."""
+        rows = [self._told(row) for row in itertools.islice(self, _PAGE + 1)]
+        columns = list(rows[0]) if rows else []
+        note = f"the first {_PAGE} rows" if len(rows) > _PAGE else ""
+        shown = [[row.get(name) for name in columns] for row in rows[:_PAGE]]
+        return markup.table(columns, shown, note or f"{len(rows)} {self._noun}")
+
+    def _told(self, row: T) -> Mapping[str, object]:
+        """A row by column, for people."""
+        return row if isinstance(row, Mapping) else _by_field(row)
+
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow C stream interface, which polars, pyarrow, pandas and others read as it is."""
         return self._query().__arrow_c_stream__(requested_schema)
@@ -221,6 +239,18 @@ class Transitions(Table[Transition]):
 
     _report: Report | None = None
 
+    def _told(self, row: Transition) -> Mapping[str, object]:
+        return {
+            "rollout": row.rollout_id,
+            "agent": row.agent,
+            "step": row.step,
+            "observation": plain_text(row.observation[-1:]),
+            "action": plain_text(row.action[:1]),
+            "reward": row.reward,
+            "done": row.done,
+            "capture": row.capture,
+        }
+
     def report(self) -> Report:
         """The funnel from spans to these rows, of every agent, with every reason for a loss.
 
@@ -236,6 +266,11 @@ class Transitions(Table[Transition]):
     def keep(self, report: Report) -> None:
         """Keep the funnel of a pass that came to its end."""
         self._report = report
+
+
+def _by_field(row: object) -> Mapping[str, object]:
+    held = dataclasses.fields(row) if dataclasses.is_dataclass(row) else ()
+    return {each.name: getattr(row, each.name) for each in held}
 
 
 @contextlib.contextmanager

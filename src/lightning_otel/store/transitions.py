@@ -39,6 +39,7 @@ TRANSITION_COLUMNS: Mapping[str, str] = {
     "group_id": "VARCHAR",
     "advantage": "DOUBLE",
     "weight": "DOUBLE",
+    "inexact": "VARCHAR",
 }
 
 

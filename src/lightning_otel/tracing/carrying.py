@@ -41,12 +41,14 @@ class _Luggage:
         parent: The span it goes on in, as W3C trace context.
         transforms: Names of the functions that spans pass through; one that cannot be found there
             fails, so that nothing is let out.
+        asks_for_ids: Whether requests ask their server for token ids.
     """
 
     store: str | None
     stamps: Mapping[str, AttributeValue]
     parent: Mapping[str, str]
     transforms: tuple[str, ...] = ()
+    asks_for_ids: bool = False
 
 
 class _Carried:
@@ -129,7 +131,8 @@ def _packed(context: Context) -> _Luggage:
     layout = getattr(frame.sink, "layout", None)
     store = str(layout.catalogue) if layout is not None else Store(":memory:").name
     transforms = frame.sink.transforms if isinstance(frame.sink, TransformingSink) else ()
-    return _Luggage(store, dict(frame.stamps), parent, tuple(map(name_of, transforms)))
+    names = tuple(map(name_of, transforms))
+    return _Luggage(store, dict(frame.stamps), parent, names, frame.asks_for_ids)
 
 
 def _unpacked(luggage: _Luggage) -> Context:
@@ -150,7 +153,8 @@ def _unpacked(luggage: _Luggage) -> Context:
     sink: capture.SpanSink = store.writer()
     if luggage.transforms:
         sink = TransformingSink(store.writer(), [Named(name) for name in luggage.transforms])
-    return capture.in_frame(capture.Frame(sink, luggage.stamps, above), parent)
+    frame = capture.Frame(sink, luggage.stamps, above, asks_for_ids=luggage.asks_for_ids)
+    return capture.in_frame(frame, parent)
 
 
 def _tell_once(text: str) -> None:

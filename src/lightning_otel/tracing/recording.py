@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable
+from typing import Final
 
 from opentelemetry.trace import SpanContext
 
@@ -14,7 +15,10 @@ from lightning_otel.store import Store
 from lightning_otel.store.live import records_of_others
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.transforms import without_dropped
-from lightning_otel.types import Credit, Report, Span, Trajectory
+from lightning_otel.types import Credit, CreditRule, Report, Span, Trajectory
+
+_DRAWN: Final = 60
+"""Spans in the picture of a notebook."""
 
 
 class Recording:
@@ -59,6 +63,16 @@ class Recording:
         if self._store is None:
             return "<Recording of nothing>"
         return f"<Recording of {self.rollout_id} in {self._store.name}>"
+
+    def _repr_html_(self) -> str:
+        """Its picture, for notebooks."""
+        from lightning_otel.adapter.outline import outline
+        from lightning_otel.markup import safe
+        from lightning_otel.picture import picture
+
+        if self._store is None:
+            return safe(repr(self))
+        return picture(outline(self.spans()), limit=_DRAWN)
 
     @property
     def store(self) -> Store:
@@ -134,15 +148,17 @@ class Recording:
             if c.REWARD_VALUE in span.attributes and (target := _targets(span))
         )
 
-    def trajectories(self, *, credit: Credit = "next", gamma: float = 0.99) -> list[Trajectory]:
+    def trajectories(
+        self, *, credit: Credit | CreditRule = "next", gamma: float = 0.99
+    ) -> list[Trajectory]:
         """The rollout's trajectories so far."""
         return self._adapt(credit, gamma).trajectories
 
-    def report(self, *, credit: Credit = "next", gamma: float = 0.99) -> Report:
+    def report(self, *, credit: Credit | CreditRule = "next", gamma: float = 0.99) -> Report:
         """What became of the rollout's calls and rewards, with a reason for each left behind."""
         return self._adapt(credit, gamma).report
 
-    def _adapt(self, credit: Credit, gamma: float) -> Adaptation:
+    def _adapt(self, credit: Credit | CreditRule, gamma: float) -> Adaptation:
         return TripletAdapter(credit, gamma).explain(self.spans())
 
 

@@ -58,6 +58,7 @@ class Options(TypedDict, total=False):
     conversation_id: str | None
     reward_evaluator: RewardEvaluator | None
     transforms: Iterable[Transform] | None
+    enable_retokenization_fix: bool | None
 
 
 class Scope:
@@ -100,7 +101,11 @@ class Scope:
         rollout_id, attempt_id = str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID])
         recording = Recording(store, rollout_id, attempt_id, self._options.get("task"))
         frame = capture.Frame(
-            self._sink(writer, outer), stamps, outer.parent if outer else None, recording
+            self._sink(writer, outer),
+            stamps,
+            outer.parent if outer else None,
+            recording,
+            self._asks_for_ids(outer),
         )
         context = capture.in_frame(frame, capture.parent_context())
         if not is_part:
@@ -119,6 +124,14 @@ class Scope:
         inherited = above.transforms if isinstance(above, TransformingSink) else ()
         transforms = (*inherited, *(self._options.get("transforms") or ()))
         return TransformingSink(writer, transforms) if transforms else writer
+
+    def _asks_for_ids(self, outer: capture.Frame | None) -> bool:
+        """Whether that was named here, else in the enclosing recording, else for the process."""
+        named = self._options.get("enable_retokenization_fix")
+        if named is not None:
+            return bool(named)
+        is_set = config.is_retokenization_fix_enabled
+        return outer.asks_for_ids if outer is not None else is_set()
 
     def _destination(self, outer: capture.Frame | None) -> Store:
         """The store named here, else the enclosing recording's, else the default one."""

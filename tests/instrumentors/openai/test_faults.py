@@ -16,6 +16,7 @@ from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors import openai as instrumentor
 from lightning_otel.instrumentors.library import LibraryInstrumentor
 from lightning_otel.instrumentors.openai import (
+    asking,
     body,
     chat,
     completions,
@@ -29,6 +30,7 @@ ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "cont
 TOOL: Any = {"type": "function", "function": {"name": "calculator", "parameters": {}}}
 MODULES = [
     instrumentor,
+    asking,
     body,
     chat,
     completions,

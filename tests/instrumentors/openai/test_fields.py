@@ -139,6 +139,31 @@ def test_token_content_leaves_out_ids_that_are_none(bad: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tokens", "ids"),
+    [
+        (["token_id:3", "token_id:40"], [3, 40]),
+        (["token_id:3", " word"], []),
+        (["token_id:3", None], []),
+        (["token_id:x"], []),
+        (["token_id:"], []),
+        ([" word"], []),
+        ([], []),
+    ],
+    ids=str,
+)
+def test_named_ids_are_all_or_none(tokens: list[object], ids: list[int]) -> None:
+    """A list of words, or with a gap, names no ids, and is never taken for some."""
+    assert fields.named_ids(tokens) == ids
+
+
+def test_prompt_ids_stand_at_the_top_or_on_a_choice() -> None:
+    """Chat answers of vLLM have them at the top, SGLang's and legacy ones on each choice."""
+    assert fields.prompt_ids_of({"prompt_token_ids": [1]}, [{"prompt_token_ids": [2]}]) == [1]
+    assert fields.prompt_ids_of({}, [{}, {"prompt_token_ids": [2]}]) == [2]
+    assert fields.prompt_ids_of({"prompt_token_ids": None}, [{}]) is None
+
+
+@pytest.mark.parametrize(
     ("values", "whole"),
     [
         (["a", "b"], "ab"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning_otel import capture
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.openai import asking
 from lightning_otel.instrumentors.openai.request import ModelRequest, current_request
 
 
@@ -53,7 +54,9 @@ def _sync_request(original: Any) -> Any:
             return original(self, cast_to, options, stream=stream, **kwargs)
         try:
             with capture.attached(model_request.context):
-                result = original(self, cast_to, options, stream=stream, **kwargs)
+                asked = capture.guarded(asking.asking, model_request, options)
+                send = original if asked is None else _asking(original, asked)
+                result = send(self, cast_to, options, stream=stream, **kwargs)
         except BaseException as exc:
             capture.guarded(model_request.fail, exc)
             raise
@@ -61,6 +64,23 @@ def _sync_request(original: Any) -> Any:
         return result
 
     return request
+
+
+def _asking(original: Any, asked: Any) -> Any:
+    """Sends what was asked, and what the agent wrote where the server refuses that."""
+
+    def send(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, cast_to, asked, **kwargs)
+        except Exception as exc:
+            if not capture.guarded(asking.is_refusal, exc):
+                raise
+        # Out here, an exception of the agent's own request does not name the refusal as its cause.
+        result = original(self, cast_to, options, **kwargs)
+        capture.guarded(asking.note_refusal, self, options)
+        return result
+
+    return send
 
 
 def _async_request(original: Any) -> Any:
@@ -72,7 +92,9 @@ def _async_request(original: Any) -> Any:
             return await original(self, cast_to, options, stream=stream, **kwargs)
         try:
             with capture.attached(model_request.context):
-                result = await original(self, cast_to, options, stream=stream, **kwargs)
+                asked = capture.guarded(asking.asking, model_request, options)
+                send = original if asked is None else _async_asking(original, asked)
+                result = await send(self, cast_to, options, stream=stream, **kwargs)
         except BaseException as exc:
             capture.guarded(model_request.fail, exc)
             raise
@@ -80,6 +102,20 @@ def _async_request(original: Any) -> Any:
         return result
 
     return request
+
+
+def _async_asking(original: Any, asked: Any) -> Any:
+    async def send(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        try:
+            return await original(self, cast_to, asked, **kwargs)
+        except Exception as exc:
+            if not capture.guarded(asking.is_refusal, exc):
+                raise
+        result = await original(self, cast_to, options, **kwargs)
+        capture.guarded(asking.note_refusal, self, options)
+        return result
+
+    return send
 
 
 def _sync_response(original: Any) -> Any:

@@ -103,14 +103,18 @@ def response_attributes(body: Json) -> Attributes:
 def response_content(body: Json) -> dict[str, str]:
     """Messages, token ids and logprobs of the answer."""
     choices = fields.objects(body.get("choices"))
-    return {
+    sampled = [_sampled(choice) for choice in choices]
+    content = {
         c.OUTPUT_MESSAGES: fields.dump([_answer(choice) for choice in choices]),
         **fields.token_content(
-            body.get("prompt_token_ids"),
+            fields.prompt_ids_of(body, choices),
             [choice.get("token_ids") for choice in choices],
-            [_logprobs(choice) for choice in choices],
+            [[token.get("logprob") for token in tokens] for tokens in sampled],
         ),
     }
+    return fields.add_named_ids(
+        content, [[token.get("token") for token in tokens] for tokens in sampled]
+    )
 
 
 def _answer(choice: Json) -> dict[str, Any]:
@@ -119,10 +123,10 @@ def _answer(choice: Json) -> dict[str, Any]:
     return message(role, _parts(said), finish_reason=choice.get("finish_reason"))
 
 
-def _logprobs(choice: Json) -> list[Any]:
+def _sampled(choice: Json) -> list[dict[str, Any]]:
+    """What the logprobs say of each sampled token."""
     held = fields.object_of(choice.get("logprobs"))
-    tokens = fields.objects(held.get("content")) + fields.objects(held.get("refusal"))
-    return [token.get("logprob") for token in tokens]
+    return fields.objects(held.get("content")) + fields.objects(held.get("refusal"))
 
 
 def is_complete(events: Sequence[Json]) -> bool:

@@ -4,7 +4,7 @@ Source: OpenAI's API reference for completions; vLLM puts ``prompt_token_ids`` o
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import message, text_part
@@ -55,21 +55,21 @@ def response_content(body: Json) -> dict[str, str]:
         )
         for choice in choices
     ]
-    prompt_ids = body.get("prompt_token_ids") or next(
-        (choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids")), None
-    )
-    return {
+    content = {
         c.OUTPUT_MESSAGES: fields.dump(messages),
         **fields.token_content(
-            prompt_ids,
+            fields.prompt_ids_of(body, choices),
             [choice.get("token_ids") for choice in choices],
-            [_logprobs(choice) for choice in choices],
+            [_held(choice, "token_logprobs") for choice in choices],
         ),
     }
+    return fields.add_named_ids(content, [_held(choice, "tokens") for choice in choices])
 
 
-def _logprobs(choice: Json) -> object:
-    return fields.object_of(choice.get("logprobs")).get("token_logprobs")
+def _held(choice: Json, name: str) -> list[Any]:
+    """A list that stands in a choice's logprobs."""
+    found = fields.object_of(choice.get("logprobs")).get(name)
+    return found if isinstance(found, list) else []
 
 
 def is_complete(events: Sequence[Json]) -> bool:

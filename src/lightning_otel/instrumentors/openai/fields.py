@@ -22,6 +22,8 @@ _SCALARS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "temperature": (c.REQUEST_TEMPERATURE, _NUMBER),
     "top_p": (c.REQUEST_TOP_P, _NUMBER),
     "top_k": (c.REQUEST_TOP_K, int),
+    "min_p": (c.REQUEST_MIN_P, _NUMBER),
+    "repetition_penalty": (c.REQUEST_REPETITION_PENALTY, _NUMBER),
     "max_tokens": (c.REQUEST_MAX_TOKENS, int),
     "max_completion_tokens": (c.REQUEST_MAX_TOKENS, int),
     "max_output_tokens": (c.REQUEST_MAX_TOKENS, int),
@@ -32,6 +34,7 @@ _SCALARS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "previous_response_id": (c.REQUEST_PREVIOUS_RESPONSE, str),
     "dimensions": (c.EMBEDDING_DIMENSIONS, int),
 }
+_NAMED = "token_id:"
 _RESPONSE: Mapping[str, str] = {
     "id": c.RESPONSE_ID,
     "model": c.RESPONSE_MODEL,
@@ -226,6 +229,43 @@ def token_content(
     if any(logprobs_of):
         _add(found, c.RESPONSE_LOGPROBS, encode_logprobs, logprobs_of)
     return found
+
+
+def named_ids(tokens: Sequence[object]) -> list[int]:
+    """The ids that tokens written ``token_id:N`` name; empty unless all are.
+
+    Source: vLLM's ``return_tokens_as_token_ids``.
+    """
+    texts = [text for text in tokens if type(text) is str and text.startswith(_NAMED)]
+    if not texts or len(texts) < len(tokens):
+        return []
+    try:
+        return [int(text[len(_NAMED) :]) for text in texts]
+    except ValueError:
+        return []
+
+
+def add_named_ids(found: dict[str, str], choices: Sequence[Sequence[object]]) -> dict[str, str]:
+    """Content with the ids that the logprobs' tokens name, where they name some.
+
+    Args:
+        found: The content so far, added to.
+        choices: The tokens of each choice, [choices][R].
+    """
+    named = [named_ids(tokens) for tokens in choices]
+    if any(named):
+        _add(found, c.LOGPROB_TOKEN_IDS, encode_ids, named)
+    return found
+
+
+def prompt_ids_of(body: Json, choices: Sequence[Json]) -> object:
+    """Ids of the prompt: at the top, or on the first choice that has them.
+
+    Source: vLLM's chat completions have them at the top; its completions, and SGLang, on choices.
+    """
+    return body.get("prompt_token_ids") or next(
+        (held for choice in choices if (held := choice.get("prompt_token_ids"))), None
+    )
 
 
 def _add(

@@ -1,0 +1,316 @@
+"""How much better each rollout did than others at its task: one advantage a rollout, then spread.
+
+A rollout's steps share its advantage, and each agent's steps in it share a weight of 1, so that a
+rollout of many steps does not outvote a short one. Where nothing can be compared there is no
+advantage (None, never 0), and the report says why.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Final, NamedTuple, TypeAlias, get_args
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.attempts import AttemptKey
+from lightning_otel.adapter.attributes import number
+from lightning_otel.adapter.composition import (
+    compose_group,
+    composed,
+    mean,
+    missing_part,
+    primary,
+    standardised,
+)
+from lightning_otel.adapter.rewards import matched_text
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import Compose, Dropped, Estimator, Span, Trajectory, Transition
+
+GroupBy: TypeAlias = str | Callable[[Sequence[Span]], str | None]
+"""What rollouts of one group have in common: an attribute, or a function of an attempt's spans."""
+
+NO_TASK: Final = "no advantage: nothing says which task its rollout is about"
+NO_REWARD: Final = "no advantage: its rollout has no reward"
+OTHER_ATTEMPT: Final = "no advantage: another attempt at its rollout counts"
+ALONE: Final = "no advantage: no other rollout of its group has a reward"
+CAME_LATER: Final = "no advantage: its rollout came while the others were compared"
+TOO_LARGE: Final = "no advantage: the rewards of its group are too large to compare"
+NOT_WHOLE: Final = "no advantage: its group has a reward in {} of {} rollouts"
+_LONGEST_TASK: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Advantage:
+    """How advantages are computed.
+
+    Attributes:
+        estimator: ``grpo``: the reward less the group's mean, over its standard deviation;
+            ``rloo``: less the mean of the others; ``dr_grpo``: less the mean alone. Or a function
+            from the rewards of a group to their advantages.
+        group_by: An attribute, or a function of the spans of an attempt, that gives a rollout's
+            group; by default its task.
+        size: How many rollouts with a reward make a group whole; by default two are enough.
+    """
+
+    estimator: Estimator | Callable[[Sequence[float]], Sequence[float]] = "grpo"
+    group_by: GroupBy | None = None
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.estimator) and self.estimator not in get_args(Estimator):
+            raise ConfigError(
+                f"advantage is {self.estimator!r}; it must be one of "
+                f"{', '.join(get_args(Estimator))}, or a function"
+            )
+        if self.size is not None and self.size < 2:
+            raise ConfigError(f"size is {self.size!r}; a group holds 2 rollouts or more")
+
+
+class Outcome(NamedTuple):
+    """What an attempt came to.
+
+    Attributes:
+        group_id: Its group; empty if nothing says so.
+        start_ns: When its first step began.
+        rewards: Its rewards by name, each counted once, where one number is composed of them.
+        value: Its reward; None where it has none, or a part of it is missing.
+        reason: Why it has none.
+    """
+
+    key: AttemptKey
+    group_id: str
+    start_ns: int
+    rewards: Mapping[str, float]
+    value: float | None
+    reason: str = NO_REWARD
+
+
+class Estimate(NamedTuple):
+    """An attempt's group and advantage, or why it has none."""
+
+    group_id: str
+    advantage: float | None
+    reason: str = ""
+
+
+def outcome(
+    key: AttemptKey,
+    group_id: str,
+    start_ns: int,
+    totals: Mapping[str, float],
+    value: float | None,
+    compose: Compose,
+) -> Outcome:
+    """What an attempt came to.
+
+    Args:
+        key: The attempt.
+        group_id: Its group.
+        start_ns: When its first step began.
+        totals: The sum of its rewards by name.
+        value: The sum of its steps' primary rewards.
+        compose: Makes one number of the totals; ``primary`` leaves the value.
+    """
+    if compose is primary:
+        return Outcome(key, group_id, start_ns, {}, value)
+    if totals:
+        value = composed(compose, totals)
+        if value is None:
+            return Outcome(key, group_id, start_ns, totals, None, missing_part(compose, totals))
+    return Outcome(key, group_id, start_ns, totals, value)
+
+
+def group_of(spans: Sequence[Span], group_by: GroupBy | None) -> str:
+    """The group of an attempt; empty where nothing says so.
+
+    Args:
+        spans: Its spans, in order.
+        group_by: As :class:`Advantage` takes it.
+    """
+    if callable(group_by):
+        named = group_by(spans)
+        return "" if named is None else str(named)
+    if group_by is not None:
+        return _first(spans, group_by)
+    rollout = [span for span in spans if span.name == c.SPAN_ROLLOUT]
+    for where in (rollout, spans):
+        for key in (c.TASK_ID, c.TASK):
+            if found := _first(where, key):
+                return found
+    return ""
+
+
+def _first(spans: Iterable[Span], key: str) -> str:
+    """What the first span that has an attribute has there, in few characters."""
+    for span in spans:
+        if key in span.attributes and (found := matched_text(span.attributes[key])):
+            return _short(found)
+    return ""
+
+
+def _short(text: str) -> str:
+    """The text, one order for the keys of a JSON object; a long one by its hash."""
+    if text.startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            text = json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)
+    if len(text) <= _LONGEST_TASK:
+        return text
+    return f"sha256:{sha256(text.encode('utf-8', 'replace')).hexdigest()[:32]}"
+
+
+def estimate(
+    outcomes: Iterable[Outcome], how: Advantage, compose: Compose
+) -> dict[AttemptKey, Estimate]:
+    """The advantage of each attempt.
+
+    Of several attempts at a rollout the latest that has a reward counts.
+
+    Args:
+        outcomes: Of every rollout there is.
+        how: How advantages are computed.
+        compose: What made one number of an attempt's rewards.
+
+    Raises:
+        ConfigError: The function that estimates does not give one finite number for each reward.
+    """
+    found: dict[AttemptKey, Estimate] = {}
+    latest: dict[str, Outcome] = {}
+    for each in outcomes:
+        if each.value is None:
+            found[each.key] = Estimate(each.group_id, None, each.reason)
+            continue
+        held = latest.get(each.key.rollout_id)
+        older, newer = sorted((held, each), key=_order) if held is not None else (None, each)
+        latest[each.key.rollout_id] = newer
+        if older is not None:
+            found[older.key] = Estimate(older.group_id, None, OTHER_ATTEMPT)
+    groups: dict[str, list[Outcome]] = {}
+    for each in latest.values():
+        groups.setdefault(each.group_id, []).append(each)
+    for group_id, members in groups.items():
+        members.sort(key=_order)
+        found |= dict(_of_group(group_id, members, how, compose))
+    return found
+
+
+def _order(each: Outcome) -> tuple[int, AttemptKey]:
+    return each.start_ns, each.key
+
+
+def _of_group(
+    group_id: str, members: Sequence[Outcome], how: Advantage, compose: Compose
+) -> list[tuple[AttemptKey, Estimate]]:
+    reason = ""
+    if not group_id:
+        reason = NO_TASK
+    elif how.size is not None and len(members) < how.size:
+        reason = NOT_WHOLE.format(len(members), how.size)
+    elif len(members) < 2:
+        reason = ALONE
+    found: Sequence[float] = ()
+    if not reason:
+        try:
+            found = _advantages(_values(members, compose), how)
+        except OverflowError:
+            reason = TOO_LARGE
+    if not all(map(math.isfinite, found)):
+        reason = TOO_LARGE
+    if reason:
+        return [(each.key, Estimate(group_id, None, reason)) for each in members]
+    return [
+        (each.key, Estimate(group_id, advantage))
+        for each, advantage in zip(members, found, strict=True)
+    ]
+
+
+def _values(members: Sequence[Outcome], compose: Compose) -> list[float]:
+    """The rewards of a group's members, which all have one."""
+    if compose is primary:
+        return [each.value for each in members if each.value is not None]
+    found = compose_group(compose, [each.rewards for each in members])
+    return [value for value in found if value is not None]
+
+
+def _advantages(values: Sequence[float], how: Advantage) -> Sequence[float]:
+    if not callable(how.estimator):
+        return NAMED[how.estimator](values)
+    given = [number(value) for value in how.estimator(values)]
+    found = [value for value in given if value is not None]
+    if len(found) != len(values) or len(given) != len(values):
+        raise ConfigError(
+            f"the advantage function gave {given!r:.200} for {len(values)} rewards; "
+            "return one finite number for each"
+        )
+    return found
+
+
+def centred(values: Sequence[float]) -> list[float]:
+    """Each number less their mean.
+
+    Source: Liu et al., Understanding R1-Zero-Like Training (Dr. GRPO), arXiv 2503.20783, section 3.
+    """
+    centre = mean(values)
+    return [value - centre for value in values]
+
+
+def leave_one_out(values: Sequence[float]) -> list[float]:
+    """Each number less the mean of the others.
+
+    Source: Ahmadian et al., Back to Basics (RLOO), arXiv 2402.14740, section 3.
+    """
+    count = len(values)
+    return [value * count / (count - 1) for value in centred(values)]
+
+
+NAMED: Final[Mapping[Estimator, Callable[[Sequence[float]], Sequence[float]]]] = {
+    "grpo": standardised,
+    "rloo": leave_one_out,
+    "dr_grpo": centred,
+}
+
+
+class Stamped(NamedTuple):
+    """Trajectories with advantages, and why others have none."""
+
+    trajectories: list[Trajectory]
+    dropped: list[Dropped]
+
+
+def stamped(
+    trajectories: Sequence[Trajectory], estimates: Mapping[AttemptKey, Estimate]
+) -> Stamped:
+    """The trajectories of attempts, each step with its group, its advantage and its weight.
+
+    The weights of an agent's steps in one attempt add up to 1.
+
+    Args:
+        trajectories: Trajectories, all of an agent and attempt together.
+        estimates: By attempt.
+    """
+    steps: dict[tuple[AttemptKey, str], set[int]] = {}
+    for path in trajectories:
+        own = steps.setdefault((_key(path), path.agent), set())
+        own.update(map(id, path.transitions))
+    made: dict[int, Transition] = {}
+    found: list[Trajectory] = []
+    dropped: dict[AttemptKey, Dropped] = {}
+    for path in trajectories:
+        key = _key(path)
+        known = estimates.get(key, Estimate("", None, CAME_LATER))
+        if known.reason and key not in dropped:
+            first = path.transitions[0]
+            dropped[key] = Dropped(first.span_id, first.trace_id, "advantage", known.reason)
+        weight = 1 / len(steps[key, path.agent])
+        for step in path.transitions:
+            if id(step) not in made:  # one that several paths share stays one
+                made[id(step)] = replace(
+                    step, group_id=known.group_id, advantage=known.advantage, weight=weight
+                )
+        found.append(replace(path, transitions=tuple([made[id(s)] for s in path.transitions])))
+    return Stamped(found, list(dropped.values()))
+
+
+def _key(path: Trajectory) -> AttemptKey:
+    return AttemptKey(path.rollout_id, path.attempt_id)

@@ -1,0 +1,253 @@
+"""Messages as the chat API writes them, of those the GenAI conventions write, and the way back.
+
+Nothing is thrown away: text beside tool calls stays, several choices stay several messages, media
+stay media, and a part that the chat API has no word for is handed on as it is.
+
+Source: OpenAI's API reference for chat completions; ``reasoning_content`` and ``audio_url`` and
+``video_url`` parts as vLLM reads them; the message schemas of the GenAI semantic conventions.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lightning_otel.adapter.media import content_of, dumped, part_of, plain
+from lightning_otel.adapter.messages import (
+    message,
+    reasoning_part,
+    text_part,
+    tool_call_part,
+    tool_response_part,
+)
+from lightning_otel.types import Message
+
+
+def messages_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """The messages as chat completions take them.
+
+    A tool's every result is a message of its own. A tool call or result without an id gets one:
+    results answer the open calls in their order. Arguments are JSON text.
+
+    Args:
+        messages: As the GenAI conventions write them; those of the chat API pass as well.
+    """
+    return [spoken for turn in turns_of(messages) for spoken in turn]
+
+
+def turns_of(messages: Iterable[Message]) -> list[list[dict[str, Any]]]:
+    """The same, with what each message became in a list of its own."""
+    found = [_spoken(item) for item in messages]
+    _name_calls([spoken for turn in found for spoken in turn])
+    return found
+
+
+def parts_of(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """The messages of the chat API as the GenAI conventions write them.
+
+    Args:
+        messages: As chat completions take them.
+    """
+    return tuple([_read(item) for item in messages])
+
+
+def tools_of(definitions: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tool definitions as chat completions take them; of two with one name the last counts.
+
+    Args:
+        definitions: In the conventions' flat form; those of the chat API pass as well.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for tool in definitions:
+        held = tool.get("function")
+        flat = held if isinstance(held, Mapping) else tool
+        named = flat.get("name")
+        if tool.get("type", "function") == "function" and isinstance(named, str):
+            function = {key: value for key, value in flat.items() if key != "type"}
+            found[named] = {"type": "function", "function": function}
+        else:  # a server's own tool, such as a search, has no name or no function
+            found[f"{tool.get('type')} {named}"] = dict(tool)
+    return list(found.values())
+
+
+def definitions_of(tools: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Tool definitions of the chat API in the conventions' flat form."""
+    found = []
+    for tool in tools:
+        held = tool.get("function")
+        found.append({"type": "function", **held} if isinstance(held, Mapping) else dict(tool))
+    return tuple(found)
+
+
+def _spoken(item: Message) -> list[dict[str, Any]]:
+    """A message as one of the chat API, or as several where tools answered in it."""
+    held = item.get("parts")
+    if not isinstance(held, (list, tuple)):
+        item = _read(item)
+        held = item["parts"]
+    parts = [part_of(part) for part in held]
+    kinds = {str(part.get("type")) for part in parts}
+    role = _role(item, kinds)
+    if "tool_call_response" not in kinds:
+        return [_tool_text(item, parts) if role == "tool" else _turn(role, item, parts)]
+    found: list[dict[str, Any]] = []
+    run: list[Mapping[str, Any]] = []
+    for part in [*parts, None]:
+        if part is not None and part.get("type") != "tool_call_response":
+            run.append(part)
+            continue
+        if run:
+            found.append(_turn("user" if role == "tool" else role, item, run))
+            run = []
+        if part is not None:
+            found.append(_result(part.get("id"), _answer(part.get("response"))))
+    return found
+
+
+def _role(item: Message, kinds: set[str]) -> str:
+    """The role, or what a message that says none can only have."""
+    role = item.get("role")
+    if isinstance(role, str) and role:
+        return "tool" if role == "function" else role
+    if "tool_call_response" in kinds:
+        return "tool"
+    return "assistant" if kinds & {"tool_call", "reasoning", "refusal"} else "user"
+
+
+def _turn(role: str, item: Message, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What somebody said at once: content, reasoning, refusal and tool calls."""
+    content: list[dict[str, Any]] = []
+    thought: list[str] = []
+    refused: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        kind = part.get("type")
+        if kind == "reasoning":
+            thought.append(plain(part.get("content")))
+        elif kind == "refusal":
+            refused.append(plain(part.get("content")))
+        elif kind == "tool_call":
+            calls.append(_call(part))
+        else:
+            content.append(content_of(part))
+    found: dict[str, Any] = {"role": role}
+    if isinstance(item.get("name"), str):
+        found["name"] = item["name"]
+    is_silent = not content and bool(calls or refused)
+    found["content"] = None if is_silent else _joined(content)
+    if thought:
+        found["reasoning_content"] = "\n".join(thought)
+    if refused:
+        found["refusal"] = "\n".join(refused)
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def _joined(content: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A text where there is nothing else, as most servers and templates take no other."""
+    said = [part for part in content if part.get("type") != "text" or part["text"]]
+    if not said:
+        return ""
+    return said[0]["text"] if len(said) == 1 and said[0].get("type") == "text" else said
+
+
+def _call(part: Mapping[str, Any]) -> dict[str, Any]:
+    name = part.get("name")
+    arguments = part.get("arguments")
+    if arguments is None:
+        text = "{}"
+    elif isinstance(arguments, str) and not _is_json(arguments):
+        text = arguments  # cut or malformed: as the model wrote it
+    else:
+        text = dumped(arguments)
+    function = {"name": name if isinstance(name, str) else "", "arguments": text}
+    return {"id": _id(part.get("id")), "type": "function", "function": function}
+
+
+def _tool_text(item: Message, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A tool's answer that a tracer wrote as plain parts."""
+    call_id = item.get("tool_call_id", item.get("id"))
+    return _result(call_id, _joined([content_of(part) for part in parts]))
+
+
+def _result(call_id: object, content: object) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": _id(call_id), "content": content}
+
+
+def _id(found: object) -> str:
+    return "" if found is None else str(found)
+
+
+def _answer(response: object) -> str | list[dict[str, Any]]:
+    """What a tool answered: text, parts of the chat API, or anything else as JSON text."""
+    if isinstance(response, (list, tuple)) and response:
+        objects = [part for part in response if isinstance(part, Mapping)]
+        if len(objects) == len(response) and all(isinstance(p.get("type"), str) for p in objects):
+            return _joined([content_of(part_of(part)) for part in objects])
+    return "" if response is None else plain(response)
+
+
+def _name_calls(found: Sequence[dict[str, Any]]) -> None:
+    """Give an id to the calls that have none, and to each result that of the call it answers."""
+    known = {call["id"] for item in found for call in item.get("tool_calls", ())}
+    waiting: list[str] = []
+    made = 0
+    for item in found:
+        if item["role"] == "tool":
+            if not item["tool_call_id"]:
+                item["tool_call_id"] = waiting[0] if waiting else f"call_{made}"
+            if item["tool_call_id"] in waiting:
+                waiting.remove(item["tool_call_id"])
+            continue
+        for call in item.get("tool_calls", ()):
+            while not call["id"]:
+                call["id"] = "" if f"call_{made}" in known else f"call_{made}"
+                made += 1
+        waiting = [call["id"] for call in item.get("tool_calls", ())] or waiting
+
+
+def _read(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of the chat API with parts."""
+    called = [call for call in _each(item.get("tool_calls")) if isinstance(call, Mapping)]
+    if not called and isinstance(item.get("function_call"), Mapping):
+        called = [item["function_call"]]
+    role = str(item.get("role") or ("assistant" if called else "user"))
+    if role in ("tool", "function") or "tool_call_id" in item:
+        content = item.get("content")
+        parts = [part_of(part) for part in _each(content)]
+        if len(parts) == 1 and parts[0].get("type") == "text":
+            content = parts[0]["content"]
+        call_id = item.get("tool_call_id") or None
+        return message("tool", [tool_response_part(call_id, content)])
+    parts = []
+    thought = item.get("reasoning_content") or item.get("reasoning")
+    if isinstance(thought, str):
+        parts.append(reasoning_part(thought))
+    content = item.get("content")
+    if isinstance(content, str):
+        parts += [text_part(content)] if content else []
+    else:
+        parts += [part_of(part) for part in _each(content)]
+    if isinstance(item.get("refusal"), str) and item["refusal"]:
+        parts.append({"type": "refusal", "content": item["refusal"]})
+    parts += map(_called, called)
+    return message(role, parts, name=item.get("name"))
+
+
+def _each(value: object) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _called(call: Mapping[str, Any]) -> dict[str, Any]:
+    held = call.get("function") or call.get("custom")
+    held = held if isinstance(held, Mapping) else call
+    arguments = held.get("arguments", held.get("input"))
+    return tool_call_part(call.get("id") or None, held.get("name"), arguments)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

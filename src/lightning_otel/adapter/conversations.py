@@ -1,0 +1,128 @@
+"""Conversations by the hashes of their messages: which call continues which, or asks it again.
+
+Belongs here: what messages alone say. Neither time nor the tree is known here.
+"""
+
+from array import array
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from lightning_otel.types import Call, Message
+
+_MAX_DEPTH: Final = 20
+
+
+class Conversation(NamedTuple):
+    """One call's part of a conversation.
+
+    Attributes:
+        prefixes: Running hash of the observation up to and with each message, [M].
+        left: Running hash of the observation with each choice after it: what the call leaves
+            behind. Empty where it was given no messages.
+    """
+
+    prefixes: "array[int]"  # an array, since the garbage collector does not look into it
+    left: "array[int]"
+
+    @property
+    def given(self) -> int:
+        """Running hash of the whole observation; 0 where there is none."""
+        return self.prefixes[-1] if self.prefixes else 0
+
+
+def read(call: Call) -> Conversation:
+    """The conversation of a call, one step a message."""
+    prefixes = array("q", running(map(_key, call.observation)))
+    if not prefixes:
+        return Conversation(prefixes, prefixes)
+    given = prefixes[-1]
+    return Conversation(prefixes, array("q", [hash((given, _key(each))) for each in call.action]))
+
+
+def running(keys: Iterable[int]) -> Iterable[int]:
+    """The running hashes over hashes of messages."""
+    found = 0
+    for key in keys:
+        found = hash((found, key))
+        yield found
+
+
+def given(messages: Iterable[Message]) -> int:
+    """The running hash of whole messages, as :attr:`Conversation.given`."""
+    found = 0
+    for found in running(map(_key, messages)):  # noqa: B007  # the last one is wanted
+        pass
+    return found
+
+
+def spoken(call: Call) -> list[int]:
+    """As prefixes, of the messages that are no instructions: those differ between agents."""
+    return list(running(_key(each) for each in call.observation if not is_instruction(each)))
+
+
+def left_spoken(call: Call) -> list[int]:
+    """As what a call leaves behind, of the messages that are no instructions."""
+    prefixes = spoken(call)
+    return [hash((prefixes[-1], _key(each))) for each in call.action] if prefixes else []
+
+
+def own_words(messages: Iterable[Message]) -> set[int]:
+    """Hashes of the messages that agents and their tools said."""
+    return {_key(message) for message in messages if is_own(message)}
+
+
+def is_instruction(message: Message) -> bool:
+    """Whether a message tells an agent who it is."""
+    return message.get("role") in ("system", "developer")
+
+
+def is_own(message: Message) -> bool:
+    """Whether a message was said by the agent or one of its tools."""
+    return message.get("role") in ("assistant", "tool")
+
+
+def longest(prefixes: Sequence[int], known: Container[int]) -> int:
+    """How many messages the longest prefix has that is known; 0 if none is."""
+    for length in range(len(prefixes), 0, -1):
+        if prefixes[length - 1] in known:
+            return length
+    return 0
+
+
+def _key(message: Mapping[str, Any]) -> int:
+    """A message without what an answer has and its repetition in the next request has not."""
+    kept: list[Any] = []
+    try:
+        for part in message["parts"]:  # flat parts, as most are, are hashed in C
+            kind = part.get("type")
+            if kind != "text":
+                if kind != "reasoning":
+                    kept.append(frozenset(part.items()))
+            elif part["content"]:
+                kept.append(part["content"])
+        return hash((message.get("role"), *kept))
+    except (AttributeError, KeyError, TypeError):
+        parts = message.get("parts")
+        if isinstance(parts, list):
+            parts = [part for part in parts if not _is_passing(part)]
+        return _hashed([message.get("role"), parts], 0)
+
+
+def _is_passing(part: object) -> bool:
+    if not isinstance(part, dict):
+        return False
+    kind = part.get("type")
+    return kind == "reasoning" or (kind == "text" and not part.get("content"))
+
+
+def _hashed(value: object, depth: int) -> int:
+    """A hash of a JSON value; dumping it to text would cost several times as much."""
+    if type(value) is str:
+        return hash(value)
+    if depth >= _MAX_DEPTH:
+        return 0
+    if isinstance(value, dict):
+        return hash(frozenset([(key, _hashed(item, depth + 1)) for key, item in value.items()]))
+    if isinstance(value, list):
+        return hash(tuple([_hashed(item, depth + 1) for item in value]))
+    return hash((type(value).__name__, value))

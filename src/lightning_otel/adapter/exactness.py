@@ -1,0 +1,232 @@
+"""Whether what a call's server said of its tokens holds together, and what a trainer should know.
+
+What fails a check is no token data: the call is one of text, with the reason. What is sound and yet
+unlike what a trainer assumes, such as truncating sampling, is a note, and costs nothing.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, Final, NamedTuple
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.tokens import decode_ids, decode_logprobs, has_negative
+from lightning_otel.types import Transition
+
+NO_IDS: Final = "no token ids: none were recorded"
+NO_PROMPT_IDS: Final = "no token ids of the prompt: only the response's were recorded"
+NO_RESPONSE_IDS: Final = "no token ids of the response: only the prompt's were recorded"
+DAMAGED_IDS: Final = "token ids damaged: they are not packed numbers"
+NEGATIVE_IDS: Final = "token ids damaged: one is negative"
+DAMAGED_LOGPROBS: Final = "logprobs damaged: they are not packed numbers"
+LENGTHS: Final = "logprobs of another length: there is not one for each sampled token"
+NOT_FINITE: Final = "logprobs not finite: one is NaN or infinite"
+POSITIVE: Final = "logprobs positive: one is more than 0"
+PAIRING: Final = "tokens not paired: the logprobs name other token ids than were sampled"
+MARKED: Final = "marked by hand: no model's tokens stand behind it"
+
+LENGTH: Final = "cut off: the answer reached its token limit"
+NO_LOGPROBS: Final = "no logprobs: the server gave token ids alone"
+TRUNCATED: Final = "truncating sampling: top_p, top_k or min_p left tokens out"
+PENALISED: Final = "penalised sampling: a penalty moved the probabilities"
+MODE_UNKNOWN: Final = "temperature other than 1: not known whether logprobs are raw or processed"
+COUNTS: Final = "tokens counted otherwise: the server's usage is not as many as it gave ids of"
+CHOICES: Final = "several choices: only the first one's tokens are kept"
+
+_ROUNDING: Final = 1e-6
+"""Log of a probability that rounded up to float32's next number above 1 is 1.2e-7."""
+_SAMPLING: Final = (
+    (c.REQUEST_TEMPERATURE, "temperature"),
+    (c.REQUEST_TOP_P, "top_p"),
+    (c.REQUEST_TOP_K, "top_k"),
+    (c.REQUEST_MIN_P, "min_p"),
+    (c.REQUEST_FREQUENCY_PENALTY, "frequency_penalty"),
+    (c.REQUEST_PRESENCE_PENALTY, "presence_penalty"),
+    (c.REQUEST_REPETITION_PENALTY, "repetition_penalty"),
+    (c.REQUEST_SEED, "seed"),
+    (c.REQUEST_MAX_TOKENS, "max_tokens"),
+    (c.REQUEST_CHOICES, "n"),
+)
+_MODES: Final = ("raw", "processed")
+_NEUTRAL: Final[Mapping[str, tuple[float, ...]]] = {
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "frequency_penalty": (0.0,),
+    "presence_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+}
+"""Values that leave the model's own distribution alone.
+
+Source: vLLM's ``SamplingParams``.
+"""
+
+
+class Tokens(NamedTuple):
+    """Tokens of a call's first choice.
+
+    Attributes:
+        prompt_ids: Token ids the model was given, [P]; empty if not said or not sound.
+        response_ids: Token ids the model sampled, [R]; likewise.
+        logprobs: Log-probability of each sampled token, [R]; likewise.
+        inexact: Why they are not all there; empty where they are.
+    """
+
+    prompt_ids: Sequence[int] = ()
+    response_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    inexact: str = ""
+
+
+def read_tokens(attributes: Mapping[str, Any]) -> Tokens:
+    """The first choice's tokens, if they pass every check; else the reason, and none of them.
+
+    Ids without logprobs are exact. What a server gave of the prompt, the response or the logprobs
+    alone is kept: it is sound, but not enough.
+    """
+    prompt = _first_ids(attributes.get(c.PROMPT_TOKEN_IDS))
+    response = _first_ids(attributes.get(c.RESPONSE_TOKEN_IDS))
+    if prompt is None or response is None:
+        return Tokens(inexact=DAMAGED_IDS)
+    if has_negative(prompt) or has_negative(response):
+        return Tokens(inexact=NEGATIVE_IDS)
+    logprobs = _first_logprobs(attributes.get(c.RESPONSE_LOGPROBS))
+    if not len(response):
+        return Tokens(prompt, (), logprobs or (), NO_RESPONSE_IDS if len(prompt) else NO_IDS)
+    named = _first_ids(attributes.get(c.LOGPROB_TOKEN_IDS))
+    if named is None or (len(named) and list(named) != list(response)):
+        return Tokens(inexact=PAIRING)
+    fault = DAMAGED_LOGPROBS if logprobs is None else fault_of(response, logprobs)
+    if logprobs is None or fault:
+        return Tokens(inexact=fault)
+    return Tokens(prompt, response, logprobs, "" if len(prompt) else NO_PROMPT_IDS)
+
+
+def fault_of(response_ids: Sequence[int], logprobs: Sequence[float]) -> str:
+    """What is wrong with logprobs of sampled tokens; empty if nothing, or if there are none.
+
+    Args:
+        response_ids: Token ids the model sampled, [R].
+        logprobs: What should be their log-probabilities, [R].
+    """
+    if not len(logprobs):
+        return ""
+    if len(logprobs) != len(response_ids):
+        # Tokens were lost on the way, of one list or the other: nobody can say of which.
+        return LENGTHS
+    # A sum is NaN or infinite as soon as one of its numbers is; only a huge one is that besides.
+    if not math.isfinite(sum(logprobs)) and not all(map(math.isfinite, logprobs)):
+        return NOT_FINITE
+    return POSITIVE if max(logprobs) > _ROUNDING else ""
+
+
+def _first_ids(packed: object) -> Sequence[int] | None:
+    """Ids of the first choice; none where none were given, None where they cannot be read."""
+    if packed is None or packed == "":
+        return ()
+    try:
+        return decode_ids(packed)[0]  # type: ignore[arg-type]  # anything else raises one of these
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def _first_logprobs(packed: object) -> Sequence[float] | None:
+    if packed is None or packed == "":
+        return ()
+    try:
+        return decode_logprobs(packed)[0]  # type: ignore[arg-type]  # anything else raises one of these
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def sampling_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked of the sampler, and in which mode logprobs were told, by its usual name.
+
+    Args:
+        attributes: A call's.
+        otel_resource: That of its process, which may say the mode: no server does, but whoever runs
+            one knows it.
+    """
+    found: dict[str, Any] = {
+        name: value
+        for key, name in _SAMPLING
+        if key in attributes and _is_number(value := attributes[key])
+    }
+    mode = attributes.get(c.LOGPROBS_MODE, otel_resource.get(c.LOGPROBS_MODE))
+    if mode in _MODES:
+        found["logprobs_mode"] = mode
+    return found
+
+
+def _is_number(value: object) -> bool:
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) is int
+
+
+def notes_of(step: Transition, tokens: Tokens | Transition | None = None) -> list[str]:
+    """What a trainer should know of a sound transition: each of the notes that holds of it.
+
+    Args:
+        step: The transition.
+        tokens: Its tokens, if it does not hold them itself.
+    """
+    held = step if tokens is None else tokens
+    notes = [LENGTH] if step.finish_reason == "length" else []
+    if step.capture != "exact":
+        return notes
+    if not len(held.logprobs):
+        notes.append(NO_LOGPROBS)
+    sampling = step.sampling
+    is_one = sampling.get("n", 1) == 1
+    # A stream that loses tokens on the way is found by this where there are no logprobs.
+    if is_one and step.output_tokens not in (None, len(held.response_ids)):
+        notes.append(COUNTS)
+    if not sampling:
+        return notes
+    moved = {name for name, usual in _NEUTRAL.items() if sampling.get(name, usual[0]) not in usual}
+    if moved & {"top_p", "top_k", "min_p"}:
+        notes.append(TRUNCATED)
+    if moved & {"frequency_penalty", "presence_penalty", "repetition_penalty"}:
+        notes.append(PENALISED)
+    is_warmed = len(held.logprobs) and sampling.get("temperature", 1) != 1
+    if is_warmed and "logprobs_mode" not in sampling:
+        notes.append(MODE_UNKNOWN)
+    if not is_one:
+        notes.append(CHOICES)
+    return notes
+
+
+class Tally(NamedTuple):
+    """How exactly transitions were captured.
+
+    Attributes:
+        exact: How many with the server's own token ids.
+        inexact: How many not, by reason.
+        notes: How many each note holds of.
+    """
+
+    exact: int
+    inexact: dict[str, int]
+    notes: dict[str, int]
+
+
+def tally(steps: Iterable[Transition], tokens: Iterable[Tokens] | None = None) -> Tally:
+    """How many transitions are exact, why the others are not, and what is noted of them.
+
+    Args:
+        steps: The transitions.
+        tokens: Each one's tokens, if they do not hold them themselves.
+    """
+    inexact: Counter[str] = Counter()
+    notes: Counter[str] = Counter()
+    exact = 0
+    pairs = zip(steps, repeat(None) if tokens is None else tokens, strict=False)
+    for step, held in pairs:
+        if step.capture == "exact":
+            exact += 1
+        else:
+            inexact[step.inexact or NO_IDS] += 1
+        notes.update(notes_of(step, held))
+    return Tally(exact, dict(inexact.most_common()), dict(notes.most_common()))

@@ -1,0 +1,79 @@
+"""What of a large outline is shown, and what is said of the rest."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lightning_otel.adapter.outline import Node
+from lightning_otel.adapter.tree import NO_PARENT
+
+
+class Gap(NamedTuple):
+    """Nodes that are not shown, all below one parent and between two of its shown children."""
+
+    nodes: list[Node]
+
+    def told(self) -> str:
+        """How many, and of which kinds."""
+        nodes = self.nodes
+        counts = [
+            (sum(node.kind == "call" for node in nodes), "call"),
+            (sum(node.kind == "reward" for node in nodes), "reward"),
+            (sum(node.span.status == "ERROR" for node in nodes), "error"),
+            (sum(node.span.is_incomplete for node in nodes), "incomplete span"),
+        ]
+        told = ", ".join(_counted(count, noun) for count, noun in counts if count)
+        return f"⋯ {_counted(len(nodes), 'more span')}{': ' if told else ''}{told}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def children_of(
+    nodes: Sequence[Node], is_shown: Sequence[bool] | None
+) -> dict[int, list[int | Gap]]:
+    """What stands below each shown node: shown ones, and gaps with all that is hidden there.
+
+    Args:
+        nodes: Each after its parent.
+        is_shown: Which are shown: each with its parent. All, if it is not said.
+    """
+    found: dict[int, list[int | Gap]] = {}
+    above: list[int] = []  # for each node the shown node nearest above or at it
+    for position, node in enumerate(nodes):
+        nearest = NO_PARENT if node.parent == NO_PARENT else above[node.parent]
+        if is_shown is None or is_shown[position]:
+            found.setdefault(nearest, []).append(position)
+            above.append(position)
+            continue
+        above.append(nearest)
+        row = found.setdefault(nearest, [])
+        if row and isinstance(row[-1], Gap):
+            row[-1].nodes.append(node)
+        else:
+            row.append(Gap([node]))
+    return found
+
+
+def salient(nodes: Sequence[Node], limit: int) -> list[bool]:
+    """Which nodes to show where there are more than fit: a part that is a tree of its own.
+
+    Those near a root come first, and of many siblings the first and the last ones.
+
+    Args:
+        nodes: Each after its parent.
+        limit: How many at most.
+    """
+    if len(nodes) <= limit:
+        return [True] * len(nodes)
+    siblings: dict[int, list[int]] = {}
+    for position, node in enumerate(nodes):
+        siblings.setdefault(node.parent, []).append(position)
+    costs = [0] * (len(nodes) + 1)  # the last one, index -1, stands for what is above the roots
+    for parent, children in siblings.items():  # in order of the first child: parents come first
+        for rank, child in enumerate(children):
+            costs[child] = costs[parent] + 1 + min(rank, len(children) - 1 - rank)
+    is_shown = [False] * len(nodes)
+    for position in sorted(range(len(nodes)), key=costs.__getitem__)[:limit]:
+        is_shown[position] = True
+    return is_shown

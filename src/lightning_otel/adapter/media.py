@@ -1,0 +1,119 @@
+"""Parts of a message's content, texts and media, as the chat API writes them and back.
+
+Source: OpenAI's API reference for chat completions and responses; ``audio_url`` and ``video_url``
+as vLLM reads them; the message schemas of the GenAI semantic conventions.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightning_otel.adapter.messages import text_part
+
+_TEXTS: Final = frozenset({"text", "input_text", "output_text", "summary_text"})
+_URLS: Final = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
+_IMAGES: Final = frozenset({"image_url", "input_image"})
+_FILES: Final = frozenset({"file", "input_file"})
+_BASE64: Final = ";base64,"
+
+
+def content_of(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of the conventions as one of the chat API; one it has no word for as it is."""
+    kind, modality = part.get("type"), part.get("modality")
+    if kind == "text":
+        return {"type": "text", "text": plain(part.get("content"))}
+    if kind == "uri" and isinstance(part.get("uri"), str):
+        return _linked(str(modality), part["uri"], part)
+    if kind == "blob" and isinstance(part.get("content"), str):
+        mime_type = str(part.get("mime_type") or "")
+        if modality == "audio":
+            form = mime_type.partition("/")[2] or "wav"
+            held = {"data": part["content"], "format": "mp3" if form == "mpeg" else form}
+            return {"type": "input_audio", "input_audio": held}
+        return _linked(str(modality), f"data:{mime_type}{_BASE64}{part['content']}", part)
+    if kind == "file" and isinstance(part.get("file_id"), str):
+        name = "image_file" if modality == "image" else "file"
+        return {"type": name, name: _named({"file_id": part["file_id"]}, part)}
+    return dict(part)
+
+
+def _linked(modality: str, url: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    if modality in _URLS.values():
+        held = {"url": url, **({"detail": part["detail"]} if "detail" in part else {})}
+        return {"type": f"{modality}_url", f"{modality}_url": held}
+    key = "file_data" if url.startswith("data:") else "file_url"
+    return {"type": "file", "file": _named({key: url}, part)}
+
+
+def _named(file: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    return {**file, **({"filename": part["filename"]} if "filename" in part else {})}
+
+
+def part_of(part: object) -> dict[str, Any]:
+    """A part of the chat API as one of the conventions; one of these as it is."""
+    if not isinstance(part, Mapping):
+        return text_part(plain(part))
+    kind = str(part.get("type"))
+    found = part.get(kind)
+    held = found if isinstance(found, Mapping) else {}
+    if kind in _TEXTS and isinstance(part.get("text"), str):
+        return text_part(part["text"])
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return {"type": "refusal", "content": part["refusal"]}
+    if kind in _URLS or kind in _IMAGES:
+        url = held.get("url") or part.get("image_url")
+        extra = {"detail": held["detail"]} if "detail" in held else {}
+        if isinstance(url, str):
+            return _media(_URLS.get(kind, "image"), url) | extra
+    if kind == "image_file" and isinstance(held.get("file_id"), str):
+        return {"type": "file", "modality": "image", "file_id": held["file_id"]}
+    if kind == "input_audio" and isinstance(held.get("data"), str):
+        mime_type = f"audio/{held.get('format', 'wav')}"
+        blob = {"type": "blob", "modality": "audio", "mime_type": mime_type}
+        return {**blob, "content": held["data"]}
+    if kind in _FILES and "modality" not in part:
+        return _file(held or part)
+    return dict(part)
+
+
+def _file(held: Mapping[str, Any]) -> dict[str, Any]:
+    extra = {"filename": held["filename"]} if "filename" in held else {}
+    if isinstance(held.get("file_id"), str):
+        return {"type": "file", "modality": "document", "file_id": held["file_id"], **extra}
+    url = held.get("file_data") or held.get("file_url")
+    return _media("document", url) | extra if isinstance(url, str) else dict(held)
+
+
+def _media(modality: str, url: str) -> dict[str, Any]:
+    head, mark, data = url.partition(_BASE64)
+    if not (mark and head.startswith("data:")):
+        return {"type": "uri", "modality": modality, "uri": url}
+    found = {"type": "blob", "modality": modality, "mime_type": head[len("data:") :]}
+    return {**{key: value for key, value in found.items() if value}, "content": data}
+
+
+def plain(value: object) -> str:
+    """A value as text: a text as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else dumped(value)
+
+
+def dumped(value: object) -> str:
+    """JSON text of a value; what JSON has no word for is null, what is bottomless is said to be."""
+    try:
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (ValueError, TypeError):
+            return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    except RecursionError:
+        return '"nested too deeply"'
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value

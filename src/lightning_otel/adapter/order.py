@@ -1,0 +1,250 @@
+"""The order of an attempt's spans: what caused what, then what a process counted, then the clocks.
+
+Spans of one process that counted its starts and ends are in the order it counted; its clock says
+nothing. Else the clocks decide what nothing else does, and what does is this:
+
+- A process's starts and ends come as it counted them, whatever its clock does.
+- A parent starts before its child, wherever the two ran.
+- A call ends before one that repeats its conversation and answer begins (the caller of ``by_cause``
+  knows which).
+- A ``SERVER`` span ends before the ``CLIENT`` span of another process that asked it, as long as
+  nothing above speaks against it.
+
+Where a clock contradicts one of these it is set forward, by just as much as it takes, for all that
+comes after on that process's clock: so a host whose clock is five minutes behind, or one that steps
+back by an hour, costs nothing. Where rules contradict one another, as damaged spans may, the
+earliest by the clock goes first.
+
+Belongs here: order. Whether it had to rely on clocks is :func:`is_told`'s to say.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from lightning_otel.adapter.walk import NO_PARENT
+from lightning_otel.types import Span
+
+NEVER: Final = 1 << 100
+"""When a span ends that did not: after everything."""
+
+
+class Ordered(NamedTuple):
+    """Spans by start.
+
+    Attributes:
+        starts: A clock of starts, comparable with ``ends``.
+        ends: A clock of ends; it may lie before the start where a clock ran backwards.
+        is_counted: Whether one process counted all of them.
+    """
+
+    spans: list[Span]
+    starts: list[int]
+    ends: list[int]
+    is_counted: bool
+
+
+def by_time(spans: list[Span]) -> Ordered:
+    """Spans as their process counted them, if it is one and counted all; else by their clocks."""
+    if len({span.process for span in spans}) == 1 and all(map(_is_counted, spans)):
+        spans.sort(key=lambda span: (span.sequence, span.trace_id, span.span_id))
+        ends = [span.end_sequence if span.end_ns is not None else NEVER for span in spans]
+        return Ordered(spans, [span.sequence for span in spans], ends, is_counted=True)
+    spans.sort(key=lambda span: (span.start_ns, span.trace_id, span.span_id))
+    # At one instant ends come before starts.
+    ends = [2 * span.end_ns if span.end_ns is not None else NEVER for span in spans]
+    return Ordered(spans, [2 * span.start_ns + 1 for span in spans], ends, is_counted=False)
+
+
+def _is_counted(span: Span) -> bool:
+    return span.sequence >= 0 and (span.end_sequence >= 0 or span.end_ns is None)
+
+
+def is_told(earlier: Span, later: Span) -> bool:
+    """Whether one process counted both, and the end of one before the start of the other."""
+    return (
+        earlier.process == later.process
+        and later.sequence >= 0
+        and 0 <= earlier.end_sequence < later.sequence
+    )
+
+
+def is_awaited(inner: Span, outer: Span) -> bool:
+    """Whether a span is known to have ended before its parent did, and not by a clock."""
+    if inner.end_ns is None or outer.end_ns is None:
+        return False
+    if inner.process == outer.process:
+        return 0 <= inner.end_sequence < outer.end_sequence
+    return inner.kind == "SERVER" and outer.kind == "CLIENT"
+
+
+def needs_causes(found: Ordered, parents: Sequence[int]) -> bool:
+    """Whether something but the clocks has a say in the order."""
+    if found.is_counted:
+        return False
+    spans, starts, ends, _ = found
+    if any(span.sequence >= 0 or span.end_sequence >= 0 for span in spans):
+        return True
+    for child, parent in enumerate(parents):
+        if parent == NO_PARENT:
+            continue
+        if starts[parent] > starts[child]:
+            return True
+        if ends[child] > ends[parent] and is_awaited(spans[child], spans[parent]):
+            return True
+    return False
+
+
+def by_cause(
+    found: Ordered, parents: Sequence[int], after: Iterable[tuple[int, int]] = ()
+) -> list[int]:
+    """The positions of the spans in a new order, and their clocks in ``found``'s lists.
+
+    Args:
+        found: Spans by time. Their clocks are replaced, at the same positions.
+        parents: Position of each span's parent, or -1.
+        after: Positions of spans, the first of each two ended before the second began.
+    """
+    merge = _Merge(found.spans)
+    merge.count()
+    merge.descend(parents)
+    for earlier, later in after:
+        if found.spans[earlier].end_ns is not None:
+            merge.need(2 * earlier + 1, 2 * later)
+    for rank, event in enumerate(merge.run()):
+        (found.ends if event & 1 else found.starts)[event >> 1] = rank
+    return sorted(range(len(found.spans)), key=found.starts.__getitem__)
+
+
+_Key = tuple[int, int, str, int, int]
+"""Time, kind, process, count and event: what comes first of what may come next."""
+
+
+class _Merge:
+    """Starts and ends of spans, sorted by what must come before what, and then by their clocks.
+
+    Event 2i is the start of the span at i, 2i+1 its end.
+
+    Attributes:
+        _waits: For how many others each event must wait.
+        _expects: For how many others it waits as long as that leads anywhere.
+        _floor: The latest time of what came before it and had to.
+        _ahead: How far each process's clock was set forward.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        events = 2 * len(spans)
+        self._spans = spans
+        self._followers: dict[int, list[int]] = {}
+        self._expecting: dict[int, list[int]] = {}
+        self._waits = [0] * events
+        self._expects = [0] * events
+        self._floor = [-NEVER] * events
+        self._ahead: dict[str, int] = {}
+        self._ready: list[_Key] = []
+        self._held: list[_Key] = []
+        self._done = bytearray(events)
+        self._is_requeued = bytearray(events)
+
+    def need(self, earlier: int, later: int) -> None:
+        """One event comes before another one."""
+        self._followers.setdefault(earlier, []).append(later)
+        self._waits[later] += 1
+
+    def count(self) -> None:
+        """Each process's events come in the order it counted."""
+        counted: list[tuple[str, int, bool, int]] = []
+        for position, span in enumerate(self._spans):
+            if span.sequence >= 0:
+                counted.append((span.process, span.sequence, False, 2 * position))
+            if span.end_sequence >= 0 and span.end_ns is not None:
+                counted.append((span.process, span.end_sequence, True, 2 * position + 1))
+        counted.sort()
+        for before, following in pairwise(counted):
+            if before[0] == following[0]:
+                self.need(before[3], following[3])
+
+    def descend(self, parents: Sequence[int]) -> None:
+        """Parents start before children, servers end before their clients, starts before ends."""
+        spans = self._spans
+        for child, parent in enumerate(parents):
+            if parent == NO_PARENT:
+                continue
+            inner, outer = spans[child], spans[parent]
+            is_remote = inner.process != outer.process
+            if is_remote or inner.sequence < 0 or outer.sequence < 0:
+                self.need(2 * parent, 2 * child)
+            if is_remote and is_awaited(inner, outer):
+                self._expecting.setdefault(2 * child + 1, []).append(2 * parent + 1)
+                self._expects[2 * parent + 1] += 1
+        for position, span in enumerate(spans):  # last: what lies in a span sets its clock first
+            if span.end_ns is not None and (span.sequence < 0 or span.end_sequence < 0):
+                self.need(2 * position, 2 * position + 1)
+
+    def run(self) -> list[int]:
+        """All events, in order."""
+        events = []
+        for position, span in enumerate(self._spans):
+            events += [2 * position] if span.end_ns is None else [2 * position, 2 * position + 1]
+        for event in events:
+            self._offer(event)
+        by_clock = self._by_clock(events)
+        order: list[int] = []
+        while len(order) < len(events):
+            heap = self._ready or self._held
+            event = self._taken(heap) if heap else next(by_clock)
+            if self._done[event]:
+                continue
+            self._done[event] = 1
+            order.append(event)
+            time = self._key(event)[0]
+            for follower in self._followers.get(event, ()):
+                self._waits[follower] -= 1
+                self._release(time, follower)
+            for follower in self._expecting.get(event, ()):
+                self._expects[follower] -= 1
+                self._release(time, follower)
+        return order
+
+    def _by_clock(self, events: Iterable[int]) -> Iterator[int]:
+        """For when all wait for one another: sorted only then."""
+        yield from sorted(events, key=self._key)
+
+    def _release(self, time: int, follower: int) -> None:
+        """Let one event more have come before another."""
+        self._floor[follower] = max(self._floor[follower], time)
+        self._offer(follower)
+
+    def _offer(self, event: int) -> None:
+        """Queue an event that waits for nothing any more; its clock is set forward if need be."""
+        if self._waits[event] > 0 or self._done[event]:
+            return
+        key = self._key(event)
+        late = self._floor[event] - key[0]
+        if late > 0:
+            process = self._spans[event >> 1].process
+            self._ahead[process] = self._ahead.get(process, 0) + late
+            key = self._key(event)
+        heappush(self._ready if self._expects[event] <= 0 else self._held, key)
+
+    def _taken(self, heap: list[_Key]) -> int:
+        """The first event of a queue; one whose clock was set forward since queues once more."""
+        while True:
+            key = heappop(heap)
+            event = key[4]
+            late = self._key(event)
+            if late == key or self._is_requeued[event]:
+                return event
+            self._is_requeued[event] = 1
+            heappush(heap, late)
+
+    def _key(self, event: int) -> _Key:
+        span = self._spans[event >> 1]
+        is_end = event & 1
+        count = span.end_sequence if is_end else span.sequence
+        time = (span.end_ns if is_end else span.start_ns) or 0
+        ahead = self._ahead.get(span.process, 0)
+        if count >= 0:
+            return time + ahead, 0, span.process, count, event
+        return time + ahead, -1 if is_end else 1, "", -1, event

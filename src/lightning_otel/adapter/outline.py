@@ -1,0 +1,235 @@
+"""A rollout as a person looks at it: the span tree, and what the adapter made of each span.
+
+Pure data; the terminal and the picture draw it.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter import Adaptation, TripletAdapter, marks, readers
+from lightning_otel.adapter.attempts import group
+from lightning_otel.adapter.calls import is_call
+from lightning_otel.adapter.readable import ReadableSpan, span_of
+from lightning_otel.adapter.tree import NO_PARENT, Tree, build
+from lightning_otel.types import BranchCause, Credited, Report, Span, Trajectory, Transition
+
+Kind: TypeAlias = Literal["rollout", "agent", "call", "tool", "reward", "mark", "work"]
+"""What a span is to a person."""
+
+_OPERATIONS: Final[Mapping[object, Kind]] = {c.INVOKE_AGENT: "agent", c.EXECUTE_TOOL: "tool"}
+
+SpanId: TypeAlias = tuple[str, str]
+"""Trace id and span id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A span at its place in the tree, with what became of it.
+
+    Attributes:
+        parent: Position of the node above it, or -1.
+        depth: Number of nodes above it.
+        agent: The agent it belongs to; empty where none is named.
+        step: The transition it became, if it did.
+        branch: The first branch that this step lies on.
+        credited: Positions of the nodes whose steps this reward was given to.
+        by: What this reward was given by: its link, its parent, or the rule's name.
+        left_out: Why this call, reward or mark is in no transition; empty if it is, or is neither.
+        repair: The rule by which it was put elsewhere than it was recorded; empty if it was not.
+    """
+
+    span: Span
+    kind: Kind
+    parent: int
+    depth: int
+    agent: str
+    step: Transition | None = None
+    branch: int = 0
+    credited: tuple[int, ...] = ()
+    by: str = ""
+    left_out: str = ""
+    repair: str = ""
+
+
+class Outline(NamedTuple):
+    """The nodes of one or several rollouts, each below its parent, and what they came to."""
+
+    nodes: list[Node]
+    trajectories: list[Trajectory]
+    report: Report
+
+    def labels(self) -> list[str]:
+        """A short name of each node's step, as far as it must be told apart; empty for no step."""
+        attempts = len({each.attempt_id for each in self.trajectories})
+        agents = len({each.agent for each in self.trajectories})
+        return [
+            "" if node.step is None else _label(node.step, node.branch, attempts, agents)
+            for node in self.nodes
+        ]
+
+    def causes(self) -> dict[SpanId, BranchCause]:
+        """For each first step that a trajectory has of its own why it begins there."""
+        found: dict[SpanId, BranchCause] = {}
+        seen: set[SpanId] = set()
+        for path in self.trajectories:
+            names = [(step.trace_id, step.span_id) for step in path.transitions]
+            first = next((name for name in names if name not in seen), None)
+            if first is not None and path.cause != "start":
+                found[first] = path.cause
+            seen.update(names)
+        return found
+
+    def part(self, is_kept: Sequence[bool]) -> "Outline":
+        """The same with some nodes alone; one whose parent is gone becomes a root.
+
+        Args:
+            is_kept: For each node whether it stays; its steps and the report are as they were.
+        """
+        places: dict[int, int] = {}
+        nodes: list[Node] = []
+        for position, node in enumerate(self.nodes):
+            if not is_kept[position]:
+                continue
+            parent = places.get(node.parent, NO_PARENT)
+            depth = 0 if parent == NO_PARENT else nodes[parent].depth + 1
+            places[position] = len(nodes)
+            nodes.append(replace(node, parent=parent, depth=depth))
+        for position, node in enumerate(nodes):
+            if node.credited:
+                kept = tuple(places[target] for target in node.credited if target in places)
+                nodes[position] = replace(node, credited=kept)
+        return self._replace(nodes=nodes)
+
+    def below(self, root: int) -> "Outline":
+        """One node with everything below it, and the rewards that were given to what it holds."""
+        inside = [False] * len(self.nodes)
+        for position, node in enumerate(self.nodes):
+            is_child = node.parent != NO_PARENT and inside[node.parent]
+            inside[position] = position == root or is_child
+        return self.part(self.with_rewards(inside))
+
+    def with_rewards(self, is_kept: Sequence[bool]) -> list[bool]:
+        """The nodes that are kept, and the rewards that were given to one of them."""
+        return [
+            is_kept[position] or any(is_kept[target] for target in node.credited)
+            for position, node in enumerate(self.nodes)
+        ]
+
+
+def outline(
+    spans: Iterable[Span | ReadableSpan],
+    adapter: TripletAdapter | None = None,
+    *,
+    incomplete: Collection[tuple[str, str]] = (),
+) -> Outline:
+    """What a person is shown of spans.
+
+    Args:
+        spans: Spans of ours or of OpenTelemetry's SDK, of whole rollouts, in any order.
+        adapter: Makes the transitions; its credit decides where rewards go.
+        incomplete: Rollout and attempt ids of attempts that broke off, and make no transitions.
+    """
+    read = list(readers.read(map(span_of, spans)))
+    found = (adapter or TripletAdapter()).explain(read, incomplete=incomplete)
+    trees = [build(own) for own in group(read).values()]
+    return Outline(_nodes(trees, _Facts(found)), found.trajectories, found.report)
+
+
+class _Facts:
+    """What the adapter said of spans, by their ids."""
+
+    def __init__(self, found: Adaptation) -> None:
+        self.steps: dict[SpanId, tuple[Transition, int]] = {}
+        by_span: dict[str, list[SpanId]] = {}
+        for path in found.trajectories:
+            for step in path.transitions:
+                name = (step.trace_id, step.span_id)
+                if name not in self.steps:
+                    self.steps[name] = (step, path.branch)
+                    by_span.setdefault(step.span_id, []).append(name)
+        self.credit: dict[SpanId, Credited] = {}
+        self.targets: dict[SpanId, list[SpanId]] = {}
+        for each in found.credited:
+            name = (each.trace_id, each.span_id)
+            self.credit[name] = each
+            self.targets[name] = [step for call in each.calls for step in by_span.get(call, ())]
+        report = found.report
+        self.reasons = {(each.trace_id, each.span_id): each.reason for each in report.dropped}
+        self.repairs = {(each.trace_id, each.span_id): each.rule for each in report.repairs}
+
+
+def _nodes(trees: Sequence[Tree], facts: _Facts) -> list[Node]:
+    """The nodes of trees, one tree after the other, each parent before its children."""
+    placed = _placed(trees)
+    positions = {name: position for position, (name, *_) in enumerate(placed)}
+    found = []
+    for name, span, agent, parent, depth in placed:
+        step, branch = facts.steps.get(name, (None, 0))
+        kind = _kind(span)
+        credit = facts.credit.get(name) if kind == "reward" else None
+        targets = facts.targets[name] if credit is not None else ()
+        found.append(
+            Node(
+                span=span,
+                kind=kind,
+                parent=parent,
+                depth=depth,
+                agent=agent,
+                step=step,
+                branch=branch,
+                credited=tuple(sorted(positions[each] for each in targets if each in positions)),
+                by=credit.by if credit is not None else "",
+                left_out="" if step is not None else facts.reasons.get(name, ""),
+                repair=facts.repairs.get(name, ""),
+            )
+        )
+    return found
+
+
+class _Placed(NamedTuple):
+    name: SpanId
+    span: Span
+    agent: str
+    parent: int
+    depth: int
+
+
+def _placed(trees: Sequence[Tree]) -> list[_Placed]:
+    found: list[_Placed] = []
+    for tree in trees:
+        base = len(found)
+        for position in sorted(range(len(tree.spans)), key=tree.first.__getitem__):
+            span, parent = tree.spans[position], tree.parents[position]
+            found.append(
+                _Placed(
+                    (span.trace_id, span.span_id),
+                    span,
+                    tree.agents[position],
+                    NO_PARENT if parent == NO_PARENT else base + tree.first[parent],
+                    tree.depths[position],
+                )
+            )
+    return found
+
+
+def _label(step: Transition, branch: int, attempts: int, agents: int) -> str:
+    words = [f"attempt {step.attempt_id}"] if attempts > 1 else []
+    words += [step.agent or "nobody"] if agents > 1 else []
+    words.append(f"#{step.step}")
+    words += [f"branch {branch}"] if branch else []
+    return " ".join(words)
+
+
+def _kind(span: Span) -> Kind:
+    if span.name == c.SPAN_ROLLOUT:
+        return "rollout"
+    if is_call(span):
+        return "call"
+    if c.REWARD_VALUE in span.attributes or span.name == c.SPAN_ANNOTATION:
+        return "reward"
+    if marks.is_mark(span):
+        return "mark"
+    operation = span.attributes.get(c.OPERATION)
+    return _OPERATIONS.get(operation, "work") if isinstance(operation, str) else "work"

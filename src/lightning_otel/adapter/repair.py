@@ -1,0 +1,204 @@
+"""Parents that several tracers left broken, mended by rules; each span that moved is reported.
+
+A span's parent is looked for in this order, and the first rule that applies decides:
+
+1. No id, or one of zeros, names a parent: the span is a root. That is no damage.
+2. The id is its own: a root (``ITSELF``).
+3. The id is that of a span in its trace: that one, however long it lasted. A child may outlive it.
+4. The id is that of one span in the attempt's other traces: that one (``OTHER_TRACE``). Of several
+   spans nobody knows which: a root (``OTHER_TRACES``).
+5. The id is nowhere in the attempt: a root (``NEVER_CAME``). Of a rollout's own span, and of a
+   reward that was moved to the attempt it judges, that is no damage.
+6. The parents lead round in a circle: its earliest span becomes a root (``CIRCLE``).
+7. A call that is left without a parent by 1, 2 or 6 goes below the agent or tool that was at work
+   around it in the same process (``ENCLOSED``), if only one can be meant: of all agents and tools
+   of the process that were at work when it began, each lies below the one before; the innermost
+   was at work until it ended; and all were recorded by other tracers than the call, since its own
+   would have named its parent. Where two agents worked side by side it stays a root.
+
+A span without an id of its own, or with one of zeros, keeps its place and has nothing below it
+(``NO_ID``). Of two spans with the same ids one counts, and the other is left out (``REPEATED``).
+
+Belongs here: who is whose parent. Nothing is dropped here, and no time is changed.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.attempts import may_move
+from lightning_otel.adapter.attributes import has_id
+from lightning_otel.adapter.calls import is_call
+from lightning_otel.adapter.walk import NO_PARENT, Walk, cycles, walked
+from lightning_otel.types import Repair, Span
+
+ITSELF: Final = "self-parent: it named itself as its parent and became a root"
+OTHER_TRACE: Final = "other trace: its parent lies in another trace of its attempt"
+OTHER_TRACES: Final = "other traces: several spans have its parent's id, and it became a root"
+NEVER_CAME: Final = "never came: its parent is not among the attempt's spans, and it became a root"
+CIRCLE: Final = "circle: its parents led back to it, and it became a root"
+ENCLOSED: Final = (
+    "enclosed: it had no parent, and went below the one agent or tool at work around it"
+)
+NO_ID: Final = "no id: its id is empty or zero, so nothing lies below it"
+REPEATED: Final = "repeated id: another span has its ids, and this one was left out"
+
+_HOSTS: Final = frozenset({c.INVOKE_AGENT, c.EXECUTE_TOOL, c.EXECUTE_TASK, c.INVOKE_WORKFLOW})
+_MOST_AT_ONCE: Final = 64
+"""How many agents and tools at work at once are looked at for one call: each one costs."""
+
+
+class Mended(NamedTuple):
+    """Who is whose parent.
+
+    Attributes:
+        parents: Position of each span's parent, or -1; they lead to a root from everywhere.
+        repairs: One for each span whose place is not the one that was recorded, in order.
+    """
+
+    parents: list[int]
+    repairs: tuple[Repair, ...]
+
+
+def mend(spans: Sequence[Span], starts: Sequence[int], ends: Sequence[int]) -> Mended:
+    """The parents of an attempt's spans.
+
+    Args:
+        spans: The spans, in order of their start.
+        starts: A clock of starts, comparable with ``ends``; within a process it follows its count.
+        ends: A clock of ends.
+    """
+    places = {(span.trace_id, span.span_id): i for i, span in enumerate(spans)}
+    parents = [NO_PARENT] * len(spans)
+    rules: dict[int, str] = {}
+    missing = []
+    for position, span in enumerate(spans):
+        parent_id = span.parent_span_id
+        if parent_id and has_id(parent_id):
+            parent = places.get((span.trace_id, parent_id), NO_PARENT)
+            if parent == NO_PARENT:
+                missing.append(position)
+            elif parent == position or parent_id == span.span_id:
+                rules[position] = ITSELF
+            else:
+                parents[position] = parent
+        if not has_id(span.span_id):
+            rules.setdefault(position, NO_ID)
+    if missing:
+        _look_elsewhere(spans, missing, parents, rules)
+    _cut(parents, rules)
+    homeless = [
+        position
+        for position, parent in enumerate(parents)
+        if parent == NO_PARENT and _may_be_enclosed(spans[position], rules.get(position))
+    ]
+    if homeless and _enclose(spans, _Clocks(starts, ends), homeless, parents, rules):
+        _cut(parents, rules)
+    repairs = [
+        Repair(spans[position].span_id, spans[position].trace_id, rules[position])
+        for position in sorted(rules)
+    ]
+    return Mended(parents, tuple(repairs))
+
+
+class _Clocks(NamedTuple):
+    starts: Sequence[int]
+    ends: Sequence[int]
+
+
+def _look_elsewhere(
+    spans: Sequence[Span], missing: Iterable[int], parents: list[int], rules: dict[int, str]
+) -> None:
+    """Find parents that are not in their child's trace among the other traces."""
+    wanted = {spans[position].parent_span_id for position in missing}
+    holders: dict[str, list[int]] = {}
+    for position, span in enumerate(spans):
+        if span.span_id in wanted:
+            holders.setdefault(span.span_id, []).append(position)
+    for position in missing:
+        span = spans[position]
+        found = holders.get(span.parent_span_id or "", ())
+        if len(found) == 1:
+            parents[position] = found[0]
+            rules[position] = OTHER_TRACE
+        elif found:
+            rules[position] = OTHER_TRACES
+        elif span.name != c.SPAN_ROLLOUT and not may_move(span):
+            rules[position] = NEVER_CAME
+
+
+def _cut(parents: list[int], rules: dict[int, str]) -> None:
+    for position in cycles(parents):
+        parents[position] = NO_PARENT
+        rules[position] = CIRCLE
+
+
+def _may_be_enclosed(span: Span, rule: str | None) -> bool:
+    """Whether a root is a call that its own tracer knew no parent of."""
+    if rule in (OTHER_TRACES, NEVER_CAME) or not span.process:
+        return False
+    return is_call(span) and span.kind not in ("SERVER", "CONSUMER")
+
+
+def _is_host(span: Span) -> bool:
+    operation = span.attributes.get(c.OPERATION)
+    return (
+        isinstance(operation, str)
+        and operation in _HOSTS
+        and span.process != ""
+        and has_id(span.span_id)
+    )
+
+
+def _enclose(
+    spans: Sequence[Span],
+    clocks: _Clocks,
+    homeless: Iterable[int],
+    parents: list[int],
+    rules: dict[int, str],
+) -> bool:
+    """Put calls below the one agent or tool at work around them; whether any found one."""
+    hosts = [
+        position
+        for position, span in enumerate(spans)
+        if _is_host(span) and clocks.starts[position] < clocks.ends[position]
+    ]
+    if not hosts:
+        return False
+    events = [(clocks.starts[host], 1, host) for host in hosts]
+    events += [(clocks.ends[host], 0, host) for host in hosts]
+    events += [(clocks.starts[call], 2, call) for call in homeless]
+    events.sort()
+    walk = walked(parents)
+    at_work: dict[str, dict[int, None]] = {}  # by process, in order of their start
+    has_moved = False
+    for _, kind, position in events:
+        working = at_work.setdefault(spans[position].process, {})
+        if kind == 1:
+            working[position] = None
+        elif kind == 0:
+            working.pop(position, None)
+        else:
+            host = _only_one(spans, walk, working, position)
+            if host is not None and clocks.ends[position] <= clocks.ends[host]:
+                parents[position] = host
+                rules[position] = ENCLOSED
+                has_moved = True
+    return has_moved
+
+
+def _only_one(spans: Sequence[Span], walk: Walk, working: dict[int, None], call: int) -> int | None:
+    """The innermost of those at work, if they lie in one another and none knew of the call."""
+    if not working or len(working) > _MOST_AT_ONCE:
+        return None
+    inside = None
+    innermost = None
+    for host in reversed(working):
+        if spans[host].scope == spans[call].scope or walk.contains(call, host):
+            return None
+        if inside is not None and not walk.contains(host, inside):
+            return None
+        if innermost is None:
+            innermost = host
+        inside = host
+    return innermost

@@ -1,0 +1,215 @@
+"""Training rows: consecutive steps of a trajectory as one sequence of exact tokens.
+
+Steps are joined only where the next prompt begins with exactly the tokens held so far, those given
+and those sampled; what it adds is observation and no loss is taken of it. Anywhere else a row of
+its own begins: nothing sampled is overwritten, and nothing is trained on twice.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from lightning_otel.types import RowCause, TrainingRow, Trajectory, Transition
+
+Ids: TypeAlias = "array[int]"
+
+_WIDE: Final = "q"
+"""Ids of 64 bits: nothing that anybody calls a token id is too large."""
+
+
+def rows_of(trajectories: Iterable[Trajectory]) -> Iterator[TrainingRow]:
+    """Every training row of trajectories, in their order; nothing given is changed.
+
+    Steps without token ids make none. A step that several trajectories share is in a row of the
+    first of them; in the others it is part of the prompt.
+    """
+    used: set[tuple[object, ...]] = set()
+    for trajectory in trajectories:
+        yield from _rows(trajectory, used)
+
+
+def _rows(trajectory: Trajectory, used: set[tuple[object, ...]]) -> Iterator[TrainingRow]:
+    row: _Row | None = None
+    cause: RowCause = "start"
+    for step in trajectory.transitions:
+        if not is_trainable(step):
+            cause = "gap"
+        elif step.is_shared and (key := _key(step)) in used:
+            cause = "shared"
+        else:
+            if step.is_shared:
+                used.add(key)
+            prompt = array(_WIDE, step.prompt_ids)
+            if row is not None:
+                fork = row.fork(step, prompt)
+                if fork is None:
+                    row.join(step, prompt)
+                    continue
+                yield row.finished()
+                cause = fork
+            row = _Row(step, prompt, cause)
+            continue
+        if row is not None:
+            yield row.finished()
+            row = None
+    if row is not None:
+        yield row.finished()
+
+
+def is_trainable(step: Transition) -> bool:
+    """Whether a step has the token ids of its prompt and of its response."""
+    return len(step.prompt_ids) > 0 and len(step.response_ids) > 0
+
+
+def has_logprobs(step: Transition) -> bool:
+    """Whether a step has a log-probability for each token it sampled."""
+    return len(step.logprobs) == len(step.response_ids)
+
+
+def _key(step: Transition) -> tuple[object, ...]:
+    """What tells a step from another; ids alone do not, as broken tracers repeat them."""
+    return (
+        step.trace_id,
+        step.span_id,
+        step.start_ns,
+        step.end_ns,
+        len(step.prompt_ids),
+        tuple(step.response_ids),
+    )
+
+
+class _Row:
+    """A row that may still grow."""
+
+    def __init__(self, step: Transition, prompt: Ids, cause: RowCause) -> None:
+        self._steps = [step]
+        self._prompt_size = len(prompt)
+        self._cause: RowCause = cause
+        sampled = array(_WIDE, step.response_ids)
+        self._held = prompt + sampled
+        self._mask = bytearray(b"\1") * len(sampled)
+        # Copied: the list that a transition holds is never the one that grows.
+        self._logprobs = array("d", step.logprobs if has_logprobs(step) else ())
+
+    def fork(self, step: Transition, prompt: Ids) -> RowCause | None:
+        """Why a step cannot be joined; None if it can."""
+        last = self._steps[-1]
+        if step.model != last.model:
+            return "model"
+        if step.capture != last.capture:
+            return "capture"
+        # Of a row with a gap none could be used: apart, those that are there can.
+        if has_logprobs(step) != has_logprobs(last):
+            return "logprobs"
+        return None if prompt[: len(self._held)] == self._held else "drift"
+
+    def join(self, step: Transition, prompt: Ids) -> None:
+        """Take a step whose prompt begins with what is held."""
+        seen = prompt[len(self._held) :]
+        sampled = array(_WIDE, step.response_ids)
+        self._held += seen
+        self._held += sampled
+        self._mask += bytes(len(seen)) + b"\1" * len(sampled)
+        if has_logprobs(step):
+            self._logprobs.extend(array("d", bytes(8 * len(seen))))
+            self._logprobs.extend(array("d", step.logprobs))
+        self._steps.append(step)
+
+    def finished(self) -> TrainingRow:
+        return TrainingRow(
+            transitions=tuple(self._steps),
+            prompt_ids=tuple(self._held[: self._prompt_size]),
+            completion_ids=tuple(self._held[self._prompt_size :]),
+            loss_mask=tuple(self._mask),
+            logprobs=tuple(self._logprobs),
+            cause=self._cause,
+        )
+
+
+class RowReport(NamedTuple):
+    """What became of steps and their tokens.
+
+    Attributes:
+        rows: How many rows were made.
+        steps: How many transitions are in them.
+        joins: How many steps continue a row.
+        trained: Sampled tokens in the rows: as many as the steps in them sampled.
+        observed: Tokens in the rows' completions that were given, and are masked.
+        causes: How many rows begin for each cause.
+        left: How many transitions are in no row, by reason.
+    """
+
+    rows: int
+    steps: int
+    joins: int
+    trained: int
+    observed: int
+    causes: Mapping[str, int]
+    left: Mapping[str, int]
+
+
+def explain(trajectories: Iterable[Trajectory]) -> tuple[list[TrainingRow], RowReport]:
+    """The rows, and how they came about: each distinct step is in one row or left for a reason."""
+    paths = list(trajectories)
+    rows = list(rows_of(paths))
+    causes = Counter(row.cause for row in rows)
+    distinct = {id(step): step for path in paths for step in path.transitions}.values()
+    left = Counter(step.inexact or "no token ids" for step in distinct if not is_trainable(step))
+    steps = sum(len(row.transitions) for row in rows)
+    trained = sum(sum(row.loss_mask) for row in rows)
+    report = RowReport(
+        rows=len(rows),
+        steps=steps,
+        joins=steps - len(rows),
+        trained=trained,
+        observed=sum(len(row.loss_mask) for row in rows) - trained,
+        causes=dict(causes.most_common()),
+        left=dict(left.most_common()),
+    )
+    return rows, report
+
+
+def last_tokens(row: TrainingRow) -> list[int]:
+    """Where in the completion the last token lies that each step sampled, [steps]."""
+    skipped = len(row.prompt_ids)
+    return [len(step.prompt_ids) + len(step.response_ids) - skipped - 1 for step in row.transitions]
+
+
+def reward_of(row: TrainingRow) -> float | None:
+    """The sum of its steps' rewards; None if none has one."""
+    given = [step.reward for step in row.transitions if step.reward is not None]
+    return sum(given) if given else None
+
+
+def token_rewards(row: TrainingRow) -> list[float] | None:
+    """Each step's reward on the last token it sampled, 0.0 elsewhere, [C]; None if none has one."""
+    if reward_of(row) is None:
+        return None
+    found = [0.0] * len(row.completion_ids)
+    for place, step in zip(last_tokens(row), row.transitions, strict=True):
+        found[place] = step.reward or 0.0
+    return found
+
+
+def token_advantages(row: TrainingRow) -> list[float] | None:
+    """Each step's advantage on all it sampled, 0.0 on what was given, [C].
+
+    None unless every step has one: a step without is not one that did as well as its group.
+    """
+    return _spread(row, [step.advantage for step in row.transitions])
+
+
+def token_weights(row: TrainingRow) -> list[float]:
+    """Each step's weight on all it sampled, 0.0 on what was given, [C]."""
+    return _spread(row, [step.weight for step in row.transitions]) or []
+
+
+def _spread(row: TrainingRow, values: Sequence[float | None]) -> list[float] | None:
+    found = [0.0] * len(row.completion_ids)
+    for end, step, value in zip(last_tokens(row), row.transitions, values, strict=True):
+        if value is None:
+            return None
+        start = end + 1 - len(step.response_ids)
+        found[start : end + 1] = [value] * len(step.response_ids)
+    return found

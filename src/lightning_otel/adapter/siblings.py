@@ -1,0 +1,121 @@
+"""Which call followed which by time alone, and which parts of the tree ran side by side.
+
+Belongs here: time and the tree. What calls said is not known here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from lightning_otel.adapter.tree import NO_PARENT, Tree
+
+NONE: Final = -1
+
+
+def is_after(tree: Tree, earlier: int, later: int) -> bool:
+    """Whether the part of the tree around one call had ended before that of another one began."""
+    meeting = tree.meet(earlier, later)
+    if meeting in (earlier, later):
+        return False
+    return tree.ends[tree.below(meeting, earlier)] <= tree.starts[tree.below(meeting, later)]
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A part of the tree that holds calls, up to where it meets its siblings.
+
+    Attributes:
+        node: Its lowest span that holds all its calls.
+        top: Its highest span, whose parent it shares with its siblings.
+        end: When all of it had ended.
+        newest: Position of the call in it that ended last.
+        before: Position of the call that its calls follow, or -1.
+        is_beside: Whether it, or what it is the first of, ran beside a sibling.
+    """
+
+    node: int
+    top: int
+    end: int
+    newest: int = NONE
+    before: int = NONE
+    is_beside: bool = False
+
+
+def by_time(tree: Tree, positions: Sequence[int]) -> tuple[list[int], bytearray]:
+    """For each call the latest one that had ended before it, on branches that had ended too.
+
+    And whether the branch that it begins ran beside others.
+    """
+    index = {position: call for call, position in enumerate(positions)}
+    above = _meetings(tree, positions)
+    branches: dict[int, _Branch] = {NO_PARENT: _Branch(NO_PARENT, NO_PARENT, 0)}
+    for node, parent in above.items():
+        top = node if tree.parents[node] == parent else tree.below(parent, node)
+        branches[node] = _Branch(node, top, max(tree.ends[top], tree.ends[node]))
+        if node in index:
+            branches[node].newest = node
+    siblings: dict[int, list[_Branch]] = {}
+    for node in reversed(above):  # children before parents
+        branch, upper = branches[node], branches[above[node]]
+        siblings.setdefault(upper.node, []).append(branch)
+        upper.end = max(upper.end, branch.end)
+        upper.newest = _later(tree, upper.newest, branch.newest)
+    for node in (NO_PARENT, *above):  # parents before children
+        if node in siblings:
+            _follow(tree, siblings[node], branches[node])
+    before = [index.get(branches[position].before, NONE) for position in positions]
+    return before, bytearray(branches[position].is_beside for position in positions)
+
+
+def _follow(tree: Tree, siblings: list[_Branch], upper: _Branch) -> None:
+    """Let each branch follow the latest call of those that had ended before it began."""
+    by_end = sorted(siblings, key=lambda branch: (branch.end, branch.top))
+    finished = 0
+    newest = NONE
+    by_start = sorted(siblings, key=lambda branch: branch.top)
+    _mark_beside(tree, by_start)
+    for branch in by_start:
+        while by_end[finished].top < branch.top and (
+            by_end[finished].end <= tree.starts[branch.top]
+        ):
+            newest = _later(tree, newest, by_end[finished].newest)
+            finished += 1
+        if newest == NONE:  # the first in what holds it, which may run beside others itself
+            branch.before = upper.before
+            branch.is_beside |= upper.is_beside
+        else:
+            branch.before = newest
+
+
+def _mark_beside(tree: Tree, by_start: Sequence[_Branch]) -> None:
+    """Say of branches with one parent, in order of their start, which of them overlap others."""
+    latest = -1
+    for branch, following in zip(by_start, [*by_start[1:], None], strict=True):
+        is_overtaken = following is not None and tree.starts[following.top] < branch.end
+        branch.is_beside = latest > tree.starts[branch.top] or is_overtaken
+        latest = max(latest, branch.end)
+
+
+def _later(tree: Tree, one: int, other: int) -> int:
+    """The call that ended later; of two at one instant the later started."""
+    if NONE in (one, other):
+        return max(one, other)
+    return max(one, other, key=lambda call: (tree.ends[call], call))
+
+
+def _meetings(tree: Tree, positions: Sequence[int]) -> dict[int, int]:
+    """The calls and the spans where they meet, each with the next one above it, parents first."""
+    nodes = set(positions)
+    for left, right in pairwise(sorted(positions, key=tree.first.__getitem__)):
+        is_beside = tree.parents[left] == tree.parents[right]
+        nodes.add(tree.parents[left] if is_beside else tree.meet(left, right))
+    nodes.discard(NO_PARENT)
+    found: dict[int, int] = {}
+    above: list[int] = []
+    for node in sorted(nodes, key=tree.first.__getitem__):
+        while above and not tree.contains(above[-1], node):
+            above.pop()
+        found[node] = above[-1] if above else NO_PARENT
+        above.append(node)
+    return found

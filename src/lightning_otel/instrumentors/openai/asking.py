@@ -1,0 +1,100 @@
+"""Asking a vLLM-like server for the token ids it works with, in the agent's own request.
+
+Only where that was told, and only for what the agent left unsaid. A server that refuses the fields
+gets the request as the agent wrote it, and is not asked again; the agent sees nothing of it.
+
+Source: vLLM's OpenAI-compatible server: ``return_token_ids``; ``logprobs`` give the sampled tokens'
+only with ``top_logprobs``, 0 of them will do.
+"""
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from lightning_otel import capture
+from lightning_otel.instrumentors.openai import chat, completions
+from lightning_otel.instrumentors.openai.request import ModelRequest
+
+log = logging.getLogger(__name__)
+
+_REFUSALS: Final = (400, 422)
+"""What servers answer to a field they do not know."""
+_ELSEWHERE: Final = (
+    ".openai.com",
+    ".openai.azure.com",
+    ".cognitiveservices.azure.com",
+    ".services.ai.azure.com",
+)
+"""Ends of the hosts of OpenAI and of Azure's OpenAI, which give no token ids and refuse the field.
+
+By name, since asking them would cost a refused request; others that refuse say so themselves.
+"""
+
+_refusing: set[str] = set()
+"""Servers that refused in this process."""
+
+
+def asking(request: ModelRequest, options: Any) -> Any | None:
+    """The options of a request that also asks for ids; None where it is sent as it is.
+
+    Args:
+        request: The request.
+        options: The client's options of it, which stay as they are.
+    """
+    if not capture.asks_for_ids() or request.endpoint not in (chat, completions):
+        return None
+    body, extra = options.json_data, options.extra_json or {}
+    if not isinstance(body, Mapping) or options.files or not _may_know(request.client, options):
+        return None
+    said = {**body, **extra}
+    wanted = {name: value for name, value in _wanted(request, said).items() if name not in said}
+    if not wanted:
+        return None
+    asked = copy.copy(options)
+    asked.extra_json = {**extra, **wanted}
+    return asked
+
+
+def _wanted(request: ModelRequest, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What to ask for beside what the agent said."""
+    if request.endpoint is completions:
+        # An echoed prompt has logprobs too: that answer would be another than the agent asked for.
+        return {"return_token_ids": True, **({} if said.get("echo") else {"logprobs": 0})}
+    if said.get("logprobs", "top_logprobs" not in said):
+        return {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
+    return {"return_token_ids": True}  # the agent does not want logprobs, or asks a wrong question
+
+
+def _may_know(client: Any, options: Any) -> bool:
+    """Whether the server may know the fields: none that is known not to, or refused them before."""
+    # By name, not isinstance: the Azure class is known only to a module we do not import.
+    if any(cls.__name__ == "BaseAzureClient" for cls in type(client).__mro__):
+        return False
+    server = server_of(client, options)
+    host = urlsplit(server).hostname or ""
+    return server not in _refusing and not f".{host}".endswith(_ELSEWHERE)
+
+
+def server_of(client: Any, options: Any) -> str:
+    """The server a request goes to: the client's base URL, unless the request names a whole URL."""
+    url = str(options.url)
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}" if parts.netloc else str(client.base_url)
+
+
+def is_refusal(exc: BaseException) -> bool:
+    """Whether an exception of the client's says that the server did not take the request."""
+    return getattr(exc, "status_code", None) in _REFUSALS
+
+
+def note_refusal(client: Any, options: Any) -> None:
+    """Ask this server no more: it took the agent's own request, and not what was asked besides."""
+    server = server_of(client, options)
+    if server not in _refusing:
+        _refusing.add(server)
+        log.warning(
+            "%s refuses to be asked for token ids, and is asked no more: its calls stay text",
+            urlsplit(server).hostname,
+        )

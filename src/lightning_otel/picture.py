@@ -1,0 +1,358 @@
+"""A picture of a rollout for docs and notebooks: spans over time, and where credit went, as SVG.
+
+Whatever is drawn is escaped: there is no script, link, style or handler in it but what stands here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import number
+from lightning_otel.adapter.gaps import Gap, children_of, salient
+from lightning_otel.adapter.outline import Node, Outline
+from lightning_otel.markup import safe
+
+_WIDTH: Final = 960
+_NAMES: Final = 320
+_RIGHT: Final = 150
+_TOP: Final = 52
+_ROW: Final = 22
+_CELL: Final = 6.7
+_INDENT: Final = 12
+_DEEPEST: Final = 14
+_COLOURS: Final = 6
+_LEGEND: Final = 8
+_STYLE: Final = """
+svg.lo .bg{fill:#fff}svg.lo text{font:11px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;
+fill:#1f2328}svg.lo .dim{fill:#656d76}svg.lo .big{font-size:13px;font-weight:600}
+svg.lo .bad{fill:#cf222e}svg.lo .good{fill:#1a7f37}svg.lo .on{fill:#fff;font-weight:600}
+svg.lo .line{stroke:#d0d7de;fill:none}svg.lo .work{fill:#d8dee4}svg.lo .agent{fill:#b6e3ff}
+svg.lo .tool{fill:#e0c9f7}svg.lo .out{fill:none;stroke:#8c959f}svg.lo .credit{stroke:#1a7f37;
+fill:none;stroke-width:1.5}svg.lo .tip{fill:#1a7f37}svg.lo .hollow{fill:none;stroke:#8c959f}
+svg.lo .open{stroke:#bf8700;stroke-width:1.5;stroke-dasharray:4 3}svg.lo .failed{stroke:#cf222e;
+stroke-width:1.5}svg.lo .b0{fill:#0969da}svg.lo .b1{fill:#bc4c00}svg.lo .b2{fill:#8250df}
+svg.lo .b3{fill:#0a7070}svg.lo .b4{fill:#bf3989}svg.lo .b5{fill:#6e5a00}
+@media(prefers-color-scheme:dark){svg.lo .bg{fill:#0d1117}svg.lo text{fill:#e6edf3}
+svg.lo .dim{fill:#8d96a0}svg.lo .bad{fill:#ff7b72}svg.lo .good{fill:#56d364}svg.lo .on{fill:#fff}
+svg.lo .line{stroke:#3d444d}svg.lo .work{fill:#343b44}svg.lo .agent{fill:#0c3a63}
+svg.lo .tool{fill:#46306b}svg.lo .credit{stroke:#56d364}svg.lo .tip{fill:#56d364}
+svg.lo .open{stroke:#e3b341}svg.lo .failed{stroke:#ff7b72}svg.lo .b0{fill:#1f6feb}
+svg.lo .b1{fill:#bd561d}svg.lo .b2{fill:#8957e5}svg.lo .b3{fill:#1b7c83}svg.lo .b4{fill:#bf4b8a}
+svg.lo .b5{fill:#9e6a03}}
+"""
+
+
+def picture(found: Outline, *, limit: int = 120) -> str:
+    """The tree of spans over time as SVG: steps by number, and an arrow from each reward to its.
+
+    Args:
+        found: What to draw.
+        limit: How many spans at most; what is left out is said where it would stand.
+    """
+    return "".join(_Picture(found, limit).drawn())
+
+
+class _Bar(NamedTuple):
+    """Where a node stands in the picture."""
+
+    start: float
+    end: float
+    middle: float
+    is_late: bool
+
+
+class _Picture:
+    """One picture while it is drawn."""
+
+    def __init__(self, found: Outline, limit: int) -> None:
+        self._found = found
+        self._nodes = found.nodes
+        self._labels = found.labels()
+        self._causes = found.causes()
+        self._paths = [(each.attempt_id, each.agent, each.branch) for each in found.trajectories]
+        self._colours = {path: rank % _COLOURS for rank, path in enumerate(self._paths)}
+        is_shown = salient(found.nodes, limit)
+        self._shown = sum(is_shown)
+        self._rows = list(_rows(children_of(found.nodes, is_shown)))
+        self._places = {
+            item: row for row, (item, _) in enumerate(self._rows) if isinstance(item, int)
+        }
+        times = [(n.span.start_ns, n.span.end_ns or 0) for n in found.nodes if n.kind != "reward"]
+        times = times or [(n.span.start_ns, n.span.end_ns or 0) for n in found.nodes]
+        self._start_ns = min((start for start, _ in times), default=0)
+        self._end_ns = max((max(pair) for pair in times), default=0)
+        self._bars = {
+            item: self._bar(self._nodes[item], row)
+            for row, (item, _) in enumerate(self._rows)
+            if isinstance(item, int)
+        }
+
+    def drawn(self) -> Iterator[str]:
+        """The parts of the SVG, in order."""
+        legend = self._legend()
+        foot = _TOP + len(self._rows) * _ROW + 8
+        height = foot + 20 * len(legend) + 10
+        yield (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="lo" role="img" width="{_WIDTH}" '
+            f'height="{height}" viewBox="0 0 {_WIDTH} {height}" '
+            f'style="max-width:100%;height:auto"><style>{_STYLE}</style>'
+        )
+        yield f"<title>{safe(self._title(), 200)}</title>"
+        yield f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="6"/>'
+        yield _text(14, 20, self._title(), "big", 130)
+        yield from self._scale(foot)
+        for row, (item, depth) in enumerate(self._rows):
+            yield from self._row(row, item, depth)
+        for item, _ in self._rows:
+            if isinstance(item, int):
+                yield from self._arrows(item)
+        for line, (words, style) in enumerate(legend):
+            y = foot + 14 + 20 * line
+            if style.startswith("b"):
+                yield f'<circle class="{style}" cx="20" cy="{y - 4}" r="6"/>'
+            yield _text(34 if style.startswith("b") else 14, y, words, "dim", 140)
+        yield "</svg>"
+
+    def _title(self) -> str:
+        report = self._found.report
+        ids = dict.fromkeys(node.span.rollout_id for node in self._nodes)
+        named = ", ".join([*ids][:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+        return (
+            f"{named or 'nothing recorded'} · {_counted(len(self._nodes), 'span')} · "
+            f"{_counted(report.transitions, 'step')} · "
+            f"{report.rewards_placed:,} of {_counted(report.rewards, 'reward')} credited"
+        )
+
+    def _legend(self) -> list[tuple[str, str]]:
+        """What the colours mean, and what is not in the picture."""
+        found: list[tuple[str, str]] = []
+        if len(self._paths) > 1:
+            for path in self._found.trajectories[:_LEGEND]:
+                key = (path.attempt_id, path.agent, path.branch)
+                cause = "" if path.cause == "start" else f" ({path.cause.replace('_', ' ')})"
+                words = f"{path.agent or 'nobody named'}, branch {path.branch}{cause}"
+                found.append((words, f"b{self._colours[key]}"))
+            if len(self._paths) > _LEGEND:
+                found.append((f"and {len(self._paths) - _LEGEND:,} more branches", "dim"))
+        if self._shown < len(self._nodes):
+            found.append((f"{self._shown:,} of {len(self._nodes):,} spans are drawn", "dim"))
+        return found
+
+    def _x(self, time_ns: int) -> float:
+        length = max(1, self._end_ns - self._start_ns)
+        share = min(1.0, max(0.0, (time_ns - self._start_ns) / length))
+        return _NAMES + 20 + share * (_WIDTH - _NAMES - 20 - _RIGHT)
+
+    def _bar(self, node: Node, row: int) -> _Bar:
+        span = node.span
+        start = self._x(span.start_ns)
+        end = self._x(self._end_ns if span.end_ns is None else span.end_ns)
+        slack = (self._end_ns - self._start_ns) // 10
+        is_late = node.kind == "reward" and span.start_ns > self._end_ns + slack
+        return _Bar(start, max(start + 2, end), _TOP + row * _ROW + _ROW / 2, is_late)
+
+    def _scale(self, foot: int) -> Iterator[str]:
+        """Times along the top, from the first start on."""
+        length = self._end_ns - self._start_ns
+        if length <= 0:
+            return
+        for quarter in range(5):
+            time_ns = self._start_ns + length * quarter // 4
+            x = self._x(time_ns)
+            yield f'<path class="line" d="M{x:.1f} {_TOP - 6}V{foot - 4}" stroke-dasharray="2 4"/>'
+            yield _text(x, _TOP - 12, _seconds(length * quarter // 4), "dim", 12, anchor="middle")
+
+    def _row(self, row: int, item: int | Gap, depth: int) -> Iterator[str]:
+        y = _TOP + row * _ROW + _ROW / 2
+        x = 14 + min(depth, _DEEPEST) * _INDENT
+        cells = int((_NAMES - x) / _CELL)
+        if isinstance(item, Gap):
+            yield _text(x, y + 4, item.told(), "dim", cells + 60)
+            return
+        node, bar = self._nodes[item], self._bars[item]
+        yield from self._elbow(node, x, y)
+        mark = f"{'· ' * (depth > _DEEPEST)}"
+        style = "dim" if node.kind == "work" else ""
+        yield _text(x, y + 4, mark + _name(node, self._labels[item]), style, cells)
+        yield f"<g><title>{safe(self._told(item), 600)}</title>"
+        if node.kind == "reward":
+            yield from self._diamond(node, bar)
+        else:
+            yield from self._block(item, node, bar)
+        yield "</g>"
+
+    def _elbow(self, node: Node, x: float, y: float) -> Iterator[str]:
+        """The line to the parent's name."""
+        above = self._places.get(node.parent)
+        if node.depth == 0 or above is None or node.depth > _DEEPEST:
+            return
+        left = x - _INDENT + 4
+        top = _TOP + above * _ROW + _ROW - 4
+        yield f'<path class="line" d="M{left:.0f} {top:.0f}V{y:.0f}H{x - 3:.0f}"/>'
+
+    def _block(self, item: int, node: Node, bar: _Bar) -> Iterator[str]:
+        """A span's bar, and for a step its number."""
+        is_step = node.step is not None
+        height = {"call": 14, "tool": 10, "agent": 10}.get(node.kind, 5)
+        kinds = [self._fill(node)]
+        kinds += ["open"] if node.span.is_incomplete else []
+        kinds += ["failed"] if node.span.status == "ERROR" else []
+        opacity = ' fill-opacity="0.45"' if is_step else ""
+        top, width = bar.middle - height / 2, bar.end - bar.start
+        yield (
+            f'<rect class="{" ".join(kinds)}" x="{bar.start:.1f}" y="{top:.1f}" '
+            f'width="{width:.1f}" height="{height}" rx="2"{opacity}/>'
+        )
+        if node.step is not None:
+            half = _half(node)
+            place = f'x="{bar.start - half:.1f}" y="{bar.middle - 9:.1f}" width="{2 * half:.1f}"'
+            yield f'<rect class="{self._fill(node)}" {place} height="18" rx="9"/>'
+            yield _text(bar.start, bar.middle + 4, str(node.step.step), "on", 9, anchor="middle")
+        words, style = self._outcome(node)
+        if words:
+            half = _half(node) if is_step else 0.0
+            yield _beside(words, style, bar.start - half, max(bar.end, bar.start + half), bar)
+
+    def _fill(self, node: Node) -> str:
+        step = node.step
+        if step is not None:
+            return f"b{self._colours.get((step.attempt_id, step.agent, node.branch), 0)}"
+        if node.kind in ("call", "mark"):
+            return "out"
+        return node.kind if node.kind in ("agent", "tool") else "work"
+
+    def _outcome(self, node: Node) -> tuple[str, str]:
+        """What is said at the end of a bar, and how."""
+        step, span = node.step, node.span
+        words = []
+        cause = self._causes.get((span.trace_id, span.span_id))
+        if step is not None and cause is not None:
+            words.append(cause.replace("_", " "))
+        if step is not None and step.reward is not None:
+            words.append(f"reward {step.reward:g}")
+        if span.is_incomplete and not node.left_out.startswith("incomplete"):
+            words.append("incomplete")
+        if node.repair:
+            words.append(f"moved: {node.repair}")
+        if node.left_out:
+            words.append(f"left out: {node.left_out}")
+        elif span.status == "ERROR":
+            words.append(f"error: {span.attributes.get(c.ERROR_TYPE) or span.status_message}")
+        is_good = step is not None and step.reward is not None
+        return " · ".join(words), "bad" if span.status == "ERROR" else "good" if is_good else "dim"
+
+    def _diamond(self, node: Node, bar: _Bar) -> Iterator[str]:
+        """A reward: filled where it was given to a step, hollow where it is left out."""
+        x, y = bar.start, bar.middle
+        style = "tip" if node.credited else "hollow"
+        yield f'<path class="{style}" d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"/>'
+        words = _value(node)
+        if node.credited:
+            steps = [self._labels[target] for target in node.credited]
+            words += f" → {', '.join(steps[:3])}" + " …" * (len(steps) > 3)
+        if bar.is_late:
+            words += f" · {_seconds(node.span.start_ns - self._end_ns)} later"
+        if node.left_out:
+            words += f" · left out: {node.left_out}"
+        if node.credited:  # its arrow leaves to the left
+            yield _text(x + 10, y + 4, words, "good", int((_WIDTH - x - 20) / _CELL))
+        else:
+            yield _beside(words, "dim", x - 6, x + 6, bar)
+
+    def _arrows(self, item: int) -> Iterator[str]:
+        """From a reward to the number of each step it was given to."""
+        for target in self._nodes[item].credited:
+            if target not in self._bars:
+                continue
+            reward, step = self._bars[item], self._bars[target]
+            yield _arrow(reward, step, _half(self._nodes[target]))
+
+    def _told(self, item: int) -> str:
+        """What is shown where the pointer rests."""
+        node = self._nodes[item]
+        span = node.span
+        lasted = "" if span.end_ns is None else _seconds(span.end_ns - span.start_ns)
+        words = (span.name, self._labels[item], lasted, span.status_message, f"span {span.span_id}")
+        return " · ".join(word for word in words if word)
+
+
+def _rows(children: Mapping[int, Sequence[int | Gap]]) -> Iterator[tuple[int | Gap, int]]:
+    """What stands in each row, from the top, and how deep in the tree."""
+    stack: list[tuple[int | Gap, int]] = [(item, 0) for item in reversed(children.get(-1, ()))]
+    while stack:
+        item, depth = stack.pop()
+        yield item, depth
+        if isinstance(item, int):
+            stack += [(child, depth + 1) for child in reversed(children.get(item, ()))]
+
+
+def _name(node: Node, label: str) -> str:
+    span = node.span
+    named = span.attributes.get(c.OPERATION_NAME) or span.attributes.get(c.MARK_NAME)
+    if node.kind == "rollout":
+        return f"rollout {named or span.rollout_id}"
+    if node.kind == "reward":
+        return f"reward {_value(node)}"
+    if node.kind == "agent" and node.agent not in span.name:
+        named = node.agent
+    return " ".join(str(word) for word in (label, span.name, named) if word)
+
+
+def _value(node: Node) -> str:
+    attributes = node.span.attributes
+    value = attributes.get(c.REWARD_VALUE)
+    name = attributes.get(c.REWARD_NAME)
+    told = f"{value:g}" if number(value) is not None and value is not None else repr(value)
+    return told if name in (None, c.PRIMARY_REWARD) else f"{name} {told}"
+
+
+def _half(node: Node) -> float:
+    """Half the width of what holds a step's number."""
+    return max(9.0, 5 + _CELL * len(str(node.step.step if node.step else "")) / 2)
+
+
+def _arrow(reward: _Bar, step: _Bar, half: float) -> str:
+    """From a reward's left to a step's number: from below, or to its left where they are near."""
+    side = 1 if reward.middle > step.middle else -1
+    x, y = reward.start - 6, reward.middle
+    start = f'<path class="credit" d="M{x:.1f} {y:.1f}C'
+    if reward.start - step.start < 30:
+        end, bend = step.start - half - 8, min(x, step.start - half) - 30
+        return (
+            f"{start}{bend:.1f} {y:.1f} {bend:.1f} {step.middle:.1f} {end:.1f} {step.middle:.1f}"
+            f'"/><path class="tip" d="M{end + 7:.1f} {step.middle:.1f}l-7 4v-8z"/>'
+        )
+    foot = step.middle + side * 16
+    bend = x - max(30.0, (x - step.start) / 3)
+    return (
+        f"{start}{bend:.1f} {y:.1f} {step.start:.1f} {foot + side * 14:.1f} {step.start:.1f} "
+        f'{foot:.1f}"/><path class="tip" '
+        f'd="M{step.start:.1f} {step.middle + side * 10:.1f}l4 {side * 7}h-8z"/>'
+    )
+
+
+def _beside(words: str, style: str, left: float, right: float, bar: _Bar) -> str:
+    """Words to the right of something, or to its left where they would not fit."""
+    after, before = int((_WIDTH - right - 14) / _CELL), int((left - _NAMES - 28) / _CELL)
+    if len(words) > after and before > after:
+        return _text(left - 6, bar.middle + 4, words, style, before, anchor="end")
+    return _text(right + 6, bar.middle + 4, words, style, after)
+
+
+def _text(
+    x: float, y: float, text: str, style: str = "", cells: int = 100, *, anchor: str = "start"
+) -> str:
+    placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}"{placed}>{safe(text, cells)}</text>'
+
+
+def _seconds(duration_ns: int) -> str:
+    for size, unit in ((86_400, "d"), (3600, "h"), (120, "min")):
+        if duration_ns >= size * 10**9:
+            return f"{duration_ns / 1e9 / (60 if unit == 'min' else size):.3g} {unit}"
+    found = duration_ns / 1e9
+    return f"{found:.3g} s" if found >= 1 else f"{found * 1e3:.3g} ms"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

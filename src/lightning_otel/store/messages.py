@@ -1,0 +1,41 @@
+"""Conversations as the rows of a table."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from lightning_otel.adapter.conversation_rows import conversations
+from lightning_otel.types import Conversation, Trajectory
+
+MESSAGE_COLUMNS: Mapping[str, str] = {
+    "rollout_id": "VARCHAR",
+    "attempt_id": "VARCHAR",
+    "agent": "VARCHAR",
+    "branch": "INTEGER",
+    "step": "INTEGER",
+    "messages": "JSON",
+    "tools": "JSON",
+    "reward": "DOUBLE",
+    "answers": "INTEGER[]",
+    "rewards": "DOUBLE[]",
+    "alternatives": "JSON",
+    "span_ids": "VARCHAR[]",
+    "model": "VARCHAR",
+    "resource_version": "VARCHAR",
+}
+
+
+def chosen(trajectories: Iterable[Trajectory], agents: str | None = None) -> Iterator[Conversation]:
+    """The conversations in trajectories, of agents that match a glob."""
+    return conversations(
+        each for each in trajectories if agents is None or fnmatchcase(each.agent, agents)
+    )
+
+
+def message_row(conversation: Conversation) -> dict[str, Any]:
+    """A conversation as a flat row of JSON values, in the order of ``MESSAGE_COLUMNS``."""
+    row = {name: getattr(conversation, name) for name in MESSAGE_COLUMNS}
+    row["alternatives"] = [
+        {"answer": position, "message": said} for position, said in conversation.alternatives
+    ]
+    return row

@@ -1,0 +1,124 @@
+"""The engine's tokenizer and chat template, loaded with ``transformers``: the extra ``drift``.
+
+Belongs here: what is imported, read from disk or fetched for it. What is done with it is the
+adapter's.
+"""
+
+import hashlib
+import importlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning_otel.adapter.chat import messages_of, tools_of
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import Message
+
+_EXTRA = "pip install 'lightning-otel[drift]'"
+
+
+class TransformersTokenizer:
+    """A tokenizer of ``transformers`` as the drift detector asks for it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Take a loaded tokenizer.
+
+        Args:
+            tokenizer: A ``PreTrainedTokenizerBase`` that has a chat template.
+        """
+        self._tokenizer = tokenizer
+        self._size = len(tokenizer)
+        written = json.dumps(tokenizer.chat_template, sort_keys=True)
+        self._template = hashlib.sha256(written.encode()).hexdigest()[:8]
+
+    @property
+    def template(self) -> str:
+        """The first digits of the template's SHA-256."""
+        return self._template
+
+    def encode(self, text: str, /) -> Sequence[int]:
+        """The ids of a text, special tokens in it read as such, none added around it."""
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return found
+
+    def decode(self, token_ids: Sequence[int], /) -> str:
+        """The text of ids, special tokens written out.
+
+        Raises:
+            ValueError: An id is not in the vocabulary.
+        """
+        # Unknown ids are left out in silence, and the rest looks like another text.
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._size:
+            raise ValueError(f"a token id is not among the {self._size} of the vocabulary")
+        return str(
+            self._tokenizer.decode(
+                token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]], /) -> str:
+        """The prompt that messages and tools make, up to where the model goes on.
+
+        Raises:
+            ValueError: The template refuses them.
+        """
+        refused = importlib.import_module("jinja2").TemplateError
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [_spoken(item) for item in messages_of(messages)],
+                tools=tools_of(tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except (refused, KeyError, TypeError, AttributeError) as exc:
+            raise ValueError(f"the chat template refuses the messages: {exc}") from exc
+        return str(text)
+
+
+def _spoken(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat message as engines hand it to templates: a call's arguments are an object.
+
+    Source: vLLM's ``_postprocess_messages``.
+    """
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _object(call["function"])}}
+        for call in item.get("tool_calls") or ()
+    ]
+    return {**item, "tool_calls": calls} if calls else dict(item)
+
+
+def _object(function: Mapping[str, Any]) -> object:
+    arguments = function.get("arguments")
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+def load_tokenizer(source: str) -> TransformersTokenizer:
+    """The tokenizer in a folder, or of a model's name, which is fetched if it is not cached.
+
+    Raises:
+        ConfigError: The extra is not installed, there is no tokenizer, or it has no chat template.
+    """
+    # It warns that torch is not there, which nothing here asks for.
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        importlib.import_module("jinja2")  # without it a template fails at its first use
+        tokenizers = importlib.import_module("transformers").AutoTokenizer
+    except ImportError as exc:
+        raise ConfigError(f"no tokenizer can be loaded: {exc}; {_EXTRA}") from exc
+    try:
+        found = tokenizers.from_pretrained(source)
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        why = " ".join(str(exc).split())[:200].replace(";", ",")
+        raise ConfigError(
+            f"no tokenizer at {source!r}: {why}; name a folder with a tokenizer.json, or a model"
+        ) from exc
+    if not found.chat_template:
+        raise ConfigError(
+            f"the tokenizer at {source!r} has no chat template; put the engine's into its folder "
+            "as chat_template.jinja"
+        )
+    return TransformersTokenizer(found)

@@ -1,0 +1,155 @@
+"""Trajectories as conversations of chat messages."""
+
+import json
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.adapter.forest import Forest, call_attributes, said
+from tests.adapter.forests import forests
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter import TripletAdapter
+from lightning_otel.adapter.conversation_rows import conversations
+from lightning_otel.types import Conversation, Span
+
+
+def found_in(forest: Forest) -> list[Conversation]:
+    """The conversations of a forest."""
+    return list(conversations(TripletAdapter().adapt(forest.spans)))
+
+
+def texts(conversation: Conversation) -> list[Any]:
+    """What each message says."""
+    return [item["content"] for item in conversation.messages]
+
+
+def test_a_growing_history_is_one_row() -> None:
+    """Each message stands once, and the answers, their rewards and spans are named."""
+    forest = Forest()
+    history = [said("system", "be kind"), said("user", "one")]
+    spans = []
+    with forest.agent("writer"):
+        for turn in ("a", "b", "c"):
+            spans.append(forest.call(turn, history))
+            history += [said("assistant", turn), said("user", f"after {turn}")]
+            if turn != "b":
+                forest.reward(1.0 if turn == "a" else 0.5)
+
+    (row,) = found_in(forest)
+
+    assert texts(row) == ["be kind", "one", "a", "after a", "b", "after b", "c"]
+    assert [texts(row)[place] for place in row.answers] == ["a", "b", "c"]
+    assert row.rewards == (1.0, None, 0.5)
+    assert (row.agent, row.reward, row.step, row.span_ids) == ("writer", 0.5, 0, tuple(spans))
+
+
+def test_a_history_begun_anew_is_another_row() -> None:
+    """Where the context was compacted, nothing is joined that the model was not given together."""
+    forest = Forest()
+    forest.call("a", [said("user", "one")])
+    forest.call("b", [said("user", "one"), said("assistant", "a"), said("user", "two")])
+    forest.call("c", [said("user", "summary of it all"), said("user", "three")])
+
+    rows = found_in(forest)
+
+    assert [texts(row) for row in rows] == [
+        ["one", "a", "two", "b"],
+        ["summary of it all", "three", "c"],
+    ]
+    assert [row.step for row in rows] == [0, 2]
+
+
+def test_answers_that_branches_share_are_named_once() -> None:
+    """Two futures of one answer are two rows; the answer is trained on in the first alone."""
+    forest = Forest()
+    asked = [said("user", "one")]
+    forest.call("a", asked)
+    after = [*asked, said("assistant", "a")]
+    one = forest.open_call("left", [*after, said("user", "go left")])
+    other = forest.open_call("right", [*after, said("user", "go right")])
+    forest.close(one, other)
+
+    left, right = found_in(forest)
+
+    assert [texts(left)[place] for place in left.answers] == ["a", "left"]
+    assert [texts(right)[place] for place in right.answers] == ["right"]
+    assert texts(right) == ["one", "a", "go right", "right"]
+
+
+def test_the_choice_that_was_gone_on_with_is_the_answer() -> None:
+    """Of several choices the continued one stands in the row, the others beside it."""
+    forest = Forest()
+    choices = [{**said("assistant", text), "finish_reason": "stop"} for text in ("x", "y")]
+    several = {c.OUTPUT_MESSAGES: json.dumps(choices)}
+    forest.make("chat", {**call_attributes("one", ""), **several})
+    history = [said("user", "one"), said("assistant", "y"), said("user", "two")]
+    forest.make("chat", {**call_attributes(history, ""), **several})
+
+    (row,) = found_in(forest)
+
+    assert texts(row) == ["one", "y", "two", "x"]
+    assert [(place, item["content"]) for place, item in row.alternatives] == [(1, "x"), (3, "y")]
+
+
+def test_reasoning_stays_with_the_answer_it_led_to() -> None:
+    """A request that repeats an answer without its reasoning continues it nevertheless."""
+    forest = Forest()
+    thought = {"type": "reasoning", "content": "hm"}
+    call = {"type": "tool_call", "id": "c", "name": "f", "arguments": {}}
+    answer = {"role": "assistant", "parts": [thought, {"type": "text", "content": "ok"}, call]}
+    tools = [{"type": "function", "name": "f", "parameters": {}}]
+    forest.make(
+        "chat",
+        {
+            **call_attributes("one", ""),
+            c.OUTPUT_MESSAGES: json.dumps([answer]),
+            c.TOOL_DEFINITIONS: json.dumps(tools),
+        },
+    )
+    result = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "response": "7"}]}
+    repeated = {"role": "assistant", "parts": answer["parts"][1:]}
+    forest.call("done", [said("user", "one"), repeated, result])
+
+    (row,) = found_in(forest)
+
+    asked, answered, told, done = row.messages
+    assert answered["reasoning_content"] == "hm"
+    assert (answered["content"], answered["tool_calls"][0]["id"]) == ("ok", "c")
+    assert told == {"role": "tool", "tool_call_id": "c", "content": "7"}
+    assert (asked["content"], done["content"]) == ("one", "done")
+    assert row.tools == ({"type": "function", "function": {"name": "f", "parameters": {}}},)
+
+
+@given(forests, st.booleans())
+def test_every_answer_is_named_once(spans: list[Span], is_discounted: bool) -> None:
+    """Each transition that said something is an answer of exactly one conversation, as it was."""
+    found = TripletAdapter("discounted" if is_discounted else "next").adapt(spans)
+
+    rows = list(conversations(found))
+
+    steps = {id(step): step for path in found for step in path.transitions}.values()
+    named = Counter(name for row in rows for name in row.span_ids)
+    assert named == Counter(step.span_id for step in steps if step.action)
+    rewards = {step.span_id: step.reward for step in steps}
+    for row in rows:
+        assert [rewards[name] for name in row.span_ids] == list(row.rewards)
+        assert {row.messages[place]["role"] for place in row.answers} == {"assistant"}
+        assert list(row.answers) == sorted(set(row.answers))
+
+
+def test_an_answer_without_a_role_is_the_assistants() -> None:
+    """What a tracer left out of an answer does not make it the user's."""
+    forest = Forest()
+    forest.make(
+        "chat",
+        {
+            **call_attributes("one", ""),
+            c.OUTPUT_MESSAGES: json.dumps([{"parts": [{"type": "text", "content": "a"}]}]),
+        },
+    )
+
+    (row,) = found_in(forest)
+
+    assert row.messages[1] == {"role": "assistant", "content": "a"}

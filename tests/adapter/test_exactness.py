@@ -1,0 +1,249 @@
+"""Tokens held against each other, sampling parameters, and the funnel's words for both."""
+
+import base64
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.adapter.forest import Forest, token_attributes
+from tests.adapter.forests import forests, odd_spans
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter import TripletAdapter, exactness
+from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
+from lightning_otel.types import Report, Span, Transition
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+def transition(attributes: dict[str, Any], **span: Any) -> Transition:
+    """The transition of a call with these attributes."""
+    forest = Forest()
+    call = forest.open_call("answer", "question", **span)
+    forest._made[call].attributes |= attributes
+    forest.close(call)
+    ((found,),) = [path.transitions for path in TripletAdapter().adapt(forest.spans)]
+    return found
+
+
+def sampled(*logprobs: float) -> dict[str, Any]:
+    """A call of three sampled tokens."""
+    return token_attributes([1, 2], [3, 4, 5], logprobs)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "reason"),
+    [
+        ([-1.0, -2.0], exactness.LENGTHS),
+        ([-1.0, -2.0, -3.0, -4.0], exactness.LENGTHS),
+        ([-1.0, NAN, -3.0], exactness.NOT_FINITE),
+        ([-1.0, -INFINITE, -3.0], exactness.NOT_FINITE),
+        ([INFINITE, -INFINITE, -3.0], exactness.NOT_FINITE),
+        ([-1.0, 0.1, -3.0], exactness.POSITIVE),
+        ([-1e308, -1e308, 2.0], exactness.POSITIVE),
+    ],
+    ids=str,
+)
+def test_logprobs_that_cannot_be_right_leave_text_and_a_reason(
+    logprobs: Sequence[float], reason: str
+) -> None:
+    """Nothing is trained on tokens whose logprobs contradict them, and the step says why."""
+    found = transition(sampled(*logprobs))
+
+    assert (found.capture, found.inexact) == ("text", reason)
+    assert not len(found.prompt_ids) + len(found.response_ids) + len(found.logprobs)
+    assert found.action
+
+
+@pytest.mark.parametrize("logprobs", [(), (-1.0, -2.0, 0.0), (-1e308, -1e308, 1.2e-7), (-0.0,) * 3])
+def test_sound_logprobs_or_none_are_exact(logprobs: tuple[float, ...]) -> None:
+    """Logprobs up to 0, but for float32's rounding, are kept as they are; none is no fault."""
+    found = transition(sampled(*logprobs))
+
+    assert (found.capture, found.inexact) == ("exact", "")
+    assert tuple(found.logprobs) == logprobs
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [
+        ({}, exactness.NO_IDS),
+        ({c.RESPONSE_LOGPROBS: encode_logprobs([[-1.0]])}, exactness.NO_IDS),
+        (token_attributes([1], []), exactness.NO_RESPONSE_IDS),
+        (token_attributes([], [1]), exactness.NO_PROMPT_IDS),
+        ({**sampled(), c.PROMPT_TOKEN_IDS: "@@"}, exactness.DAMAGED_IDS),
+        ({**sampled(), c.RESPONSE_TOKEN_IDS: 7}, exactness.DAMAGED_IDS),
+        ({**sampled(), c.RESPONSE_LOGPROBS: "AAAA"}, exactness.DAMAGED_LOGPROBS),
+        ({**sampled(), c.RESPONSE_LOGPROBS: [-1.0]}, exactness.DAMAGED_LOGPROBS),
+        (token_attributes([1, -1], [2]), exactness.NEGATIVE_IDS),
+        (token_attributes([1], [-2]), exactness.NEGATIVE_IDS),
+    ],
+    ids=str,
+)
+def test_every_text_step_has_its_reason(attributes: dict[str, Any], reason: str) -> None:
+    """What the server did not say, and what cannot be read, are told apart."""
+    found = transition(attributes)
+
+    assert (found.capture, found.inexact) == ("text", reason)
+
+
+def test_ids_beside_the_logprobs_must_be_those_sampled() -> None:
+    """A server that names tokens by id says twice what was sampled: the two must agree."""
+    agreeing = {**sampled(-1.0, -1.0, -1.0), c.LOGPROB_TOKEN_IDS: encode_ids([[3, 4, 5]])}
+    other = {**agreeing, c.LOGPROB_TOKEN_IDS: encode_ids([[3, 4, 6]])}
+    shorter = {**agreeing, c.LOGPROB_TOKEN_IDS: encode_ids([[3, 4]])}
+
+    assert transition(agreeing).capture == "exact"
+    for each in (other, shorter, {**agreeing, c.LOGPROB_TOKEN_IDS: "@"}):
+        assert transition(each).inexact == exactness.PAIRING
+
+
+def test_sampling_is_what_was_asked_by_its_usual_name() -> None:
+    """Numbers of the request come with the transition; what is no number does not."""
+    asked = {
+        c.REQUEST_TEMPERATURE: 0.7,
+        c.REQUEST_TOP_P: 0.9,
+        c.REQUEST_TOP_K: 20,
+        c.REQUEST_MIN_P: 0.05,
+        c.REQUEST_SEED: 7,
+        c.REQUEST_FREQUENCY_PENALTY: 0.5,
+        c.REQUEST_PRESENCE_PENALTY: NAN,
+        c.REQUEST_REPETITION_PENALTY: "1.1",
+        c.REQUEST_MAX_TOKENS: 64,
+        c.REQUEST_CHOICES: True,
+    }
+
+    assert transition(asked).sampling == {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.05,
+        "seed": 7,
+        "frequency_penalty": 0.5,
+        "max_tokens": 64,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "resource", "known"),
+    [
+        ("processed", {}, {"logprobs_mode": "processed"}),
+        (None, {c.LOGPROBS_MODE: "raw"}, {"logprobs_mode": "raw"}),
+        ("processed", {c.LOGPROBS_MODE: "raw"}, {"logprobs_mode": "processed"}),
+        ("raw_logits", {}, {}),
+        (None, {}, {}),
+    ],
+)
+def test_logprob_mode_is_the_spans_or_its_processes(
+    mode: str | None, resource: dict[str, str], known: dict[str, str]
+) -> None:
+    """No server says it: it is stamped on the span, or set for the process as OTel's resource."""
+    attributes = {c.LOGPROBS_MODE: mode} if mode else {}
+
+    assert transition(attributes, otel_resource=resource).sampling == known
+
+
+@pytest.mark.parametrize(
+    ("attributes", "notes"),
+    [
+        ({}, []),
+        ({c.REQUEST_TEMPERATURE: 1.0, c.REQUEST_TOP_P: 1, c.REQUEST_TOP_K: -1}, []),
+        ({c.REQUEST_TOP_P: 0.9}, [exactness.TRUNCATED]),
+        ({c.REQUEST_TOP_K: 20, c.REQUEST_MIN_P: 0.1}, [exactness.TRUNCATED]),
+        ({c.REQUEST_REPETITION_PENALTY: 1.1}, [exactness.PENALISED]),
+        ({c.REQUEST_TEMPERATURE: 0.7}, [exactness.MODE_UNKNOWN]),
+        ({c.REQUEST_TEMPERATURE: 0.7, c.LOGPROBS_MODE: "processed"}, []),
+        ({c.REQUEST_CHOICES: 4}, [exactness.CHOICES]),
+        ({c.FINISH_REASONS: ["length"]}, [exactness.LENGTH]),
+        ({c.RESPONSE_LOGPROBS: ""}, [exactness.NO_LOGPROBS]),
+        ({c.OUTPUT_TOKENS: 3}, []),
+        ({c.OUTPUT_TOKENS: 4}, [exactness.COUNTS]),
+        ({c.OUTPUT_TOKENS: 12, c.REQUEST_CHOICES: 4}, [exactness.CHOICES]),
+    ],
+    ids=str,
+)
+def test_what_is_sound_and_unusual_is_a_note(attributes: dict[str, Any], notes: list[str]) -> None:
+    """A trainer should know of it, and no token is lost by it."""
+    found = transition({**sampled(-1.0, -1.0, -1.0), **attributes})
+
+    assert found.capture == "exact"
+    assert exactness.notes_of(found) == notes
+
+
+def test_notes_of_sampling_need_tokens() -> None:
+    """Of a step of text only what its words suffer from is noted."""
+    found = transition({c.REQUEST_TOP_P: 0.5, c.FINISH_REASONS: ["length"]})
+
+    assert exactness.notes_of(found) == [exactness.LENGTH]
+
+
+def test_notes_of_a_step_without_its_tokens_are_those_of_the_tokens() -> None:
+    """Where tokens are read and not kept, they are noted of all the same."""
+    attributes = {**sampled(-1.0, -1.0, -1.0), c.OUTPUT_TOKENS: 3}
+    bare = replace(transition(attributes), prompt_ids=(), response_ids=(), logprobs=())
+    tokens = exactness.read_tokens(attributes)
+
+    assert exactness.notes_of(bare, tokens) == []
+    assert exactness.tally([bare], [tokens]) == (1, {}, {})
+
+
+def test_the_report_counts_reasons_and_notes() -> None:
+    """Transitions are the exact ones and those with a reason, over all parts."""
+    forest = Forest()
+    for logprobs in ([-1.0] * 3, [-1.0], [1.0] * 3, [-1.0]):
+        call = forest.open_call("answer", "question")
+        forest._made[call].attributes |= {**sampled(*logprobs), c.REQUEST_TOP_P: 0.9}
+        forest.close(call)
+    forest.make(c.SPAN_ACTION, {c.OBJECT_LITERAL: "act"}, parent="elsewhere")
+
+    one = TripletAdapter().explain(forest.spans).report
+    report = Report.total([one, one])
+
+    assert (one.transitions, one.exact) == (4, 1)
+    assert one.inexact == {exactness.LENGTHS: 2, exactness.POSITIVE: 1}
+    assert one.notes == {exactness.TRUNCATED: 1}
+    assert report.inexact == {exactness.LENGTHS: 4, exactness.POSITIVE: 2}
+    assert report.notes == {exactness.TRUNCATED: 2}
+
+
+@given(st.one_of(forests, odd_spans))
+def test_the_funnel_adds_up_whatever_was_recorded(spans: list[Span]) -> None:
+    """Every transition is exact or has a reason, and exact ones hold together."""
+    found = TripletAdapter().explain(spans)
+
+    assert found.report.exact + sum(found.report.inexact.values()) == found.report.transitions
+    for step in (step for path in found.trajectories for step in path.transitions):
+        assert (step.capture == "exact") is (not step.inexact)
+        assert len(step.logprobs) in (0, len(step.response_ids)) or not len(step.response_ids)
+
+
+@given(
+    st.lists(st.integers(-1, 9), max_size=4),
+    st.lists(st.integers(-1, 9), max_size=4),
+    st.lists(st.floats(width=64), max_size=4),
+)
+def test_exact_tokens_pass_every_check(
+    prompt: list[int], response: list[int], logprobs: list[float]
+) -> None:
+    """Tokens called exact are what was packed, aligned, finite and not positive."""
+    found = exactness.read_tokens(token_attributes(prompt, response, logprobs))
+
+    is_sound = not logprobs or (
+        len(logprobs) == len(response) and all(-INFINITE < p <= 1e-6 for p in logprobs)
+    )
+    is_whole = bool(prompt and response) and min(prompt + response) >= 0
+    assert (not found.inexact) is (is_whole and is_sound)
+    if not found.inexact:
+        assert (list(found.prompt_ids), list(found.response_ids)) == (prompt, response)
+        assert list(found.logprobs) == logprobs
+
+
+def test_packed_numbers_are_little_endian_base64() -> None:
+    """What another program packs by the keys' description is read."""
+    ids = base64.b64encode(struct.pack("<3i", 3, 4, 5)).decode()
+
+    assert replace(transition({**sampled(), c.RESPONSE_TOKEN_IDS: ids})).response_ids[2] == 5

@@ -1,0 +1,148 @@
+"""Outlines: each span once, at its place, with what became of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.adapter.forest import SECOND, Forest, said
+from tests.adapter.forests import forests, odd_spans
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter import TripletAdapter
+from lightning_otel.adapter.gaps import Gap, children_of, salient
+from lightning_otel.adapter.outline import Outline, outline
+from lightning_otel.types import Credit, Span
+
+rules_of_credit = st.sampled_from(["next", "last", "sibling", "discounted"])
+
+
+def labels(found: Outline) -> dict[str, str]:
+    """The label of each step by its span's id."""
+    return {
+        node.span.span_id: label
+        for node, label in zip(found.nodes, found.labels(), strict=True)
+        if label
+    }
+
+
+@given(forests, rules_of_credit)
+def test_each_span_is_one_node(spans: list[Span], rule: Credit) -> None:
+    """No span is lost or doubled, parents come first, and depths are those of the tree."""
+    found = outline(spans, TripletAdapter(rule))
+
+    assert sorted(node.span.span_id for node in found.nodes) == sorted(s.span_id for s in spans)
+    for position, node in enumerate(found.nodes):
+        assert node.parent < position
+        assert node.depth == (0 if node.parent < 0 else found.nodes[node.parent].depth + 1)
+
+
+@given(forests, rules_of_credit)
+def test_each_reward_leads_to_its_steps_or_says_why_not(spans: list[Span], rule: Credit) -> None:
+    """What a reward was given to is what the adapter says; any other one has a reason."""
+    found = outline(spans, TripletAdapter(rule))
+
+    for node in found.nodes:
+        targets = [found.nodes[target] for target in node.credited]
+        for target in targets:
+            assert target.step is not None
+            assert target.step.rewards
+        assert bool(targets) == bool(node.by)
+        if node.kind == "reward":
+            assert bool(targets) != bool(node.left_out)
+    placed = sum(len(node.credited) > 0 for node in found.nodes)
+    assert placed == found.report.rewards_placed
+
+
+@given(odd_spans)
+def test_odd_spans_are_drawn(spans: list[Span]) -> None:
+    """Whatever a tracer left behind has an outline."""
+    found = outline(spans)
+
+    assert len(found.nodes) == found.report.spans
+
+
+@given(forests, st.integers(1, 12))
+def test_what_is_shown_is_a_tree_and_the_rest_is_counted(spans: list[Span], limit: int) -> None:
+    """Each shown node's parent is shown, no more are than may be, and none is forgotten."""
+    nodes = outline(spans).nodes
+
+    is_shown = salient(nodes, limit)
+    below = children_of(nodes, is_shown)
+
+    assert sum(is_shown) == min(limit, len(nodes))
+    for position, node in enumerate(nodes):
+        assert not is_shown[position] or node.parent < 0 or is_shown[node.parent]
+    items = [item for row in below.values() for item in row]
+    hidden = sum(len(item.nodes) for item in items if isinstance(item, Gap))
+    assert sum(isinstance(item, int) for item in items) + hidden == len(nodes)
+
+
+def test_labels_tell_steps_apart_as_far_as_needed() -> None:
+    """One agent's steps are numbers; several agents and branches are named."""
+    forest = Forest()
+    with forest.agent("planner"):
+        alone = forest.call("a", [said("user", "one")])
+    before = labels(outline(forest.spans))
+    with forest.agent("planner"):
+        after = [said("user", "one"), said("assistant", "a"), said("user", "and?")]
+        left = forest.open_call("left", after)
+        right = forest.open_call("right", after)
+        forest.close(left, right)
+    with forest.agent("writer"):
+        other = forest.call("b")
+
+    found = labels(outline(forest.spans))
+
+    assert before == {alone: "#0"}
+    assert found == {
+        alone: "planner #0",
+        left: "planner #1",
+        right: "planner #1 branch 1",
+        other: "writer #0",
+    }
+
+
+def test_a_part_keeps_the_rewards_that_were_given_to_it() -> None:
+    """Below a span stand its descendants, and the rewards that judge them from elsewhere."""
+    forest = Forest()
+    with forest.inside("one"):
+        call = forest.call("a")
+    with forest.inside("other") as other:
+        forest.call("b")
+    reward = forest.reward(1.0, span_id=call)
+    found = outline(forest.spans)
+    (position,) = [i for i, node in enumerate(found.nodes) if node.span.name == "one"]
+
+    part = found.below(position)
+
+    assert [node.span.span_id for node in part.nodes][1:] == [call, reward]
+    assert part.nodes[2].credited == (1,)
+    assert other not in {node.span.span_id for node in part.nodes}
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_a_deep_chain_has_an_outline(count: int) -> None:
+    """A hundred thousand spans, each inside the one before, are no deeper than memory."""
+    ids = [f"{index + 1:016x}" for index in range(count)]
+    chain = [
+        Span("t", name, parent, "deep", SECOND, 2 * SECOND)
+        for name, parent in zip(ids, [None, *ids], strict=False)
+    ]
+
+    found = outline(chain)
+
+    assert found.nodes[-1].depth == count - 1
+    assert sum(salient(found.nodes, 50)) == min(count, 50)
+
+
+def test_incomplete_attempts_say_so_of_each_call() -> None:
+    """What broke off makes no step, and its calls and rewards say why."""
+    forest = Forest()
+    forest.call("a")
+    forest.reward(1.0)
+
+    found = outline(forest.spans, incomplete={("r1", "1")})
+
+    assert {node.left_out for node in found.nodes} == {
+        "incomplete: the rollout broke off before its end"
+    }
+    assert found.nodes[0].span.attributes[c.OPERATION] == c.CHAT

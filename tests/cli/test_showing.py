@@ -1,0 +1,265 @@
+"""``show``: the tree with credit, the steps and the picture, of stores made by hand."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from xml.etree import ElementTree
+
+import pytest
+from rich.cells import cell_len
+from tests.adapter.forest import SECOND, Forest, reward_attributes, said
+from tests.cli.conftest import EVIL
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.adapter.gaps import salient
+from lightning_otel.adapter.outline import outline
+from lightning_otel.cli.output import styled
+from lightning_otel.cli.tree import tree_lines
+from lightning_otel.types import Span
+
+Cli = Callable[..., CompletedProcess[str]]
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def told(spans: list[Span], limit: int | None = None, width: int | None = None) -> list[str]:
+    """The tree of spans as lines of text."""
+    found = outline(spans)
+    is_shown = None if limit is None else salient(found.nodes, limit)
+    lines = tree_lines(found, width, is_shown)
+    return [styled(line, width, is_coloured=False) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one rollout of two agents and three branches, rewards of all kinds, faults."""
+    forest = Forest(rollout_id="trip")
+    asked = [said("user", "日本へ行く 🦆🦆")]
+    with forest.inside(c.SPAN_ROLLOUT, **{c.OPERATION_NAME: "trip"}):
+        with forest.agent("planner"):
+            forest.call("plan", asked, response_id="resp-1")
+            after = [*asked, said("assistant", "plan"), said("user", EVIL)]
+            left, right = forest.open_call("left", after), forest.open_call("right", after)
+            forest.close(left, right)
+            forest.reward(("correct", 1.0), ("short", 0.5), span_id=right)
+        with forest.agent("writer"):
+            forest.make(
+                "execute_tool search",
+                {c.OPERATION: c.EXECUTE_TOOL, c.TOOL_ARGUMENTS: '{"q": 1}', c.TOOL_RESULT: "7"},
+            )
+            forest.call("text")
+            failed = {c.OPERATION: c.CHAT, c.ERROR_TYPE: "RateLimit"}
+            forest.make("chat", failed, status="ERROR", status_message="slow down")
+            forest.open("chat", {c.OPERATION: c.CHAT})
+    forest.reward(0.25)
+    forest.reward(9.0, span_id="f" * 16)
+    path = tmp_path_factory.mktemp("trip") / "traces.duckdb"
+    Store(path).add(forest.spans)
+    return path
+
+
+def test_tree_says_who_did_what_and_where_credit_went(cli: Cli, path: Path) -> None:
+    """Steps are numbered by agent and branch; each reward names its step, or why it has none."""
+    lines = cli("show", "trip", "--tree", "--store", path).stdout.splitlines()
+
+    text = [line.lstrip("│├└─ ") for line in lines]
+    assert text[0].startswith("rollout trip (trip)")
+    assert text[1].startswith("invoke_agent planner  ")
+    assert text[2].startswith("planner #0  chat  1.0 s  日本へ行く 🦆🦆 → plan")
+    assert [line.split("  ")[0] for line in text[3:5]] == ["planner #1", "planner #1 branch 1"]
+    assert "branch: " in text[4] or "reward 1" in text[4]
+    assert text[5].startswith("reward correct 1, short 0.5 for ")
+    assert text[5].endswith("→ planner #1 branch 1 by link")
+    assert text[7] == 'execute_tool search  1.0 s  {"q": 1} → 7'
+    assert "ERROR RateLimit  slow down" in text[9]
+    assert "left out: incomplete: the call never ended" in text[10]
+    assert text[11].startswith("reward 0.25  → writer #0 by ")
+    assert "left out: its link" in text[12]
+
+
+def test_tree_as_json_is_what_became_of_each_span(cli: Cli, path: Path) -> None:
+    """Programs get each node with its parent, its step and what its credit went to."""
+    nodes = json.loads(cli("show", "trip", "--tree", "--json", "--store", path).stdout)
+    spans = json.loads(cli("show", "trip", "--json", "--store", path).stdout)
+
+    by_id = {node["span_id"]: node for node in nodes}
+    (judged,) = (node for node in nodes if node["name"] == c.SPAN_ANNOTATION and node["depth"] > 1)
+    assert len(nodes) == len(spans) == 13
+    assert by_id[judged["credited_to"][0]]["label"] == "planner #1 branch 1"
+    assert by_id[judged["credited_to"][0]]["reward"] == 1.0
+    assert nodes[0]["parent_span_id"] is None
+    assert {node["kind"] for node in nodes} == {"rollout", "agent", "call", "tool", "reward"}
+    assert "attributes" in spans[0]
+
+
+def test_part_of_a_tree_by_prefix(cli: Cli, path: Path) -> None:
+    """A response is shown with the rewards it was given and all that is written on its span."""
+    done = cli("show", "resp", "--tree", "--store", path)
+    nowhere = cli("show", "resp-2", "--store", path)
+
+    assert done.stdout.startswith("planner #0  chat")
+    assert "gen_ai.response.id" in done.stdout
+    assert nowhere.returncode == 3
+
+
+def test_transitions_name_their_branch(cli: Cli, path: Path) -> None:
+    """One line a step, on its branch with its cause, and the reasons for what is in none."""
+    done = cli("show", "trip", "--transitions", "--store", path)
+
+    rows = list(csv.DictReader(io.StringIO(done.stdout), delimiter="\t", quoting=csv.QUOTE_NONE))
+    assert [(row["agent"], row["step"], row["action"]) for row in rows] == [
+        ("planner", "0", "plan"),
+        ("planner", "1", "left"),
+        ("planner", "1", "right"),
+        ("writer", "0", "text"),
+    ]
+    assert rows[2]["branch"].startswith("1")
+    assert [row["reward"] for row in rows] == ["", "", "1.0", "0.25"]
+    assert "left out: 1 × incomplete: the call never ended" in done.stderr
+    assert "left out: 1 × its link" in done.stderr
+
+
+def test_terminal_gets_lines_that_fit(terminal: Callable[..., str], path: Path) -> None:
+    """Wide characters are counted as such, and nothing a model said steers the terminal."""
+    coloured = terminal("show", "trip", "--store", path, columns=60)
+
+    text = COLOURS.sub("", coloured)
+    assert max(map(cell_len, text.splitlines()[:13])) <= 60
+    assert coloured != text
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
+
+
+@pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["no", "dumb"])
+def test_terminal_without_colours(
+    terminal: Callable[..., str], path: Path, env: dict[str, str]
+) -> None:
+    """A terminal whose user wants no colours, or that knows none, gets none."""
+    text = terminal("show", "trip", "--store", path, columns=60, env=env)
+
+    assert "\x1b" not in text
+    assert "planner #0" in text
+
+
+def test_terminal_is_not_flooded(terminal: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
+    """Of many spans a terminal gets so many and hears of the rest; a pipe gets all."""
+    forest = Forest(rollout_id="many")
+    with forest.inside("loop"):
+        for index in range(300):
+            forest.make(f"work {index}")
+    path = tmp_path / "many.duckdb"
+    Store(path).add(forest.spans)
+
+    lines = COLOURS.sub("", terminal("show", "many", "--store", path)).splitlines()
+    piped = cli("show", "many", "--store", path).stdout.splitlines()
+
+    assert "├─ ⋯ 101 more spans" in lines
+    assert lines[201] == "200 of 301 spans · --all for the rest, or show SPAN for what is below one"
+    assert len(piped) == 301
+
+
+def test_many_spans_do_not_flood() -> None:
+    """What is not shown is counted where it would stand, with what is in it."""
+    forest = Forest()
+    with forest.inside("loop"):
+        for index in range(1000):
+            forest.call(f"{index}")
+            forest.reward(1.0)
+        forest.open("late")
+
+    lines = told(forest.spans, limit=20, width=80)
+
+    assert len(lines) == 21
+    (gap,) = (line for line in lines if "⋯" in line)
+    assert gap == "├─ ⋯ 1,982 more spans: 991 calls, 991 rewards"
+    assert lines[1].startswith("├─ #0  chat")
+    assert lines[-1].startswith("└─ late  incomplete")
+
+
+def test_cycles_and_deep_chains_are_told() -> None:
+    """Parents in a circle, and each inside the one before, lose no span."""
+    looped = [
+        Span("t", "a", "b", "one", SECOND, 2 * SECOND),
+        Span("t", "b", "a", "two", SECOND, 2 * SECOND),
+        Span("t", "c", "c", "self", SECOND, 2 * SECOND),
+    ]
+    ids = [f"{index + 1:016x}" for index in range(20_000)]
+    chain = [
+        Span("t", name, parent, "deep", SECOND, 2 * SECOND)
+        for name, parent in zip(ids, [None, *ids], strict=False)
+    ]
+
+    assert sorted(line.lstrip("└─ ").split("  ")[0] for line in told(looped)) == [
+        "one", "self", "two",
+    ]  # fmt: skip
+    lines = told(chain, limit=200, width=80)
+    assert len(lines) == 201
+    assert lines[-1].endswith("⋯ 19,800 more spans")
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("value", ["text", None, True, [1], float("nan"), 10**400])
+def test_odd_rewards_are_told(value: object) -> None:
+    """A reward that is no number is shown as what it is."""
+    attributes = {c.REWARD_VALUE: value, c.REWARD_NAME: "odd"}
+    odd = {c.INPUT_MESSAGES: 3, c.OUTPUT_MESSAGES: "[", c.OUTPUT_TOKENS: "many", c.MARK_NAME: 7}
+    spans = [
+        Span("t", "r", None, c.SPAN_ANNOTATION, 1, 2, attributes=attributes),
+        Span("t", "s", None, "chat", 1, 2, attributes=odd),
+    ]
+
+    lines = told(spans)
+
+    assert lines[1].startswith("chat 7") or lines[0].startswith("chat 7")
+    assert any(line.startswith(("reward", c.SPAN_ANNOTATION)) for line in lines)
+
+
+def test_picture_is_written(cli: Cli, path: Path, tmp_path: Path) -> None:
+    """--svg writes a file that only its owner reads, or to stdout."""
+    made = tmp_path / "trip.svg"
+
+    done = cli("show", "trip", "--svg", made, "--store", path)
+    piped = cli("show", "trip", "--svg", "-", "--store", path)
+    refused = cli("show", "trip", "--svg", tmp_path / "no" / "x.svg", "--store", path)
+    confused = cli("show", "trip", "--svg", made, "--transitions", "--store", path)
+
+    assert done.stderr == f"13 spans → {made}\n"
+    assert made.stat().st_mode & 0o077 == 0
+    assert made.read_text() == piped.stdout.rstrip("\n")
+    assert ElementTree.fromstring(piped.stdout).tag.endswith("svg")
+    assert (refused.returncode, confused.returncode) == (4, 2)
+    assert "name a writable place" in refused.stderr
+
+
+def test_a_late_reward_is_found_by_its_own_ids(cli: Cli, tmp_path: Path) -> None:
+    """A reward in a trace of its own is shown with the step it was given to, whatever names it."""
+    forest = Forest()
+    call = forest.call("a")
+    given = reward_attributes(1.0, span_id=call)
+    late = Span("c" * 32, "d" * 16, None, c.SPAN_ANNOTATION, SECOND, SECOND, attributes=given)
+    path = tmp_path / "late.duckdb"
+    Store(path).add([*forest.spans, late])
+
+    by_trace = cli("show", "ccc", "--store", path)
+    by_span = cli("show", "ddd", "--store", path)
+
+    step, reward = by_trace.stdout.splitlines()
+    assert step.startswith("#0  chat  reward 1")
+    assert reward.endswith("→ #0 by link")
+    assert by_span.stdout.startswith(f"reward 1 for {call}")
+
+
+def test_an_empty_store_is_said_to_be(cli: Cli, tmp_path: Path) -> None:
+    """Where nothing is recorded yet, and where there is no store at all, is told apart."""
+    empty = Store(tmp_path / "empty.duckdb")
+    empty.writer().seal()
+
+    nothing = cli("show", "--tree", "--store", tmp_path / "empty.duckdb")
+    nowhere = cli("show", "--tree", "--store", tmp_path / "none.duckdb")
+
+    assert (nothing.returncode, nowhere.returncode) == (3, 4)
+    assert "the store holds no span yet" in nothing.stderr
+    assert nothing.stdout == nowhere.stdout == ""

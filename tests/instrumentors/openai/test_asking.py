@@ -1,0 +1,424 @@
+"""Asking servers for token ids: on every surface, only when told, and never to the agent's harm."""
+
+import asyncio
+import logging
+import pickle
+import threading
+from typing import Any
+
+import openai
+import pytest
+from tests.instrumentors.openai.test_surfaces import (
+    ASKED,
+    ASYNC_SURFACES,
+    JSON_SURFACES,
+    SURFACES,
+    AsyncSurface,
+    async_stream,
+    sent,
+)
+
+from lightning_otel import Store, auto_trace, capture, carried, context
+from lightning_otel import conventions as c
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.instrumentors.openai import OpenAIInstrumentor, asking
+from lightning_otel.tracing import Recording, Traced
+
+CHAT = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
+_EXTRAS = ("token_ids", "prompt_token_ids", "logprobs")
+# The toy model draws its words from the whole body where a tool has answered.
+_DRAWN = ("chat history", "chat stream")
+ALL = SURFACES | JSON_SURFACES
+ASKING = [name for name in ALL if name.startswith(("chat", "completions", "by hand"))]
+UNASKED = [
+    name
+    for name in ASKING
+    # Neither those that ask for ids themselves, nor those that name another fault of the server.
+    if "IDS" not in ALL[name].__code__.co_names and " null " not in name
+]
+
+
+@pytest.fixture(autouse=True)
+def _nobody_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What servers refused is known for one test."""
+    monkeypatch.setattr(asking, "_refusing", set())
+
+
+@pytest.fixture
+def strict(server: DemoServer) -> DemoServer:
+    """A server that refuses every field that OpenAI's API does not know."""
+    server.fault = "strict-400"
+    return server
+
+
+def client_of(server: DemoServer, **options: Any) -> openai.OpenAI:
+    """A client of a server."""
+    return openai.OpenAI(base_url=server.base_url, api_key="k", **{"max_retries": 0, **options})
+
+
+def asked_in(store: Store) -> Traced:
+    """A recording whose requests ask for ids."""
+    return auto_trace(store=store, enable_retokenization_fix=True)
+
+
+def ask(client: openai.OpenAI, **fields: Any) -> Any:
+    """One call of the chat API."""
+    return client.chat.completions.create(**{"model": "toy", "messages": ASKED, **fields})
+
+
+def bare(value: Any) -> Any:
+    """A result without what was asked for besides: fields, and the helper's events of logprobs."""
+    if isinstance(value, dict):
+        return {name: bare(item) for name, item in value.items() if name not in _EXTRAS}
+    if isinstance(value, list):
+        kinds = [item.get("type", "") if isinstance(item, dict) else "" for item in value]
+        return [
+            bare(item)
+            for item, kind in zip(value, kinds, strict=True)
+            if not str(kind).startswith("logprobs.")
+        ]
+    return value
+
+
+def captured(recording: Recording) -> list[str]:
+    """How exactly each call of a recording was captured."""
+    return [step.capture for path in recording.trajectories() for step in path.transitions]
+
+
+@pytest.mark.parametrize("name", [name for name in ASKING if name not in _DRAWN])
+def test_asked_surface_gives_the_program_what_it_would_have_got(
+    name: str, store: Store, server: DemoServer
+) -> None:
+    """Types, words and order are those of an agent without us; the call has ids and logprobs."""
+    with DemoServer() as untouched, client_of(untouched) as client:
+        expected = ALL[name](client)
+        (wanted,) = untouched.log
+
+    with asked_in(store) as recording, client_of(server) as client:
+        found = ALL[name](client)
+
+    (exchange,) = server.log
+    assert bare(found) == bare(expected)
+    assert exchange.request is not None
+    assert wanted.request is not None
+    assert exchange.request.items() >= wanted.request.items()
+    assert exchange.request["return_token_ids"] is True
+    assert captured(recording) == ["exact"]
+    ((step,),) = [path.transitions for path in recording.trajectories()]
+    assert len(step.logprobs) == len(step.response_ids)
+
+
+@pytest.mark.parametrize("surface", [each for each in ASYNC_SURFACES if each is not async_stream])
+def test_asked_async_surface_gives_the_program_what_it_would_have_got(
+    surface: AsyncSurface, store: Store, server: DemoServer
+) -> None:
+    """The same where things are awaited; what knows no ids is sent as it was."""
+
+    async def asked(base_url: str) -> object:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="k", max_retries=0) as client:
+            return await surface(client)
+
+    with DemoServer() as untouched:
+        expected = asyncio.run(asked(untouched.base_url))
+        (wanted,) = untouched.log
+
+    with asked_in(store):
+        found = asyncio.run(asked(server.base_url))
+
+    (exchange,) = server.log
+    assert bare(found) == bare(expected)
+    is_known = not exchange.path.endswith(("/responses", "/embeddings"))
+    assert (exchange.sent != wanted.sent) is is_known
+
+
+@pytest.mark.parametrize(("name", "status"), [*((name, 400) for name in UNASKED), ("chat", 422)])
+def test_refused_surface_is_sent_as_the_agent_wrote_it(
+    name: str, status: int, store: Store, server: DemoServer
+) -> None:
+    """A server that refuses the fields gets the agent's own bytes, and the agent never knows."""
+    with DemoServer() as untouched, client_of(untouched) as client:
+        expected = ALL[name](client)
+        (wanted,) = untouched.log
+    server.fault = f"strict-{status}"
+
+    with asked_in(store) as recording, client_of(server) as client:
+        found = ALL[name](client)
+
+    refused, exchange = server.log
+    assert found == expected
+    assert refused.status == status
+    assert exchange.sent == wanted.sent
+    assert sent(exchange) == sent(wanted)
+    (call,) = [span for span in recording.spans() if c.OPERATION in span.attributes]
+    assert call.status == "UNSET"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_refusal_is_remembered_by_server(
+    is_async: bool, store: Store, strict: DemoServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first call costs a request more, those after it none; one warning names the host."""
+
+    async def ask_twice() -> None:
+        async with openai.AsyncOpenAI(base_url=strict.base_url, api_key="k") as client:
+            for _ in range(2):
+                await client.chat.completions.create(model="toy", messages=ASKED)
+
+    with asked_in(store):
+        if is_async:
+            asyncio.run(ask_twice())
+        else:
+            with client_of(strict) as client:
+                ask(client)
+            with client_of(strict) as another:
+                ask(another)
+
+    assert [exchange.status for exchange in strict.log] == [400, 200, 200]
+    told = [record.getMessage() for record in caplog.records if record.name == asking.log.name]
+    assert told == ["127.0.0.1 refuses to be asked for token ids, and is asked no more: "
+                    "its calls stay text"]  # fmt: skip
+
+
+def test_another_server_is_asked_though_one_refused(store: Store, strict: DemoServer) -> None:
+    """Each base URL answers for itself."""
+    with DemoServer() as willing:
+        with asked_in(store):
+            for server in (strict, willing):
+                with client_of(server) as client:
+                    ask(client)
+
+        (exchange,) = willing.log
+    assert exchange.request is not None
+    assert exchange.request.items() >= CHAT.items()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_agents_own_mistake_is_the_agents_to_see(
+    stream: bool, store: Store, server: DemoServer
+) -> None:
+    """A request that is wrong without us fails as it would, and is not held against the server."""
+    with asked_in(store), client_of(server) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(client, model="fail-400", stream=stream)
+        ask(client)
+
+    assert caught.value.__cause__ is None
+    before = caught.value.__context__
+    while before is not None:
+        assert not isinstance(before, openai.APIStatusError)
+        before = before.__context__
+    assert caught.value.response.request.content == server.log[1].sent
+    first, second, third = [exchange.request or {} for exchange in server.log]
+    assert "return_token_ids" in first
+    assert "return_token_ids" not in second
+    assert "return_token_ids" in third
+
+
+@pytest.mark.parametrize("model", ["fail-401", "fail-429", "fail-500"])
+def test_other_failures_are_not_repeated(model: str, store: Store, server: DemoServer) -> None:
+    """Only what a server says of fields it does not know is a refusal."""
+    with asked_in(store), client_of(server) as client, pytest.raises(openai.APIStatusError):
+        ask(client, model=model)
+
+    assert len(server.log) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "added"),
+    [
+        ({}, CHAT),
+        ({"logprobs": True}, {"return_token_ids": True, "top_logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 5}, {"return_token_ids": True}),
+        ({"logprobs": False}, {"return_token_ids": True}),
+        ({"logprobs": None}, {"return_token_ids": True}),
+        ({"top_logprobs": 2}, {"return_token_ids": True}),
+        ({"extra_body": {"return_token_ids": False}}, {"logprobs": True, "top_logprobs": 0}),
+        ({"extra_body": {"return_token_ids": True, "logprobs": True, "top_logprobs": 1}}, {}),
+        ({"extra_body": {"min_p": 0.1}}, CHAT),
+    ],
+    ids=str,
+)
+def test_nothing_the_agent_said_is_changed(
+    fields: dict[str, Any], added: dict[str, Any], store: Store, server: DemoServer
+) -> None:
+    """What the agent set stands, though it be None or False; only what it left unsaid is added."""
+    with DemoServer() as untouched, client_of(untouched) as client:
+        ask(client, **fields)
+        (wanted,) = untouched.log
+    given = dict(fields.get("extra_body") or {})
+
+    with asked_in(store), client_of(server) as client:
+        ask(client, **fields)
+
+    (exchange,) = server.log
+    assert exchange.request == {**(wanted.request or {}), **added}
+    assert dict(fields.get("extra_body") or {}) == given
+
+
+def test_completions_are_asked_in_their_own_way(store: Store, server: DemoServer) -> None:
+    """The legacy API counts logprobs; of an echoed prompt none are asked for."""
+    with asked_in(store), client_of(server) as client:
+        client.completions.create(model="toy", prompt="hello")
+        client.completions.create(model="toy", prompt="hello", echo=True)
+
+    plain, echoed = [exchange.request or {} for exchange in server.log]
+    assert (plain["return_token_ids"], plain["logprobs"]) == (True, 0)
+    assert echoed["return_token_ids"] is True
+    assert "logprobs" not in echoed
+
+
+def test_off_by_default_to_the_last_byte(store: Store, server: DemoServer) -> None:
+    """Unless told to, what goes over the wire is what goes over it without us."""
+    with DemoServer() as untouched:
+        with client_of(untouched) as client:
+            for name in ASKING:
+                ALL[name](client)
+        wanted = [(exchange.sent, sent(exchange)) for exchange in untouched.log]
+
+    with auto_trace(store=store), client_of(server) as client:
+        for name in ASKING:
+            ALL[name](client)
+
+    assert [(exchange.sent, sent(exchange)) for exchange in server.log] == wanted
+
+
+def asks(server: DemoServer) -> list[bool]:
+    """Which requests asked for ids."""
+    return ["return_token_ids" in (exchange.request or {}) for exchange in server.log]
+
+
+def test_option_holds_where_it_was_named(store: Store, server: DemoServer) -> None:
+    """A block turns it on or off for what is in it, threads included; outside nothing is asked."""
+    with client_of(server) as client:
+        with auto_trace(store=store):
+            ask(client)
+            with context(enable_retokenization_fix=True):
+                ask(client)
+                with context(agent="inner"):
+                    thread = threading.Thread(target=ask, args=(client,))
+                    thread.start()
+                    thread.join()
+                with context(enable_retokenization_fix=False):
+                    ask(client)
+                later = carried(ask)
+            later(client)
+        ask(client)
+
+    assert asks(server) == [False, True, True, False, True, False]
+
+
+def test_option_goes_along_to_other_processes(store: Store) -> None:
+    """A carried function that is pickled asks for ids where it is run as where it came from."""
+    with asked_in(store):
+        asking_one = pickle.dumps(carried(capture.asks_for_ids))
+    with auto_trace(store=store):
+        other = pickle.dumps(carried(capture.asks_for_ids))
+
+    assert pickle.loads(asking_one)() is True
+    assert pickle.loads(other)() is False
+
+
+@pytest.mark.parametrize(
+    ("value", "option", "is_asked"),
+    [("1", None, True), ("true", False, False), ("0", None, False), ("0", True, True)],
+)
+def test_environment_decides_where_no_option_does(
+    value: str,
+    option: bool | None,
+    is_asked: bool,
+    store: Store,
+    server: DemoServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``LIGHTNING_OTEL_RETOKENIZATION_FIX`` is for programs that stay as they are."""
+    monkeypatch.setenv("LIGHTNING_OTEL_RETOKENIZATION_FIX", value)
+
+    with auto_trace(store=store, enable_retokenization_fix=option), client_of(server) as client:
+        ask(client)
+
+    assert asks(server) == [is_asked]
+
+
+def test_environment_reaches_calls_outside_recordings(
+    server: DemoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where every call is captured there may be no recording to name it in."""
+    monkeypatch.setenv("LIGHTNING_OTEL_RETOKENIZATION_FIX", "1")
+    OpenAIInstrumentor().instrument()
+
+    with client_of(server) as client:
+        ask(client)
+
+    OpenAIInstrumentor().uninstrument()
+    assert asks(server) == [True]
+
+
+@pytest.mark.parametrize(
+    ("url", "is_asked"),
+    [
+        ("https://api.openai.com/v1", False),
+        ("https://eu.api.openai.com/v1/", False),
+        ("https://mine.openai.azure.com/openai/v1", False),
+        ("https://mine.services.ai.azure.com/openai/v1", False),
+        ("https://mine.cognitiveservices.azure.com/openai", False),
+        ("http://127.0.0.1:8000/v1", True),
+        ("https://vllm.example.com/v1", True),
+        ("https://notopenai.com/v1", True),
+        ("https://api.openai.com.example.com/v1", True),
+    ],
+)
+def test_hosts_known_to_refuse_are_not_asked(url: str, is_asked: bool) -> None:
+    """OpenAI and Azure are told by the host's name alone; nobody else is taken for them."""
+
+    class Options:
+        """The two things asked of a request."""
+
+        def __init__(self, to: str) -> None:
+            self.url = to
+
+    with openai.OpenAI(base_url=url, api_key="k") as client:
+        assert asking._may_know(client, Options("/chat/completions")) is is_asked
+        assert asking._may_know(client, Options("http://127.0.0.1:1/v1/chat/completions"))
+
+
+def test_azure_clients_are_not_asked_wherever_they_go(store: Store, server: DemoServer) -> None:
+    """A proxy before Azure has any host; the client's class tells."""
+    endpoint = server.base_url.removesuffix("/v1")
+    with (
+        asked_in(store),
+        openai.AzureOpenAI(azure_endpoint=endpoint, api_version="1", api_key="k") as client,
+    ):
+        client.chat.completions.create(model="toy", messages=ASKED)
+
+    assert asks(server) == [False]
+
+
+def test_a_retried_request_asks_again(store: Store, server: DemoServer) -> None:
+    """The client's own retries send what was asked the first time."""
+    with asked_in(store) as recording, client_of(server, max_retries=1) as client:
+        ask(client, model="flaky-500")
+
+    assert asks(server) == [True, True]
+    assert captured(recording) == ["exact"]
+
+
+def test_tokens_named_by_id_are_held_against_those_sampled(
+    store: Store, server: DemoServer
+) -> None:
+    """Where the server writes ``token_id:N`` beside its ids, both are kept and compared."""
+    with asked_in(store) as recording, client_of(server) as client:
+        ask(client, extra_body={"return_tokens_as_token_ids": True})
+
+    (call,) = [span for span in recording.spans() if c.OPERATION in span.attributes]
+    assert call.attributes[c.LOGPROB_TOKEN_IDS] == call.attributes[c.RESPONSE_TOKEN_IDS]
+    assert captured(recording) == ["exact"]
+
+
+def test_nothing_is_logged_of_what_goes_well(
+    store: Store, server: DemoServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that gives ids is worth no warning."""
+    with asked_in(store), client_of(server) as client:
+        ask(client)
+
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
