@@ -7,80 +7,29 @@ calls become one trajectory per branch. Everything left behind is in the report,
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import get_args
 
-from lightning_otel import conventions as c
-from lightning_otel.adapter import (
-    advantages,
-    branches,
-    composition,
-    conversations,
-    credit,
-    duplicates,
-    exactness,
-    marks,
-    quick,
-    readers,
-    trajectories,
-)
+from lightning_otel.adapter import advantages, composition, quick, readers
 from lightning_otel.adapter.advantages import Advantage, Estimate, Outcome
+from lightning_otel.adapter.assembly import INCOMPLETE_ROLLOUT, Adaptation, Assembly
 from lightning_otel.adapter.attempts import AttemptKey, sort_out
-from lightning_otel.adapter.calls import (
-    CUT,
-    INCOMPLETE,
-    NOT_TRACKED,
-    UNREADABLE,
-    is_call,
-    is_failure,
-    read_call,
-)
 from lightning_otel.adapter.composition import Composition
 from lightning_otel.adapter.duplicates import DUPLICATE
-from lightning_otel.adapter.placement import Placement
 from lightning_otel.adapter.readable import ReadableSpan, span_of
-from lightning_otel.adapter.repair import REPEATED
-from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.selection import Matcher, matched
-from lightning_otel.adapter.tracking import is_tracked
-from lightning_otel.adapter.tree import Tree, build, reordered
+from lightning_otel.adapter.tree import build
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import (
-    Call,
     Compose,
     Credit,
-    Credited,
     CreditRule,
-    Dropped,
     Estimator,
-    Repair,
     Report,
-    Reward,
     Span,
     Trajectory,
 )
 
-MARKED_BESIDE_CALLS = "marked by hand beside model calls: the calls make the transitions"
-INCOMPLETE_MARK = "incomplete: the mark never ended"
-INCOMPLETE_ROLLOUT = "incomplete: the rollout broke off before its end"
-IDLE_MARK = "idle: its agent saw something and never acted"
-_MENDED = (CUT, INCOMPLETE, UNREADABLE)
-"""Reasons against one record of a request that do not speak against another."""
-
 __all__ = ["DUPLICATE", "Adaptation", "Advantage", "Composition", "TripletAdapter"]
-
-
-class Adaptation(NamedTuple):
-    """Trajectories, and the funnel that led to them.
-
-    Attributes:
-        credited: Where each reward went that is not reported as left out.
-        outcomes: What each attempt came to, where advantages are asked for.
-    """
-
-    trajectories: list[Trajectory]
-    report: Report
-    credited: Sequence[Credited] = ()
-    outcomes: Sequence[Outcome] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +151,7 @@ class TripletAdapter:
         found = [
             each.leave_out(INCOMPLETE_ROLLOUT) if key in incomplete else each.adapt()
             for key, own in attempts.items()
-            for each in [_Attempt(key, build(own), self, repeated.get(key, ()))]
+            for each in [Assembly(key, build(own), self, repeated.get(key, ()))]
         ]
         rollouts = Report(rollouts=len({key.rollout_id for key in attempts}))
         return Adaptation(
@@ -211,210 +160,3 @@ class TripletAdapter:
             [credited for each in found for credited in each.credited],
             [outcome for each in found for outcome in each.outcomes],
         )
-
-
-class _Attempt:
-    """One attempt on its way from a tree to trajectories."""
-
-    def __init__(
-        self, key: AttemptKey, tree: Tree, adapter: TripletAdapter, repeated: Iterable[Span]
-    ) -> None:
-        self._key = key
-        self._tree = tree
-        self._adapter = adapter
-        self._dropped: list[Dropped] = []
-        self._failed: list[int] = []
-        self._repeated = tuple(repeated)
-        others = [Repair(span.span_id, span.trace_id, REPEATED) for span in self._repeated]
-        self._repairs = (*tree.repairs, *others)
-        for span in self._repeated:
-            if is_call(span):
-                self._drop(span, "call", REPEATED)
-            if read_reward(span) is not None:
-                self._drop(span, "reward", REPEATED)
-            if marks.is_mark(span):
-                self._drop(span, "mark", REPEATED)
-
-    def adapt(self) -> Adaptation:
-        tree, adapter = self._tree, self._adapter
-        positions = [i for i, span in enumerate(tree.spans) if is_call(span)]
-        found_twice = duplicates.find(tree, positions)
-        repeated = [duplicates.ranked(tree, each) for each in found_twice]
-        stand_in = {i: duplicates.place_of(tree, each) for each in repeated for i in each}
-        calls = self._calls(i for i in positions if i not in stand_in)
-        for each in repeated:
-            self._merge(each, calls)
-        actions = self._actions({call.agent for call in calls.values()})
-        steps = dict(sorted({**calls, **actions}.items()))
-        talks = {position: conversations.read(call) for position, call in steps.items()}
-        others = {i: kept for i, kept in stand_in.items() if i != kept and kept in calls}
-        told = [] if tree.is_counted else branches.told_by_messages(tree, steps, talks)
-        if told:
-            tree, moved = reordered(tree, told)
-            self._tree, self._failed = tree, [moved[position] for position in self._failed]
-            steps = dict(sorted((moved[i], call) for i, call in steps.items()))
-            talks = {moved[i]: talk for i, talk in talks.items()}
-            others = {moved[i]: moved[kept] for i, kept in others.items()}
-        rewards = self._rewards()
-        placement = credit.place(tree, steps, others, rewards, adapter.credit)
-        for reward, reason in placement.unplaced:
-            self._drop(reward.span, "reward", reason)
-        parts = trajectories.Steps(steps, talks, placement.rewards, self._failed)
-        found = trajectories.assemble(
-            self._key,
-            tree,
-            parts,
-            values=self._composed(placement, steps),
-            gamma=adapter.gamma if adapter.credit == "discounted" else None,
-        )
-        distinct = {id(step): step for path in found for step in path.transitions}.values()
-        tally = exactness.tally(distinct)
-        report = Report(
-            spans=len(tree.spans),
-            calls=len(positions) + len(actions) + sum(map(is_call, self._repeated)),
-            transitions=len(distinct),
-            exact=tally.exact,
-            rewards=len(placement.placed) + sum(each.noun == "reward" for each in self._dropped),
-            rewards_placed=len(placement.placed),
-            rewarded=sum(step.reward is not None for step in distinct),
-            dropped=tuple(self._dropped),
-            repairs=self._repairs,
-            inexact=tally.inexact,
-            notes=tally.notes,
-        )
-        return Adaptation(
-            found, report, _credited(placement, rewards, steps), self._outcomes(placement, steps)
-        )
-
-    def _composed(self, placement: Placement, steps: Mapping[int, Call]) -> dict[int, float]:
-        """The reward of each call that has one."""
-        compose = self._adapter.compose
-        found: dict[int, float] = {}
-        for position, named in placement.rewards.items():
-            value = composition.composed(compose, named)
-            if value is None:
-                reason = composition.missing_part(compose, named)
-                self._drop(steps[position].span, "composition", reason)
-            else:
-                found[position] = value
-        return found
-
-    def _outcomes(self, placement: Placement, steps: Mapping[int, Call]) -> list[Outcome]:
-        """What the attempt came to, where advantages are asked for and it has steps."""
-        how = self._adapter.comparison()
-        if how is None or not steps:
-            return []
-        return [
-            advantages.outcome(
-                self._key,
-                advantages.group_of(self._tree.spans, how.group_by),
-                min(call.span.start_ns for call in steps.values()),
-                placement.totals,
-                placement.value,
-                self._adapter.compose,
-            )
-        ]
-
-    def leave_out(self, reason: str) -> Adaptation:
-        """No trajectory, and the reason for every call and reward."""
-        spans = self._tree.spans
-        calls = [span for span in spans if is_call(span)]
-        for span in calls:
-            self._drop(span, "call", reason)
-        for position, _ in self._rewards():
-            self._drop(spans[position], "reward", reason)
-        report = Report(
-            spans=len(spans),
-            calls=len(calls) + sum(map(is_call, self._repeated)),
-            rewards=sum(each.noun == "reward" for each in self._dropped),
-            dropped=tuple(self._dropped),
-            repairs=self._repairs,
-        )
-        return Adaptation([], report)
-
-    def _drop(
-        self, span: Span, noun: Literal["call", "reward", "mark", "composition"], reason: str
-    ) -> None:
-        self._dropped.append(Dropped(span.span_id, span.trace_id, noun, reason))
-
-    def _calls(self, positions: Iterable[int]) -> dict[int, Call]:
-        """The model calls that can be read, by position."""
-        found: dict[int, Call] = {}
-        for position in positions:
-            span = self._tree.spans[position]
-            call = read_call(span, self._tree.agents[position])
-            if isinstance(call, Call):
-                found[position] = call
-            else:
-                self._drop(span, "call", call)
-                if is_failure(call):
-                    self._failed.append(position)
-        return found
-
-    def _merge(self, order: list[int], calls: dict[int, Call]) -> None:
-        """Make one call of several records of a request, given the richest first."""
-        tree = self._tree
-        place, agent = duplicates.place_of(tree, order), duplicates.agent_of(tree, order)
-        call = read_call(duplicates.merged(tree, order), agent)
-        for position in order[1:] if call in _MENDED else ():
-            rest = [other for other in order if other != position]
-            mended = read_call(duplicates.merged(tree, [position, *rest]), agent)
-            if isinstance(mended, Call):
-                call, order = mended, [position, *rest]
-                break
-        for position in order[1:]:
-            span = tree.spans[position]
-            self._drop(span, "call", duplicates.reason_of(span))
-        if isinstance(call, Call):
-            calls[place] = call
-        else:
-            self._drop(tree.spans[order[0]], "call", call)
-            if is_failure(call):
-                self._failed.append(place)
-
-    def _actions(self, callers: set[str]) -> dict[int, Call]:
-        """Actions marked by hand, read as calls, by position; agents with calls have none."""
-        usable = []
-        for position, span in enumerate(self._tree.spans):
-            if not marks.is_mark(span):
-                continue
-            agent = self._tree.agents[position]
-            if agent in callers:
-                self._drop(span, "mark", MARKED_BESIDE_CALLS)
-            elif span.is_incomplete:
-                self._drop(span, "mark", INCOMPLETE_MARK)
-            elif not is_tracked(agent, span.attributes.get(c.TRACK_ONLY)):
-                self._drop(span, "mark", NOT_TRACKED)
-            else:
-                usable.append(position)
-        found = marks.read(self._tree, usable)
-        for position in found.idle:
-            self._drop(self._tree.spans[position], "mark", IDLE_MARK)
-        return found.actions
-
-    def _rewards(self) -> list[tuple[int, Reward]]:
-        found = []
-        for position, span in enumerate(self._tree.spans):
-            reward = read_reward(span)
-            if isinstance(reward, Reward):
-                found.append((position, reward))
-            elif reward is not None:
-                self._drop(span, "reward", reward)
-        return found
-
-
-def _credited(
-    placement: Placement, rewards: Iterable[tuple[int, Reward]], steps: Mapping[int, Call]
-) -> list[Credited]:
-    """Where each reward went, in the order they were given."""
-    order = {id(reward): position for position, reward in rewards}
-    placement.placed.sort(key=lambda placed: order[id(placed.reward)])
-    return [
-        Credited(
-            reward.span.span_id,
-            reward.span.trace_id,
-            tuple([steps[call].span.span_id for call in calls]),
-            by,
-        )
-        for reward, calls, by in placement.placed
-    ]
