@@ -6,13 +6,8 @@ import pytest
 from tests.adapter.forest import Forest, paths, text_of
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import (
-    IDLE_MARK,
-    INCOMPLETE_MARK,
-    MARKED_BESIDE_CALLS,
-    Adaptation,
-    TripletAdapter,
-)
+from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.adapter.assembly import IDLE_MARK, INCOMPLETE_MARK, MARKED_BESIDE_CALLS
 from lightning_otel.adapter.calls import NOT_TRACKED
 
 

@@ -319,7 +319,7 @@ def _check_commands(store: Store, environment: dict[str, str]) -> None:
         return done.stdout + done.stderr
 
     assert "incomplete" in said("ls", "--jsonl")
-    assert said("show").count("incomplete") == 2
+    assert said("show").count("  incomplete\n") == 2
     assert "incomplete   1 rollout\n" in said("stats")
     assert "left out: 2 × incomplete: the rollout broke off" in said("export", "triplets")
-    assert "1 transition → stdout" in said("export", "triplets", "--incomplete")
+    assert "1 of triplets → stdout" in said("export", "triplets", "--incomplete")

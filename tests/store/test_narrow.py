@@ -164,7 +164,11 @@ def _rows(steps: list[Transition]) -> Counter[str]:
 
 
 def _funnel(report: Report) -> Report:
-    return replace(report, dropped=tuple(sorted(report.dropped, key=repr)))
+    return replace(
+        report,
+        dropped=tuple(sorted(report.dropped, key=repr)),
+        repairs=tuple(sorted(report.repairs, key=repr)),
+    )
 
 
 def _same(store: Store, **options: Any) -> None:

@@ -16,6 +16,7 @@ import orjson
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter, credit, trajectories
 from lightning_otel.adapter.attempts import AttemptKey
+from lightning_otel.adapter.attributes import has_id
 from lightning_otel.adapter.exactness import Tokens, read_tokens, tally
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tracking import is_tracked
@@ -129,8 +130,9 @@ def adapt(key: AttemptKey, rows: Iterable[Row]) -> Straight | None:
     parents, agents = walk.parents, walk.agents
     for position, row in enumerate(walk.rows):
         above = index.get(row[_PARENT]) if row[_PARENT] else -1
-        # What began before its parent or lacks it, and ids that come twice, are not judged here.
-        if above is None or row[_ID] in index or row[_END] < row[_START]:
+        # What began before its parent or lacks it, and ids that are none or come twice, are not
+        # judged here.
+        if above is None or row[_ID] in index or row[_END] < row[_START] or not has_id(row[_ID]):
             return None
         index[row[_ID]] = position
         parents.append(above)

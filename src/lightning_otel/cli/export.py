@@ -74,7 +74,8 @@ def _kind_option(*kinds: str) -> Callable[[Any], Any]:
         "--format",
         "kind",
         type=click.Choice(kinds),
-        help="By default what OUT's name says.",
+        metavar="KIND",
+        help=f"{', '.join(kinds)}; else as OUT is named.",
     )
 
 
@@ -87,17 +88,17 @@ def _selecting(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say which steps are wanted."""
     for option in reversed((
         click.option("--agents", metavar="PATTERN", multiple=True,
-                     help="Only agents whose name matches; re:… and !… work, the first decides."),
+                     help="Only agents like this; !… leaves out."),
         click.option("--since", metavar="TIME", help="Only rollouts that began then or later."),
         click.option("--until", metavar="TIME", help="Only rollouts that began before."),
-        click.option("--mode", help="Only steps taken in this mode, such as train."),
+        click.option("--mode", help="Only steps taken in it, such as train."),
         click.option("--resource-version", metavar="NAME", help="Only steps of this version."),
         click.option("--min-reward", type=float, help="Only steps with at least this reward."),
         click.option("--max-reward", type=float, help="Only steps with at most this reward."),
         click.option("--capture", type=click.Choice(get_args(CaptureLevel)),
                      help="Only steps captured like this."),
         click.option("--received/--no-received", default=True,
-                     help="Whether spans that came over the network count."),
+                     help="Whether spans from elsewhere count."),
     )):  # fmt: skip
         command = option(command)
     return command
@@ -145,13 +146,13 @@ def _command(name: str, made: "Format") -> click.Command:
     @_selecting
     @click.option("--adapter", metavar="NAME", help="Another adapter; see docs/selection.md.")
     @click.option(
-        "--credit", type=click.Choice(get_args(Credit)), default="next", show_default=True,
-        help="How rewards without a link reach a call.",
+        "--credit", type=click.Choice(get_args(Credit)), default="next", metavar="RULE",
+        help=", ".join(get_args(Credit)),
     )  # fmt: skip
     @click.option("--gamma", type=float, default=0.99, show_default=True, help="For discounted.")
     @click.option(
-        "--advantage", type=click.Choice(get_args(Estimator)),
-        help="Compare each rollout with others of its task; by default no.",
+        "--advantage", type=click.Choice(get_args(Estimator)), metavar="RULE",
+        help=f"{', '.join(get_args(Estimator))}; by default none.",
     )  # fmt: skip
     @click.option("--incomplete", is_flag=True, help="Also of rollouts whose process died in them.")
     @click.option("--dry-run", is_flag=True, help="Print the funnel and write nothing.")
@@ -205,15 +206,18 @@ def _export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
             **{name: given[name] for name in _SELECTING},
             **options,
         )
+    is_selected = bool(rollout_id or given["agents"] or given["since"] or given["until"])
     if as_json:
-        print_json(_document(done, made, is_dry_run=is_dry_run))
+        document = _document(done, made, is_dry_run=is_dry_run, is_selected=is_selected)
+        print_json(document)
         return
     say = click.echo if is_dry_run else talk
-    for line in _lines(done, made, "nowhere (dry run)" if is_dry_run else _named(place)):
+    where = "nowhere (dry run)" if is_dry_run else _named(place)
+    for line in _lines(done, made, where, is_selected=is_selected):
         say(line)
 
 
-def _lines(done: "Exported", made: "Format", place: str) -> Iterator[str]:
+def _lines(done: "Exported", made: "Format", place: str, *, is_selected: bool) -> Iterator[str]:
     """The funnel, from rollouts to rows, and every reason."""
     report = done.report
     yield f"rollouts   {report.rollouts}"
@@ -236,11 +240,13 @@ def _lines(done: "Exported", made: "Format", place: str) -> Iterator[str]:
     for reason, number in done.partial.items():
         yield f"  in a row without: {counted(number, 'step')}: {reason}"
     if not done.rows:
-        yield f"nothing to train on: {_why(done, made)}"
+        yield f"nothing to train on: {_why(done, made, is_selected=is_selected)}"
 
 
-def _why(done: "Exported", made: "Format") -> str:
+def _why(done: "Exported", made: "Format", *, is_selected: bool) -> str:
     """Why there is no row, and what to do."""
+    if not done.report.spans and is_selected:
+        return "no step is of such an agent, rollout or time; see: lightning-otel ls"
     if not done.report.spans:
         return "the store has no spans here; record some: lightning-otel run -- python agent.py"
     if not done.report.calls:
@@ -249,10 +255,12 @@ def _why(done: "Exported", made: "Format") -> str:
         return "every call was left out; see the reasons: lightning-otel stats"
     if done.left_out:
         return f"it needs {made.needs or 'more'}. Most steps have {next(iter(done.left_out))}"
-    return "no step is of such an agent or rollout; see: lightning-otel ls"
+    return "no step is such as was asked for; see: lightning-otel ls"
 
 
-def _document(done: "Exported", made: "Format", *, is_dry_run: bool) -> Mapping[str, Any]:
+def _document(
+    done: "Exported", made: "Format", *, is_dry_run: bool, is_selected: bool
+) -> Mapping[str, Any]:
     report = done.report
     return {
         "dry_run": is_dry_run,
@@ -269,7 +277,7 @@ def _document(done: "Exported", made: "Format", *, is_dry_run: bool) -> Mapping[
         "rows": done.rows,
         "left_out": {**report.reasons(), **done.left_out},
         "partial": dict(done.partial),
-        "why_empty": None if done.rows else _why(done, made),
+        "why_empty": None if done.rows else _why(done, made, is_selected=is_selected),
     }
 
 

@@ -5,15 +5,22 @@ gone with its connection.
 """
 
 import hashlib
-import pickle
+import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import Any
+from dataclasses import fields
+from typing import Any, Final
 
 import orjson
 
 from lightning_otel.types import Trajectory, Transition
+
+_STEP: Final = tuple(each.name for each in fields(Transition))
+_TUPLES: Final = (
+    "observation", "action", "next_observation", "tools", "prompt_ids", "response_ids", "logprobs",
+)  # fmt: skip
+_TRAJECTORY: Final = tuple(each.name for each in fields(Trajectory) if each.name != "transitions")
 
 
 def group_of(trajectory: Trajectory) -> str:
@@ -51,11 +58,44 @@ def by_group(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
             held.execute("INSERT OR IGNORE INTO groups VALUES (?, ?)", (name, place))
             held.execute(
                 "INSERT INTO kept SELECT grouped, ?, ? FROM groups WHERE name = ?",
-                (place, pickle.dumps(trajectory, pickle.HIGHEST_PROTOCOL), name),
+                (place, packed(trajectory), name),
             )
         held.execute("CREATE INDEX order_of_kept ON kept (grouped, place)")
         held.execute("COMMIT")
         rows = held.execute("SELECT trajectory FROM kept ORDER BY grouped, place")
         for (found,) in rows:
-            # Nobody but this function can have written it.
-            yield pickle.loads(found)
+            yield unpacked(found)
+
+
+def packed(trajectory: Trajectory) -> bytes:
+    """A trajectory as JSON."""
+    steps = [[getattr(step, name) for name in _STEP] for step in trajectory.transitions]
+    value = [*(getattr(trajectory, name) for name in _TRAJECTORY), steps]
+    try:
+        return orjson.dumps(value, default=_plain)
+    except (TypeError, ValueError):  # an integer beyond 64 bits, or half a surrogate pair
+        return json.dumps(value, default=_plain).encode()
+
+
+def unpacked(text: bytes) -> Trajectory:
+    """The trajectory that was packed."""
+    try:
+        *known, steps = orjson.loads(text)
+    except ValueError:
+        *known, steps = json.loads(text)
+    return Trajectory(
+        **dict(zip(_TRAJECTORY, known, strict=True)), transitions=tuple(map(_step, steps))
+    )
+
+
+def _step(values: list[Any]) -> Transition:
+    found = dict(zip(_STEP, values, strict=True))
+    for name in _TUPLES:
+        if found[name] is not None:
+            found[name] = tuple(found[name])
+    return Transition(**found)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON knows of other kinds of sequences and mappings."""
+    return dict(value) if isinstance(value, Mapping) else list(value)

@@ -1,0 +1,66 @@
+"""Trajectories come back from the disk as they went there, group by group."""
+
+from array import array
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+from tests.adapter.forest import Forest
+
+from lightning_otel.adapter import TripletAdapter
+from lightning_otel.formats.groups import by_group, packed, unpacked
+from lightning_otel.types import Trajectory
+
+
+@pytest.fixture
+def trajectory() -> Trajectory:
+    """Two steps with a reward, tools and a mapping of each kind."""
+    forest = Forest()
+    forest.call("question", "answer")
+    forest.reward(("ok", 1.0), ("short", 0.5))
+    forest.call("and then", "the end")
+    found = TripletAdapter().adapt(forest.spans)
+    return found[0]
+
+
+def test_a_trajectory_comes_back_as_it_was(trajectory: Trajectory) -> None:
+    """Every field of it and of its steps, of the same kinds as the adapter makes."""
+    assert unpacked(packed(trajectory)) == trajectory
+
+
+@pytest.mark.parametrize("odd", [2**80, -(2**70), "half \ud83d of a pair", "\x00", "日本"])
+def test_what_one_parser_refuses_another_takes(trajectory: Trajectory, odd: object) -> None:
+    """Integers beyond 64 bits and half a surrogate pair are kept as they are."""
+    said = ({"role": "user", "parts": [{"type": "text", "content": odd}]},)
+    steps = tuple(replace(step, observation=said) for step in trajectory.transitions)
+
+    found = unpacked(packed(replace(trajectory, transitions=steps)))
+
+    assert found.transitions[0].observation == said
+
+
+def test_sequences_and_mappings_of_other_kinds_become_plain(trajectory: Trajectory) -> None:
+    """Arrays of ids and read-only mappings hold the same afterwards."""
+    step = replace(
+        trajectory.transitions[0],
+        prompt_ids=array("i", [1, 2]),
+        rewards=MappingProxyType({"ok": 1.0}),
+    )
+
+    (found,) = unpacked(packed(replace(trajectory, transitions=(step,)))).transitions
+
+    assert (found.prompt_ids, found.rewards) == ((1, 2), {"ok": 1.0})
+
+
+def test_groups_come_together_in_the_order_of_their_first(trajectory: Trajectory) -> None:
+    """Each trajectory once, and those of a group one after the other."""
+    grouped = [
+        replace(
+            trajectory,
+            rollout_id=str(number),
+            transitions=tuple(replace(step, group_id=name) for step in trajectory.transitions),
+        )
+        for number, name in enumerate("abab")
+    ]
+
+    assert [found.rollout_id for found in by_group(grouped)] == ["0", "2", "1", "3"]
