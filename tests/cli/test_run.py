@@ -1,5 +1,6 @@
 """``run``: any program as it is, all its processes under one rollout, its own exit code."""
 
+import contextlib
 import json
 import os
 import pty
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import venv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -262,6 +263,15 @@ def test_run_requires_spans_on_success_only(
     assert row["status"] == ("succeeded" if code == 3 else "failed")
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP ends programs started here, also if the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 def test_run_hands_signals_on(script: Callable[..., Path], tmp_path: Path) -> None:
     """A signal sent to ``run`` reaches the program, whose answer to it counts."""
     program = script(
@@ -287,11 +297,15 @@ def test_run_hands_signals_on(script: Callable[..., Path], tmp_path: Path) -> No
         start_new_session=True,
     ) as child:
         assert child.stdout is not None
-        heard = [child.stdout.readline()]
-        for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            child.send_signal(number)
-            heard.append(child.stdout.readline())
-        code = child.wait(50)
+        try:
+            heard = [child.stdout.readline()]
+            for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                child.send_signal(number)
+                heard.append(child.stdout.readline())
+            code = child.wait(50)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
 
     assert heard == ["ready\n", "got SIGUSR1\n", "got SIGHUP\n", "got SIGINT\n", "got SIGTERM\n"]
     assert code == 9
