@@ -48,6 +48,8 @@ _SAMPLING: Final = (
     (c.REQUEST_MAX_TOKENS, "max_tokens"),
     (c.REQUEST_CHOICES, "n"),
 )
+_WHOLE: Final = frozenset({"top_k", "seed", "max_tokens", "n"})
+"""Those that are counts; the others are measures, 1.0 also where somebody's store made it 1."""
 _MODES: Final = ("raw", "processed")
 _NEUTRAL: Final[Mapping[str, tuple[float, ...]]] = {
     "top_p": (1.0,),
@@ -149,7 +151,7 @@ def sampling_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any])
             one knows it.
     """
     found: dict[str, Any] = {
-        name: value
+        name: value if name in _WHOLE else float(value)
         for key, name in _SAMPLING
         if key in attributes and _is_number(value := attributes[key])
     }
@@ -162,7 +164,7 @@ def sampling_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any])
 def _is_number(value: object) -> bool:
     if type(value) is float:
         return math.isfinite(value)
-    return type(value) is int
+    return type(value) is int and abs(value) < 1 << 1000  # what a float can be made of
 
 
 def notes_of(step: Transition, tokens: Tokens | Transition | None = None) -> list[str]:
