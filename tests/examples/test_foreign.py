@@ -48,8 +48,8 @@ FOREIGN = (
 APART = (CREWAI, AG2, LITELLM)
 """They ask for another openai than the foreign instrumentors' newest releases."""
 ARE_ALL = bool(os.environ.get("LIGHTNING_TEST_PAIRS"))
-"""Whether every pair is tried; by default one in three, as a pair is two processes: each instrumentor
-with a third of the programs, and each program with a third of the instrumentors."""
+"""Whether every pair is tried, which is two processes each; by default one in three: each
+instrumentor with a third of the programs, each program with a third of the instrumentors."""
 PAIRS = [
     pytest.param(foreign, program, id=f"{foreign.name}-{program.name}")
     for row, foreign in enumerate(FOREIGN)
