@@ -18,9 +18,8 @@ from tests.adapter.forests import forests
 from lightning_otel import Span, Store, TripletAdapter
 from lightning_otel.errors import ConfigError, StoreMissingError
 from lightning_otel.formats.format import LeftOut, distinct
-from lightning_otel.formats.triplets import COLUMNS, transition
+from lightning_otel.formats.transition_rows import transition
 from lightning_otel.store.export import kind_of
-from lightning_otel.store.transitions import TRANSITION_COLUMNS
 from lightning_otel.types import Transition
 
 
@@ -203,11 +202,6 @@ def test_rows_too_long_for_one_read_are_whole(store: Store, tmp_path: Path) -> N
 
 
 # --- triplets can be read again ------------------------------------------------------------------
-
-
-def test_triplets_have_the_columns_of_the_table() -> None:
-    """``export triplets`` and ``Store.transitions()`` are the same rows."""
-    assert dict(COLUMNS) == dict(TRANSITION_COLUMNS)
 
 
 def plain(step: Transition) -> Transition:

@@ -34,9 +34,11 @@ from lightning_otel import (
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.demo.server import DemoServer
+from lightning_otel.formats.format import distinct
+from lightning_otel.formats.transition_rows import COLUMNS
+from lightning_otel.formats.transition_rows import row as row_of
 from lightning_otel.store import batches as batches_module
 from lightning_otel.store.batches import batches
-from lightning_otel.store.transitions import TRANSITION_COLUMNS, distinct, transition_row
 from lightning_otel.tracing import operation
 from lightning_otel.types import Report, Span, Trajectory
 
@@ -87,7 +89,7 @@ def test_transitions_have_one_column_for_each_field(store: Store) -> None:
 
     (row,) = table.dicts()
     (step,) = table
-    assert table.columns == list(TRANSITION_COLUMNS)
+    assert table.columns == list(COLUMNS)
     assert (row["agent"], row["branch"], row["step"], row["done"]) == ("planner", 0, 0, True)
     assert (row["reward"], json.loads(row["rewards"])) == (1.0, {"ok": 1.0, "short": 0.25})
     assert json.loads(row["observation"]) == list(step.observation)
@@ -101,9 +103,9 @@ def test_transition_row_is_json_in_column_order(store: Store) -> None:
     forest.make("chat", {**call_attributes("q", "a"), **token_attributes([1], [2])})
     (path,) = TripletAdapter().adapt(forest.spans)
 
-    row = transition_row(path.transitions[0], path.branch)
+    row = row_of(path.transitions[0], path.branch)
 
-    assert list(row) == list(TRANSITION_COLUMNS)
+    assert list(row) == list(COLUMNS)
     assert json.loads(json.dumps(row))["prompt_ids"] == [1]
 
 

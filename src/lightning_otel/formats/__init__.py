@@ -20,7 +20,8 @@ __all__ = ["Format", "LeftOut", "Row", "get", "names", "rows"]
 
 def names() -> list[str]:
     """The formats that are installed, ours first."""
-    return sorted(_found(), key=lambda name: (not _is_ours(_found()[name]), name))
+    found = _found()
+    return sorted(found, key=lambda name: (not _is_ours(found[name]), name))
 
 
 def get(name: str) -> Format:

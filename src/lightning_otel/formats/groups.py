@@ -14,12 +14,10 @@ from typing import Any, Final
 
 import orjson
 
+from lightning_otel.formats.transition_rows import of_fields
 from lightning_otel.types import Trajectory, Transition
 
 _STEP: Final = tuple(each.name for each in fields(Transition))
-_TUPLES: Final = (
-    "observation", "action", "next_observation", "tools", "prompt_ids", "response_ids", "logprobs",
-)  # fmt: skip
 _TRAJECTORY: Final = tuple(each.name for each in fields(Trajectory) if each.name != "transitions")
 
 
@@ -84,16 +82,9 @@ def unpacked(text: bytes) -> Trajectory:
     except ValueError:
         *known, steps = json.loads(text)
     return Trajectory(
-        **dict(zip(_TRAJECTORY, known, strict=True)), transitions=tuple(map(_step, steps))
+        **dict(zip(_TRAJECTORY, known, strict=True)),
+        transitions=tuple(of_fields(dict(zip(_STEP, values, strict=True))) for values in steps),
     )
-
-
-def _step(values: list[Any]) -> Transition:
-    found = dict(zip(_STEP, values, strict=True))
-    for name in _TUPLES:
-        if found[name] is not None:
-            found[name] = tuple(found[name])
-    return Transition(**found)
 
 
 def _plain(value: Any) -> Any:

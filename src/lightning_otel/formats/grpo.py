@@ -5,22 +5,11 @@ Source: OpenEnv's ``TrainingTurn``, whose names TRL reads (``prompt_token_ids``,
 """
 
 from collections.abc import Iterable
-from itertools import groupby
 from typing import Final
 
 from lightning_otel.adapter.rows import token_advantages
-from lightning_otel.formats.format import (
-    NO_LOGPROBS,
-    NO_REWARD,
-    ORIGIN,
-    Format,
-    LeftOut,
-    Made,
-    Row,
-    origin,
-)
-from lightning_otel.formats.groups import group_of
-from lightning_otel.formats.sequences import Sequence, sequences
+from lightning_otel.formats.format import ORIGIN, Format, LeftOut, Made, Row, origin
+from lightning_otel.formats.sequences import Sequence, compared
 from lightning_otel.types import TrainingRow, Trajectory
 
 
@@ -30,22 +19,16 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
     Args:
         trajectories: What is made into rows, group by group.
     """
-    for group_id, group in groupby(trajectories, group_of):
-        for each in sequences(group):
-            if isinstance(each, LeftOut):
-                yield each
-                continue
-            advantage = _advantage(each.row)
-            if each.reward is None and advantage is None:
-                yield from (LeftOut(step, NO_REWARD) for step in each.row.transitions)
-                continue
-            if not len(each.row.logprobs):
-                yield from (LeftOut(step, NO_LOGPROBS, True) for step in each.row.transitions)
-            yield _row(each, group_id, advantage)
+    for each in compared(trajectories, _is_judged):
+        yield each if isinstance(each, LeftOut) else _row(*each)
 
 
-def _row(each: Sequence, group_id: str, advantage: float | list[float] | None) -> Row:
-    row, last = each.row, each.last
+def _is_judged(each: Sequence) -> bool:
+    return each.reward is not None or _advantage(each.row) is not None
+
+
+def _row(group_id: str, each: Sequence) -> Row:
+    row, last, advantage = each.row, each.last, _advantage(each.row)
     is_even = not isinstance(advantage, list)
     return {
         "prompt_token_ids": list(row.prompt_ids),

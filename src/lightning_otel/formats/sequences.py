@@ -1,11 +1,19 @@
 """Training rows and what they were worth, which every format of token ids begins with."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
 from lightning_otel.adapter.rows import is_trainable, rows_of
-from lightning_otel.formats.format import NO_TOKENS, LeftOut, distinct, outcome
+from lightning_otel.formats.format import (
+    NO_LOGPROBS,
+    NO_REWARD,
+    NO_TOKENS,
+    LeftOut,
+    distinct,
+    outcome,
+)
+from lightning_otel.formats.groups import group_of
 from lightning_otel.types import TrainingRow, Trajectory, Transition
 
 
@@ -40,6 +48,27 @@ def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut
         for row in rows_of(attempt):
             first = row.transitions[0]
             yield Sequence(row, worth[first.trace_id, first.span_id])
+
+
+def compared(
+    trajectories: Iterable[Trajectory], is_judged: Callable[[Sequence], bool]
+) -> Iterator[tuple[str, Sequence] | LeftOut]:
+    """Every sequence that was judged, with its group; those of a group are neighbours.
+
+    Args:
+        trajectories: Group by group.
+        is_judged: Whether it is known what a sequence was worth.
+    """
+    for group_id, group in groupby(trajectories, group_of):
+        for each in sequences(group):
+            if isinstance(each, LeftOut):
+                yield each
+            elif not is_judged(each):
+                yield from (LeftOut(step, NO_REWARD) for step in each.row.transitions)
+            else:
+                if not len(each.row.logprobs):
+                    yield from (LeftOut(step, NO_LOGPROBS, True) for step in each.row.transitions)
+                yield group_id, each
 
 
 def _reason(step: Transition) -> str:

@@ -6,21 +6,11 @@ Source: verl 0.9's ``DataProto`` and ``AgentLoopOutput`` (``prompt_ids``, ``resp
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from itertools import groupby
 from typing import Any, Final
 
 from lightning_otel.errors import ConfigError
-from lightning_otel.formats.format import (
-    NO_LOGPROBS,
-    NO_REWARD,
-    ORIGIN,
-    Format,
-    LeftOut,
-    Made,
-    origin,
-)
-from lightning_otel.formats.groups import group_of
-from lightning_otel.formats.sequences import sequences
+from lightning_otel.formats.format import ORIGIN, Format, LeftOut, Made, origin
+from lightning_otel.formats.sequences import compared
 from lightning_otel.types import Trajectory
 
 
@@ -30,26 +20,20 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
     Args:
         trajectories: What is made into rows, group by group.
     """
-    for uid, group in groupby(trajectories, group_of):
-        for each in sequences(group):
-            if isinstance(each, LeftOut):
-                yield each
-                continue
-            row = each.row
-            if each.reward is None:
-                yield from (LeftOut(step, NO_REWARD) for step in row.transitions)
-                continue
-            if not len(row.logprobs):
-                yield from (LeftOut(step, NO_LOGPROBS, True) for step in row.transitions)
-            yield {
-                "uid": uid,
-                "prompt_ids": list(row.prompt_ids),
-                "response_ids": list(row.completion_ids),
-                "response_mask": list(row.loss_mask),
-                "rollout_log_probs": list(row.logprobs) if len(row.logprobs) else None,
-                "steps": len(row.transitions),
-                **origin(each.last, each.reward),
-            }
+    for each in compared(trajectories, lambda each: each.reward is not None):
+        if isinstance(each, LeftOut):
+            yield each
+            continue
+        uid, (row, reward) = each
+        yield {
+            "uid": uid,
+            "prompt_ids": list(row.prompt_ids),
+            "response_ids": list(row.completion_ids),
+            "response_mask": list(row.loss_mask),
+            "rollout_log_probs": list(row.logprobs) if len(row.logprobs) else None,
+            "steps": len(row.transitions),
+            **origin(each[1].last, reward),
+        }
 
 
 def data_proto(
@@ -84,8 +68,25 @@ def data_proto(
         numpy, torch, verl = map(import_module, ("numpy", "torch", "verl"))
     except ImportError as exc:
         raise ConfigError(f"this needs verl ({exc}); install it with: pip install verl") from exc
-    width = _width(held, "prompt_ids", max_prompt_length)
-    length = _width(held, "response_ids", max_response_length)
+    tensors, attention = _tensors(
+        held,
+        _width(held, "prompt_ids", max_prompt_length),
+        _width(held, "response_ids", max_response_length),
+        pad_token_id,
+    )
+    made = {name: torch.tensor(values) for name, values in tensors.items()}
+    made["attention_mask"] = torch.tensor(attention)
+    # As verl counts them: padding on the left is at 0, and the first token too.
+    made["position_ids"] = torch.clip(torch.cumsum(made["attention_mask"], dim=-1) - 1, min=0)
+    names = ("uid", "rollout_id", "agent")
+    others = {name: numpy.array([row.get(name) for row in held], dtype=object) for name in names}
+    return verl.DataProto.from_dict(tensors=made, non_tensors=others)
+
+
+def _tensors(
+    held: Sequence[Mapping[str, Any]], width: int, length: int, pad_token_id: int
+) -> tuple[dict[str, list[list[Any]]], list[list[int]]]:
+    """The tensors by name, and where they hold a token and not padding, [B, P + R]."""
     scores = [_last(row["reward"], len(row["response_ids"])) for row in held]
     tensors = {
         "prompts": _left([row["prompt_ids"] for row in held], width, pad_token_id),
@@ -101,13 +102,7 @@ def data_proto(
     attention = [before + after for before, after in zip(given, sampled, strict=True)]
     both = zip(tensors["prompts"], tensors["responses"], strict=True)
     tensors["input_ids"] = [before + after for before, after in both]
-    made = {name: torch.tensor(values) for name, values in tensors.items()}
-    made["attention_mask"] = torch.tensor(attention)
-    # As verl counts them: padding on the left is at 0, and the first token too.
-    made["position_ids"] = torch.clip(torch.cumsum(made["attention_mask"], dim=-1) - 1, min=0)
-    names = ("uid", "rollout_id", "agent")
-    others = {name: numpy.array([row.get(name) for row in held], dtype=object) for name in names}
-    return verl.DataProto.from_dict(tensors=made, non_tensors=others)
+    return tensors, attention
 
 
 def _width(rows: Sequence[Mapping[str, Any]], name: str, limit: int | None) -> int:

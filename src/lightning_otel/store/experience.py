@@ -3,27 +3,16 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
-from lightning_otel.adapter.composition import primary
-from lightning_otel.adapter.selection import Matcher, Selection, Wanted
+from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
+from lightning_otel.store.asked import Asked, Keywords
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.transitions import NARROW_COLUMNS, TRANSITION_COLUMNS, transition_row
-from lightning_otel.types import (
-    Compose,
-    Conversation,
-    Credit,
-    CreditRule,
-    Estimator,
-    Report,
-    Trajectory,
-    Transition,
-)
+from lightning_otel.types import Conversation, Report, Trajectory, Transition
 
 if TYPE_CHECKING:
     from lightning_otel.formats.format import LeftOut
     from lightning_otel.store.export import Exported, FileKind, Place
     from lightning_otel.store.narrow import Part
-    from lightning_otel.store.plugins import Adapter, Explaining
     from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table, Transitions
 
@@ -34,130 +23,78 @@ class Experience:
     layout: Layout | None
     source: "SpanSource"
 
-    def trajectories(
-        self,
-        *,
-        credit: Credit | CreditRule = "next",
-        gamma: float = 0.99,
-        compose: Compose = primary,
-        advantage: Advantage | Estimator | None = None,
-        is_call: Matcher | None = None,
-        is_reward: Matcher | None = None,
-        adapter: "Adapter | str | None" = None,
-        include_incomplete: bool = False,
-        **wanted: Unpack[Wanted],
-    ) -> Iterator[Trajectory]:
+    def transitions(self, *, bodies: bool = True, **keywords: Unpack[Keywords]) -> "Transitions":
+        """Transitions, one row each; one that several branches share appears once.
+
+        Its ``report()`` is the funnel behind the rows, without adapting the spans once more.
+
+        Args:
+            bodies: Whether to read messages, tools, token ids and logprobs. Without, the
+                transitions are the same ones, and much sooner there.
+            **keywords: How rewards reach calls, as :class:`TripletAdapter` says, which has the
+                defaults: ``credit``, ``gamma``, ``compose``, ``advantage`` (each rollout is
+                compared with all others of its task, in a pass of its own over the spans),
+                ``is_call``, ``is_reward``.
+
+                ``adapter``: Another adapter than that: an object with ``adapt(spans)``, a
+                function, or the name of one that a package registers under
+                ``lightning_otel.adapters``.
+
+                ``include_incomplete``: Also what rollouts did that broke off, as their process
+                died.
+
+                Which transitions, as :class:`Selection` says: ``agents``, ``rollout_id``,
+                ``since``, ``until``, ``mode``, ``resource_version``, ``rewarded``, ``min_reward``,
+                ``max_reward``, ``capture``, ``received``.
+
+        Raises:
+            ConfigError: A keyword is unknown, or cannot be understood.
+            AdapterError: The other adapter cannot be loaded.
+        """
+        from lightning_otel.store.source import new_connection
+        from lightning_otel.store.table import Query, Transitions, query_of
+
+        asked = Asked.of(keywords)
+        columns = COLUMNS if bodies else NARROW_COLUMNS
+
+        def steps() -> Iterator[tuple[Transition, int]]:
+            reports: list[Report] = []
+            for part in self._parts(asked, bodies=bodies):
+                reports = [Report.total([*reports, part.report])]
+                yield from (each for each in part.steps if asked.wanted.wants(each[0]))
+            table.keep(Report.total(reports))
+
+        def query() -> Query:
+            rows = (row(step, branch, columns) for step, branch in steps())
+            return query_of(new_connection(), rows, columns)
+
+        table = Transitions(query, lambda: (step for step, _ in steps()), "transitions")
+        return table
+
+    def trajectories(self, **keywords: Unpack[Keywords]) -> Iterator[Trajectory]:
         """Trajectories, read and adapted a group of rollouts at a time.
 
         Those of rollouts that broke off, as their process died, are not among them unless asked
         for. A trajectory is whole: it is given if one of its transitions is wanted.
 
         Args:
-            credit: As :meth:`transitions` takes it, like all the others.
-            gamma: Likewise.
-            compose: Likewise.
-            advantage: Likewise.
-            is_call: Likewise.
-            is_reward: Likewise.
-            adapter: Likewise.
-            include_incomplete: Likewise.
-            **wanted: Likewise.
+            **keywords: As :meth:`transitions` takes them.
         """
-        from lightning_otel.store.plugins import adapter_of
-
-        ours = TripletAdapter(credit, gamma, compose, advantage, is_call, is_reward)
-        made = adapter_of(adapter, ours)
-        selection = Selection.of(wanted)
-        for found in self._adapt(made, selection, include_incomplete=include_incomplete):
+        asked = Asked.of(keywords)
+        for found in self._adapt(asked):
             for trajectory in found.trajectories:
-                if any(map(selection.wants, trajectory.transitions)):
+                if any(map(asked.wanted.wants, trajectory.transitions)):
                     yield trajectory
 
-    def transitions(
-        self,
-        *,
-        credit: Credit | CreditRule = "next",
-        gamma: float = 0.99,
-        compose: Compose = primary,
-        advantage: Advantage | Estimator | None = None,
-        is_call: Matcher | None = None,
-        is_reward: Matcher | None = None,
-        adapter: "Adapter | str | None" = None,
-        include_incomplete: bool = False,
-        bodies: bool = True,
-        **wanted: Unpack[Wanted],
-    ) -> "Transitions":
-        """Transitions, one row each; one that several branches share appears once.
-
-        Its ``report()`` is the funnel behind the rows, without adapting the spans once more.
-
-        Args:
-            credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
-            gamma: Discount per step under ``discounted``.
-            compose: Makes the reward of several named ones, such as a :class:`Composition`.
-            advantage: ``grpo``, ``rloo`` or ``dr_grpo``, or an :class:`Advantage`: each rollout is
-                compared with all others of its task, in a pass of its own over the spans.
-            is_call: Says of a span whether it is a call of a model; None leaves that to the rules.
-            is_reward: Likewise whether it is a reward.
-            adapter: Another adapter than :class:`TripletAdapter`: an object with ``adapt(spans)``,
-                a function, or the name of one that a package registers under
-                ``lightning_otel.adapters``.
-            include_incomplete: Also what rollouts did that broke off, as their process died.
-            bodies: Whether to read messages, tools, token ids and logprobs. Without, the
-                transitions are the same ones, and much sooner there.
-            **wanted: Which transitions: ``agents``, ``rollout_id``, ``since``, ``until``, ``mode``,
-                ``resource_version``, ``rewarded``, ``min_reward``, ``max_reward``, ``capture``,
-                ``received``; :class:`Selection` says what they mean.
-
-        Raises:
-            ConfigError: A keyword is unknown, or cannot be understood.
-            AdapterError: The other adapter cannot be loaded.
-        """
-        from lightning_otel.store.plugins import adapter_of
-        from lightning_otel.store.source import new_connection
-        from lightning_otel.store.table import Query, Transitions, query_of
-
-        ours = TripletAdapter(credit, gamma, compose, advantage, is_call, is_reward)
-        made = adapter_of(adapter, ours)
-        selection = Selection.of(wanted)
-        columns = TRANSITION_COLUMNS if bodies else NARROW_COLUMNS
-
-        def steps() -> Iterator[tuple[Transition, int]]:
-            reports: list[Report] = []
-            for part in self._parts(
-                made, selection, include_incomplete=include_incomplete, bodies=bodies
-            ):
-                reports = [Report.total([*reports, part.report])]
-                yield from (each for each in part.steps if selection.wants(each[0]))
-            table.keep(Report.total(reports))
-
-        def query() -> Query:
-            rows = (transition_row(step, branch, columns) for step, branch in steps())
-            return query_of(new_connection(), rows, columns)
-
-        table = Transitions(query, lambda: (step for step, _ in steps()), "transitions")
-        return table
-
-    def messages(
-        self,
-        *,
-        credit: Credit | CreditRule = "next",
-        gamma: float = 0.99,
-        compose: Compose = primary,
-        include_incomplete: bool = False,
-        **wanted: Unpack[Wanted],
-    ) -> "Table[Conversation]":
+    def messages(self, **keywords: Unpack[Keywords]) -> "Table[Conversation]":
         """Conversations of chat messages with their tools and rewards, one row each.
 
         For supervised training and the search for prompts: a trajectory is one row, and every
         answer of it stands once; where its history was cut or begun anew, it is several.
 
         Args:
-            credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
-            gamma: Discount per step under ``discounted``.
-            compose: Makes the reward of several named ones; by default the primary one is it.
-            include_incomplete: Also what rollouts did that broke off, as their process died.
-            **wanted: Which; a conversation is whole, and given if one of its steps is wanted.
+            **keywords: As :meth:`transitions` takes them; a conversation is whole, and given if
+                one of its steps is wanted.
         """
         from lightning_otel.adapter.conversation_rows import conversations
         from lightning_otel.store.messages import MESSAGE_COLUMNS, message_row
@@ -165,56 +102,23 @@ class Experience:
         from lightning_otel.store.table import Query, Table, query_of
 
         def rows() -> Iterator[Conversation]:
-            paths = self.trajectories(
-                credit=credit,
-                gamma=gamma,
-                compose=compose,
-                include_incomplete=include_incomplete,
-                **wanted,
-            )
-            return conversations(paths)
+            return conversations(self.trajectories(**keywords))
 
         def query() -> Query:
             return query_of(new_connection(), map(message_row, rows()), MESSAGE_COLUMNS)
 
         return Table(query, rows, "conversations")
 
-    def report(
-        self,
-        *,
-        credit: Credit | CreditRule = "next",
-        gamma: float = 0.99,
-        compose: Compose = primary,
-        advantage: Advantage | Estimator | None = None,
-        is_call: Matcher | None = None,
-        is_reward: Matcher | None = None,
-        adapter: "Adapter | str | None" = None,
-        include_incomplete: bool = False,
-        **wanted: Unpack[Wanted],
-    ) -> Report:
+    def report(self, **keywords: Unpack[Keywords]) -> Report:
         """The funnel from spans to transitions, with every reason for a loss.
 
         It is that of the rollouts that had to be looked at, of all their agents; no bodies are read
         where that changes nothing.
 
         Args:
-            credit: As :meth:`transitions` takes it, like all the others.
-            gamma: Likewise.
-            compose: Likewise.
-            advantage: Likewise.
-            is_call: Likewise.
-            is_reward: Likewise.
-            adapter: Likewise.
-            include_incomplete: Likewise.
-            **wanted: Likewise.
+            **keywords: As :meth:`transitions` takes them.
         """
-        from lightning_otel.store.plugins import adapter_of
-
-        ours = TripletAdapter(credit, gamma, compose, advantage, is_call, is_reward)
-        made = adapter_of(adapter, ours)
-        found = self._parts(
-            made, Selection.of(wanted), include_incomplete=include_incomplete, bodies=False
-        )
+        found = self._parts(Asked.of(keywords), bodies=False)
         return Report.total(part.report for part in found)
 
     def export(
@@ -223,12 +127,6 @@ class Experience:
         place: "Place",
         *,
         kind: "FileKind | None" = None,
-        credit: Credit | CreditRule = "next",
-        gamma: float = 0.99,
-        compose: Compose = primary,
-        advantage: Advantage | Estimator | None = None,
-        adapter: "Adapter | str | None" = None,
-        include_incomplete: bool = False,
         left_out: "Callable[[LeftOut], None] | None" = None,
         progress: "Callable[[int], None] | None" = None,
         **options: Any,
@@ -244,44 +142,37 @@ class Experience:
             place: A file or folder; or a function that is given each row; or None to count only.
             kind: ``jsonl``, ``parquet`` or ``folder``; by default what the name says. A folder is
                 one that Hugging Face's ``datasets.load_dataset`` reads.
-            credit: How rewards without a link reach a call; see :class:`TripletAdapter`.
-            gamma: Discount per step under ``discounted``.
-            compose: As :meth:`transitions` takes it.
-            advantage: Likewise; it says what the groups are.
-            adapter: As :meth:`transitions` takes it.
-            include_incomplete: Also what rollouts did that broke off, as their process died.
             left_out: Told of everything that the format cannot hold, with the reason.
             progress: Told how many rollouts are done.
-            **options: Those of the format, such as ``threshold`` of ``kto``; and which steps, as
-                :meth:`transitions` takes them, such as ``agents``.
+            **options: Those of the format, such as ``threshold`` of ``kto``; and how spans become
+                which steps, as :meth:`transitions` takes them, such as ``agents``. ``advantage``
+                says what the groups are.
 
         Raises:
             ConfigError: There is no such format or option, or nothing can be written there.
+            AdapterError: The other adapter cannot be loaded.
             StoreMissingError: There is no store.
         """
         from lightning_otel.store.export import export
-        from lightning_otel.store.plugins import adapter_of
 
-        made = adapter_of(adapter, TripletAdapter(credit, gamma, compose, advantage))
-        named = [name for name in options if name in Wanted.__annotations__]
-        wanted = Selection.of(cast(Wanted, {name: options.pop(name) for name in named}))
+        named = [name for name in options if name in Keywords.__annotations__]
+        asked = Asked.of(cast(Keywords, {name: options.pop(name) for name in named}))
         return export(
-            lambda: self._adapt(made, wanted, include_incomplete=include_incomplete),
+            lambda: self._adapt(asked),
             format,
             place,
             kind=kind,
-            wanted=wanted,
+            wanted=asked.wanted,
             left_out=left_out,
             progress=progress,
             options=options,
         )
 
-    def _adapt(
-        self, adapter: "Explaining", wanted: Selection, *, include_incomplete: bool
-    ) -> Iterator[Adaptation]:
+    def _adapt(self, asked: Asked) -> Iterator[Adaptation]:
         from lightning_otel.store.batches import batches, incomplete
 
         self._settle_if_worthwhile()
+        adapter, wanted, include_incomplete = asked
         out = frozenset() if include_incomplete else incomplete(self.source)
 
         told: dict[str, Any] = {}
@@ -297,18 +188,15 @@ class Experience:
             for spans in batches(self.source, wanted)
         )
 
-    def _parts(
-        self, adapter: "Explaining", wanted: Selection, *, include_incomplete: bool, bodies: bool
-    ) -> "Iterator[Part]":
+    def _parts(self, asked: Asked, *, bodies: bool) -> "Iterator[Part]":
         """Each transition once with its branch, and the report, of some rollouts at a time."""
         from lightning_otel.adapter import straight
         from lightning_otel.store import narrow
 
-        if not bodies and self.layout is not None and straight.can_stand_for(adapter):
+        if not bodies and self.layout is not None and straight.can_stand_for(asked.adapter):
             self._settle_if_worthwhile()
-            return narrow.parts(self.source, adapter, wanted, include_incomplete=include_incomplete)
-        found = self._adapt(adapter, wanted, include_incomplete=include_incomplete)
-        return (narrow.part_of(each, bodies=bodies) for each in found)
+            return narrow.parts(self.source, asked)
+        return (narrow.part_of(each, bodies=bodies) for each in self._adapt(asked))
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.rebuild import mend_manifest

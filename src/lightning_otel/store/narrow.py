@@ -16,13 +16,13 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, quick, straight
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.selection import Selection as Wanted
+from lightning_otel.formats.format import distinct
+from lightning_otel.store.asked import Asked
 from lightning_otel.store.batches import BATCH_SPANS, clauses, complete, incomplete, with_moved
 from lightning_otel.store.damage import answered
-from lightning_otel.store.plugins import Explaining
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
-from lightning_otel.store.transitions import distinct
 from lightning_otel.types import Report, Transition
 
 if TYPE_CHECKING:
@@ -133,17 +133,15 @@ class Part(NamedTuple):
     report: Report
 
 
-def parts(
-    source: SpanSource, adapter: Explaining, wanted: Wanted, *, include_incomplete: bool = False
-) -> Iterator[Part]:
+def parts(source: SpanSource, asked: Asked) -> Iterator[Part]:
     """The transitions without their bodies, a group of rollouts at a time.
 
     Args:
         source: Where the spans are: files on this machine.
-        adapter: The general way, for what is not straight.
-        wanted: Only these rollouts; of what else it says the origin of spans is heeded.
-        include_incomplete: Whether attempts that broke off count.
+        asked: Which rollouts (of what else is wanted, the origin of spans is heeded), and the
+            general way, for what is not straight.
     """
+    adapter, wanted, include_incomplete = asked
     with _planned(source, wanted) as con:
         out: frozenset[tuple[str, str]] = frozenset()
         if not include_incomplete and con.execute("FROM plan WHERE is_open LIMIT 1").fetchall():
@@ -162,10 +160,9 @@ def parts(
 
 def part_of(found: Adaptation, *, bodies: bool) -> Part:
     """Each transition of an adaptation once, with its branch and with its bodies or without."""
-    steps = distinct(found.trajectories)
-    if not bodies:
-        steps = ((without_bodies(step), branch) for step, branch in steps)
-    return Part(list(map(Step._make, steps)), found.report)
+    told = (lambda step: step) if bodies else without_bodies
+    steps = [Step(told(step), path.branch) for step, path in distinct(found.trajectories)]
+    return Part(steps, found.report)
 
 
 def without_bodies(step: Transition) -> Transition:

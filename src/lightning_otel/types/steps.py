@@ -1,14 +1,10 @@
-"""The nouns of lightning-otel as frozen dataclasses, and nothing else.
+"""What one learns from: calls and rewards, and the transitions and rows made of them."""
 
-Ids are lower-case hex, times are Unix nanoseconds. See ``docs/glossary.md`` for the words.
-"""
-
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from lightning_otel import conventions as c
+from lightning_otel.types.spans import Span
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat message as the GenAI conventions write it: ``{"role": …, "parts": [{"type": …}]}``."""
@@ -42,78 +38,6 @@ Estimator: TypeAlias = Literal["grpo", "rloo", "dr_grpo"]
 
 Compose: TypeAlias = Callable[[Mapping[str, float]], float | None]
 """Makes one number of named rewards, the primary one first; None where a part is missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened inside a span at one instant."""
-
-    name: str
-    time_ns: int
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A reference from one span to another, possibly in another trace."""
-
-    trace_id: str
-    span_id: str
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One timed operation, as OpenTelemetry defines it.
-
-    Attributes:
-        kind: ``INTERNAL``, ``CLIENT``, ``SERVER``, ``PRODUCER`` or ``CONSUMER``.
-        end_ns: None on a span that started and never ended (it is *incomplete*).
-        status: ``UNSET``, ``OK`` or ``ERROR``.
-        otel_resource: Attributes of OpenTelemetry's resource (the process, not our resource).
-        scope: Name of the instrumentation scope.
-        process: Id of the process that recorded the span; empty if it is not known.
-        sequence: Position of the start among all starts and ends of its process; -1 if unknown.
-        end_sequence: Position of the end; -1 if unknown.
-    """
-
-    trace_id: str
-    span_id: str
-    parent_span_id: str | None
-    name: str
-    start_ns: int
-    end_ns: int | None
-    kind: str = "INTERNAL"
-    status: str = "UNSET"
-    status_message: str = ""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    events: tuple[Event, ...] = ()
-    links: tuple[Link, ...] = ()
-    otel_resource: Mapping[str, Any] = field(default_factory=dict)
-    scope: str = ""
-    process: str = ""
-    sequence: int = -1
-    end_sequence: int = -1
-
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether the span started and never ended."""
-        return self.end_ns is None
-
-    @property
-    def operation(self) -> str | None:
-        """The GenAI operation name, such as ``chat`` or ``execute_tool``."""
-        return self.attributes.get(c.OPERATION)
-
-    @property
-    def rollout_id(self) -> str:
-        """The rollout the span belongs to: its attribute, else its trace."""
-        return self.attributes.get(c.ROLLOUT_ID) or self.trace_id
-
-    @property
-    def attempt_id(self) -> str:
-        """The attempt the span belongs to; ``1`` where none is named."""
-        return self.attributes.get(c.ATTEMPT_ID) or "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,115 +228,3 @@ class TrainingRow:
     loss_mask: Sequence[int]
     logprobs: Sequence[float] = ()
     cause: RowCause = "start"
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Something that did not make it into a trajectory, and why.
-
-    Attributes:
-        noun: What it is; a ``composition`` is missing on the call named, an ``advantage`` on the
-            rollout that begins with it.
-    """
-
-    span_id: str
-    trace_id: str
-    noun: Literal["call", "reward", "mark", "composition", "advantage"]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Credited:
-    """Where a reward went, and by what.
-
-    Attributes:
-        span_id: The reward's span.
-        calls: Span ids of the calls it went to, in order.
-        by: ``link``, ``parent``, ``sequence``, the rule's name, or ``custom`` for one of one's own.
-    """
-
-    span_id: str
-    trace_id: str
-    calls: tuple[str, ...]
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """A span that was put elsewhere in its tree than it was recorded, or left out for its ids.
-
-    Attributes:
-        rule: The rule and what it did, as ``docs/structure.md`` lists them.
-    """
-
-    span_id: str
-    trace_id: str
-    rule: str
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The funnel from spans to transitions, with a reason for everything left behind.
-
-    ``calls`` is ``transitions`` plus the dropped calls; ``rewards`` is ``rewards_placed`` plus the
-    dropped rewards.
-
-    Attributes:
-        calls: Requests to a model, and actions marked by hand that stand for them.
-        transitions: Number of distinct transitions (a shared one counts once).
-        exact: Transitions captured with the server's own token ids.
-        rewards: Reward spans, damaged ones too.
-        rewards_placed: Rewards credited to a transition.
-        rewarded: Transitions that carry a reward.
-        dropped: One entry for each call, reward and mark that was not used, and for each composed
-            reward and advantage that is missing.
-        repairs: One entry for each span put elsewhere in its tree, or left out for its ids.
-        inexact: How many transitions were not captured exactly, by reason.
-        notes: What a trainer should know of how many transitions, by what it is.
-    """
-
-    spans: int = 0
-    rollouts: int = 0
-    calls: int = 0
-    transitions: int = 0
-    exact: int = 0
-    rewards: int = 0
-    rewards_placed: int = 0
-    rewarded: int = 0
-    dropped: tuple[Dropped, ...] = ()
-    repairs: tuple[Repair, ...] = ()
-    inexact: Mapping[str, int] = field(default_factory=dict)
-    notes: Mapping[str, int] = field(default_factory=dict)
-
-    def reasons(self) -> dict[str, int]:
-        """How often each reason for leaving something out occurs, the most frequent first."""
-        counts: dict[str, int] = {}
-        for dropped in self.dropped:
-            counts[dropped.reason] = counts.get(dropped.reason, 0) + 1
-        return dict(sorted(counts.items(), key=lambda item: -item[1]))
-
-    @classmethod
-    def total(cls, reports: Iterable["Report"]) -> "Report":
-        """One report of disjoint parts; every rollout must lie in one of them."""
-        counts = {each.name: 0 for each in fields(cls) if each.type is int}
-        dropped: list[Dropped] = []
-        repairs: list[Repair] = []
-        inexact: Counter[str] = Counter()
-        notes: Counter[str] = Counter()
-        for report in reports:
-            for name in counts:
-                counts[name] += getattr(report, name)
-            dropped += report.dropped
-            repairs += report.repairs
-            inexact.update(report.inexact)
-            notes.update(report.notes)
-        return cls(
-            **counts,
-            dropped=tuple(dropped),
-            repairs=tuple(repairs),
-            inexact=dict(inexact.most_common()),
-            notes=dict(notes.most_common()),
-        )
-
-    def __add__(self, other: "Report") -> "Report":
-        return Report.total((self, other))

@@ -1,0 +1,92 @@
+"""Transitions as the rows of a table, and back."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from lightning_otel.formats.format import Row
+from lightning_otel.types import Transition
+
+COLUMNS: Final[Mapping[str, str]] = {
+    "rollout_id": "VARCHAR",
+    "attempt_id": "VARCHAR",
+    "agent": "VARCHAR",
+    "branch": "INTEGER",
+    "step": "INTEGER",
+    "observation": "JSON",
+    "action": "JSON",
+    "reward": "DOUBLE",
+    "next_observation": "JSON",
+    "done": "BOOLEAN",
+    "rewards": "JSON",
+    "is_shared": "BOOLEAN",
+    "tools": "JSON",
+    "prompt_ids": "INTEGER[]",
+    "response_ids": "INTEGER[]",
+    "logprobs": "DOUBLE[]",
+    "capture": "VARCHAR",
+    "resource_version": "VARCHAR",
+    "resources": "JSON",
+    "model": "VARCHAR",
+    "response_id": "VARCHAR",
+    "finish_reason": "VARCHAR",
+    "trace_id": "VARCHAR",
+    "span_id": "VARCHAR",
+    "start_ns": "BIGINT",
+    "end_ns": "BIGINT",
+    "input_tokens": "BIGINT",
+    "output_tokens": "BIGINT",
+    "sampling": "JSON",
+    "group_id": "VARCHAR",
+    "advantage": "DOUBLE",
+    "weight": "DOUBLE",
+    "mode": "VARCHAR",
+    "inexact": "VARCHAR",
+}
+_ARRAYS: Final = ("prompt_ids", "response_ids", "logprobs")
+BODIES: Final = ("observation", "action", "next_observation", "tools", *_ARRAYS)
+"""Columns that hold what was said, each a tuple; all others are there without reading it."""
+NARROW_COLUMNS: Final = {name: kind for name, kind in COLUMNS.items() if name not in BODIES}
+_FIELDS: Final = frozenset(each.name for each in fields(Transition))
+
+
+def row(step: Transition, branch: int, columns: Collection[str] = COLUMNS) -> Row:
+    """A transition as a flat row of JSON values, in the order of the columns.
+
+    Args:
+        step: The transition.
+        branch: The branch it lies on.
+        columns: Which columns.
+    """
+    made: Row = {name: branch if name == "branch" else getattr(step, name) for name in columns}
+    for name in _ARRAYS:
+        if name in made:
+            made[name] = list(made[name])
+    return made
+
+
+def transition(values: Mapping[str, Any]) -> Transition:
+    """The transition that a row was made of, read back from JSON or Parquet.
+
+    Args:
+        values: By column; JSON columns as values or as text.
+    """
+    import json
+
+    found = {name: value for name, value in values.items() if name in _FIELDS}
+    for name, kind in COLUMNS.items():
+        if kind == "JSON" and isinstance(found.get(name), str):
+            found[name] = json.loads(found[name])
+    return of_fields(found)
+
+
+def of_fields(found: dict[str, Any]) -> Transition:
+    """The transition with these fields, as JSON knows them.
+
+    Args:
+        found: Values by field; lists become tuples.
+    """
+    for name in BODIES:
+        if found.get(name) is not None:
+            found[name] = tuple(found[name])
+    return Transition(**found)

@@ -1,0 +1,53 @@
+"""The nouns of lightning-otel as frozen dataclasses, and nothing else.
+
+Ids are lower-case hex, times are Unix nanoseconds. See ``docs/glossary.md`` for the words.
+"""
+
+from lightning_otel.types.report import Credited, Dropped, Repair, Report
+from lightning_otel.types.rollouts import Mode, Resource, ResourceKind, Rollout, RolloutStatus
+from lightning_otel.types.spans import Event, Link, Span
+from lightning_otel.types.steps import (
+    BranchCause,
+    Call,
+    CaptureLevel,
+    Compose,
+    Conversation,
+    Credit,
+    CreditRule,
+    Estimator,
+    Message,
+    Reward,
+    RowCause,
+    TrainingRow,
+    Trajectory,
+    Transition,
+)
+
+__all__ = [
+    "BranchCause",
+    "Call",
+    "CaptureLevel",
+    "Compose",
+    "Conversation",
+    "Credit",
+    "CreditRule",
+    "Credited",
+    "Dropped",
+    "Estimator",
+    "Event",
+    "Link",
+    "Message",
+    "Mode",
+    "Repair",
+    "Report",
+    "Resource",
+    "ResourceKind",
+    "Reward",
+    "Rollout",
+    "RolloutStatus",
+    "RowCause",
+    "Span",
+    "TrainingRow",
+    "Trajectory",
+    "Transition",
+]

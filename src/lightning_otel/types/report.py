@@ -1,0 +1,118 @@
+"""What became of everything: the funnel from spans to transitions, with its reasons."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Something that did not make it into a trajectory, and why.
+
+    Attributes:
+        noun: What it is; a ``composition`` is missing on the call named, an ``advantage`` on the
+            rollout that begins with it.
+    """
+
+    span_id: str
+    trace_id: str
+    noun: Literal["call", "reward", "mark", "composition", "advantage"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Credited:
+    """Where a reward went, and by what.
+
+    Attributes:
+        span_id: The reward's span.
+        calls: Span ids of the calls it went to, in order.
+        by: ``link``, ``parent``, ``sequence``, the rule's name, or ``custom`` for one of one's own.
+    """
+
+    span_id: str
+    trace_id: str
+    calls: tuple[str, ...]
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A span that was put elsewhere in its tree than it was recorded, or left out for its ids.
+
+    Attributes:
+        rule: The rule and what it did, as ``docs/structure.md`` lists them.
+    """
+
+    span_id: str
+    trace_id: str
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The funnel from spans to transitions, with a reason for everything left behind.
+
+    ``calls`` is ``transitions`` plus the dropped calls; ``rewards`` is ``rewards_placed`` plus the
+    dropped rewards.
+
+    Attributes:
+        calls: Requests to a model, and actions marked by hand that stand for them.
+        transitions: Number of distinct transitions (a shared one counts once).
+        exact: Transitions captured with the server's own token ids.
+        rewards: Reward spans, damaged ones too.
+        rewards_placed: Rewards credited to a transition.
+        rewarded: Transitions that carry a reward.
+        dropped: One entry for each call, reward and mark that was not used, and for each composed
+            reward and advantage that is missing.
+        repairs: One entry for each span put elsewhere in its tree, or left out for its ids.
+        inexact: How many transitions were not captured exactly, by reason.
+        notes: What a trainer should know of how many transitions, by what it is.
+    """
+
+    spans: int = 0
+    rollouts: int = 0
+    calls: int = 0
+    transitions: int = 0
+    exact: int = 0
+    rewards: int = 0
+    rewards_placed: int = 0
+    rewarded: int = 0
+    dropped: tuple[Dropped, ...] = ()
+    repairs: tuple[Repair, ...] = ()
+    inexact: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, int] = field(default_factory=dict)
+
+    def reasons(self) -> dict[str, int]:
+        """How often each reason for leaving something out occurs, the most frequent first."""
+        counts: dict[str, int] = {}
+        for dropped in self.dropped:
+            counts[dropped.reason] = counts.get(dropped.reason, 0) + 1
+        return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+    @classmethod
+    def total(cls, reports: Iterable["Report"]) -> "Report":
+        """One report of disjoint parts; every rollout must lie in one of them."""
+        counts = {each.name: 0 for each in fields(cls) if each.type is int}
+        dropped: list[Dropped] = []
+        repairs: list[Repair] = []
+        inexact: Counter[str] = Counter()
+        notes: Counter[str] = Counter()
+        for report in reports:
+            for name in counts:
+                counts[name] += getattr(report, name)
+            dropped += report.dropped
+            repairs += report.repairs
+            inexact.update(report.inexact)
+            notes.update(report.notes)
+        return cls(
+            **counts,
+            dropped=tuple(dropped),
+            repairs=tuple(repairs),
+            inexact=dict(inexact.most_common()),
+            notes=dict(notes.most_common()),
+        )
+
+    def __add__(self, other: "Report") -> "Report":
+        return Report.total((self, other))

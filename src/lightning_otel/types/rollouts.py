@@ -1,0 +1,86 @@
+"""What is run and what is tuned: rollouts of an agent, and the resources it works with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Mode: TypeAlias = Literal["train", "val", "test"]
+"""What a rollout is for: to learn from, to choose by, or to judge by in the end."""
+
+RolloutStatus: TypeAlias = Literal["queuing", "running", "succeeded", "failed", "cancelled"]
+"""Where a rollout stands; the last three are final."""
+
+ResourceKind: TypeAlias = Literal["prompt", "endpoint", "weights"]
+"""What a resource is: text with placeholders and few-shot examples; a model behind an address with
+its sampling; or files of a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One execution of an agent on one task.
+
+    Attributes:
+        rollout_id: Its id, which its spans carry.
+        task: What the agent is given; any JSON value.
+        status: Where it stands.
+        mode: What it is for.
+        agent: Which agent is to take it; None is any.
+        group_id: The rollouts it is compared with, such as several of one task; empty if none.
+        priority: Of those that wait, a higher one is taken first; then the older.
+        max_attempts: How often it may be tried.
+        timeout_s: How long an attempt may take; None is any time.
+        resources: Versions by resource name that it is pinned to.
+        attempts: How often it was begun.
+        reward: What the agent returned, or what was given to it; None if none is known.
+        reason: Why it failed or was cancelled; empty otherwise.
+        created_ns: When it was put into the queue.
+        ended_ns: When it became final; None before.
+    """
+
+    rollout_id: str
+    task: Any
+    status: RolloutStatus = "queuing"
+    mode: Mode = "train"
+    agent: str | None = None
+    group_id: str = ""
+    priority: int = 0
+    max_attempts: int = 1
+    timeout_s: float | None = None
+    resources: Mapping[str, int] = field(default_factory=dict)
+    attempts: int = 0
+    reward: float | None = None
+    reason: str = ""
+    created_ns: int = 0
+    ended_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One version of a named, tunable thing; it never changes.
+
+    Attributes:
+        name: Its name; that of one agent alone is ``agent/name``.
+        version: From 1, without gaps.
+        kind: What it is.
+        body: Its content as JSON: of a prompt ``{"template": str, "examples": [message, …]}``; of
+            an endpoint ``{"base_url": str, "model": str, "sampling": {…}}``; of weights
+            ``{"uri": str, "base_model": str}``.
+        sha256: Of the body as canonical JSON, in hex.
+        parent: The version it was made from; None if it is the first of its line.
+        run_id: The training run that made it; empty if a person did.
+        metrics: What it was measured by when it was made, such as ``{"reward": 0.7}``.
+        created_ns: When it was made.
+    """
+
+    name: str
+    version: int
+    kind: ResourceKind
+    body: Mapping[str, Any]
+    sha256: str = ""
+    parent: int | None = None
+    run_id: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    created_ns: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
