@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 STORE_ENV: Final = "LIGHTNING_OTEL_STORE"
 ENABLED_ENV: Final = "LIGHTNING_OTEL"
+STATE_ENV: Final = "LIGHTNING_OTEL_STATE"
 TOKEN_ENV: Final = "LIGHTNING_OTEL_TOKEN"
 EXPORT_CONTENT_ENV: Final = "LIGHTNING_OTEL_EXPORT_CONTENT"
 ROLLOUT_ENV: Final = "LIGHTNING_OTEL_ROLLOUT_ID"
@@ -79,6 +80,11 @@ def is_enabled() -> bool:
 def store_path() -> str:
     """The store used where none is named: ``LIGHTNING_OTEL_STORE``, else ``.lightning/…``."""
     return os.environ.get(STORE_ENV) or DEFAULT_STORE
+
+
+def state_place() -> str:
+    """Where queue, resources and runs lie: ``LIGHTNING_OTEL_STATE``, else beside the store."""
+    return os.environ.get(STATE_ENV) or store_path()
 
 
 def is_retokenization_fix_enabled() -> bool:

@@ -46,6 +46,10 @@ class StoreVersionError(StoreError):
     """The store was written by a newer version of lightning-otel."""
 
 
+class StateError(LightningOtelError):
+    """What is queued, tuned or trained could not be read or changed."""
+
+
 class QueryError(LightningOtelError):
     """A SQL text is not a single read-only statement, or DuckDB refused it."""
 

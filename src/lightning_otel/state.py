@@ -1,0 +1,199 @@
+"""The small transactional state beside a store: what is queued, tuned and trained.
+
+Spans are telemetry and lie in files; this is none, and lies in SQLite on one machine, or in
+PostgreSQL where several share it: one code on SQLAlchemy Core for both. Every change is one
+transaction, so that whatever dies in it leaves nothing half done.
+"""
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from lightning_otel import config
+from lightning_otel.errors import ConfigError, StateError, StoreVersionError
+from lightning_otel.store.layout import Layout, write_private
+
+try:
+    import sqlalchemy as sa
+except ModuleNotFoundError as exc:
+    raise ConfigError(
+        "rollouts, resources and training need SQLAlchemy; pip install 'lightning-otel[learn]'"
+    ) from exc
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from sqlalchemy.engine import Connection, Engine
+
+METADATA: Final = sa.MetaData()
+"""Every table: a room that owns one defines it with this, and names it to :meth:`State.ensure`."""
+VERSION: Final = 1
+_BUSY_S: Final = 30.0
+_WRITES: Final = "lightning_writes"
+_LOCK: Final = 0x6C6F7465  # any number that nothing else in a shared PostgreSQL database takes
+
+_VERSIONS: Final = sa.Table(
+    "lightning_state", METADATA, sa.Column("version", sa.Integer, primary_key=True)
+)
+
+
+class State:
+    """A place for small facts that change, used by any number of threads and processes at once."""
+
+    def __init__(
+        self,
+        place: str | os.PathLike[str] | None = None,
+        *,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """Name a place; a database is made there when it is first used.
+
+        Args:
+            place: ``postgresql+psycopg://user@host/database``, another URL of SQLAlchemy's, or a
+                store on this machine, beside whose files it lies as ``state.sqlite``. By default
+                ``LIGHTNING_OTEL_STATE``, else the store that is used where none is named.
+            now_ns: The clock, Unix nanoseconds; all who share the state must agree about the time.
+
+        Raises:
+            ConfigError: The place is none of these, or its driver is not installed.
+        """
+        given = os.fspath(place) if place is not None else config.state_place()
+        self._layout = None if _is_database(given) else Layout(given)
+        self.now_ns = now_ns
+        self._ready: set[str] = set()
+        self._engine = _engine(given, self._layout)
+        _ENGINES.add(self._engine)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other machines may use it: it is no file of this one."""
+        return self._engine.dialect.name != "sqlite"
+
+    @property
+    def name(self) -> str:
+        """Where it lies, without a password."""
+        return self._engine.url.render_as_string(hide_password=True)
+
+    def ensure(self, *tables: sa.Table) -> None:
+        """Make tables that are not there yet; any number of processes may do so at once.
+
+        Raises:
+            StateError: They cannot be made.
+            StoreVersionError: A newer version made the state.
+        """
+        missing = [table for table in (_VERSIONS, *tables) if table.name not in self._ready]
+        if not missing:
+            return
+        if self._layout is not None:
+            self._layout.create()
+        with self._begun() as connection:
+            if self._engine.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+            METADATA.create_all(connection, tables=missing)
+            version = connection.scalar(sa.select(sa.func.max(_VERSIONS.c.version)))
+            if version is None:
+                connection.execute(sa.insert(_VERSIONS).values(version=VERSION))
+            elif version > VERSION:
+                raise StoreVersionError(
+                    f"the state {self.name} has version {version}, and this release reads up to "
+                    f"{VERSION}; pip install --upgrade lightning-otel"
+                )
+        self._ready.update(table.name for table in missing)
+
+    @contextlib.contextmanager
+    def change(self) -> "Iterator[Connection]":
+        """One transaction that may write: all of it is kept, or none.
+
+        In SQLite whoever is within is alone; in PostgreSQL rows are to be locked
+        (``with_for_update``).
+
+        Raises:
+            StateError: The database does not answer or is damaged, or others held it too long.
+        """
+        with self._begun() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def read(self) -> "Iterator[Connection]":
+        """A connection to read from; what it sees is one moment's, and it keeps nobody waiting.
+
+        Raises:
+            StateError: The database does not answer or is damaged.
+        """
+        with self._told(), self._engine.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Let go of connections; the next use opens new ones."""
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def _begun(self) -> "Iterator[Connection]":
+        with self._told(), self._engine.execution_options(**{_WRITES: True}).begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sa.exc.DBAPIError as exc:
+            why = str(exc.orig).partition("\n")[0]
+            raise StateError(f"the state {self.name} failed: {why}") from exc
+
+
+def _is_database(given: str) -> bool:
+    return "://" in given and not given.startswith(("http://", "https://", "clickhouse://"))
+
+
+def _engine(given: str, layout: Layout | None) -> "Engine":
+    if layout is None:
+        try:
+            return sa.create_engine(given, pool_pre_ping=True)
+        except (sa.exc.ArgumentError, ModuleNotFoundError, sa.exc.NoSuchModuleError) as exc:
+            raise ConfigError(
+                f"no state at {given.partition('@')[2] or given!r}: {exc}; name one like "
+                "postgresql+psycopg://user@host/database (pip install 'psycopg[binary]')"
+            ) from exc
+    path = layout.root / "state.sqlite"
+    # A connection costs 0.1 ms; kept ones would have to know of threads and forks.
+    engine = sa.create_engine(
+        f"sqlite:///{path}", poolclass=sa.pool.NullPool, connect_args={"timeout": _BUSY_S}
+    )
+
+    @sa.event.listens_for(engine, "do_connect")
+    def make(*_: object) -> None:
+        # SQLite would make it readable for others; what stands beside it takes its mode. Never
+        # opened once it is there: to close a file lets go of every lock the process has on it.
+        if not path.exists():
+            with contextlib.suppress(OSError):
+                write_private(path, b"")
+
+    @sa.event.listens_for(engine, "connect")
+    def prepare(opened: "sqlite3.Connection", _: object) -> None:
+        opened.isolation_level = None  # else Python begins transactions of its own
+        opened.execute("PRAGMA journal_mode = WAL")
+        opened.execute("PRAGMA synchronous = NORMAL")
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: "Connection") -> None:
+        # A transaction that has read cannot go on to write once another has written: who will
+        # write says so at once.
+        writes = connection.get_execution_options().get(_WRITES, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+_ENGINES: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+
+
+def _forget_connections() -> None:
+    # They are the parent's: a child that used or closed one would disturb it.
+    for engine in _ENGINES:
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forget_connections)
