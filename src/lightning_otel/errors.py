@@ -50,6 +50,10 @@ class StateError(LightningOtelError):
     """What is queued, tuned or trained could not be read or changed."""
 
 
+class TrainingError(LightningOtelError):
+    """What there is cannot be learnt from, or a training run cannot go on."""
+
+
 class QueryError(LightningOtelError):
     """A SQL text is not a single read-only statement, or DuckDB refused it."""
 
