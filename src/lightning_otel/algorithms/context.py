@@ -164,9 +164,7 @@ class Context:
         """
         versions = {name: self._version(name, given) for name, given in (resources or {}).items()}
         pinned = {**self.versions, **versions}
-        return run_tasks(
-            self._setting, tasks, pinned, self._stop, mode=mode, samples=samples
-        )
+        return run_tasks(self._setting, tasks, pinned, self._stop, mode=mode, samples=samples)
 
     # What comes of it.
 

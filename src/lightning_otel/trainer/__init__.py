@@ -368,7 +368,7 @@ class Fitting:
     def _run(self) -> None:
         try:
             self._done = self._fit()
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001  # raised where it is waited for
             self._failed = exc
 
 

@@ -72,7 +72,9 @@ def promote(
 def _judged(
     before: Sequence[Ran], after: Sequence[Ran], names: tuple[str, ...], min_gain: float
 ) -> Verdict:
-    pairs = [(old.rollout.reward, new.rollout.reward) for old, new in zip(before, after, strict=True)]
+    pairs = [
+        (old.rollout.reward, new.rollout.reward) for old, new in zip(before, after, strict=True)
+    ]
     both = [(old, new) for old, new in pairs if old is not None and new is not None]
     lost = sum(old is not None and new is None for old, new in pairs)
     if not both:

@@ -77,7 +77,9 @@ def origin(setting: Setting, place: str | os.PathLike[str], algorithm: str) -> O
     path, runs = Path(place), setting.runs
     if not path.is_dir():
         if len(path.parts) > 1:
-            raise TrainingError(f"no checkpoint at {path}; name a folder that save_checkpoint() made")
+            raise TrainingError(
+                f"no checkpoint at {path}; name a folder that save_checkpoint() made"
+            )
         run = runs.get(os.fspath(place))
         if run.algorithm != algorithm:
             raise TrainingError(
