@@ -128,7 +128,10 @@ class Context:
         Raises:
             TrainingError: There is nothing that the algorithm can learn from, and why.
         """
-        most = self._setting.max_iterations
+        setting = self._setting
+        most = setting.max_iterations
+        if most is None and setting.train and not setting.follows:
+            most = 1  # tasks are never used up: once is what was asked for
         while not self._stop.is_set():
             number = self.step + len(self._yielded) + 1
             if most is not None and number > most:
@@ -216,6 +219,8 @@ class Context:
         Args:
             state: What to remember; by default what ``state_dict`` gives.
             batch: The last batch that was trained on; by default the last that was given.
+            step: How many steps that makes; by default the number of that batch. For a loop that
+                counts its steps by itself.
 
         Returns:
             The checkpoint's folder.
@@ -226,7 +231,7 @@ class Context:
             TrainingError: It cannot be written.
         """
         done = [each for each in self._yielded if batch is None or each.number <= batch.number]
-        number = max([each.number for each in done], default=self.step)
+        number = max([each.number for each in done], default=self.step) if step is None else step
         folder = self.run_dir / "checkpoints" / f"{number:08d}"
         held = Checkpoint(
             algorithm=self.run.algorithm,
@@ -250,7 +255,7 @@ class Context:
             unpublished=unpublished,
         )
         self.step = number
-        self._yielded = [each for each in self._yielded if each.number > number]
+        self._yielded = [each for each in self._yielded if not any(each is one for one in done)]
         self._unpublished = {}
         self.publish_kept(number, unpublished)
         self._drop_old()
