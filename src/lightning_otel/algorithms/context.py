@@ -211,7 +211,13 @@ class Context:
         self.versions[name] = made.version
         return made
 
-    def commit(self, state: Mapping[str, Any] | None = None, *, batch: Batch | None = None) -> Path:
+    def commit(
+        self,
+        state: Mapping[str, Any] | None = None,
+        *,
+        batch: Batch | None = None,
+        step: int | None = None,
+    ) -> Path:
         """Keep what was learnt, and with it acknowledge what it was learnt from; then publish.
 
         Whatever kills the process, a row is either in the checkpoint that counts or comes again.
@@ -253,6 +259,7 @@ class Context:
             claims=self._claims,
             rollout_ids=[rollout_id for each in done for rollout_id in each.rollout_ids],
             unpublished=unpublished,
+            versions=self.versions,
         )
         self.step = number
         self._yielded = [each for each in self._yielded if not any(each is one for one in done)]
@@ -273,7 +280,7 @@ class Context:
         for each in unpublished:
             self.publish(each["name"], each["body"], metrics=each["metrics"])
         if unpublished:
-            self._setting.runs.published(self.run.run_id, step)
+            self._setting.runs.published(self.run.run_id, step, self.versions)
 
     def finish(self) -> None:
         """Keep what the algorithm was given and did not commit by itself."""
