@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def forked(work: Callable[[], None]) -> int:
     try:
         work()
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # a child tells why, and is gone
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -98,7 +99,7 @@ def told(store: Store, boundary: str, first: int) -> None:
     (kept, *_) = trainer.runs.checkpoints(run.run_id)
     held = checkpoint.read(Path(kept.place))
     prompts = [each.body["template"] for each in trainer.resources.versions("prompt")]
-    print(
+    sys.stdout.write(
         json.dumps(
             {
                 "boundary": boundary,
@@ -112,9 +113,10 @@ def told(store: Store, boundary: str, first: int) -> None:
                 "canary": trainer.resources.get("prompt", "canary").body["template"],
                 "folders": sorted(path.name for path in Path(kept.place).parent.iterdir()),
             }
-        ),
-        flush=True,
+        )
+        + "\n"
     )
+    sys.stdout.flush()
 
 
 def main(folder: Path, boundaries: list[str]) -> None:
@@ -123,8 +125,8 @@ def main(folder: Path, boundaries: list[str]) -> None:
     for number, boundary in enumerate(boundaries):
         store = Store(folder / str(number))
         record(store, {f"task {index}": [0.0, 1.0] for index in range(STEPS * ROWS // 2)})
-        first = forked(lambda: killed(store, boundary))
-        again = forked(lambda: train(store, is_resumed=True))
+        first = forked(partial(killed, store, boundary))
+        again = forked(partial(train, store, is_resumed=True))
         assert again == 0, f"{boundary}: the resumed trainer ended with {again}"
         told(store, boundary, first)
 

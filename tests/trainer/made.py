@@ -65,20 +65,13 @@ def spans_of(
         trace_id, _ids(rollout_id, "call")[:16], root_id, "chat toy", start_ns + 10**8,
         start_ns + 2 * 10**8, kind="CLIENT", attributes=call,
     )  # fmt: skip
-    found = [root, step]
-    if reward is not None:
-        found.append(
-            Span(
-                trace_id,
-                _ids(rollout_id, "reward")[:16],
-                root_id,
-                c.SPAN_ANNOTATION,
-                start_ns + 3 * 10**8,
-                start_ns + 3 * 10**8,
-                attributes={**stamps, c.REWARD_NAME: "primary", c.REWARD_VALUE: reward},
-            )  # fmt: skip
-        )
-    return found
+    if reward is None:
+        return [root, step]
+    given = {**stamps, c.REWARD_NAME: "primary", c.REWARD_VALUE: reward}
+    at_ns = start_ns + 3 * 10**8
+    reward_id = _ids(rollout_id, "reward")[:16]
+    judged = Span(trace_id, reward_id, root_id, c.SPAN_ANNOTATION, at_ns, at_ns, attributes=given)
+    return [root, step, judged]
 
 
 def record(store: Store, rewards: Mapping[str, Sequence[float | None]], **more: Any) -> list[str]:
