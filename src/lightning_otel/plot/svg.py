@@ -32,7 +32,7 @@ _TOLD: Final = 400
 _STYLE: Final = """
 svg.curve .bg{fill:#fff}svg.curve text{font:11px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',
 monospace;fill:#1f2328}svg.curve .dim{fill:#656d76}svg.curve .big{font-size:13px;font-weight:600}
-svg.curve .grid{stroke:#d0d7de;stroke-width:1}svg.curve .mean{fill:none;stroke-width:2;
+svg.curve .grid{stroke:#d0d7de;fill:none}svg.curve .mean{fill:none;stroke-width:2;
 stroke-linejoin:round}svg.curve .whisker{stroke-width:1.2}svg.curve .dot{fill-opacity:.45}
 svg.curve .band{fill-opacity:.12;stroke:none}
 svg.curve .s0{stroke:#0969da;fill:#0969da}svg.curve .s1{stroke:#bc4c00;fill:#bc4c00}
@@ -167,20 +167,20 @@ def _curve(
         upper = [f"{place.x(each.x):.1f} {place.y(each.high):.1f}" for each in points]
         lower = [f"{place.x(each.x):.1f} {place.y(each.low):.1f}" for each in reversed(points)]
         yield f'<path class="band {style}" d="M{"L".join([*upper, *lower])}Z"/>'
-    for point in points:
+    names = axis_labels(chart, [point.x for point in points]) if is_told else [""] * len(points)
+    for point, name in zip(points, names, strict=True):
         x, y = place.x(point.x), place.y(point.value)
         if point.error is not None:
             top, end = place.y(point.value + point.error), place.y(point.value - point.error)
             yield f'<path class="whisker {style}" d="M{x:.1f} {top:.1f}V{end:.1f}"/>'
-        told = f"<title>{safe(_told(chart, point), 200)}</title>" if is_told else ""
+        told = f"<title>{safe(_told(chart, point, name), 200)}</title>" if is_told else ""
         yield f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">{told}</circle>'
     line = "L".join(f"{place.x(each.x):.1f} {place.y(each.mean):.1f}" for each in points)
     yield f'<path class="mean {style}" d="M{line}"/>'
 
 
-def _told(chart: Chart, point: Point) -> str:
+def _told(chart: Chart, point: Point, where: str) -> str:
     """What is shown where the pointer rests."""
-    (where,) = axis_labels(chart, [point.x])
     values = f"mean of {point.count:,}" if point.count > 1 else "1 value"
     error = f" ± {number(point.error)}" if point.error is not None else ""
     moving = ""
