@@ -2,7 +2,6 @@
 
 import random
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,12 +20,13 @@ ROLLOUTS, ROUND = 120, 24
 def step(answer: str, reward: float | None, result: str = "510") -> Transition:
     """An answer to a tool's result, as the store has it."""
     return Transition(
-        "r", "1", "calc", 1, (said("tool", result),), (said("assistant", answer),), reward, None, True
+        "r", "1", "calc", 1, (said("tool", result),), (said("assistant", answer),), reward, None,
+        done=True,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def lessons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, tuple[Lesson, Store]]]:
+def lessons(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, tuple[Lesson, Store]]:
     """The same tasks and luck, with the rewards as they are and shuffled."""
     found: dict[bool, tuple[Lesson, Store]] = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -38,7 +38,7 @@ def lessons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, tup
             )  # fmt: skip
             store.writer().seal()
             found[is_shuffled] = (lesson, store)
-    yield found
+    return found
 
 
 def test_reward_climbs_and_stays_flat_where_it_is_shuffled(

@@ -120,7 +120,7 @@ def test_an_unknown_metric_is_told_with_those_there_are(store: Store) -> None:
     """What is asked in vain leaves no file behind."""
     fill(store, [1.0])
 
-    with pytest.raises(ConfigError, match="no metric 'los'; there are reward, .*duration"):
+    with pytest.raises(ConfigError, match=r"no metric 'los'; there are reward, .*duration"):
         plot_training_metrics(store, "los")
 
     assert store.layout is not None

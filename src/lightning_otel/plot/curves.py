@@ -133,7 +133,7 @@ def _point_json(point: Point, axis: Axis) -> dict[str, Any]:
 
 
 def widened(low: float, high: float) -> tuple[float, float]:
-    """Bounds that are apart, around the same middle if they were not, or no scale can be between."""
+    """Bounds that are apart; around the same middle if they were not, or too little for a scale."""
     if high / 2 - low / 2 > _LEAST:
         return low, high
     apart = max(abs(low) * 0.1, 0.5)
