@@ -13,6 +13,7 @@ from lightning_otel.plot.asking import Asked, charts
 from lightning_otel.plot.characters import Look, bar, chart_lines, sparkline
 from lightning_otel.plot.curves import Axis, Chart
 from lightning_otel.plot.page import page
+from lightning_otel.plot.progress import Progress
 from lightning_otel.plot.svg import svg
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from lightning_otel.store import Store
 
 __all__ = [
-    "Asked", "Axis", "Chart", "Curves", "Look", "bar", "chart_lines", "charts", "check_picture",
-    "page", "plot_training_metrics", "sparkline", "svg",
+    "Asked", "Axis", "Chart", "Curves", "Look", "Progress", "bar", "chart_lines", "charts",
+    "check_picture", "page", "plot_training_metrics", "sparkline", "svg",
 ]  # fmt: skip
 _FORMS: Final[Mapping[str, Any]] = {".svg": svg, ".html": page, ".htm": page}
 

@@ -1,6 +1,6 @@
 """Curves in characters, for the terminal: braille dots, or plain marks where there are none."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from lightning_otel.markup import one_line, width_of
@@ -26,12 +26,12 @@ NARROWEST: Final = 24
 _NAME: Final = 40
 
 
-def sparkline(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> str:
+def sparkline(values: Iterable[float], low: float = 0.0, high: float = 1.0) -> str:
     """One character a value, its height between the bounds; values beyond them are clipped."""
-    span = (high - low) or 1.0
+    span = (high / 2 - low / 2) or 0.5  # halves, as the whole may be beyond any number
     steps = len(_LEVELS) - 1
     return "".join(
-        _LEVELS[round(steps * min(1.0, max(0.0, (value - low) / span)))] for value in values
+        _LEVELS[round(steps * min(1.0, max(0.0, (value / 2 - low / 2) / span)))] for value in values
     )
 
 
