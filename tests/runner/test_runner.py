@@ -192,11 +192,12 @@ def test_runner_stops_when_too_many_threads_hang(
 
 def test_heartbeats_go_on_while_the_agent_blocks(store: Store, queue: Queue) -> None:
     """An attempt may take many times as long as a lease."""
-    (rollout,) = ran(
-        queue,
-        Runner(lambda task: time.sleep(0.9) or 1.0, store=store, queue=queue, lease_s=0.3),
-        ["a"],
-    )
+
+    def agent(task: str) -> float:
+        time.sleep(0.9)
+        return 1.0
+
+    (rollout,) = ran(queue, Runner(agent, store=store, queue=queue, lease_s=0.3), ["a"])
 
     assert (rollout.status, rollout.attempts) == ("succeeded", 1)
 
