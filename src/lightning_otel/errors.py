@@ -72,3 +72,7 @@ class NotFoundError(LightningOtelError):
 
 class AdapterError(LightningOtelError):
     """An adapter of somebody else's cannot be loaded, or failed."""
+
+
+class TrainingError(LightningOtelError):
+    """What there is cannot be learnt from, or a training run cannot go on."""
