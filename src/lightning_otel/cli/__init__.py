@@ -32,6 +32,7 @@ _COMMANDS = {
     "forward": ("forward:forward", "Send spans to an OTLP endpoint, each until it is taken."),
     "reward": ("reward:reward", "Give a reward to a rollout, trace, span or response."),
     "sql": ("look:sql", "Run one read-only SQL statement."),
+    "queue": ("queue:queue", "Count rollouts that wait, run and are over; pause, resume, cancel."),
     "serve": ("serve:serve", "Take spans by OTLP/HTTP from any language."),
     "import": ("importing:import_files", "Read OTLP JSON lines and Agent Lightning 0.3 stores."),
     "publish": ("publish:publish", "Put settled spans into a lake that many machines share."),

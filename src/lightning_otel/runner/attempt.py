@@ -16,6 +16,7 @@ from lightning_otel.agents import Agent, Answer
 from lightning_otel.agents.agent import finished
 from lightning_otel.emitters import emit_reward
 from lightning_otel.errors import ConfigError
+from lightning_otel.resources import stamps
 from lightning_otel.store import Store
 from lightning_otel.tracing import Recording, RewardEvaluator, auto_trace
 from lightning_otel.types import Resource, Rollout
@@ -74,7 +75,7 @@ class Course(NamedTuple):
                 mode=rollout.mode,
                 agent=agent.name,
                 track_only=agent.track_only,
-                resources=_stamped(assigned),
+                resources=stamps(assigned) or None,
             ) as recording:
                 given = self._acted(agent, rollout, assigned, recording)
             return Outcome(_final(recording) if given is None else given, "", recording)
@@ -117,12 +118,6 @@ class Course(NamedTuple):
             raise
         finally:
             self.hooks.trace_end(agent, rollout, recording)
-
-
-def _stamped(assigned: Mapping[str, Resource]) -> dict[str, dict[str, str]] | None:
-    if not assigned:
-        return None
-    return {"*": {name: str(resource.version) for name, resource in assigned.items()}}
 
 
 def _emitted(answer: Answer, *, is_judged: bool) -> float | None:
