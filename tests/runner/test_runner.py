@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import os
 import sys
 import threading
 import time
@@ -395,3 +396,23 @@ def test_attempts_know_nothing_of_each_other(store: Store, queue: Queue) -> None
     rollouts = ran(queue, Runner(agent, store=store, queue=queue), ["a", "b", "c"])
 
     assert [each.reward for each in rollouts] == [1.0, 1.0, 1.0]
+
+
+def test_forked_child_is_a_worker_of_its_own(store: Store, queue: Queue) -> None:
+    """It goes on with the runner under another name, and disturbs nothing of its parent's."""
+    rollouts = queue.put(range(4))
+    runner = Runner(lambda task: 1.0, store=store, queue=queue)
+    assert runner.step() is not None
+
+    child = os.fork()
+    if not child:
+        done = runner.step()
+        os._exit(0 if done is not None and done.status == "succeeded" else 1)
+    _, code = os.waitpid(child, 0)
+    runner.run()
+
+    assert code == 0
+    assert {each.status for each in queue.rollouts()} == {"succeeded"}
+    workers = [queue.attempts(each.rollout_id)[0].worker_id for each in rollouts]
+    assert workers[0] == workers[2] == workers[3] != workers[1]
+    assert len(store.rollouts().rows()) == 4

@@ -4,9 +4,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from numbers import Real
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from opentelemetry import trace
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from lightning_otel.runner.hooks import Hooks
 
 log = logging.getLogger(__name__)
-
-_NEITHER: Final = (str, bytes, bytearray)
 
 
 class ResourceSource(Protocol):
@@ -128,7 +125,7 @@ def _emitted(answer: Answer, *, is_judged: bool) -> float | None:
         primary = next(iter(answer), None)
         emit_reward(answer, primary=primary)
         return float(answer[primary])
-    if isinstance(answer, _NEITHER) or not (isinstance(answer, Real) or _is_scalar(answer)):
+    if not hasattr(answer, "__float__"):  # as numbers have, and arrays of one
         who = "the reward evaluator" if is_judged else "the agent"
         raise ConfigError(
             f"{who} gave back a {type(answer).__name__}, which is no reward; give a number, "
@@ -136,11 +133,6 @@ def _emitted(answer: Answer, *, is_judged: bool) -> float | None:
         )
     emit_reward(float(answer))
     return float(answer)
-
-
-def _is_scalar(answer: Any) -> bool:
-    """Whether it is an array of one number, as of NumPy or torch."""
-    return hasattr(answer, "__float__") and hasattr(answer, "item")
 
 
 def _final(recording: Recording) -> float | None:
