@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning_otel.adapter import Advantage, Composition, TripletAdapter
     from lightning_otel.agents import LitAgent, Router, rollout
+    from lightning_otel.algorithms import BaseAlgorithm, StepResult
     from lightning_otel.emitters import (
         emit_action,
         emit_exception,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
     from lightning_otel.tracing import Recording, auto_trace, carried, context, operation
+    from lightning_otel.trainer import Trainer
     from lightning_otel.types import Report, Span, Trajectory, Transition
 
 _HOMES = {
@@ -39,6 +41,8 @@ _HOMES = {
     "LitAgent": "agents",
     "Router": "agents",
     "rollout": "agents",
+    "BaseAlgorithm": "algorithms",
+    "StepResult": "algorithms",
     "emit_action": "emitters",
     "emit_exception": "emitters",
     "emit_message": "emitters",
@@ -66,6 +70,7 @@ _HOMES = {
     "carried": "tracing",
     "context": "tracing",
     "operation": "tracing",
+    "Trainer": "trainer",
     "Report": "types",
     "Span": "types",
     "Trajectory": "types",
@@ -75,6 +80,7 @@ _HOMES = {
 __version__ = "0.1.0"
 __all__ = [
     "Advantage",
+    "BaseAlgorithm",
     "Composition",
     "DuckDBSpanExporter",
     "Follower",
@@ -88,7 +94,9 @@ __all__ = [
     "Runner",
     "Span",
     "State",
+    "StepResult",
     "Store",
+    "Trainer",
     "Trajectory",
     "Transition",
     "TripletAdapter",
