@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.queue import Queue
     from lightning_otel.runner import Hook, Runner, run_workers
+    from lightning_otel.state import State
     from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
@@ -59,6 +60,7 @@ _HOMES = {
     "Hook": "runner",
     "Runner": "runner",
     "run_workers": "runner",
+    "State": "state",
     "Store": "store",
     "Follower": "store.follow",
     "add_transform": "store.transforms",
@@ -91,6 +93,7 @@ __all__ = [
     "Router",
     "Runner",
     "Span",
+    "State",
     "StepResult",
     "Store",
     "Trainer",

@@ -35,6 +35,7 @@ _COMMANDS = {
     "reward": ("reward:reward", "Give a reward to a rollout, trace, span or response."),
     "train": ("train:train", "Have an algorithm learn from rollouts; nothing does so unasked."),
     "sql": ("look:sql", "Run one read-only SQL statement."),
+    "queue": ("queue:queue", "Count rollouts that wait, run and are over; pause, resume, cancel."),
     "serve": ("serve:serve", "Take spans by OTLP/HTTP from any language."),
     "import": ("importing:import_files", "Read OTLP JSON lines and Agent Lightning 0.3 stores."),
     "publish": ("publish:publish", "Put settled spans into a lake that many machines share."),
