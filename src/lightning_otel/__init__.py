@@ -19,14 +19,17 @@ if TYPE_CHECKING:
         emit_span,
         emit_state,
     )
+    from lightning_otel.errors import ConfigError
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
     from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
     from lightning_otel.provider import instrument, uninstrument
+    from lightning_otel.resources import Resources
+    from lightning_otel.state import State
     from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
     from lightning_otel.tracing import Recording, auto_trace, carried, context, operation
-    from lightning_otel.types import Report, Span, Trajectory, Transition
+    from lightning_otel.types import Prompt, Report, Resource, Span, Trajectory, Transition
 
 _HOMES = {
     "Advantage": "adapter",
@@ -40,11 +43,14 @@ _HOMES = {
     "emit_reward": "emitters",
     "emit_span": "emitters",
     "emit_state": "emitters",
+    "ConfigError": "errors",
     "DuckDBSpanExporter": "exporters.duckdb",
     "LightningSpanProcessor": "exporters.duckdb",
     "wrap_langchain": "instrumentors.langchain.wrap",
     "instrument": "provider",
     "uninstrument": "provider",
+    "Resources": "resources",
+    "State": "state",
     "Store": "store",
     "Follower": "store.follow",
     "add_transform": "store.transforms",
@@ -54,7 +60,9 @@ _HOMES = {
     "carried": "tracing",
     "context": "tracing",
     "operation": "tracing",
+    "Prompt": "types",
     "Report": "types",
+    "Resource": "types",
     "Span": "types",
     "Trajectory": "types",
     "Transition": "types",
@@ -64,12 +72,17 @@ __version__ = "0.1.0"
 __all__ = [
     "Advantage",
     "Composition",
+    "ConfigError",
     "DuckDBSpanExporter",
     "Follower",
     "LightningSpanProcessor",
+    "Prompt",
     "Recording",
     "Report",
+    "Resource",
+    "Resources",
     "Span",
+    "State",
     "Store",
     "Trajectory",
     "Transition",
