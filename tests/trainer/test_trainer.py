@@ -443,6 +443,33 @@ def test_resume_elsewhere_begins_a_run_with_what_was_learnt(store: Store, tmp_pa
     assert again.algorithm.rows == ["r0-t", "r0-u"]
 
 
+def test_resumed_run_puts_no_task_twice(store: Store) -> None:
+    """Rollouts that were run for a step that failed are those the step is taken with again."""
+
+    class Stumbling(Ledger):
+        stumbles = True
+
+        def train_step(self, batch: Batch) -> StepResult:
+            if batch.number == 2 and Stumbling.stumbles:
+                raise RuntimeError("no memory left")
+            return super().train_step(batch)
+
+    told: list[tuple[int, int | None, float]] = []
+    first = Trainer(polite, Stumbling(), store=store, resources={"prompt": "x"}, max_iterations=3)
+    first.progress = lambda step, of, metrics: told.append((step, of, metrics["rollouts"]))
+    with pytest.raises(RuntimeError):
+        first.fit(["a", "b"])
+    Stumbling.stumbles = False
+    again = Trainer(polite, Stumbling(), store=store, max_iterations=3, progress=first.progress)
+    again.resume_from_checkpoint().fit(["a", "b"])
+
+    rollouts = [each.rollout_id for each in again.queue.rollouts()]
+    assert isinstance(again.algorithm, Ledger)
+    assert sorted(again.algorithm.rows) == sorted(rollouts)
+    assert len(rollouts) == 6
+    assert told == [(1, 3, 2.0), (2, 3, 2.0), (3, 3, 2.0)]
+
+
 def test_missing_library_names_the_extra(store: Store) -> None:
     """What an algorithm imports when it runs comes with an extra."""
 
