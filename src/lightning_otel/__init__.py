@@ -21,10 +21,12 @@ if TYPE_CHECKING:
         emit_span,
         emit_state,
     )
+    from lightning_otel.errors import ConfigError
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
     from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.queue import Queue
+    from lightning_otel.resources import Resources
     from lightning_otel.runner import Hook, Runner, run_workers
     from lightning_otel.state import State
     from lightning_otel.store import Store
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from lightning_otel.store.transforms import add_transform, remove_transform
     from lightning_otel.tracing import Recording, auto_trace, carried, context, operation
     from lightning_otel.trainer import Trainer
-    from lightning_otel.types import Report, Span, Trajectory, Transition
+    from lightning_otel.types import Prompt, Report, Resource, Span, Trajectory, Transition
 
 _HOMES = {
     "Advantage": "adapter",
@@ -51,6 +53,7 @@ _HOMES = {
     "emit_reward": "emitters",
     "emit_span": "emitters",
     "emit_state": "emitters",
+    "ConfigError": "errors",
     "DuckDBSpanExporter": "exporters.duckdb",
     "LightningSpanProcessor": "exporters.duckdb",
     "wrap_langchain": "instrumentors.langchain.wrap",
@@ -60,6 +63,7 @@ _HOMES = {
     "Hook": "runner",
     "Runner": "runner",
     "run_workers": "runner",
+    "Resources": "resources",
     "State": "state",
     "Store": "store",
     "Follower": "store.follow",
@@ -71,7 +75,9 @@ _HOMES = {
     "context": "tracing",
     "operation": "tracing",
     "Trainer": "trainer",
+    "Prompt": "types",
     "Report": "types",
+    "Resource": "types",
     "Span": "types",
     "Trajectory": "types",
     "Transition": "types",
@@ -82,14 +88,18 @@ __all__ = [
     "Advantage",
     "BaseAlgorithm",
     "Composition",
+    "ConfigError",
     "DuckDBSpanExporter",
     "Follower",
     "Hook",
     "LightningSpanProcessor",
     "LitAgent",
+    "Prompt",
     "Queue",
     "Recording",
     "Report",
+    "Resource",
+    "Resources",
     "Router",
     "Runner",
     "Span",

@@ -32,6 +32,7 @@ _COMMANDS = {
     "export": ("export:export", "Write spans or triplets as JSON lines or Parquet."),
     "follow": ("follow:follow", "Print spans as they end, each once: JSON lines."),
     "forward": ("forward:forward", "Send spans to an OTLP endpoint, each until it is taken."),
+    "resources": ("resources:resources", "Publish prompts and models; promote, roll back."),
     "reward": ("reward:reward", "Give a reward to a rollout, trace, span or response."),
     "train": ("train:train", "Have an algorithm learn from rollouts; nothing does so unasked."),
     "sql": ("look:sql", "Run one read-only SQL statement."),
