@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+from opentelemetry.instrumentation.utils import suppress_instrumentation
+
 from lightning_otel import capture
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.substitution.assigning import Standing, assigned
@@ -109,12 +111,9 @@ class Watch:
 
     def _read(self) -> None:
         try:
-            if self._reader is None:
-                self._reader = self._open()
-            self._standings = self._reader.standings()
-            for name, version in [pin for pin, held in list(self._pinned.items()) if not held]:
-                self._pinned[name, version] = _read_pin(self._reader, name, version)
-            self._read_s = time.monotonic()
+            # What others' instrumentors make of a database's calls is no part of the agent's work.
+            with suppress_instrumentation():
+                self._read_all()
         except LightningOtelError as exc:
             _tell_once(f"resources are not applied anew: {exc}")
         except Exception:  # noqa: BLE001  # capture never raises into the traced program
@@ -123,6 +122,14 @@ class Watch:
             self._tried_s = time.monotonic()
             self._is_reading = False
             self._done.set()
+
+    def _read_all(self) -> None:
+        if self._reader is None:
+            self._reader = self._open()
+        self._standings = self._reader.standings()
+        for name, version in [pin for pin, held in list(self._pinned.items()) if not held]:
+            self._pinned[name, version] = _read_pin(self._reader, name, version)
+        self._read_s = time.monotonic()
 
 
 def _read_pin(reader: Reader, name: str, version: int) -> Resource | None:
