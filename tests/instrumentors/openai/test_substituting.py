@@ -5,6 +5,7 @@ import copy
 import inspect
 import json
 import logging
+import os
 import threading
 import time
 from dataclasses import replace
@@ -591,6 +592,21 @@ def test_state_that_hangs_holds_up_only_the_first_request(
 
     assert 0.15 < took[0] < 5
     assert max(took[1:]) < 0.1
+
+
+def test_forked_child_reads_for_itself(resources: Resources) -> None:
+    """Whatever the parent was reading as it forked, nobody in the child waits for that."""
+    resources.publish("system_prompt", BETTER)
+    reader = Hanging()
+    watch = watching.watch_of(f"{resources.state.name} forked", lambda: reader)
+    watch._open = lambda: Resources(resources.state)
+    child = os.fork()
+    if not child:
+        found = watch.given("key", None, {})
+        os._exit(0 if str(found.get("system_prompt")) == "system_prompt@1" else 1)
+    reader.end.set()
+
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_watch_reads_at_its_pace(resources: Resources, monkeypatch: pytest.MonkeyPatch) -> None:
