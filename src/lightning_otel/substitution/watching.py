@@ -89,7 +89,8 @@ class Watch:
         found = {name: resource for name, resource in held.items() if resource is not None}
         given = assigned(self._standings, key, agent, found)
         # A pin that cannot be read is not the same as none: what it names is left to the agent.
-        return {name: given[name] for name in given if name in found or name not in held}
+        known = {*found, *(name.removeprefix(f"{agent}/") for name in found)}
+        return {name: given[name] for name in given if name in known or name not in held}
 
     def _wait(self, limit_s: float) -> None:
         # Counted from when the reading began: where a database hangs, few requests wait at all.

@@ -34,6 +34,7 @@ from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.instrumentors.openai import substituting
 from lightning_otel.resources import Resources
+from lightning_otel.resources.comparing import version_in
 from lightning_otel.state import State
 from lightning_otel.substitution import Given, assigning, watching
 from lightning_otel.tracing import Recording, Traced
@@ -427,6 +428,24 @@ def test_named_versions_are_pinned(
 
     assert [prompt_of(exchange) for exchange in server.log] == ["two", "Be brief.", "Be brief."]
     assert "system_prompt@9 is not applied" in caplog.text
+
+
+def test_pinned_version_of_an_agents_own_goes_before_a_plain_one(
+    store: Store, server: DemoServer, resources: Resources
+) -> None:
+    """Both may be stamped, as a runner does, though there is no such version of the common one."""
+    resources.publish("system_prompt", "for all")
+    for text in ("one", "two"):
+        resources.publish("planner/system_prompt", text)
+    named = {"*": {"system_prompt": 2, "planner/system_prompt": 2}}
+
+    with applied(store, agent="planner", resources=named) as recording, client_of(server) as client:
+        ask(client)
+
+    assert prompt_of(server.log[-1]) == "two"
+    ((step,),) = [path.transitions for path in recording.trajectories()]
+    assert version_in("planner/system_prompt", step) == 2
+    assert version_in("system_prompt", step) is None
 
 
 def test_canary_is_given_to_whole_rollouts(
