@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 import os
+import pickle
 import threading
 import time
 from dataclasses import replace
@@ -29,7 +30,7 @@ from tests.instrumentors.openai.test_surfaces import (
     sent,
 )
 
-from lightning_otel import Store, auto_trace, carried, context, emit_reward
+from lightning_otel import Store, auto_trace, capture, carried, context, emit_reward
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.instrumentors.openai import substituting
@@ -521,6 +522,49 @@ def test_inner_recordings_decide_for_themselves(
 
     prompts = [prompt_of(exchange) for exchange in server.log]
     assert prompts == ["Be brief.", BETTER, BETTER]
+
+
+def test_option_goes_along_to_other_processes(store: Store) -> None:
+    """A carried function that is pickled applies where it is run as where it came from."""
+    with applied(store):
+        applying = pickle.dumps(carried(capture.applied))
+    with auto_trace(store=store):
+        other = pickle.dumps(carried(capture.applied))
+
+    assert isinstance(pickle.loads(applying)(), watching.Watch)
+    assert pickle.loads(other)() is None
+
+
+@pytest.mark.parametrize(
+    ("value", "option", "is_applied"),
+    [("1", None, True), ("true", False, False), ("0", None, False), ("0", True, True)],
+)
+def test_environment_decides_where_no_option_does(
+    value: str,
+    option: bool | None,
+    is_applied: bool,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is named in the program goes before the environment."""
+    monkeypatch.setenv("LIGHTNING_OTEL_APPLY", value)
+
+    with auto_trace(store=store, apply=option):
+        assert (capture.applied() is not None) is is_applied
+
+
+def test_state_elsewhere_is_named_by_the_environment(
+    store: Store, server: DemoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents whose spans go to stores of their own may share what they are given."""
+    shared = tmp_path / "shared" / "traces.duckdb"
+    Resources(State(shared)).publish("system_prompt", BETTER)
+    monkeypatch.setenv("LIGHTNING_OTEL_STATE", str(shared))
+
+    with applied(store), client_of(server) as client:
+        ask(client)
+
+    assert prompt_of(server.log[-1]) == BETTER
 
 
 def test_every_fault_of_ours_sends_the_agents_own_request(
