@@ -177,6 +177,24 @@ def test_group_that_waited_too_long_is_trained_without_the_rest(store: Store) ->
     assert fit.metrics["left_out/no reward in time"] == 1
 
 
+def test_rest_of_a_queued_group_is_counted(store: Store) -> None:
+    """Where others ran it: what has no reward is left out of a group that is trained on."""
+    algorithm = Ledger(2)
+    trainer = Trainer(store=store, algorithm=algorithm)
+    rollouts = trainer.queue.put(["t"], samples=3)
+    for rollout, reward in zip(rollouts, (1.0, None, 0.0), strict=True):
+        lease = trainer.queue.lease("w")
+        assert lease is not None
+        store.add(spans_of(rollout.rollout_id, "t", reward))
+        trainer.queue.succeed(lease, reward)
+
+    fit = trainer.fit()
+
+    assert sorted(algorithm.rows) == sorted([rollouts[0].rollout_id, rollouts[2].rollout_id])
+    assert fit.left_out == {"no reward in time": 1}
+    assert trainer.runs.claims(fit.run).counts() == {"trained": 2, "no reward in time": 1}
+
+
 def test_reward_that_comes_after_training_is_counted(store: Store) -> None:
     """It is not trained on again unless somebody says so."""
 
