@@ -376,6 +376,25 @@ async def awaited(given: Any) -> Any:
     return await given
 
 
+def test_store_of_another_machine_is_learnt_from(
+    store: Store,
+    served: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rollouts come over HTTP; what was claimed and learnt lies where the trainer is."""
+    monkeypatch.chdir(tmp_path)
+    record(store, {"a": [1.0, 0.0], "b": [0.5]})
+    remote = Store(served(store))
+    algorithm = Ledger(2)
+
+    fit = Trainer(store=remote, algorithm=algorithm).train()
+
+    assert sorted(algorithm.rows) == ["r0-a", "r1-a"]
+    assert (fit.run.status, fit.run.step) == ("succeeded", 1)
+    assert (tmp_path / ".lightning" / "runs" / fit.run.run_id / "checkpoints").is_dir()
+
+
 def test_fit_async_tells_why_it_failed(store: Store) -> None:
     """Where it is waited for."""
 
