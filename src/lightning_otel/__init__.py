@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
     from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
     from lightning_otel.provider import instrument, uninstrument
+    from lightning_otel.rewarding import apply_rewards
     from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
@@ -45,6 +46,7 @@ _HOMES = {
     "wrap_langchain": "instrumentors.langchain.wrap",
     "instrument": "provider",
     "uninstrument": "provider",
+    "apply_rewards": "rewarding",
     "Store": "store",
     "Follower": "store.follow",
     "add_transform": "store.transforms",
@@ -75,6 +77,7 @@ __all__ = [
     "Transition",
     "TripletAdapter",
     "add_transform",
+    "apply_rewards",
     "auto_trace",
     "carried",
     "context",

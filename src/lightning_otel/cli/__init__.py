@@ -31,6 +31,7 @@ _COMMANDS = {
     "follow": ("follow:follow", "Print spans as they end, each once: JSON lines."),
     "forward": ("forward:forward", "Send spans to an OTLP endpoint, each until it is taken."),
     "reward": ("reward:reward", "Give a reward to a rollout, trace, span or response."),
+    "apply-rewards": ("applying:apply_rewards", "Have a function judge what is stored."),
     "sql": ("look:sql", "Run one read-only SQL statement."),
     "serve": ("serve:serve", "Take spans by OTLP/HTTP from any language."),
     "import": ("importing:import_files", "Read OTLP JSON lines and Agent Lightning 0.3 stores."),
