@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.rewarding import apply_rewards
+    from lightning_otel.rewarding.feedback import emit_feedback, reward_from_feedback
     from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
@@ -47,6 +48,8 @@ _HOMES = {
     "instrument": "provider",
     "uninstrument": "provider",
     "apply_rewards": "rewarding",
+    "emit_feedback": "rewarding.feedback",
+    "reward_from_feedback": "rewarding.feedback",
     "Store": "store",
     "Follower": "store.follow",
     "add_transform": "store.transforms",
@@ -83,6 +86,7 @@ __all__ = [
     "context",
     "emit_action",
     "emit_exception",
+    "emit_feedback",
     "emit_message",
     "emit_object",
     "emit_observation",
@@ -92,6 +96,7 @@ __all__ = [
     "instrument",
     "operation",
     "remove_transform",
+    "reward_from_feedback",
     "uninstrument",
     "wrap_langchain",
 ]

@@ -3,7 +3,6 @@
 A reward is a span like any other, written when it is given; nothing that is stored is changed.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,8 +13,8 @@ from typing import Any, Final, NamedTuple, Unpack, get_args
 from lightning_otel import conventions as c
 from lightning_otel.adapter.assembly import INCOMPLETE_ROLLOUT
 from lightning_otel.emitters import reward_span
-from lightning_otel.errors import StoreError
 from lightning_otel.rewarding.functions import Case, Failure, RewardFunction
+from lightning_otel.rewarding.writing import add_surely, derived_id, identified
 from lightning_otel.store import Store
 from lightning_otel.store.asked import Asked, Keywords
 from lightning_otel.store.sql import attribute
@@ -209,24 +208,6 @@ class _Application:
         return Judgement(case.rollout.rollout_id, case.attempt_id, agent, found)
 
 
-def add_surely(store: Store, spans: Iterable[Span]) -> None:
-    """Keep spans, or say that they are not kept.
-
-    Raises:
-        StoreError: The store cannot be written.
-    """
-    if store.layout is None:
-        store.add(spans)
-        return
-    try:
-        store.writer().take(spans)
-    except OSError as exc:
-        raise StoreError(
-            f"{store.name} refuses a reward: {exc.strerror or exc}; is it writable, and the disk "
-            "not full?"
-        ) from exc
-
-
 def _rollouts(store: Store) -> dict[tuple[str, str], Rollout]:
     """Each attempt's rollout, as far as it is known from spans."""
     return {(row["rollout_id"], row["attempt_id"]): _rollout(row) for row in store.sql(_ROLLOUTS)}
@@ -281,11 +262,6 @@ def _identity(judge: RewardFunction, case: Case) -> str:
     return derived_id(json.dumps(told))
 
 
-def derived_id(text: str) -> str:
-    """A span id made of a text: the same of the same."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def _span(judge: RewardFunction, case: Case, values: Mapping[str, float], identity: str) -> Span:
     link = case.trajectory.transitions[-1].span_id if judge.judges_each_trajectory else None
     made = reward_span(values, rollout_id=case.rollout.rollout_id, span_id=link)
@@ -296,13 +272,3 @@ def _span(judge: RewardFunction, case: Case, values: Mapping[str, float], identi
         c.REWARD_SOURCE: judge.source,
     }
     return identified(made, identity, {name: text for name, text in found.items() if text})
-
-
-def identified(span: Span, span_id: str, attributes: Mapping[str, Any]) -> Span:
-    """The span with an id of one's own, and further attributes."""
-    return replace(
-        span,
-        trace_id=span_id + hashlib.sha256(span_id.encode()).hexdigest()[:16],
-        span_id=span_id,
-        attributes={**span.attributes, **attributes},
-    )
