@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.rewarding import apply_rewards
     from lightning_otel.rewarding.feedback import emit_feedback, reward_from_feedback
+    from lightning_otel.rewarding.worth import Price, Worth
     from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
@@ -50,6 +51,8 @@ _HOMES = {
     "apply_rewards": "rewarding",
     "emit_feedback": "rewarding.feedback",
     "reward_from_feedback": "rewarding.feedback",
+    "Price": "rewarding.worth",
+    "Worth": "rewarding.worth",
     "Store": "store",
     "Follower": "store.follow",
     "add_transform": "store.transforms",
@@ -72,6 +75,7 @@ __all__ = [
     "DuckDBSpanExporter",
     "Follower",
     "LightningSpanProcessor",
+    "Price",
     "Recording",
     "Report",
     "Span",
@@ -79,6 +83,7 @@ __all__ = [
     "Trajectory",
     "Transition",
     "TripletAdapter",
+    "Worth",
     "add_transform",
     "apply_rewards",
     "auto_trace",
