@@ -1,4 +1,4 @@
-"""How rewards given after the fact come into a store: surely, and under ids of their own."""
+"""How what is given after the fact comes into a store: surely, and under ids of its own."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ def add_surely(store: Store, spans: Iterable[Span]) -> None:
         store.writer().take(spans)
     except OSError as exc:
         raise StoreError(
-            f"{store.name} refuses a reward: {exc.strerror or exc}; is it writable, and the disk "
+            f"{store.name} refuses it: {exc.strerror or exc}; is it writable, and the disk "
             "not full?"
         ) from exc
 
