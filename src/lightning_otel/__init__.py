@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Advantage, Composition, TripletAdapter
+    from lightning_otel.agents import LitAgent, Router, rollout
     from lightning_otel.emitters import (
         emit_action,
         emit_exception,
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
     from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
     from lightning_otel.provider import instrument, uninstrument
+    from lightning_otel.queue import Queue
     from lightning_otel.rewarding import apply_rewards
     from lightning_otel.rewarding.feedback import emit_feedback, reward_from_feedback
     from lightning_otel.rewarding.worth import Price, Worth
+    from lightning_otel.runner import Hook, Runner, run_workers
     from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
@@ -35,6 +38,9 @@ _HOMES = {
     "Advantage": "adapter",
     "Composition": "adapter",
     "TripletAdapter": "adapter",
+    "LitAgent": "agents",
+    "Router": "agents",
+    "rollout": "agents",
     "emit_action": "emitters",
     "emit_exception": "emitters",
     "emit_message": "emitters",
@@ -53,6 +59,10 @@ _HOMES = {
     "reward_from_feedback": "rewarding.feedback",
     "Price": "rewarding.worth",
     "Worth": "rewarding.worth",
+    "Queue": "queue",
+    "Hook": "runner",
+    "Runner": "runner",
+    "run_workers": "runner",
     "Store": "store",
     "Follower": "store.follow",
     "add_transform": "store.transforms",
@@ -74,10 +84,15 @@ __all__ = [
     "Composition",
     "DuckDBSpanExporter",
     "Follower",
+    "Hook",
     "LightningSpanProcessor",
+    "LitAgent",
     "Price",
+    "Queue",
     "Recording",
     "Report",
+    "Router",
+    "Runner",
     "Span",
     "Store",
     "Trajectory",
@@ -102,6 +117,8 @@ __all__ = [
     "operation",
     "remove_transform",
     "reward_from_feedback",
+    "rollout",
+    "run_workers",
     "uninstrument",
     "wrap_langchain",
 ]
