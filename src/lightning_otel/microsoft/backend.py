@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
@@ -66,7 +67,9 @@ def missing() -> str:
     if found.split(".")[:2] != FITS.split("."):
         return f"agentlightning {found} is installed, and {FITS} is what fits"
     try:
-        importlib.import_module(_PACKAGE)
+        with warnings.catch_warnings():  # what it imports warns of its own making
+            warnings.simplefilter("ignore")
+            importlib.import_module(_PACKAGE)
     except Exception as exc:  # noqa: BLE001  # somebody else's code may raise anything
         return f"agentlightning {found} cannot be imported: {type(exc).__name__}: {exc}"
     return ""
