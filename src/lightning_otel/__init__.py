@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_otel.queue import Queue
     from lightning_otel.rewarding import apply_rewards
     from lightning_otel.rewarding.feedback import emit_feedback, reward_from_feedback
+    from lightning_otel.rewarding.learned import learned
     from lightning_otel.rewarding.worth import Price, Worth
     from lightning_otel.runner import Hook, Runner, run_workers
     from lightning_otel.store import Store
@@ -57,6 +58,7 @@ _HOMES = {
     "apply_rewards": "rewarding",
     "emit_feedback": "rewarding.feedback",
     "reward_from_feedback": "rewarding.feedback",
+    "learned": "rewarding.learned",
     "Price": "rewarding.worth",
     "Worth": "rewarding.worth",
     "Queue": "queue",
@@ -114,6 +116,7 @@ __all__ = [
     "emit_span",
     "emit_state",
     "instrument",
+    "learned",
     "operation",
     "remove_transform",
     "reward_from_feedback",
