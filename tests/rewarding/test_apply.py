@@ -1,10 +1,11 @@
 """Reward functions over stored traces: what they see, what is kept, and that it is kept once."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,44 @@ def test_missing_store_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreMissingError):
         apply_rewards(Store(tmp_path / "none.duckdb"), exact_match)
     assert not (tmp_path / "none.duckdb").exists()
+
+
+def test_served_store_is_judged_from_elsewhere(told: Store, served: Callable[..., str]) -> None:
+    """By its URL a store is judged as on its own disk, and once from both places."""
+    elsewhere = Store(served(told))
+
+    first = apply_rewards(elsewhere, exact_match)
+    second = apply_rewards(told, exact_match)
+
+    assert (first.rewards, second.rewards, second.held) == (3, 0, 3)
+    assert [step.reward for step in told.transitions()] == [None, 1.0, 0.0, 1.0]
+
+
+KILLED = """
+import os, signal, sys
+from lightning_otel import Store, apply_rewards
+count = 0
+def judge(answer):
+    global count
+    count += 1
+    if count == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+apply_rewards(Store(sys.argv[1]), judge)
+"""
+
+
+def test_killed_application_goes_on_where_it_was(told: Store) -> None:
+    """What was given before a kill is kept; the next run gives the rest, and each once."""
+    command = [sys.executable, "-c", KILLED, told.name]
+
+    killed = subprocess.run([*command, "3"], timeout=50)
+    kept = [step.reward for step in told.transitions() if step.reward is not None]
+    whole = subprocess.run([*command, "9"], timeout=50)
+
+    assert (killed.returncode, whole.returncode) == (-signal.SIGKILL, 0)
+    assert kept == [1.0, 1.0]
+    assert [row["value"] for row in told.sql("SELECT value FROM rewards")] == [1.0] * 3
 
 
 WRITER = """

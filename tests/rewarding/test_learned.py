@@ -47,7 +47,8 @@ def test_best_version_of_a_category_is_found(store: Store, resources: Resources)
     assert found.resource.body["template"] == "Describe it with light and lens."
     assert not found.is_general
     assert found.earned is not None
-    assert (found.earned.rollouts, found.earned.mean) == (3, pytest.approx(0.8))
+    assert found.earned.rollouts == 3
+    assert found.earned.mean == pytest.approx(0.8)
     assert found.earned.error == pytest.approx(0.1528, abs=1e-4)
     assert [(each.version, each.rollouts) for each in found.versions] == [(2, 3), (1, 3)]
 

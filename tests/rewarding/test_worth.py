@@ -42,11 +42,8 @@ def test_worth_weighs_quality_against_cost_and_time() -> None:
     found = worth(paths(STEP, later), {"ok": 1.0, "tone": 0.5})
 
     cost = (1_000 * 10 + 200 * 50 + 1_000 * 1 + 200 * 2) / 1e6
-    assert found == {
-        "worth": pytest.approx(1.0 - 10 * cost - 0.1 * 4.5),
-        "cost": pytest.approx(cost),
-        "seconds": pytest.approx(4.5),
-    }
+    expected = {"worth": 1.0 - 10 * cost - 0.1 * 4.5, "cost": cost, "seconds": 4.5}
+    assert found == pytest.approx(expected)
 
 
 def test_worth_counts_a_shared_step_once() -> None:
