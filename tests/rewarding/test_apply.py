@@ -1,6 +1,5 @@
 """Reward functions over stored traces: what they see, what is kept, and that it is kept once."""
 
-import asyncio
 import signal
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from lightning_otel import (
@@ -20,10 +18,8 @@ from lightning_otel import (
     auto_trace,
     context,
     emit_action,
-    emit_reward,
 )
-from lightning_otel.demo.server import DemoServer
-from lightning_otel.errors import ConfigError, StoreMissingError
+from lightning_otel.errors import StoreMissingError
 from lightning_otel.rewarding import Judgement
 from lightning_otel.types import Rollout
 
@@ -55,38 +51,66 @@ def rewards_of(store: Store, **keywords: Any) -> list[tuple[str, int, dict[str, 
     ]
 
 
-def test_function_judges_every_rollout_by_task_and_answer(told: Store) -> None:
-    """A number is the reward of the rollout's last step, under the function's name."""
-    done = apply_rewards(told, exact_match)
+def test_function_judges_each_rollout_once(told: Store) -> None:
+    """A number is the reward of the last step, under the function's name; again adds nothing."""
+    first = apply_rewards(told, exact_match)
+    with auto_trace(store=told, rollout_id="r4", task={"want": "4"}):
+        emit_action("say", "4")
+    dry = apply_rewards(told, exact_match, is_dry_run=True)
+    second = apply_rewards(told, exact_match)
 
-    assert (done.rewards, done.attempts) == (3, 3)
-    assert done.mean == pytest.approx(2 / 3)
+    assert (first.rewards, first.attempts) == (3, 3)
+    assert first.mean == pytest.approx(2 / 3)
+    assert (dry.rewards, dry.held) == (second.rewards, second.held) == (1, 3)
     assert rewards_of(told) == [
         ("r1", 0, {}),
         ("r1", 1, {"exact_match": 1.0}),
         ("r2", 0, {"exact_match": 0.0}),
         ("r3", 0, {"exact_match": 1.0}),
+        ("r4", 0, {"exact_match": 1.0}),
     ]
-    assert told.report().rewards_placed == 3
 
 
-def test_applying_twice_adds_nothing(told: Store) -> None:
-    """A function that was applied is not even called again; a new rollout is judged alone."""
-    calls: list[object] = []
+def test_raising_function_loses_nothing(told: Store) -> None:
+    """The others keep their rewards; what it raised on is counted, and asked about again."""
+    heard: list[Judgement] = []
+    broken = {"r2"}
 
-    def once(task: object) -> float:
-        calls.append(task)
-        return 1.0
+    def fragile(task: Mapping[str, str], rollout: Rollout) -> object:
+        if rollout.rollout_id in broken:
+            raise RuntimeError("the judge is down")
+        return {"r1": 0.5, "r3": "much"}.get(rollout.rollout_id, 1.0)
 
-    apply_rewards(told, once)
-    with auto_trace(store=told, rollout_id="r4", task={"want": "4"}):
-        emit_action("say", "4")
+    first = apply_rewards(told, fragile, told=heard.append)
+    broken.clear()
+    second = apply_rewards(told, fragile)
 
-    done = apply_rewards(told, once)
+    assert (first.rewards, dict(first.failed)) == (1, {"RuntimeError": 1, "no number, but str": 1})
+    assert [each.failure for each in heard if each.failure] == [
+        "RuntimeError: the judge is down",
+        "fragile is 'much', no number",
+    ]
+    assert (second.rewards, second.held) == (1, 1)
 
-    assert (done.rewards, done.held, done.attempts) == (1, 3, 4)
-    assert len(calls) == 4
-    assert len(told.sql("SELECT * FROM rewards").rows()) == 4
+
+def test_changed_function_keeps_what_it_gave(told: Store, tmp_path: Path) -> None:
+    """Another text is told of; another version judges anew, beside the first, under its name."""
+    spaces: list[dict[str, Any]] = [{}, {}]
+    for index, space in enumerate(spaces):
+        path = tmp_path / f"rewards_{index}.py"
+        path.write_text(f"def judge(answer):\n    return {index}\n")
+        exec(compile(path.read_text(), path, "exec"), space)
+    old, new = (space["judge"] for space in spaces)
+
+    apply_rewards(told, old, rollout_id="r3")
+    same = apply_rewards(told, new, rollout_id="r3")
+    other = apply_rewards(told, new, rollout_id="r3", version="2")
+
+    newer = Composition({"judge@2": 2.0})
+    (step,) = told.transitions(rollout_id="r3", compose=newer)
+    assert (same.rewards, same.held, same.changed) == (0, 1, 1)
+    assert (other.rewards, other.held) == (1, 0)
+    assert (step.reward, dict(step.rewards)) == (2.0, {"judge": 0.0, "judge@2": 1.0})
 
 
 def test_two_that_apply_at_once_give_each_reward_once(told: Store) -> None:
@@ -104,100 +128,6 @@ def test_two_that_apply_at_once_give_each_reward_once(told: Store) -> None:
     others.join(20)
 
     assert rewards_of(told, rollout_id="r1") == [("r1", 0, {}), ("r1", 1, {"slow": 1.0})]
-
-
-def test_raising_function_loses_nothing(told: Store) -> None:
-    """The rollouts it did not raise on keep their rewards; why it raised is counted and told."""
-    heard: list[Judgement] = []
-
-    def fragile(task: Mapping[str, str], rollout: Rollout) -> object:
-        return {"r1": 0.5, "r2": "much"}.get(rollout.rollout_id) or task["no"]
-
-    def endless(answer: str) -> float:
-        return float("nan" if answer == "5" else "1")
-
-    done = apply_rewards(told, fragile, told=heard.append)
-    other = apply_rewards(told, endless, told=heard.append)
-
-    assert (done.rewards, dict(done.failed)) == (1, {"no number, but str": 1, "KeyError": 1})
-    assert (other.rewards, dict(other.failed)) == (2, {"not finite": 1})
-    assert [each.failure for each in heard if each.failure] == [
-        "fragile is 'much', no number",
-        "KeyError: 'no'",
-        "endless is nan; a reward must be finite",
-    ]
-    assert [values for *_, values in rewards_of(told) if values] == [
-        {"fragile": 0.5, "endless": 1.0},
-        {"endless": 1.0},
-    ]
-
-
-def test_failed_rollout_is_asked_about_again(told: Store) -> None:
-    """What a function raised on is no judgement: mended, it is asked again and alone."""
-    broken = {"r2"}
-
-    def judge(rollout: Rollout) -> float:
-        if rollout.rollout_id in broken:
-            raise RuntimeError("the judge is down")
-        return 1.0
-
-    first = apply_rewards(told, judge)
-    broken.clear()
-    second = apply_rewards(told, judge)
-
-    assert (first.rewards, dict(first.failed)) == (2, {"RuntimeError": 1})
-    assert (second.rewards, second.held) == (1, 2)
-
-
-def test_named_rewards_keep_their_primary_one(told: Store) -> None:
-    """Numbers by name are one reward, the first of them primary."""
-
-    def judge(trajectories: tuple[Trajectory, ...]) -> dict[str, float]:
-        return {"ok": 1.0, "steps": float(len(trajectories[0].transitions))}
-
-    apply_rewards(told, judge, rollout_id="r1")
-
-    (step,) = (each for each in told.transitions(rollout_id="r1") if each.reward is not None)
-    assert (step.reward, dict(step.rewards)) == (1.0, {"ok": 1.0, "steps": 2.0})
-
-
-def test_version_judges_anew_under_its_name(told: Store) -> None:
-    """Another version stands beside the first, and the rewards of both are told apart."""
-    apply_rewards(told, exact_match)
-
-    done = apply_rewards(told, exact_match, version="2")
-
-    assert (done.rewards, done.held) == (3, 0)
-    by_new = rewards_of(told, rollout_id="r3")
-    assert by_new == [("r3", 0, {"exact_match": 1.0, "exact_match@2": 1.0})]
-    newer = Composition({"exact_match@2": 2.0})
-    assert [step.reward for step in told.transitions(rollout_id="r3", compose=newer)] == [2.0]
-
-
-def test_changed_function_is_told_of(told: Store, tmp_path: Path) -> None:
-    """Where the text of a function that was applied is another now, the result says so."""
-    first: dict[str, Any] = {}
-    second: dict[str, Any] = {}
-    for name, space, value in (("one.py", first, 0.0), ("two.py", second, 1.0)):
-        path = tmp_path / name
-        path.write_text(f"def judge(answer):\n    return {value}\n")
-        exec(compile(path.read_text(), path, "exec"), space)
-
-    apply_rewards(told, first["judge"])
-    done = apply_rewards(told, second["judge"])
-
-    assert (done.rewards, done.held, done.changed) == (0, 3, 3)
-
-
-def test_dry_run_keeps_nothing(told: Store) -> None:
-    """On a dry run the function is asked, and the store stays as it is."""
-    heard: list[Judgement] = []
-
-    done = apply_rewards(told, exact_match, is_dry_run=True, told=heard.append)
-
-    assert done.rewards == 3
-    assert [each.values for each in heard] == [{"exact_match": value} for value in (1.0, 0.0, 1.0)]
-    assert told.sql("SELECT * FROM rewards").rows() == []
 
 
 def test_running_rollout_waits_for_the_next_time(told: Store) -> None:
@@ -245,77 +175,6 @@ def test_each_attempt_is_judged_by_itself(store: Store) -> None:
 
     found = [(step.attempt_id, step.reward) for step in store.transitions()]
     assert found == [("1", 0.0), ("2", 1.0)]
-
-
-def test_function_sees_rewards_that_are_there(told: Store) -> None:
-    """One that composes others gets them by name."""
-    emit_reward("tone", 0.25, rollout_id="r2")  # into the default store: not here
-    apply_rewards(told, exact_match)
-
-    def doubled(rewards: Mapping[str, float]) -> float | None:
-        return 2 * rewards["exact_match"] if "exact_match" in rewards else None
-
-    apply_rewards(told, doubled)
-
-    assert rewards_of(told, rollout_id="r3")[0][2] == {"exact_match": 1.0, "doubled": 2.0}
-
-
-def test_async_function_is_awaited(told: Store) -> None:
-    """A judge that asks somebody is awaited, also where a loop runs already, as in a notebook."""
-
-    async def judge(answer: str) -> float:
-        await asyncio.sleep(0)
-        return float(len(answer))
-
-    async def notebook() -> float | None:
-        return apply_rewards(told, judge, rollout_id="r2").mean
-
-    assert apply_rewards(told, judge, rollout_id="r1").mean == 1.0
-    assert asyncio.run(notebook()) == 1.0
-
-
-def test_model_calls_are_judged_by_their_answer(store: Store, server: DemoServer) -> None:
-    """Of a real call the answer is the text that the model gave."""
-    with (
-        openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client,
-        auto_trace(store=store, rollout_id="live", task="hi"),
-    ):
-        client.chat.completions.create(model="toy", messages=[{"role": "user", "content": "hi"}])
-    answers: list[str] = []
-
-    def heard(answer: str, task: str) -> float:
-        answers.append(answer)
-        return float(task == "hi")
-
-    done = apply_rewards(store, heard)
-
-    (step,) = store.transitions()
-    assert answers == [step.action[0]["parts"][0]["content"]]
-    assert (done.mean, step.reward) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("function", "fault"),
-    [
-        (lambda task: 1.0, "has no name"),
-        (3, "cannot be"),
-        (dict.fromkeys, "may ask by name|nothing tells"),
-    ],
-)
-def test_unfit_function_is_refused(told: Store, function: Any, fault: str) -> None:
-    """Before anything is judged it is said what a function may ask for."""
-    with pytest.raises(ConfigError, match=fault):
-        apply_rewards(told, function)
-
-
-def test_unknown_parameters_are_named(told: Store) -> None:
-    """A parameter that nobody fills is named, with those that there are."""
-
-    def judge(answer: str, completion: str) -> float:
-        return 1.0
-
-    with pytest.raises(ConfigError, match="takes completion; it may ask by name for task, answer"):
-        apply_rewards(told, judge)
 
 
 def test_missing_store_is_said(tmp_path: Path) -> None:

@@ -84,60 +84,35 @@ def test_feedback_that_cannot_be_is_refused(said: dict[str, Any], fault: str) ->
 
 
 @pytest.fixture
-def call(store: Store, server: DemoServer) -> dict[str, Any]:
-    """The last of two real calls of one rollout in the store."""
-    with (
-        openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client,
-        auto_trace(store=store, rollout_id="r1"),
-    ):
-        for text in ("hi", "ho"):
-            client.chat.completions.create(
-                model="toy", messages=[{"role": "user", "content": text}]
-            )
+def calls(store: Store, server: DemoServer) -> list[dict[str, Any]]:
+    """The first of two real calls of each of four rollouts in the store."""
+    with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
+        for name in ("r1", "r2", "r3", "r4"):
+            with auto_trace(store=store, rollout_id=name):
+                for text in ("hi", "ho"):
+                    client.chat.completions.create(
+                        model="toy", messages=[{"role": "user", "content": text}]
+                    )
     store.writer().seal()
-    found: dict[str, Any] = store.sql("SELECT * FROM calls ORDER BY start_ns").rows()[0]
-    return found
+    return store.sql("SELECT * FROM calls ORDER BY start_ns").rows()[::2]
 
 
-@pytest.mark.parametrize("noun", ["response", "rollout", "trace", "span"])
-def test_feedback_reaches_what_it_judges(store: Store, call: dict[str, Any], noun: str) -> None:
+def test_feedback_reaches_what_it_judges(store: Store, calls: list[dict[str, Any]]) -> None:
     """By response or span it judges that very step, by rollout or trace the last one."""
-    target: dict[str, Any] = {f"{noun}_id": call[f"{noun}_id"]}
+    said: dict[str, Any] = {"rating": 4, "satisfied": True, "text": "fine", "store": store}
+    ids = [
+        emit_feedback(**said, **{f"{noun}_id": call[f"{noun}_id"]})
+        for noun, call in zip(("response", "span", "rollout", "trace"), calls, strict=True)
+    ]
 
-    emit_feedback(rating=4, satisfied=True, text="fine", store=store, **target)
-
-    found = [step.reward for step in store.transitions()]
-    expected = pytest.approx(0.8)
-    assert found == ([expected, None] if noun in ("response", "span") else [None, expected])
-
-
-def test_feedback_keeps_what_was_said(store: Store, call: dict[str, Any]) -> None:
-    """The reward's span holds the parts it was made of, and the text."""
-    span_id = emit_feedback(
-        quality_score=90, used_result=False, text="good", span_id=call["span_id"], store=store
-    )
-
-    (span,) = (each for each in store.spans(rollout_id="r1") if each.span_id == span_id)
-    said = {key: value for key, value in span.attributes.items() if "feedback." in key}
-    assert said == {
-        c.FEEDBACK_QUALITY: 90,
-        c.FEEDBACK_USED: False,
-        c.FEEDBACK_TEXT: "good",
-    }
-    assert span.attributes[c.REWARD_NAME] == "feedback"
-
-
-def test_feedback_with_an_id_is_kept_once(store: Store, call: dict[str, Any]) -> None:
-    """Sent again it changes nothing; other feedback under its id is refused."""
-    given: dict[str, Any] = {"response_id": call["response_id"], "feedback_id": "f-17"}
-
-    first = emit_feedback(rating=5, store=store, **given)
-    again = emit_feedback(rating=5, store=store, **given)
-    with pytest.raises(ConfigError, match="'f-17' was kept as 1 and cannot become -1"):
-        emit_feedback(rating=0, store=store, **given)
-
-    assert first == again
-    assert [row["value"] for row in store.sql("SELECT value FROM rewards")] == [1.0]
+    found = [(step.rollout_id, step.step) for step in store.transitions(rewarded=True)]
+    rewards = {round(step.reward or 0.0, 9) for step in store.transitions(rewarded=True)}
+    assert found == [("r1", 0), ("r2", 0), ("r3", 1), ("r4", 1)]
+    assert rewards == {0.8}
+    (span,) = (each for each in store.spans(rollout_id="r1") if each.span_id == ids[0])
+    assert {key: value for key, value in span.attributes.items() if "feedback." in key} == {
+        c.FEEDBACK_RATING: 4, c.FEEDBACK_SATISFIED: True, c.FEEDBACK_TEXT: "fine"
+    }  # fmt: skip
 
 
 PROGRAM = """
@@ -147,19 +122,22 @@ print(emit_feedback(rating=3, used_result=True, response_id=sys.argv[1], feedbac
 """
 
 
-def test_feedback_comes_from_another_process(
-    store: Store, call: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_feedback_with_an_id_is_kept_once(
+    store: Store, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A web server that knows no more than the response's id gives it twice; it counts once."""
+    """Sent again, here or by a web server, it changes nothing; other feedback is refused."""
     monkeypatch.setenv("LIGHTNING_OTEL_STORE", store.name)
-    command = [sys.executable, "-c", PROGRAM, call["response_id"]]
+    response_id = calls[0]["response_id"]
+    given: dict[str, Any] = {"response_id": response_id, "feedback_id": "web-1", "store": store}
+    command = [sys.executable, "-c", PROGRAM, response_id]
 
-    ids = {
-        subprocess.run(command, capture_output=True, timeout=50, check=True).stdout for _ in "ab"
-    }
+    told = subprocess.run(command, capture_output=True, timeout=50, check=True, text=True).stdout
+    again = emit_feedback(rating=3, used_result=True, **given)
+    with pytest.raises(ConfigError, match=r"'web-1' was kept as 0\.3 and cannot become -1"):
+        emit_feedback(rating=0, **given)
 
-    assert len(ids) == 1
-    assert [step.reward for step in store.transitions()] == [pytest.approx(0.3), None]
+    assert again == told.strip()
+    assert [row["value"] for row in store.sql("SELECT value FROM rewards")] == [pytest.approx(0.3)]
 
 
 def test_feedback_without_a_target_judges_the_recording(store: Store) -> None:
@@ -174,13 +152,13 @@ def test_feedback_without_a_target_judges_the_recording(store: Store) -> None:
 
 
 def test_feedback_for_what_is_not_there_is_refused(
-    store: Store, call: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    store: Store, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unknown target, no target for an id, several targets and a missing store are told."""
     with pytest.raises(NotFoundError, match="holds no response 'chatcmpl-no'"):
         emit_feedback(rating=1, response_id="chatcmpl-no", store=store)
     with pytest.raises(ConfigError, match="response and span are named; name one of them"):
-        emit_feedback(rating=1, response_id="a", span_id=call["span_id"], store=store)
+        emit_feedback(rating=1, response_id="a", span_id=calls[0]["span_id"], store=store)
     with pytest.raises(ConfigError, match="'f-1' names nothing that it judges"):
         emit_feedback(rating=1, feedback_id="f-1", store=store)
     with pytest.raises(StoreMissingError):

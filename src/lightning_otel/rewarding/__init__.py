@@ -17,6 +17,8 @@ from lightning_otel.rewarding.functions import Case, Failure, RewardFunction
 from lightning_otel.rewarding.writing import add_surely, derived_id, identified
 from lightning_otel.store import Store
 from lightning_otel.store.asked import Asked, Keywords
+from lightning_otel.store.damage import answered
+from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import attribute
 from lightning_otel.types import Mode, Rollout, Span, Trajectory
 
@@ -26,6 +28,9 @@ _FINISHED: Final = ("succeeded", "failed", "cancelled")
 _ROLLOUTS: Final = """
 SELECT rollout_id, attempt_id, status, task, agents, reward, start_ns, end_ns FROM rollouts
 ORDER BY start_ns"""
+_HELD: Final = f"""
+SELECT span_id, {attribute(c.REWARD_SOURCE)} FROM spans
+WHERE reward IS NOT NULL AND {attribute(c.REWARD_FUNCTION)} = ?"""
 
 
 class Judgement(NamedTuple):
@@ -144,8 +149,7 @@ class _Application:
         self._store = store
         self._judge = judge
         self._is_dry_run = is_dry_run
-        self._rollouts = _rollouts(store)
-        self._held = _held(store, judge)
+        self._rollouts, self._held = _known(store, judge)
         self.applied = Applied(judge.name, judge.version)
         wanted = asked.wanted
         self.expected = sum(
@@ -208,24 +212,45 @@ class _Application:
         return Judgement(case.rollout.rollout_id, case.attempt_id, agent, found)
 
 
-def _rollouts(store: Store) -> dict[tuple[str, str], Rollout]:
-    """Each attempt's rollout, as far as it is known from spans."""
-    return {(row["rollout_id"], row["attempt_id"]): _rollout(row) for row in store.sql(_ROLLOUTS)}
+def _known(
+    store: Store, judge: RewardFunction
+) -> tuple[dict[tuple[str, str], Rollout], dict[str, str]]:
+    """Each attempt's rollout, as far as spans tell of it; and the rewards the function gave before.
+
+    Of these the span ids, each with the hash of the function's source then.
+    """
+    # One connection for both: each costs as much as its queries.
+    con = store.source.connect(("spans", "rollouts"), (*NARROW_COLUMNS, "attributes"))
+
+    def ask() -> tuple[list[tuple[Any, ...]], list[tuple[str, str | None]]]:
+        return con.execute(_ROLLOUTS).fetchall(), con.execute(_HELD, [judge.name]).fetchall()
+
+    rows, given = answered(con, store.layout, ask)
+    rollouts = {(row[0], row[1]): _rollout(*row) for row in rows}
+    return rollouts, {span_id: source or "" for span_id, source in given}
 
 
-def _rollout(row: Mapping[str, Any]) -> Rollout:
-    attempt, status = row["attempt_id"], row["status"]
+def _rollout(
+    rollout_id: str,
+    attempt_id: str,
+    status: Any,
+    task: str | None,
+    agents: str | None,
+    reward: float | None,
+    start_ns: int,
+    end_ns: int,
+) -> Rollout:
     broke_off = status == "incomplete"
     return Rollout(
-        rollout_id=row["rollout_id"],
-        task=_loaded(row["task"]),
+        rollout_id=rollout_id,
+        task=_loaded(task),
         status="failed" if broke_off else status,
         reason=INCOMPLETE_ROLLOUT if broke_off else "",
-        agent=row["agents"],
-        attempts=int(attempt) if attempt.isdecimal() else 1,
-        reward=row["reward"],
-        created_ns=row["start_ns"],
-        ended_ns=row["end_ns"],
+        agent=agents,
+        attempts=int(attempt_id) if attempt_id.isdecimal() else 1,
+        reward=reward,
+        created_ns=start_ns,
+        ended_ns=end_ns,
     )
 
 
@@ -243,16 +268,6 @@ def _rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
         for name, value in step.rewards.items():
             found[name] = found.get(name, 0.0) + value
     return found
-
-
-def _held(store: Store, judge: RewardFunction) -> dict[str, str]:
-    """The span ids of rewards that the function gave before, with the hash of its source then."""
-    rows = store.sql(
-        f"SELECT span_id, {attribute(c.REWARD_SOURCE)} AS source FROM spans "
-        f"WHERE reward IS NOT NULL AND {attribute(c.REWARD_FUNCTION)} = ?",
-        [judge.name],
-    )
-    return {row["span_id"]: row["source"] or "" for row in rows}
 
 
 def _identity(judge: RewardFunction, case: Case) -> str:
