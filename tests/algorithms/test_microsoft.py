@@ -2,18 +2,28 @@
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from lightning_otel import Store, instrument, uninstrument
+from lightning_otel import (
+    Store,
+    Trainer,
+    auto_trace,
+    emit_action,
+    emit_reward,
+    instrument,
+    uninstrument,
+)
 from lightning_otel.algorithms.microsoft import Microsoft
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
 from lightning_otel.microsoft.backend import missing
-from lightning_otel.trainer import Trainer
 from lightning_otel.types import Resource
 
 TASKS = [{"question": f"{number}+1", "want": str(number + 1)} for number in range(3)]
@@ -115,3 +125,21 @@ def test_what_it_has_not_is_refused(store: Store) -> None:
         Trainer(lambda task: 1.0, Microsoft(object()), store=store).fit([1])
     with pytest.raises(ConfigError, match="give fit\\(train=…\\)"):
         Trainer(lambda task: 1.0, Microsoft(), store=store).fit()
+
+
+def test_train_command_says_why_it_falls_back(store: Store, tmp_path: Path) -> None:
+    """``train --backend auto`` goes on with ours where Agent Lightning is not, and says so."""
+    if not missing():
+        pytest.skip("agentlightning is installed here")
+    with auto_trace(store=store, task="hi"):
+        emit_action("say", "hi")
+        emit_reward(1.0)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_otel", "train", "baseline", "--backend", "auto",
+         "--store", store.name],
+        capture_output=True, text=True, cwd=tmp_path, timeout=50,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert "backend 'auto' is 'builtin' here: agentlightning is not installed" in done.stderr
