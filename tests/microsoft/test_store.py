@@ -133,7 +133,8 @@ def test_content_stays_unless_it_may_leave(store: Store, solved: str, theirs: st
     rollout, spans = there(theirs, solved)
     assert not done.with_content
     assert rollout["input"] is None
-    assert "391" not in orjson.dumps(spans).decode()
+    told = orjson.dumps(spans).decode()
+    assert not [words for words in ("careful assistant", "17*23", "calculator") if words in told]
     assert not any("token_ids" in key for span in spans for key in span["attributes"])
 
 
