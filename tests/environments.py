@@ -199,16 +199,21 @@ ENVIRONMENTS = {
         ("torch", "trl", "transformers", "datasets", "ray", "verl", "agentlightning"),
         alone=("verl==0.9.1", "agentlightning==0.3.0"),
     ),
-    # Its adapters alone: the whole of Agent Lightning brings an LLM gateway, 470 MB.
+    # Its adapters and its store alone: the whole of Agent Lightning brings an LLM gateway, 470 MB.
     "differential": Environment(
         (
             "agentops>=0.4.13",
+            "aiohttp",
+            "aiologic",
             "fastapi",
+            "gunicorn",
             "openai>=2",
             "opentelemetry-exporter-otlp==1.44.0",
             "opentelemetry-sdk==1.44.0",
+            "portpicker",
+            "uvicorn",
         ),
-        ("tests/adapter/differential",),
+        ("tests/adapter/differential", "tests/microsoft"),
         ("agentlightning", "agentops", "opentelemetry-sdk"),
         alone=("agentlightning==0.3.0",),
     ),

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.queue import Queue
     from lightning_otel.resources import Resources
+    from lightning_otel.rewarding import apply_rewards
+    from lightning_otel.rewarding.feedback import emit_feedback, reward_from_feedback
+    from lightning_otel.rewarding.learned import learned
+    from lightning_otel.rewarding.worth import Price, Worth
     from lightning_otel.runner import Hook, Runner, run_workers
     from lightning_otel.state import State
     from lightning_otel.store import Store
@@ -59,6 +63,12 @@ _HOMES = {
     "wrap_langchain": "instrumentors.langchain.wrap",
     "instrument": "provider",
     "uninstrument": "provider",
+    "apply_rewards": "rewarding",
+    "emit_feedback": "rewarding.feedback",
+    "reward_from_feedback": "rewarding.feedback",
+    "learned": "rewarding.learned",
+    "Price": "rewarding.worth",
+    "Worth": "rewarding.worth",
     "Queue": "queue",
     "Resources": "resources",
     "Hook": "runner",
@@ -94,6 +104,7 @@ __all__ = [
     "Hook",
     "LightningSpanProcessor",
     "LitAgent",
+    "Price",
     "Prompt",
     "Queue",
     "Recording",
@@ -110,12 +121,15 @@ __all__ = [
     "Trajectory",
     "Transition",
     "TripletAdapter",
+    "Worth",
     "add_transform",
+    "apply_rewards",
     "auto_trace",
     "carried",
     "context",
     "emit_action",
     "emit_exception",
+    "emit_feedback",
     "emit_message",
     "emit_object",
     "emit_observation",
@@ -123,8 +137,10 @@ __all__ = [
     "emit_span",
     "emit_state",
     "instrument",
+    "learned",
     "operation",
     "remove_transform",
+    "reward_from_feedback",
     "rollout",
     "run_workers",
     "uninstrument",

@@ -148,6 +148,19 @@ REWARD_VALUE: Final = "agentlightning.reward.0.value"
 REWARD_NAME: Final = "agentlightning.reward.0.name"
 REWARD_STEPS: Final = "lightning.reward.steps"
 """JSON list: a number, or null, for each step in turn; the reward's value is then their sum."""
+REWARD_FUNCTION: Final = "lightning.reward.function"
+"""Name of the reward function that gave it."""
+REWARD_VERSION: Final = "lightning.reward.version"
+"""The function's version, where it is not the first."""
+REWARD_SOURCE: Final = "lightning.reward.source"
+"""The start of the SHA-256 of the function's source text."""
+FEEDBACK_ID: Final = "lightning.feedback.id"
+"""The id that whoever sent feedback gave it."""
+FEEDBACK_QUALITY: Final = "lightning.feedback.quality_score"
+FEEDBACK_RATING: Final = "lightning.feedback.rating"
+FEEDBACK_SATISFIED: Final = "lightning.feedback.satisfied"
+FEEDBACK_USED: Final = "lightning.feedback.used_result"
+FEEDBACK_TEXT: Final = "lightning.feedback.text"
 PRIMARY_REWARD: Final = "primary"
 LINK_PREFIX: Final = "agentlightning.link"
 """``agentlightning.link.N.key_match|value_match``: the span whose attribute equals the value."""
@@ -208,6 +221,7 @@ CONTENT_KEYS: Final = frozenset(
         OPERATION_OUTPUT,
         TASK,
         STOP_REASON,
+        FEEDBACK_TEXT,
     }
 )
 """What people wrote and models answered: kept in the local store, sent out only when allowed."""

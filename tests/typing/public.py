@@ -181,6 +181,26 @@ def min_of(rewards: Mapping[str, float]) -> float:
     return min(rewards.values())
 
 
+def judged(store: lo.Store) -> None:
+    """Reward functions, feedback and worth."""
+
+    def exact_match(task: Mapping[str, str], answer: str) -> float:
+        return float(answer == task["want"])
+
+    async def asked(trajectory: lo.Trajectory) -> dict[str, float] | None:
+        return {"steps": float(len(trajectory.transitions))}
+
+    done = lo.apply_rewards(store, exact_match, since="2026-11-01", agents="planner*")
+    assert_type(done.mean, float | None)
+    lo.apply_rewards("traces.duckdb", asked, version="2", is_dry_run=True)
+    assert_type(lo.reward_from_feedback(rating=5, satisfied=True), float)
+    assert_type(lo.emit_feedback(rating=5, response_id="chatcmpl-1"), str | None)
+    worth = lo.Worth(lo.Composition({"cost": -1.0}), prices={"m": lo.Price(input=1, output=2)})
+    lo.apply_rewards(store, worth)
+    assert_type(lo.learned("image").resource.version, int)
+    lo.emit_feedback(stars=5)  # type: ignore[call-arg]  # no such thing is said
+
+
 class Own(lo.BaseAlgorithm):
     """An algorithm of one's own."""
 

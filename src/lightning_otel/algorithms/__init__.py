@@ -6,14 +6,27 @@ they need when they run.
 """
 
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, Context, StepResult, name_of
 from lightning_otel.errors import ConfigError
 
+if TYPE_CHECKING:
+    from lightning_otel.microsoft import Backend
+
 GROUP: Final = "lightning_otel.algorithms"
 
-__all__ = ["BaseAlgorithm", "Batch", "Context", "StepResult", "get", "made", "name_of", "names"]
+__all__ = [
+    "BaseAlgorithm",
+    "Batch",
+    "Context",
+    "StepResult",
+    "backed",
+    "get",
+    "made",
+    "name_of",
+    "names",
+]
 
 
 def names() -> list[str]:
@@ -75,6 +88,32 @@ def made(algorithm: "str | type[BaseAlgorithm] | BaseAlgorithm", **options: Any)
             f"already to {type(algorithm).__name__}(…) itself"
         )
     return algorithm
+
+
+def backed(algorithm: Any, backend: "Backend", **options: Any) -> BaseAlgorithm:
+    """An algorithm, run by us or by Agent Lightning.
+
+    Args:
+        algorithm: As :func:`made` takes it; or of Agent Lightning's, one of its names, or one that
+            is made.
+        backend: Who is to run it; ``auto`` is Agent Lightning where it is installed, fits and has
+            that algorithm, and says why where it is not.
+        options: Its own, where it is yet to be made.
+
+    Raises:
+        ConfigError: There is none, or the backend cannot be used.
+    """
+    if backend == "builtin":
+        return made(algorithm, **options)
+    from lightning_otel.algorithms.microsoft import NAMES, Microsoft
+    from lightning_otel.microsoft import backend_of
+
+    is_ours = isinstance(algorithm, (BaseAlgorithm, type))
+    is_unknown = isinstance(algorithm, str) and algorithm.lower() not in NAMES
+    unfit = f"Agent Lightning has no algorithm {algorithm!r}" if is_ours or is_unknown else ""
+    if backend_of(backend, unfit=unfit).name == "builtin":
+        return made(algorithm, **options)
+    return Microsoft(algorithm, **options)
 
 
 def _found() -> dict[str, EntryPoint]:

@@ -34,6 +34,7 @@ _COMMANDS = {
     "forward": ("forward:forward", "Send spans to an OTLP endpoint, each until it is taken."),
     "resources": ("resources:resources", "Publish prompts and models; promote, roll back."),
     "reward": ("reward:reward", "Give a reward to a rollout, trace, span or response."),
+    "apply-rewards": ("applying:apply_rewards", "Have a function judge what is stored."),
     "train": ("train:train", "Have an algorithm learn from rollouts; nothing does so unasked."),
     "sql": ("look:sql", "Run one read-only SQL statement."),
     "queue": ("queue:queue", "Count rollouts that wait, run and are over; pause, resume, cancel."),

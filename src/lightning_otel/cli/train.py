@@ -46,6 +46,8 @@ _COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
               help="Rollouts at once; 0 where runners elsewhere take them.")  # fmt: skip
 @click.option("--kind", type=click.Choice(["threads", "processes", "ray"]), default="threads",
               show_default=True, help="What workers are.")  # fmt: skip
+@click.option("--backend", type=click.Choice(["auto", "builtin", "microsoft"]),
+              help="Who runs it: we, or Agent Lightning [default: builtin].")  # fmt: skip
 @click.option("--consumer", default="", help="Runs that share it never train on the same rollout.")
 @click.option("--follow", is_flag=True, help="Wait for new experience until stopped.")
 @click.option("--resume", metavar="RUN", help="Go on with a run (@last), or from a checkpoint.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
 from lightning_otel.agents import agent_of
-from lightning_otel.algorithms import BaseAlgorithm, made, name_of
+from lightning_otel.algorithms import BaseAlgorithm, backed, name_of
 from lightning_otel.algorithms import checkpoint as checkpoints
 from lightning_otel.algorithms.setting import Setting
 from lightning_otel.algorithms.working import Ran, require_agent, run_tasks
@@ -30,6 +30,7 @@ from lightning_otel.trainer.session import Fit, Origin, Session, origin
 from lightning_otel.types import Mode
 
 if TYPE_CHECKING:
+    from lightning_otel.microsoft import Backend
     from lightning_otel.runner import Hook
     from lightning_otel.runner.crew import Kind
     from lightning_otel.tracing import RewardEvaluator
@@ -62,6 +63,7 @@ class Trainer:
         agent: object = None,
         algorithm: str | type[BaseAlgorithm] | BaseAlgorithm = "baseline",
         *,
+        backend: "Backend" = "builtin",
         store: Store | str | os.PathLike[str] | None = None,
         resources: Mapping[str, Any] | None = None,
         min_batch_size: int | None = None,
@@ -90,6 +92,8 @@ class Trainer:
                 reward, a :class:`LitAgent`, or whatever else ``agent_of`` takes; None to learn from
                 what is recorded.
             algorithm: Its name, its class, or one that is made.
+            backend: Who runs it: ``builtin`` is we, ``microsoft`` Agent Lightning 0.3, and ``auto``
+                it where it can.
             store: Where rollouts are recorded; by default the default store.
             resources: Bodies by name; those that have no version yet are published as live.
             min_batch_size: The fewest rollouts a step learns from; by default all of ``train``, or
@@ -118,7 +122,7 @@ class Trainer:
         Raises:
             ConfigError: Something cannot be used as given.
         """
-        self.algorithm = made(algorithm, **options)
+        self.algorithm = backed(algorithm, backend, **options)
         self.store = store if isinstance(store, Store) else Store(store)
         self.state = state if state is not None else state_of(self.store)
         self.queue, self.resources, self.runs = (

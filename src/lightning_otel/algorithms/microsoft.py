@@ -1,0 +1,315 @@
+"""Agent Lightning 0.3's algorithms: its trainer runs our agent, and what it learns is published.
+
+Its trainer, store and algorithm live in this process; each rollout of it is one of ours as well,
+recorded in our store under its ids. It is handed our spans in the form that its adapters read, so
+that nothing depends on its tracers.
+
+Source: Agent Lightning 0.3.0, ``trainer/trainer.py`` and ``runner/agent.py``: a rollout may return
+the spans it consists of.
+"""
+
+import asyncio
+import importlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from lightning_otel.adapter import readers
+from lightning_otel.algorithms.base import BaseAlgorithm
+from lightning_otel.algorithms.working import require_agent
+from lightning_otel.emitters import emit_reward
+from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.microsoft.backend import backend_of
+from lightning_otel.microsoft.calls import as_theirs
+from lightning_otel.tracing import auto_trace
+from lightning_otel.types import Resource, Rollout, Span
+
+if TYPE_CHECKING:
+    from lightning_otel.agents import Agent
+    from lightning_otel.algorithms.context import Context
+    from lightning_otel.algorithms.setting import Setting
+
+NAMES: Final = {"baseline": "Baseline", "apo": "APO", "verl": "VERL"}
+"""Algorithms of its own by the names that they are asked for by."""
+
+
+class Microsoft(BaseAlgorithm):
+    """Learns by an algorithm of Agent Lightning's.
+
+    ``Trainer(agent, Microsoft("apo", async_openai_client=…), …)``. What it makes of prompts is
+    published as any algorithm's: a canary, that held-out reward makes live.
+    """
+
+    name: ClassVar[str] = "microsoft"
+
+    def __init__(self, algorithm: object = "baseline", **options: Any) -> None:
+        """Name the algorithm; it is made when it runs.
+
+        Args:
+            algorithm: ``baseline``, ``apo`` or ``verl``; or one of Agent Lightning's that is made.
+            **options: The algorithm's own.
+
+        Raises:
+            ConfigError: Agent Lightning cannot be used here, or it has no such algorithm.
+        """
+        backend_of("microsoft")
+        if isinstance(algorithm, str) and algorithm.lower() not in NAMES:
+            raise ConfigError(
+                f"Agent Lightning has no algorithm {algorithm!r}; it has {', '.join(NAMES)}"
+            )
+        if not isinstance(algorithm, str) and options:
+            raise ConfigError(
+                f"unknown options {', '.join(options)}; give those of an algorithm that is made "
+                "already to itself"
+            )
+        self._algorithm = algorithm
+        self._options = options
+
+    def run(self, context: "Context") -> None:
+        """Have its trainer run the agent on the tasks, and publish what it learnt.
+
+        Args:
+            context: Has the agent, tasks and resources.
+
+        Raises:
+            ConfigError: There is no agent, or no task.
+            TrainingError: None of the rollouts has a reward.
+        """
+        require_agent(context.setting)
+        if not context.train:
+            raise ConfigError("Agent Lightning learns from tasks; give fit(train=…)")
+        agl: Any = importlib.import_module("agentlightning")
+        given = _given(context)
+        work = _Work(agl, context.setting)
+        store = agl.InMemoryLightningStore(thread_safe=True)
+        trainer = agl.Trainer(
+            algorithm=self._made(agl),
+            n_runners=max(context.setting.workers, 1),
+            initial_resources={name: _theirs(agl, body) for name, body in given.items()},
+            store=store,
+            strategy=agl.SharedMemoryExecutionStrategy(
+                n_runners=max(context.setting.workers, 1), main_thread="algorithm"
+            ),
+            tracer=_tracer(agl),
+        )
+        val = list(context.val) or None
+        _apart(lambda: trainer.fit(work.agent(), list(context.train), val_dataset=val))
+        latest = _apart(lambda: asyncio.run(store.get_latest_resources()))
+        self._told(context, work, given, {} if latest is None else latest.resources)
+
+    def _made(self, agl: Any) -> Any:
+        if isinstance(self._algorithm, str):
+            name = NAMES[self._algorithm.lower()]
+            try:
+                return getattr(agl, name)(**self._options)
+            except (TypeError, ImportError) as exc:
+                raise ConfigError(
+                    f"Agent Lightning's {name} cannot be made of {self._options!r:.200}: {exc}; "
+                    "see its options"
+                ) from exc
+        if not isinstance(self._algorithm, agl.Algorithm):
+            raise ConfigError(
+                f"{type(self._algorithm).__name__} is no algorithm of Agent Lightning's; give its "
+                f"name, of {', '.join(NAMES)}"
+            )
+        return self._algorithm
+
+    @staticmethod
+    def _told(
+        context: "Context",
+        work: "_Work",
+        given: Mapping[str, Mapping[str, Any]],
+        learnt: Mapping[str, Any],
+    ) -> None:
+        rewards = work.rewards
+        if not rewards:
+            raise TrainingError(
+                f"none of {work.rollouts} rollouts has a reward; the agent must give one back"
+            )
+        measured = {
+            "mean_reward": sum(rewards) / len(rewards),
+            "rollouts": float(work.rollouts),
+            "failed": float(work.failed),
+        }
+        context.log(context.step + 1, measured)
+        context.commit(step=context.step + 1)
+        for name, resource in learnt.items():
+            held = given.get(name, {})
+            body = {**held, **(_ours(resource) or {})}
+            if body != held:
+                context.publish(name, body, metrics=measured)
+
+
+class _Work:
+    """Our agent as one of its, and what came of its rollouts."""
+
+    def __init__(self, agl: Any, setting: "Setting") -> None:
+        self._agl = agl
+        self._setting = setting
+        self.rollouts = 0
+        self.failed = 0
+        self.rewards: list[float] = []
+        # Guards that two runners' threads count what they did.
+        self._lock = threading.Lock()
+
+    def agent(self) -> Any:
+        """An agent for its runners."""
+        work, base = self, self._agl.LitAgent
+
+        class Ours(base):  # type: ignore[misc,valid-type]  # it has no stubs
+            def rollout(self, task: Any, resources: Any, rollout: Any) -> list[Any]:
+                return work.run(task, resources, rollout)
+
+        return Ours()
+
+    def run(self, task: Any, resources: Mapping[str, Any], theirs: Any) -> list[Any]:
+        """One rollout, recorded here; gives the spans it consists of."""
+        agent: Agent | None = self._setting.agent
+        assert agent is not None  # asked for before anything began
+        attempt = theirs.attempt
+        rollout = Rollout(
+            theirs.rollout_id, task, "running", theirs.mode or "train", attempts=attempt.sequence_id
+        )
+        # Its versions have no number, but a name for all of them together.
+        taken = {
+            name: Resource(name, 0, _KINDS[resource.resource_type], body)
+            for name, resource in resources.items()
+            if (body := _ours(resource)) is not None
+        }
+        is_done = False
+        try:
+            with auto_trace(
+                name=agent.name,
+                store=self._setting.store,
+                rollout_id=theirs.rollout_id,
+                attempt_id=attempt.attempt_id,
+                task=task,
+                mode=rollout.mode,
+                agent=agent.name,
+                track_only=agent.track_only,
+                resource_version=theirs.resources_id,
+            ) as recording:
+                reward = _emitted(agent.run(task, taken, rollout))
+            is_done = True
+        finally:
+            with self._lock:
+                self.rollouts += 1
+                self.failed += not is_done
+        with self._lock:
+            self.rewards += [reward] if reward is not None else []
+        return [
+            self._span(span, number, theirs.rollout_id, attempt.attempt_id)
+            for number, span in enumerate(_in_order(recording.spans()), 1)
+        ]
+
+    def _span(self, span: Span, number: int, rollout_id: str, attempt_id: str) -> Any:
+        agl = self._agl
+        types = importlib.import_module("agentlightning.types")
+        return agl.Span(
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            sequence_id=number,
+            trace_id=span.trace_id,
+            span_id=span.span_id,
+            parent_id=span.parent_span_id,
+            name=span.name,
+            status=types.TraceStatus(
+                status_code=span.status, description=span.status_message or None
+            ),
+            attributes=dict(span.attributes),
+            events=[],
+            links=[],
+            start_time=span.start_ns / 1e9,
+            end_time=None if span.end_ns is None else span.end_ns / 1e9,
+            context=None,
+            parent=None,
+            resource=types.OtelResource(attributes={}, schema_url=""),
+        )
+
+
+_KINDS: Final[Mapping[str, Any]] = {
+    "prompt_template": "prompt",
+    "llm": "endpoint",
+    "proxy_llm": "endpoint",
+}
+
+
+def _in_order(spans: Iterable[Span]) -> list[Span]:
+    """Spans as its adapters read them, the first first."""
+    read = readers.read(sorted(spans, key=lambda span: (span.start_ns, span.sequence)))
+    return [as_theirs(span, with_content=True) for span in read]
+
+
+def _emitted(answer: Any) -> float | None:
+    """The reward that an agent gave back, which is emitted; of several the primary."""
+    if answer is None:
+        return None
+    if isinstance(answer, Mapping):
+        primary = next(iter(answer), None)
+        emit_reward(answer, primary=primary)
+        return float(answer[primary])
+    emit_reward(answer)
+    return float(answer)
+
+
+def _given(context: "Context") -> dict[str, Mapping[str, Any]]:
+    """The bodies of what is live, by name, of the kinds that it has as well."""
+    resources = context.resources
+    live = [
+        resources.get(name)
+        for name in resources.names()
+        if resources.aliases(name).get("live") is not None
+    ]
+    return {each.name: each.body for each in live if each.kind != "weights"}
+
+
+def _theirs(agl: Any, body: Mapping[str, Any]) -> Any:
+    """A body as a resource of its."""
+    if "template" in body:
+        return agl.PromptTemplate(template=body["template"], engine="f-string")
+    return agl.LLM(
+        endpoint=body.get("base_url") or "",
+        model=body.get("model") or "",
+        sampling_parameters=dict(body.get("sampling") or {}),
+    )
+
+
+def _ours(resource: Any) -> dict[str, Any] | None:
+    """What a resource of its says, as it stands in a body; None if it is none that we have."""
+    if resource.resource_type == "prompt_template":
+        return {"template": resource.template}
+    if resource.resource_type in _KINDS:
+        found = {
+            "base_url": resource.get_base_url(None, None),
+            "model": resource.model,
+            "sampling": dict(resource.sampling_parameters),
+        }
+        return {key: value for key, value in found.items() if value}
+    return None
+
+
+def _tracer(agl: Any) -> Any:
+    """A tracer that records nothing: each rollout gives its spans itself."""
+
+    class Nothing(agl.DummyTracer):  # type: ignore[misc]  # it has no stubs
+        @asynccontextmanager
+        async def trace_context(self, *args: Any, **keywords: Any) -> AsyncIterator[None]:
+            yield None
+
+        def get_last_trace(self) -> list[Any]:
+            return []
+
+    return Nothing()
+
+
+def _apart(act: Callable[[], Any]) -> Any:
+    """What an act gives; it runs loops of its own, which it may not where one runs already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return act()
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(act).result()

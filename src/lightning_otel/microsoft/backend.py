@@ -1,0 +1,75 @@
+"""Who optimises: we, or Agent Lightning; and why not the other one, where that was asked for."""
+
+import importlib
+import logging
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
+from lightning_otel.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+Backend: TypeAlias = Literal["auto", "builtin", "microsoft"]
+"""Who optimises: ``builtin`` are our algorithms, ``microsoft`` those of Agent Lightning; ``auto``
+is theirs where they can be used."""
+
+FITS: Final = "0.3"
+REMEDY: Final = "pip install 'agentlightning==0.3.0', or say backend='builtin'"
+_PACKAGE: Final = "agentlightning"
+
+
+class Chosen(NamedTuple):
+    """Who optimises.
+
+    Attributes:
+        name: ``builtin`` or ``microsoft``.
+        reason: Why it is not ``microsoft``, where that might have been; empty otherwise.
+    """
+
+    name: Literal["builtin", "microsoft"]
+    reason: str = ""
+
+
+def backend_of(wanted: Backend = "auto", *, unfit: str = "") -> Chosen:
+    """Who optimises, of what was wanted and what is installed.
+
+    Where ``auto`` comes to ``builtin``, a warning says why.
+
+    Args:
+        wanted: As :data:`Backend` says.
+        unfit: Why Agent Lightning cannot do what is asked, though it may be installed.
+
+    Raises:
+        ConfigError: There is no such backend, or ``microsoft`` cannot be used.
+    """
+    if wanted not in get_args(Backend):
+        raise ConfigError(
+            f"backend is {wanted!r}; it must be one of {', '.join(get_args(Backend))}"
+        )
+    if wanted == "builtin":
+        return Chosen("builtin")
+    reason = missing() or unfit
+    if not reason:
+        return Chosen("microsoft")
+    if wanted == "microsoft":
+        raise ConfigError(f"the backend microsoft cannot be used: {reason}; {REMEDY}")
+    log.warning("backend 'auto' is 'builtin' here: %s", reason)
+    return Chosen("builtin", reason)
+
+
+def missing() -> str:
+    """Why Agent Lightning cannot be used here; empty if it can."""
+    try:
+        found = version(_PACKAGE)
+    except PackageNotFoundError:
+        return "agentlightning is not installed"
+    if found.split(".")[:2] != FITS.split("."):
+        return f"agentlightning {found} is installed, and {FITS} is what fits"
+    try:
+        with warnings.catch_warnings():  # what it imports warns of its own making
+            warnings.simplefilter("ignore")
+            importlib.import_module(_PACKAGE)
+    except Exception as exc:  # noqa: BLE001  # somebody else's code may raise anything
+        return f"agentlightning {found} cannot be imported: {type(exc).__name__}: {exc}"
+    return ""

@@ -1,0 +1,243 @@
+"""Spans and rewards of a store handed over to a running Agent Lightning 0.3 store, each once."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, Unpack, get_args
+
+from lightning_otel import config
+from lightning_otel import conventions as c
+from lightning_otel.adapter import readers
+from lightning_otel.adapter.attempts import AttemptKey, group
+from lightning_otel.adapter.attributes import text
+from lightning_otel.adapter.selection import Selection, Wanted
+from lightning_otel.errors import StoreError
+from lightning_otel.forwarding.encoding import UnsendableError, encoded_span
+from lightning_otel.microsoft.calls import as_theirs
+from lightning_otel.microsoft.client import OUR_ATTEMPT, OUR_ROLLOUT, Client
+from lightning_otel.store import Store
+from lightning_otel.store.batches import batches
+from lightning_otel.types import Mode, Span
+
+FINAL: Final = ("succeeded", "failed", "cancelled")
+UNENDED: Final = "it never ended"
+_BATCH_BYTES: Final = 4 << 20
+_SPAN_BYTES: Final = 600
+"""About what a span takes beside its texts."""
+
+
+@dataclass(slots=True)
+class Handed:
+    """What became of every attempt and span that was to be handed over.
+
+    Attributes:
+        url: Where to.
+        with_content: Whether messages, tokens and tasks went along.
+        rollouts: Rollouts that were begun there.
+        attempts: Attempts that were looked at.
+        running: Those that have not ended yet, and wait for the next time.
+        spans: Spans that were taken.
+        rewards: The rewards among them.
+        held: Spans that were there already.
+        left_out: Spans that cannot be sent, by reason.
+    """
+
+    url: str
+    with_content: bool
+    rollouts: int = 0
+    attempts: int = 0
+    running: int = 0
+    spans: int = 0
+    rewards: int = 0
+    held: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+class _Place(NamedTuple):
+    """An attempt there.
+
+    Attributes:
+        is_new: Whether it was begun just now, so that it holds no span.
+        is_theirs: Whether Agent Lightning ran it, and says itself how it ended.
+        is_final: Whether it was said how it ended.
+    """
+
+    rollout_id: str
+    attempt_id: str
+    is_new: bool = False
+    is_theirs: bool = False
+    is_final: bool = False
+
+
+def hand_over(
+    store: Store | str,
+    url: str,
+    *,
+    content: bool | None = None,
+    timeout_s: float = 30.0,
+    **keywords: Unpack[Wanted],
+) -> Handed:
+    """Hand spans and rewards of ended attempts over to a running Agent Lightning 0.3 store.
+
+    A rollout that it ran itself keeps its ids; any other is begun there, with its task, mode and
+    how it ended, and its id here in its metadata. Calls also get the attributes that Agent
+    Lightning's adapters read. To do it again sends what came since: rewards given late, new
+    rollouts. Its store has spans once, wherever this was cut off.
+
+    Args:
+        store: Where the spans are.
+        url: Its address, such as ``http://127.0.0.1:4747`` (``agl store --port 4747``).
+        content: Whether messages, tokens and tasks may leave; without them there is nothing to
+            train on there. By default what ``LIGHTNING_OTEL_EXPORT_CONTENT`` says, which is no.
+        timeout_s: How long it may take to answer once.
+        **keywords: Which rollouts: ``rollout_id``, ``since``, ``until``, ``received``.
+
+    Raises:
+        ConfigError: The URL or a keyword cannot be used.
+        StoreMissingError: There is no store.
+        StoreError: It does not answer or take them; what it took is not sent twice.
+    """
+    opened = store if isinstance(store, Store) else Store(store)
+    wanted = Selection.of(keywords)
+    client = Client(url, timeout_s=timeout_s)
+    client.check()
+    with_content = config.content().is_exported if content is None else content
+    handing = _Handing(client, _status(opened), with_content=with_content)
+    for spans in batches(opened.source, wanted):
+        members = group(readers.read(wanted.spans(spans)))
+        for key, own in members.items():
+            handing.attempt(key, own)
+    return handing.done
+
+
+def _status(store: Store) -> dict[tuple[str, str], str]:
+    rows = store.sql("SELECT rollout_id, attempt_id, status FROM rollouts")
+    return {(row["rollout_id"], row["attempt_id"]): row["status"] for row in rows}
+
+
+class _Handing:
+    """Attempts on their way."""
+
+    def __init__(
+        self, client: Client, status: Mapping[tuple[str, str], str], *, with_content: bool
+    ) -> None:
+        self._client = client
+        self._status = status
+        self._ran_there: set[str] = set()
+        self._known: dict[str, str] = {}
+        for rollout in client.rollouts():
+            our_id = (rollout.get("metadata") or {}).get(OUR_ROLLOUT)
+            if our_id is None:
+                self._ran_there.add(rollout["rollout_id"])
+            else:
+                self._known.setdefault(our_id, rollout["rollout_id"])
+        self.done = Handed(client.url, with_content)
+
+    def attempt(self, key: AttemptKey, spans: list[Span]) -> None:
+        """Hand one attempt over."""
+        done = self.done
+        done.attempts += 1
+        status = self._status.get(key, "running")
+        if status == "running":
+            done.running += 1
+            return
+        place = self._place(key, spans)
+        held: set[str] = set()
+        if not place.is_new:
+            there = self._client.spans(place.rollout_id, place.attempt_id)
+            held = {span["span_id"] for span in there}
+        fresh = [span for span in spans if span.span_id not in held]
+        done.held += len(spans) - len(fresh)
+        for batch in self._batches(self._made(fresh, place)):
+            self._client.send(batch, with_content=done.with_content)
+            done.spans += len(batch)
+            done.rewards += sum(c.REWARD_VALUE in span.attributes for span in batch)
+        if not place.is_theirs and not place.is_final:
+            ended = "succeeded" if status == "succeeded" else "failed"
+            self._client.finish(place.rollout_id, place.attempt_id, ended, key.attempt_id)
+
+    def _place(self, key: AttemptKey, spans: Iterable[Span]) -> _Place:
+        if key.rollout_id in self._ran_there:
+            attempts = self._client.attempts(key.rollout_id)
+            for attempt in attempts:
+                if key.attempt_id in (attempt["attempt_id"], str(attempt["sequence_id"])):
+                    return _Place(key.rollout_id, attempt["attempt_id"], is_theirs=True)
+            raise StoreError(
+                f"rollout {key.rollout_id} has no attempt {key.attempt_id!r} at "
+                f"{self._client.url}; record it with auto_trace(attempt_id=…) of the attempt there"
+            )
+        rollout_id = self._known.get(key.rollout_id)
+        if rollout_id is None:
+            return self._started(key, spans)
+        free = None
+        for attempt in self._client.attempts(rollout_id):
+            our_id = (attempt.get("metadata") or {}).get(OUR_ATTEMPT)
+            if our_id == key.attempt_id:
+                is_final = attempt["status"] in FINAL
+                return _Place(rollout_id, attempt["attempt_id"], is_final=is_final)
+            if our_id is None and free is None:
+                free = attempt["attempt_id"]
+        if free is not None:  # what was cut off before it could be said whose it is
+            return _Place(rollout_id, free)
+        begun = self._client.start_attempt(rollout_id)
+        return _Place(rollout_id, begun["attempt"]["attempt_id"], is_new=True)
+
+    def _started(self, key: AttemptKey, spans: Iterable[Span]) -> _Place:
+        facts = [span.attributes for span in spans]
+        task = next((found[c.TASK] for found in facts if c.TASK in found), None)
+        mode = next((found[c.MODE] for found in facts if c.MODE in found), None)
+        begun = self._client.start(
+            _loaded(task) if self.done.with_content else None,
+            mode if mode in get_args(Mode) else None,
+            key.rollout_id,
+        )
+        self._known[key.rollout_id] = begun["rollout_id"]
+        self.done.rollouts += 1
+        return _Place(begun["rollout_id"], begun["attempt"]["attempt_id"], is_new=True)
+
+    def _made(self, spans: Iterable[Span], place: _Place) -> Iterator[Span]:
+        """Spans as they are understood there, in order of their start: so they are counted."""
+        stamps = {c.ROLLOUT_ID: place.rollout_id, c.ATTEMPT_ID: place.attempt_id}
+        for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)):
+            if span.is_incomplete:
+                self.done.left_out[UNENDED] += 1
+                continue
+            made = as_theirs(span, with_content=self.done.with_content)
+            attributes = {**_uncounted(made.attributes), **stamps}
+            resource = _uncounted(made.otel_resource)
+            made = replace(made, attributes=attributes, otel_resource=resource)
+            try:
+                encoded_span(made, with_content=False)
+            except UnsendableError as exc:
+                self.done.left_out[str(exc)] += 1
+                continue
+            yield made
+
+    @staticmethod
+    def _batches(spans: Iterable[Span]) -> Iterator[list[Span]]:
+        batch: list[Span] = []
+        size_bytes = 0
+        for span in spans:
+            batch.append(span)
+            texts = (value for value in span.attributes.values() if isinstance(value, str))
+            size_bytes += _SPAN_BYTES + sum(map(len, texts))
+            if size_bytes >= _BATCH_BYTES:
+                yield batch
+                batch, size_bytes = [], 0
+        if batch:
+            yield batch
+
+
+def _uncounted(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the number of another store's: it counts the spans it takes by itself."""
+    return {key: value for key, value in attributes.items() if key != c.SEQUENCE_ID}
+
+
+def _loaded(given: object) -> object:
+    if text({"task": given}, "task") is None:
+        return given
+    try:
+        return json.loads(str(given))
+    except ValueError:
+        return given

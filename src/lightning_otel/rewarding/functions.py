@@ -1,0 +1,219 @@
+"""Reward functions: what one may ask for by its parameters' names, and what it may give back.
+
+A function is a user's: whatever it raises belongs to the rollout it was applied to, and to no
+other.
+"""
+
+import asyncio
+import hashlib
+import inspect
+import math
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from lightning_otel.adapter.chat import messages_of
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import Rollout, Trajectory
+
+ASKABLE: Final = ("task", "answer", "trajectory", "trajectories", "rewards", "rollout")
+"""What a reward function may have for a parameter; one sole parameter of another name gets the
+trajectory."""
+_TRAJECTORY: Final = "trajectory"
+_LONGEST_MESSAGE: Final = 200
+
+
+class Case(NamedTuple):
+    """What a reward function judges.
+
+    Attributes:
+        trajectories: All of the attempt.
+        rewards: The rewards by name that its steps have; of one name their sum.
+        trajectory: The one that is judged, where the function asks for one; else the one that
+            ended last.
+    """
+
+    rollout: Rollout
+    attempt_id: str
+    trajectories: tuple[Trajectory, ...]
+    rewards: Mapping[str, float]
+    trajectory: Trajectory
+
+    @property
+    def answer(self) -> str:
+        """What was said in the last step of the trajectory, as text; empty if it was none."""
+        spoken = messages_of(self.trajectory.transitions[-1].action[:1])
+        content = spoken[-1].get("content") if spoken else None
+        if isinstance(content, list):
+            return "".join(str(part.get("text", "")) for part in content)
+        return content if isinstance(content, str) else ""
+
+
+class Failure(NamedTuple):
+    """Why a function gave no reward that can be kept.
+
+    Attributes:
+        kind: The name of what it raised; or what its result lacks.
+        message: All of that on a line.
+    """
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """A function that judges what an agent did.
+
+    Attributes:
+        call: The function.
+        name: What its reward is called, where it gives a plain number.
+        version: Empty for the first; else it stands behind each name, as in ``exact_match@2``.
+        asked: For each parameter what it gets.
+        source: The hash of its source text; empty where there is none to be found.
+    """
+
+    call: Callable[..., object]
+    name: str
+    version: str
+    asked: Mapping[str, str]
+    source: str
+
+    @classmethod
+    def of(cls, function: Callable[..., object], version: str = "") -> "RewardFunction":
+        """The function with its name and what it asks for.
+
+        Args:
+            function: Asks for any of ``ASKABLE``.
+            version: As the attribute says.
+
+        Raises:
+            ConfigError: It has no name, or asks for what there is not.
+        """
+        if not callable(function):
+            raise ConfigError(
+                f"a reward function is called, and {function!r} cannot be; give a function"
+            )
+        name = getattr(function, "__name__", "") or getattr(function, "name", "")
+        if not isinstance(name, str) or not name or name == "<lambda>":
+            raise ConfigError(
+                f"the reward function {function!r} has no name, by which its rewards are known "
+                "again; write it with def"
+            )
+        return cls(function, name, version, _asked(function, name), _source(function))
+
+    @property
+    def judges_each_trajectory(self) -> bool:
+        """Whether it is called for each trajectory, and not once for all of an attempt."""
+        return _TRAJECTORY in self.asked.values()
+
+    def judge(self, case: Case) -> dict[str, float] | Failure | None:
+        """The rewards by name, the primary one first; None if it gives none."""
+        given = {name: _value(case, what) for name, what in self.asked.items()}
+        try:
+            result = self.call(**given)
+            if inspect.iscoroutine(result):
+                result = _awaited(result)
+        except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
+            kind = type(exc).__name__
+            return Failure(kind, _line(f"{kind}: {exc}"))
+        return self._named(result)
+
+    def _named(self, result: object) -> dict[str, float] | Failure | None:
+        if result is None:
+            return None
+        values = result if isinstance(result, Mapping) else {self.name: result}
+        if not values:
+            return None
+        behind = f"@{self.version}" if self.version else ""
+        found: dict[str, float] = {}
+        for name, value in values.items():
+            number = _number(value)
+            if number is None:
+                shown = _line(repr(value))
+                return Failure(
+                    f"no number, but {type(value).__name__}", f"{name} is {shown}, no number"
+                )
+            if not math.isfinite(number):
+                return Failure("not finite", f"{name} is {number}; a reward must be finite")
+            found[f"{name}{behind}"] = number
+        return found
+
+
+def _asked(function: Callable[..., object], name: str) -> dict[str, str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(
+            f"nothing tells what {name}() takes ({exc}); wrap it in a function"
+        ) from exc
+    needed = [
+        each
+        for each in parameters
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and (each.default is each.empty or each.name in ASKABLE)
+    ]
+    if len(needed) == 1 and needed[0].name not in ASKABLE:
+        found = {needed[0].name: _TRAJECTORY}
+    else:
+        found = {each.name: each.name for each in needed}
+    unknown = [each for each in found.values() if each not in ASKABLE]
+    hidden = [each.name for each in needed if each.kind is each.POSITIONAL_ONLY]
+    if not found or unknown or hidden:
+        fault = (
+            f"takes {', '.join(unknown or hidden)}"
+            if found
+            else "takes nothing that it could judge"
+        )
+        raise ConfigError(f"{name}() {fault}; it may ask by name for {', '.join(ASKABLE)}")
+    return found
+
+
+def _source(function: Callable[..., object]) -> str:
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _value(case: Case, what: str) -> object:
+    return case.rollout.task if what == "task" else getattr(case, what)
+
+
+def _number(value: object) -> float | None:
+    """A number of any type, such as NumPy's; text is none."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]  # that is what is found out
+    except (TypeError, ValueError, ArithmeticError, RuntimeError):
+        return None
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST_MESSAGE]
+
+
+def _awaited(pending: Coroutine[Any, Any, object]) -> object:
+    """What a coroutine gives, whether or not a loop runs in this thread, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(pending)
+    found: list[object] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(asyncio.run(pending))
+        except BaseException as exc:  # noqa: BLE001  # raised again where it was awaited
+            raised.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return found[0]

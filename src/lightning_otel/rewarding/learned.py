@@ -1,0 +1,126 @@
+"""What was learnt for a kind of task: the version of its resource that earned most.
+
+A resource of one category is named ``name[category]``, such as ``system_prompt[image]``, as APO
+publishes it; or, where it is that of one agent as well, ``category/name``.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple
+
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.resources import LIVE, Resources
+from lightning_otel.store import Store
+from lightning_otel.types import Resource
+
+MIN_ROLLOUTS: Final = 3
+
+
+class Earned(NamedTuple):
+    """What the rollouts of one version earned.
+
+    Attributes:
+        rollouts: Those that have a reward.
+        mean: Their mean reward.
+        error: The standard error of the mean; None for less than two.
+    """
+
+    version: int
+    rollouts: int
+    mean: float
+    error: float | None
+
+
+class Learned(NamedTuple):
+    """The best version of a category's resource, and what it is known by.
+
+    Attributes:
+        resource: That version.
+        earned: What it earned; None where too few rollouts were rewarded, and it is the live one.
+        versions: What each version earned, the best first, however few its rollouts.
+        is_general: Whether nothing is known of the category, and it is what all are given.
+    """
+
+    resource: Resource
+    earned: Earned | None
+    versions: Sequence[Earned]
+    is_general: bool
+
+
+def learned(
+    category: str,
+    name: str = "system_prompt",
+    *,
+    model: str | None = None,
+    min_rollouts: int = MIN_ROLLOUTS,
+    resources: Resources | None = None,
+    store: Store | None = None,
+) -> Learned:
+    """The version of a category's resource that earned the most reward so far.
+
+    Rewards are those of the rollouts whose steps are stamped with the version; a rollout's is the
+    sum over its steps. Where no version has enough of them it is the live one, and where the
+    category has no resource of its own, the one that all have.
+
+    Args:
+        category: The kind of task, such as ``image``.
+        name: What is looked for.
+        model: Only rollouts of this model; a name or glob.
+        min_rollouts: The fewest rewarded rollouts by which a version may be judged.
+        resources: Where versions stand; by default beside the default store.
+        store: Where rollouts are recorded; by default the default store.
+
+    Raises:
+        ConfigError: ``min_rollouts`` is less than 1.
+        NotFoundError: There is neither such a resource of the category nor one of all.
+        StoreError: The store cannot be read.
+    """
+    if min_rollouts < 1:
+        raise ConfigError(f"min_rollouts is {min_rollouts}; a version is judged by 1 or more")
+    held = resources if resources is not None else Resources()
+    known = set(held.names())
+    possible = (f"{name}[{category}]", f"{category}/{name}", name)
+    found = next((each for each in possible if each in known), None)
+    if found is None:
+        raise NotFoundError(
+            f"there is none of {', '.join(possible)}; publish one, or train with category=…"
+        )
+    rewards = _rewards(store if store is not None else Store(), found, model)
+    versions = sorted(
+        (_earned(version, values) for version, values in rewards.items()),
+        key=lambda each: (-each.mean, -each.rollouts, each.version),
+    )
+    numbers = {each.version for each in held.versions(found)}
+    best = next(
+        (each for each in versions if each.rollouts >= min_rollouts and each.version in numbers),
+        None,
+    )
+    resource = held.get(found, LIVE if best is None else best.version)
+    return Learned(resource, best, versions, found == name)
+
+
+def _rewards(store: Store, name: str, model: str | None) -> Mapping[int, list[float]]:
+    """The rewards of rollouts by the version they were given; given two, they count for none."""
+    sums: dict[str, float] = {}
+    given: dict[str, set[int]] = {}
+    for step in store.transitions(bodies=False):
+        stamped = step.resources.get(name)
+        if stamped is None or not stamped.isdecimal():
+            continue
+        if model is not None and not fnmatchcase(step.model or "", model):
+            continue
+        given.setdefault(step.rollout_id, set()).add(int(stamped))
+        if step.reward is not None:
+            sums[step.rollout_id] = sums.get(step.rollout_id, 0.0) + step.reward
+    found: dict[int, list[float]] = {}
+    for rollout_id, total in sums.items():
+        if len(given[rollout_id]) == 1:
+            found.setdefault(next(iter(given[rollout_id])), []).append(total)
+    return found
+
+
+def _earned(version: int, rewards: Sequence[float]) -> Earned:
+    error = statistics.stdev(rewards) / math.sqrt(len(rewards)) if len(rewards) > 1 else None
+    return Earned(version, len(rewards), statistics.fmean(rewards), error)

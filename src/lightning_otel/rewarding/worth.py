@@ -1,0 +1,137 @@
+"""What an answer was worth: its quality against what it cost and how long it took.
+
+Tokens and times are read from the transitions; what a token costs only the user knows.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Final
+
+from lightning_otel.adapter.attributes import number
+from lightning_otel.adapter.composition import Composition
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import Trajectory, Transition
+
+COST: Final = "cost"
+SECONDS: Final = "seconds"
+TOKENS: Final = "tokens"
+_MILLION: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a model costs for a million tokens, in any currency.
+
+    Attributes:
+        input: Of those it is given.
+        output: Of those it answers.
+    """
+
+    input: float
+    output: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("input", self.input), ("output", self.output)):
+            found = number(value)
+            if found is None or found < 0:
+                raise ConfigError(f"a price for {name} is {value!r}; give what a million cost")
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """A reward function that weighs rewards against cost, seconds and tokens.
+
+    Apply it as any other, after the functions that give what it weighs:
+    ``apply_rewards(store, Worth(Composition({"exact_match": 1.0, "cost": -20.0})))``. Of what the
+    composition names, ``cost`` (by the prices), ``seconds`` (from the start of the first step to
+    the end of the last) and ``tokens`` (given and answered) are measured, where no reward has that
+    name; they stand beside the reward. A step that branches share counts once.
+
+    Attributes:
+        composition: Weights and gates over rewards and what is measured; what shall be little has a
+            weight below 0.
+        prices: Of each model, by its name or a glob.
+        name: What the reward is called.
+    """
+
+    composition: Composition
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    name: str = "worth"
+
+    def __post_init__(self) -> None:
+        if COST in self._named() and not self.prices:
+            raise ConfigError(
+                f"{COST} is weighed and nothing has a price; give prices={{'gpt-5*': "
+                "Price(input=1.25, output=10.0)}, per million tokens"
+            )
+
+    def __call__(
+        self, trajectories: tuple[Trajectory, ...], rewards: Mapping[str, float]
+    ) -> dict[str, float] | None:
+        """The worth, with what was measured beside it; None where a reward it needs is missing.
+
+        Args:
+            trajectories: Of one attempt.
+            rewards: Those it has, by name.
+
+        Raises:
+            ConfigError: A model has no price, or did not say how many tokens it took.
+        """
+        steps = list(
+            {id(step): step for path in trajectories for step in path.transitions}.values()
+        )
+        wanted = [name for name in self._named() if name not in rewards]
+        measured = {name: self._measure(name, steps) for name in wanted if name in _MEASURED}
+        value = self.composition({**rewards, **measured})
+        return None if value is None else {self.name: value, **measured}
+
+    def _named(self) -> list[str]:
+        return list(dict.fromkeys([*self.composition.weights, *self.composition.gates]))
+
+    def _measure(self, name: str, steps: Iterable[Transition]) -> float:
+        if name == SECONDS:
+            return seconds_of(steps)
+        if name == TOKENS:
+            return float(sum(sum(_tokens(step)) for step in steps))
+        return sum(self._cost(step) for step in steps)
+
+    def _cost(self, step: Transition) -> float:
+        given, answered = _tokens(step)
+        price = self._price(step.model or "")
+        return (given * price.input + answered * price.output) / _MILLION
+
+    def _price(self, model: str) -> Price:
+        if model in self.prices:
+            return self.prices[model]
+        for pattern, price in self.prices.items():
+            if fnmatchcase(model, pattern):
+                return price
+        raise ConfigError(
+            f"the model {model!r} has no price; there are prices of {', '.join(self.prices)}"
+        )
+
+
+_MEASURED: Final = (COST, SECONDS, TOKENS)
+
+
+def seconds_of(steps: Iterable[Transition]) -> float:
+    """From the start of the first step to the end of the last; 0 for no step."""
+    times = [(step.start_ns, step.end_ns) for step in steps]
+    if not times:
+        return 0.0
+    return (max(end for _, end in times) - min(start for start, _ in times)) / 1e9
+
+
+def _tokens(step: Transition) -> tuple[int, int]:
+    """Tokens given and answered, as the server says, else as they were captured."""
+    given = step.input_tokens if step.input_tokens is not None else len(step.prompt_ids) or None
+    answered = (
+        step.output_tokens if step.output_tokens is not None else len(step.response_ids) or None
+    )
+    if given is None or answered is None:
+        raise ConfigError(
+            f"step {step.step} does not say how many tokens the model {step.model!r} took; leave "
+            f"{COST} and {TOKENS} out"
+        )
+    return given, answered

@@ -1,0 +1,145 @@
+"""Agent Lightning's algorithms behind our trainer; the whole of it must be installed to run one."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from lightning_otel import (
+    Store,
+    Trainer,
+    auto_trace,
+    emit_action,
+    emit_reward,
+    instrument,
+    uninstrument,
+)
+from lightning_otel.algorithms.microsoft import Microsoft
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.errors import ConfigError
+from lightning_otel.microsoft.backend import missing
+from lightning_otel.types import Resource
+
+TASKS = [{"question": f"{number}+1", "want": str(number + 1)} for number in range(3)]
+needs_all = pytest.mark.skipif(
+    not os.environ.get("LIGHTNING_TEST_WHOLE"),
+    reason="LIGHTNING_TEST_WHOLE runs it where the whole of agentlightning==0.3.0 is installed",
+)
+
+
+def test_auto_falls_back_and_says_why(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """An algorithm that is ours alone stays ours, with the reason in a warning."""
+    with caplog.at_level(logging.WARNING):
+        trainer = Trainer(lambda task: 1.0, "baseline", backend="auto", store=store)
+
+    if missing():
+        assert type(trainer.algorithm).__name__ == "Baseline"
+        assert "backend 'auto' is 'builtin' here: agentlightning" in caplog.text
+    else:
+        assert isinstance(trainer.algorithm, Microsoft)
+
+
+@pytest.mark.skipif(not missing(), reason="agentlightning is installed here")
+def test_microsoft_where_it_is_not_installed_is_an_error(store: Store) -> None:
+    """Asked for by name, nothing else is done instead."""
+    with pytest.raises(ConfigError, match="agentlightning is not installed; pip install"):
+        Trainer(lambda task: 1.0, "apo", backend="microsoft", store=store)
+
+
+@needs_all
+@pytest.mark.filterwarnings("default")  # what it imports warns of its own making
+@pytest.mark.timeout(300)
+def test_its_algorithm_learns_from_our_agent(store: Store, server: DemoServer) -> None:
+    """An algorithm of its own sees our steps and rewards, and the prompt it makes is a canary."""
+    import agentlightning as agl
+
+    seen: list[Sequence[Any]] = []
+    client = openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0)
+
+    class Better(agl.Algorithm):  # type: ignore[misc,name-defined]  # it has no stubs
+        async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+            theirs = self.get_store()
+            first = await theirs.update_resources("first", self.get_initial_resources())
+            ids = [
+                (await theirs.enqueue_rollout(task, "train", first.resources_id)).rollout_id
+                for task in train_dataset
+            ]
+            done: list[Any] = []
+            while len(done) < len(ids):
+                done = await theirs.wait_for_rollouts(rollout_ids=ids, timeout=1.0)
+            for rollout_id in ids:
+                spans = await theirs.query_spans(rollout_id)
+                seen.append(self.get_adapter().adapt(spans))
+            better = agl.PromptTemplate(template="Be brief and right: {q}", engine="f-string")
+            await theirs.update_resources("second", {"system_prompt": better})
+
+    def agent(task: Mapping[str, str], resources: Mapping[str, Resource]) -> float:
+        prompt = resources["system_prompt"].body["template"].format(q=task["question"])
+        client.chat.completions.create(
+            model="toy",
+            messages=[{"role": "user", "content": prompt}],
+            logprobs=True,
+            extra_body={"return_token_ids": True},
+        )
+        return float(task["want"] != "2")
+
+    instrument()
+    try:
+        trainer = Trainer(
+            agent, Better(), backend="microsoft", store=store,
+            resources={"system_prompt": "Answer: {q}"},
+        )  # fmt: skip
+        fit = trainer.fit(TASKS)
+    finally:
+        uninstrument()
+        client.close()
+
+    ours = list(store.transitions(mode="train"))
+    triplets = [triplet for found in seen for triplet in found]
+    assert fit.metrics["mean_reward"] == pytest.approx(2 / 3)
+    assert [step.reward for step in ours] == [1.0, 0.0, 1.0]
+    assert [triplet.reward for triplet in triplets] == [1.0, 0.0, 1.0]
+    assert [triplet.response["token_ids"] for triplet in triplets] == [
+        list(step.response_ids) for step in ours
+    ]
+    made = trainer.resources.get("system_prompt", "canary")
+    assert made.body["template"] == "Be brief and right: {q}"
+    assert (made.version, trainer.resources.get("system_prompt").version) == (2, 1)
+
+
+@needs_all
+@pytest.mark.filterwarnings("default")
+def test_what_it_has_not_is_refused(store: Store) -> None:
+    """A name, options and objects that mean nothing to it are refused before anything runs."""
+    with pytest.raises(ConfigError, match="Agent Lightning has no algorithm 'sft'"):
+        Microsoft("sft")
+    with pytest.raises(ConfigError, match="unknown options steps"):
+        Microsoft(object(), steps=3)
+    with pytest.raises(ConfigError, match="object is no algorithm of Agent Lightning's"):
+        Trainer(lambda task: 1.0, Microsoft(object()), store=store).fit([1])
+    with pytest.raises(ConfigError, match="give fit\\(train=…\\)"):
+        Trainer(lambda task: 1.0, Microsoft(), store=store).fit()
+
+
+def test_train_command_says_why_it_falls_back(store: Store, tmp_path: Path) -> None:
+    """``train --backend auto`` goes on with ours where Agent Lightning is not, and says so."""
+    if not missing():
+        pytest.skip("agentlightning is installed here")
+    with auto_trace(store=store, task="hi"):
+        emit_action("say", "hi")
+        emit_reward(1.0)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_otel", "train", "baseline", "--backend", "auto",
+         "--store", store.name],
+        capture_output=True, text=True, cwd=tmp_path, timeout=50,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert "backend 'auto' is 'builtin' here: agentlightning is not installed" in done.stderr

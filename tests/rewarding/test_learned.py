@@ -1,0 +1,102 @@
+"""What was learnt for a kind of task: the version that earned most, or what there is instead."""
+
+from collections.abc import Iterable
+
+import openai
+import pytest
+
+from lightning_otel import Store, auto_trace, emit_action, emit_reward, learned
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.resources import Resources
+from lightning_otel.state import State
+
+
+@pytest.fixture
+def resources(store: Store) -> Resources:
+    """Two versions for images, the first live, and one prompt for all."""
+    found = Resources(State(store.name))
+    found.publish("system_prompt", "Answer.")
+    found.publish("system_prompt[image]", "Describe it.")
+    found.publish("system_prompt[image]", "Describe it with light and lens.")
+    return found
+
+
+def earn(store: Store, name: str, version: int, rewards: Iterable[float | None]) -> None:
+    """Rollouts that were given a version, each with its reward."""
+    for index, reward in enumerate(rewards):
+        with auto_trace(
+            store=store,
+            rollout_id=f"{name}-{version}-{index}",
+            resources={"*": {name: str(version)}},
+        ):
+            emit_action("say", "hi")
+            if reward is not None:
+                emit_reward(reward)
+
+
+def test_best_version_of_a_category_is_found(store: Store, resources: Resources) -> None:
+    """The version whose rollouts earned most is given, with what all of them earned."""
+    earn(store, "system_prompt[image]", 1, [0.0, 0.5, 0.1])
+    earn(store, "system_prompt[image]", 2, [1.0, 0.5, 0.9, None])
+    earn(store, "system_prompt", 1, [5.0, 5.0, 5.0])
+
+    found = learned("image", resources=resources, store=store)
+    careful = learned("image", resources=resources, store=store, min_rollouts=4)
+
+    assert str(found.resource) == "system_prompt[image]@2"
+    assert found.resource.body["template"] == "Describe it with light and lens."
+    assert not found.is_general
+    assert found.earned is not None
+    assert found.earned.rollouts == 3
+    assert found.earned.mean == pytest.approx(0.8)
+    assert found.earned.error == pytest.approx(0.1528, abs=1e-4)
+    assert [(each.version, each.rollouts) for each in found.versions] == [(2, 3), (1, 3)]
+    # Too few rollouts move nobody from what is live.
+    assert (careful.resource.version, careful.earned, careful.versions) == (1, None, found.versions)
+
+
+def test_unknown_category_gets_what_all_have(store: Store, resources: Resources) -> None:
+    """Where nothing was learnt of a kind of task, the general resource stands in."""
+    earn(store, "system_prompt", 1, [0.5])
+
+    found = learned("video", resources=resources, store=store)
+
+    assert (str(found.resource), found.is_general) == ("system_prompt@1", True)
+    with pytest.raises(
+        NotFoundError, match=r"none of tone\[video\], video/tone, tone; publish one"
+    ):
+        learned("video", "tone", resources=resources, store=store)
+    with pytest.raises(ConfigError, match="min_rollouts is 0"):
+        learned("image", resources=resources, store=store, min_rollouts=0)
+
+
+def test_resource_of_the_agent_of_that_name_counts(store: Store, resources: Resources) -> None:
+    """Where an agent has the category's name, its resource is the category's."""
+    earn(store, "system_prompt", 1, [0.5])
+    resources.publish("sound/system_prompt", "Listen.")
+
+    found = learned("sound", resources=resources, store=store)
+
+    assert (str(found.resource), found.is_general) == ("sound/system_prompt@1", False)
+
+
+def test_model_limits_what_counts(store: Store, resources: Resources, server: DemoServer) -> None:
+    """Rewards that another model earned say nothing of this one."""
+    earn(store, "system_prompt[image]", 2, [1.0, 1.0, 1.0])
+    with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
+        for index in range(3):
+            with auto_trace(
+                store=store,
+                rollout_id=f"toy-{index}",
+                resources={"*": {"system_prompt[image]": "1"}},
+            ):
+                client.chat.completions.create(
+                    model="toy", messages=[{"role": "user", "content": "hi"}]
+                )
+                emit_reward(0.25)
+
+    found = learned("image", model="toy*", resources=resources, store=store)
+
+    assert found.resource.version == 1
+    assert [(each.version, each.mean) for each in found.versions] == [(1, 0.25)]
