@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Advantage, Composition, TripletAdapter
+    from lightning_otel.analysis import analyze_episode
     from lightning_otel.emitters import (
         emit_action,
         emit_exception,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     )
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
     from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
+    from lightning_otel.plot import Progress, plot_training_metrics
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
@@ -32,6 +34,7 @@ _HOMES = {
     "Advantage": "adapter",
     "Composition": "adapter",
     "TripletAdapter": "adapter",
+    "analyze_episode": "analysis",
     "emit_action": "emitters",
     "emit_exception": "emitters",
     "emit_message": "emitters",
@@ -43,6 +46,8 @@ _HOMES = {
     "DuckDBSpanExporter": "exporters.duckdb",
     "LightningSpanProcessor": "exporters.duckdb",
     "wrap_langchain": "instrumentors.langchain.wrap",
+    "Progress": "plot",
+    "plot_training_metrics": "plot",
     "instrument": "provider",
     "uninstrument": "provider",
     "Store": "store",
@@ -67,6 +72,7 @@ __all__ = [
     "DuckDBSpanExporter",
     "Follower",
     "LightningSpanProcessor",
+    "Progress",
     "Recording",
     "Report",
     "Span",
@@ -75,6 +81,7 @@ __all__ = [
     "Transition",
     "TripletAdapter",
     "add_transform",
+    "analyze_episode",
     "auto_trace",
     "carried",
     "context",
@@ -88,6 +95,7 @@ __all__ = [
     "emit_state",
     "instrument",
     "operation",
+    "plot_training_metrics",
     "remove_transform",
     "uninstrument",
     "wrap_langchain",
