@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning_otel.adapter import Advantage, Composition, TripletAdapter
     from lightning_otel.analysis import analyze_episode
+    from lightning_otel.agents import LitAgent, Router, rollout
     from lightning_otel.emitters import (
         emit_action,
         emit_exception,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
     from lightning_otel.plot import Progress, plot_training_metrics
     from lightning_otel.provider import instrument, uninstrument
+    from lightning_otel.queue import Queue
+    from lightning_otel.runner import Hook, Runner, run_workers
     from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
@@ -35,6 +38,9 @@ _HOMES = {
     "Composition": "adapter",
     "TripletAdapter": "adapter",
     "analyze_episode": "analysis",
+    "LitAgent": "agents",
+    "Router": "agents",
+    "rollout": "agents",
     "emit_action": "emitters",
     "emit_exception": "emitters",
     "emit_message": "emitters",
@@ -50,6 +56,10 @@ _HOMES = {
     "plot_training_metrics": "plot",
     "instrument": "provider",
     "uninstrument": "provider",
+    "Queue": "queue",
+    "Hook": "runner",
+    "Runner": "runner",
+    "run_workers": "runner",
     "Store": "store",
     "Follower": "store.follow",
     "add_transform": "store.transforms",
@@ -71,10 +81,15 @@ __all__ = [
     "Composition",
     "DuckDBSpanExporter",
     "Follower",
+    "Hook",
     "LightningSpanProcessor",
+    "LitAgent",
     "Progress",
+    "Queue",
     "Recording",
     "Report",
+    "Router",
+    "Runner",
     "Span",
     "Store",
     "Trajectory",
@@ -97,6 +112,8 @@ __all__ = [
     "operation",
     "plot_training_metrics",
     "remove_transform",
+    "rollout",
+    "run_workers",
     "uninstrument",
     "wrap_langchain",
 ]
