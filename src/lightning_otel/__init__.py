@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Advantage, Composition, TripletAdapter
-    from lightning_otel.analysis import analyze_episode
     from lightning_otel.agents import LitAgent, Router, rollout
+    from lightning_otel.analysis import analyze_episode
     from lightning_otel.emitters import (
         emit_action,
         emit_exception,

@@ -112,7 +112,7 @@ def _unknown(names: Sequence[str], there: Sequence[str]) -> str:
 
 
 def _state_of(store: "Store") -> "State | None":
-    """The state that the runs of a store lie in; None if there is none yet: to ask would make it."""
+    """The state that the runs of a store lie in; None if there is none: to ask would make it."""
     from lightning_otel import config
 
     named, layout = config.named_state(), store.local.layout
