@@ -1,19 +1,23 @@
 """Curves of what training runs logged, by SQL on a real state; and what is asked where."""
 
+import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from tests.plot.made import fill
 
-from lightning_otel import Store
+from lightning_otel import Store, emit_action
+from lightning_otel.algorithms import BaseAlgorithm, Batch, StepResult
 from lightning_otel.errors import ConfigError, StoreMissingError
-from lightning_otel.plot import plot_training_metrics
+from lightning_otel.plot import Progress, plot_training_metrics
 from lightning_otel.runs import Runs
 from lightning_otel.runs.tables import METRICS
 from lightning_otel.state import State
+from lightning_otel.trainer import Trainer
+from lightning_otel.types import Resource
 
 
 def log(store: Store, run_id: str, name: str, values: Iterable[float | None], at: int = 0) -> None:
@@ -148,3 +152,37 @@ def test_what_cannot_be_drawn_is_said_first(store: Store, tmp_path: Path) -> Non
         plot_training_metrics(store, runs="r", by="time")
     with pytest.raises(StoreMissingError):
         plot_training_metrics(store)
+
+
+class _Better(BaseAlgorithm):
+    """Makes the prompt one word longer at each step."""
+
+    def train_step(self, batch: Batch) -> StepResult:
+        return StepResult({"loss": 1 / batch.number}, {"prompt": "good " * (batch.number + 1)})
+
+
+def _polite(task: object, resources: Mapping[str, Resource]) -> float:
+    """Earn a tenth for each good word."""
+    prompt = resources["prompt"].format()
+    emit_action("say", prompt)
+    return prompt.count("good") / 10
+
+
+def test_a_real_run_is_drawn_by_step_and_by_version(store: Store) -> None:
+    """What the trainer logs and stamps is what the curves show, and its progress is told."""
+    stream = io.StringIO()
+    with Progress(stream=stream) as progress:
+        Trainer(
+            _polite, _Better(), store=store, resources={"prompt": "good"}, max_iterations=3,
+            progress=progress,
+        ).fit(["a", "b"])  # fmt: skip
+
+    reward, loss = plot_training_metrics(store, by="step")
+    (versions,) = plot_training_metrics(store, "reward", by="version", mode="train")
+
+    assert [point.value for point in reward.series[0].points] == pytest.approx([0.1, 0.2, 0.3])
+    assert [point.value for point in loss.series[0].points] == pytest.approx([1, 1 / 2, 1 / 3])
+    found = [(point.label, point.count) for point in versions.series[0].points]
+    assert found == [("prompt@1", 2), ("prompt@2", 2), ("prompt@3", 2)]
+    assert "step 1/3" in stream.getvalue()
+    assert "100%  reward 0.3  loss 0.3333" in stream.getvalue()
