@@ -31,10 +31,10 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = run("bash", "-euc", blocks("bash")[0])
     told = run(sys.executable, "-W", "error", "-c", "\n".join(blocks("python")))
 
-    assert "success rate, reward from 0.5 on  48 values" in out
+    assert "success rate, reward from 0.5 on  24 values" in out
     assert "resource version, in the order they first acted" in out
     assert " · cost 0." in out
-    assert "reward  48 values  mean of 5: " in told
+    assert "reward  24 values  mean of 5: " in told
     assert (tmp_path / "curves.html").read_text().count("<svg") == 2
     parsed((tmp_path / "curves.svg").read_text())
 
