@@ -156,9 +156,9 @@ def test_the_latest_attempt_counts_once(store: Store) -> None:
         stamps = {c.ROLLOUT_ID: "same", c.ATTEMPT_ID: attempt}
         store.add(rollout(at, reward, calls=calls, stamps=stamps))
 
-    reward, length = plot_training_metrics(store, ["reward", "length"])
+    rewards, length = plot_training_metrics(store, ["reward", "length"])
 
-    assert [point.value for point in points(reward)] == [1.0]
+    assert [point.value for point in points(rewards)] == [1.0]
     assert [point.value for point in points(length)] == [2.0]
 
 
