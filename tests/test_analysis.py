@@ -109,6 +109,21 @@ def test_an_error_is_told_where_it_began() -> None:
     assert found["error"] == ["search: Timeout after 3 s"]
 
 
+def test_many_of_a_kind_are_one_finding() -> None:
+    """Errors of the same words, and rewards lost for the same reason, with their number."""
+    forest = Forest()
+    forest.call("a")
+    for number in range(300):
+        forest.make("search", status="ERROR", status_message="no")
+        forest.reward(float(number), span_id="f" * 16)
+
+    found = of(forest)
+
+    assert told(found)["error"] == ["search: no, 300 times"]
+    assert [text[:28] for text in told(found)["uncredited"]] == ["300 rewards are in no step: "]
+    assert len(found.findings[0].span_ids) == 300
+
+
 def test_what_repeats_is_told_once() -> None:
     """The same tool with the same arguments in any order of keys, and the same words."""
     forest = Forest()

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lightning_otel.adapter import Advantage, Composition, TripletAdapter
     from lightning_otel.agents import LitAgent, Router, rollout
     from lightning_otel.algorithms import BaseAlgorithm, StepResult
+    from lightning_otel.analysis import analyze_episode
     from lightning_otel.emitters import (
         emit_action,
         emit_exception,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_otel.errors import ConfigError
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
     from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
+    from lightning_otel.plot import Progress, plot_training_metrics
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.queue import Queue
     from lightning_otel.resources import Resources
@@ -44,6 +46,7 @@ _HOMES = {
     "Advantage": "adapter",
     "Composition": "adapter",
     "TripletAdapter": "adapter",
+    "analyze_episode": "analysis",
     "LitAgent": "agents",
     "Router": "agents",
     "rollout": "agents",
@@ -61,6 +64,8 @@ _HOMES = {
     "DuckDBSpanExporter": "exporters.duckdb",
     "LightningSpanProcessor": "exporters.duckdb",
     "wrap_langchain": "instrumentors.langchain.wrap",
+    "Progress": "plot",
+    "plot_training_metrics": "plot",
     "instrument": "provider",
     "uninstrument": "provider",
     "apply_rewards": "rewarding",
@@ -105,6 +110,7 @@ __all__ = [
     "LightningSpanProcessor",
     "LitAgent",
     "Price",
+    "Progress",
     "Prompt",
     "Queue",
     "Recording",
@@ -123,6 +129,7 @@ __all__ = [
     "TripletAdapter",
     "Worth",
     "add_transform",
+    "analyze_episode",
     "apply_rewards",
     "auto_trace",
     "carried",
@@ -139,6 +146,7 @@ __all__ = [
     "instrument",
     "learned",
     "operation",
+    "plot_training_metrics",
     "remove_transform",
     "reward_from_feedback",
     "rollout",

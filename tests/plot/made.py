@@ -55,7 +55,7 @@ def rollout(
 def _span(
     rollout_id: str, index: int, name: str, start: int, end: int, attributes: Mapping[str, Any]
 ) -> Span:
-    trace_id = f"{abs(hash(rollout_id)):032x}"[:32]
+    trace_id = f"{int(rollout_id[1:]):032x}"
     return Span(trace_id, f"{index:016x}", None, name, start, end, attributes=attributes)
 
 

@@ -1,7 +1,12 @@
-"""Curves of rollouts, by SQL on a real store: by order, time and version, binned and counted."""
+"""Curves of rollouts, by SQL on a real store: by order, time and version, binned and counted.
 
+``LIGHTNING_TEST_ROLLOUTS`` is how many the largest curve is made of.
+"""
+
+import os
 import random
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +16,8 @@ from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.plot import Chart, Curves, plot_training_metrics
 from lightning_otel.plot.curves import Point
+
+MANY = int(os.environ.get("LIGHTNING_TEST_ROLLOUTS", "1000"))
 
 
 def points(chart: Chart) -> tuple[Point, ...]:
@@ -67,16 +74,16 @@ def test_what_has_no_value_is_counted_and_never_nought(store: Store) -> None:
 def test_many_rollouts_are_binned_and_none_is_lost(store: Store) -> None:
     """More than can be drawn become means of neighbours; the last moving mean is the exact one."""
     chance = random.Random(1)
-    values = [chance.uniform(-1, 1) for _ in range(1000)]
+    values = [chance.uniform(-1, 1) for _ in range(MANY)]
     fill(store, values)
 
     chart = only(plot_training_metrics(store, "reward"))
 
     found = points(chart)
     assert len(found) == 400
-    assert sum(point.count for point in found) == 1000
-    assert found[-1].x == 1000
-    assert found[-1].mean == pytest.approx(statistics.fmean(values[-100:]))
+    assert sum(point.count for point in found) == MANY
+    assert found[-1].x == MANY
+    assert found[-1].mean == pytest.approx(statistics.fmean(values[-MANY // 10 :]))
     assert found[0].value == pytest.approx(statistics.fmean(values[: found[0].count]))
     assert min(point.low for point in found) == min(values)
 
@@ -149,9 +156,9 @@ def test_the_latest_attempt_counts_once(store: Store) -> None:
         stamps = {c.ROLLOUT_ID: "same", c.ATTEMPT_ID: attempt}
         store.add(rollout(at, reward, calls=calls, stamps=stamps))
 
-    reward, length = plot_training_metrics(store, ["reward", "length"])
+    rewards, length = plot_training_metrics(store, ["reward", "length"])
 
-    assert [point.value for point in points(reward)] == [1.0]
+    assert [point.value for point in points(rewards)] == [1.0]
     assert [point.value for point in points(length)] == [2.0]
 
 
@@ -173,3 +180,17 @@ def test_a_store_without_rollouts_has_empty_charts(store: Store) -> None:
 
     assert [chart.series for chart in found] == [(), (), (), ()]
     assert str(found).startswith("reward: nothing to draw\nsuccess rate")
+
+
+def test_a_store_behind_a_server_has_the_same_curves(
+    store: Store, served: Callable[..., str]
+) -> None:
+    """What is asked of it is SQL on the views, whichever engine holds the spans."""
+    fill(store, [0.0, 1.0, None, 0.5], stamps={c.RESOURCE_VERSION: "v1", c.MODE: "val"})
+    elsewhere = Store(served(store))
+
+    for options in ({}, {"by": "version"}, {"by": "time", "mode": "val"}):
+        metrics = ["reward", "length", "tokens", "duration"]
+        here = plot_training_metrics(store, metrics, **options)  # type: ignore[arg-type]  # of each its own type
+        assert plot_training_metrics(elsewhere, metrics, **options) == here  # type: ignore[arg-type]  # likewise
+        assert here[0].series[0].count == 3

@@ -1,37 +1,36 @@
 """Curves of what training runs logged, by SQL on a real state; and what is asked where."""
 
+import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from tests.plot.made import fill
 
-from lightning_otel import Store
+from lightning_otel import Store, emit_action
+from lightning_otel.algorithms import BaseAlgorithm, Batch, StepResult
 from lightning_otel.errors import ConfigError, StoreMissingError
-from lightning_otel.plot import plot_training_metrics
+from lightning_otel.plot import Progress, plot_training_metrics
+from lightning_otel.runs import Runs
+from lightning_otel.runs.tables import METRICS
 from lightning_otel.state import State
-
-TABLE = sa.Table(
-    "lightning_metrics", sa.MetaData(),
-    sa.Column("run_id", sa.String), sa.Column("step", sa.Integer), sa.Column("name", sa.String),
-    sa.Column("value", sa.Double), sa.Column("time_ns", sa.BigInteger),
-)  # fmt: skip
+from lightning_otel.trainer import Trainer
+from lightning_otel.types import Resource
 
 
 def log(store: Store, run_id: str, name: str, values: Iterable[float | None], at: int = 0) -> None:
     """Log a metric of a run, from step 1 on."""
     assert store.layout is not None
     state = State(store.layout.catalogue)
-    state.ensure()
+    state.ensure(METRICS)
     rows = [
         {"run_id": run_id, "step": step, "name": name, "value": value, "time_ns": at + step}
         for step, value in enumerate(values, 1)
     ]
     with state.change() as connection:
-        TABLE.create(connection, checkfirst=True)
-        connection.execute(sa.insert(TABLE), rows)
+        connection.execute(sa.insert(METRICS), rows)
 
 
 def test_loss_is_a_line_a_run_over_its_steps(store: Store) -> None:
@@ -47,6 +46,20 @@ def test_loss_is_a_line_a_run_over_its_steps(store: Store) -> None:
     assert [point.value for point in chart.series[0].points] == [3, 2, 1]
     assert [point.mean for point in chart.series[0].points] == [3, 2.5, 1.5]
     assert [point.mean_count for point in chart.series[0].points] == [1, 2, 2]
+
+
+def test_what_a_run_logs_is_drawn(store: Store) -> None:
+    """By way of the runs themselves; a value that was measured again stands once."""
+    fill(store, [1.0])
+    assert store.layout is not None
+    runs = Runs(State(store.layout.catalogue))
+    run = runs.start("baseline")
+    for step, loss in ((1, 2.0), (2, 9.0), (2, 1.0), (3, math.nan)):
+        runs.log(run.run_id, step, {"loss": loss})
+
+    (chart,) = plot_training_metrics(store, "loss", runs=run.run_id)
+
+    assert [(point.x, point.value) for point in chart.series[0].points] == [(1, 2.0), (2, 1.0)]
 
 
 def test_loss_is_among_the_usual_curves_where_it_was_logged(store: Store) -> None:
@@ -82,14 +95,14 @@ def test_many_steps_are_binned(store: Store) -> None:
 
 
 def test_what_is_no_number_is_counted(store: Store) -> None:
-    """NaN and infinity, as a loss may become, are told and not drawn."""
+    """What another program logged as infinite is told and not drawn."""
     fill(store, [1.0])
-    log(store, "run-1", "loss", [1.0, math.nan, math.inf, -math.inf, 1.7e308, 1.7e308])
+    log(store, "run-1", "loss", [1.0, math.inf, -math.inf, 1.7e308, 1.7e308])
 
     (chart,) = plot_training_metrics(store, "loss")
 
     assert [point.value for point in chart.series[0].points] == [1.0, 1.7e308, 1.7e308]
-    assert chart.notes == ("3 values that are no number",)
+    assert chart.notes == ("2 values that are no number",)
 
 
 def test_the_newest_runs_are_drawn(store: Store) -> None:
@@ -139,3 +152,37 @@ def test_what_cannot_be_drawn_is_said_first(store: Store, tmp_path: Path) -> Non
         plot_training_metrics(store, runs="r", by="time")
     with pytest.raises(StoreMissingError):
         plot_training_metrics(store)
+
+
+class _Better(BaseAlgorithm):
+    """Makes the prompt one word longer at each step."""
+
+    def train_step(self, batch: Batch) -> StepResult:
+        return StepResult({"loss": 1 / batch.number}, {"prompt": "good " * (batch.number + 1)})
+
+
+def _polite(task: object, resources: Mapping[str, Resource]) -> float:
+    """Earn a tenth for each good word."""
+    prompt = resources["prompt"].format()
+    emit_action("say", prompt)
+    return prompt.count("good") / 10
+
+
+def test_a_real_run_is_drawn_by_step_and_by_version(store: Store) -> None:
+    """What the trainer logs and stamps is what the curves show, and its progress is told."""
+    stream = io.StringIO()
+    with Progress(stream=stream) as progress:
+        Trainer(
+            _polite, _Better(), store=store, resources={"prompt": "good"}, max_iterations=3,
+            progress=progress,
+        ).fit(["a", "b"])  # fmt: skip
+
+    reward, loss = plot_training_metrics(store, by="step")
+    (versions,) = plot_training_metrics(store, "reward", by="version", mode="train")
+
+    assert [point.value for point in reward.series[0].points] == pytest.approx([0.1, 0.2, 0.3])
+    assert [point.value for point in loss.series[0].points] == pytest.approx([1, 1 / 2, 1 / 3])
+    found = [(point.label, point.count) for point in versions.series[0].points]
+    assert found == [("prompt@1", 2), ("prompt@2", 2), ("prompt@3", 2)]
+    assert "step 1/3" in stream.getvalue()
+    assert "100%  reward 0.3  loss 0.3333" in stream.getvalue()

@@ -70,11 +70,15 @@ def _errors(found: Outline) -> Iterator[Finding]:
     for position in range(len(found.nodes) - 1, -1, -1):
         if position in outer and found.nodes[position].parent >= 0:
             outer.add(found.nodes[position].parent)
+    same: dict[str, list[Node]] = {}
     for position, node in enumerate(found.nodes):
         if failed[position] and position not in outer:
             words = (node.span.attributes.get(c.ERROR_TYPE), node.span.status_message)
             told = " ".join(str(word) for word in words if word) or "failed"
-            yield Finding("error", _line(f"{_who(node)}: {told}"), (node.span.span_id,))
+            same.setdefault(_line(f"{_who(node)}: {told}"), []).append(node)
+    for told, nodes in same.items():
+        yield Finding("error", told + (f", {len(nodes):,} times" if len(nodes) > 1 else ""),
+                      _ids(nodes))  # fmt: skip
 
 
 def _broken_off(found: Outline) -> Iterator[Finding]:
@@ -99,10 +103,14 @@ def _rewards(steps: Sequence[Step], rewards: Sequence[Given]) -> Iterator[Findin
         yield Finding("no_steps", "there is no step to learn from")
     if not rewards:
         yield Finding("no_reward", "nobody gave it a reward")
+    reasons: dict[str, list[Given]] = {}
     for given in rewards:
         if given.left_out:
-            told = f"a reward of {given.value} is in no step: {given.left_out}"
-            yield Finding("uncredited", _line(told), (given.span_id,))
+            reasons.setdefault(given.left_out, []).append(given)
+    for reason, held in reasons.items():
+        what = f"a reward of {held[0].value} is" if len(held) == 1 else f"{len(held):,} rewards are"
+        told = _line(f"{what} in no step: {reason}")
+        yield Finding("uncredited", told, tuple(given.span_id for given in held))
 
 
 def _left_out(found: Outline) -> Iterator[Finding]:

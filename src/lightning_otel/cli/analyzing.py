@@ -93,10 +93,13 @@ def _print(found: "Analysis", *, every: bool) -> None:
             say(f"the first {_MANY} of {len(rows)} steps · --all for the rest", "dim")
     elif rows:
         print_rows(rows, _COLUMNS)
-    for given in found.rewards:
+    is_all = every or not sys.stdout.isatty()
+    for given in found.rewards if is_all else found.rewards[:_MANY]:
         words = [given.name, f"{given.value:g}" if _is_number(given.value) else str(given.value)]
         where = f"→ {', '.join(given.steps)} by {given.by}" if given.steps else given.left_out
         say(f"reward {' '.join(word for word in (*words, where) if word)}", "green")
+    if not is_all and len(found.rewards) > _MANY:
+        say(f"the first {_MANY} of {len(found.rewards)} rewards · --all for the rest", "dim")
     for each in found.findings:
         say(f"! {each.text}", "red" if each.kind in _BROKEN else "yellow")
     if not found.findings:

@@ -8,6 +8,7 @@ from lightning_otel.adapter.selection import Selection
 from lightning_otel.errors import ConfigError
 from lightning_otel.plot import rollouts
 from lightning_otel.plot.curves import Axis, Chart
+from lightning_otel.store.layout import Layout
 
 if TYPE_CHECKING:
     from lightning_otel.state import State
@@ -111,15 +112,17 @@ def _unknown(names: Sequence[str], there: Sequence[str]) -> str:
 
 
 def _state_of(store: "Store") -> "State | None":
-    """The state that the runs of a store lie in; None if there is none yet."""
+    """The state that the runs of a store lie in; None if there is none: to ask would make it."""
     from lightning_otel import config
 
-    place = config.state_place()
-    if place == config.store_path():  # no other is set: it lies beside the store
-        layout = store.local.layout
-        if layout is None or not (layout.root / "state.sqlite").exists():
-            return None  # to ask would make it
-        place = str(layout.catalogue)
+    named, layout = config.named_state(), store.local.layout
+    if named is None and layout is None:
+        return None
+    if named is None or "://" not in named:
+        beside = layout if named is None else Layout(named)
+        if beside is None or not (beside.root / "state.sqlite").exists():
+            return None
+        named = str(beside.catalogue)
     from lightning_otel.state import State
 
-    return State(place)
+    return State(named)

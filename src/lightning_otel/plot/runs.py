@@ -7,20 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 
 from lightning_otel.plot.curves import Chart, Point, Series
+from lightning_otel.runs.tables import METRICS
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
     from lightning_otel.state import State
 
-METRICS: Final = sa.table(
-    "lightning_metrics",
-    sa.column("run_id", sa.String),
-    sa.column("step", sa.BigInteger),
-    sa.column("name", sa.String),
-    sa.column("value", sa.Float),
-    sa.column("time_ns", sa.BigInteger),
-)
 MOST_RUNS: Final = 6
 """Runs in one chart: as many as there are colours."""
 _SCALE: Final = float(1 << 40)
