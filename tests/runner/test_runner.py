@@ -17,8 +17,8 @@ import lightning_otel as lo
 from lightning_otel import Router, Store
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.errors import ConfigError, WorkerError
-from lightning_otel.queue import Queue
+from lightning_otel.errors import ConfigError, StateError, WorkerError
+from lightning_otel.queue import Lease, Queue
 from lightning_otel.resources import Resources
 from lightning_otel.runner import Hook, Runner
 from lightning_otel.state import State
@@ -120,7 +120,14 @@ def test_failure_is_data(store: Store, queue: Queue, agent: Any, reason: str) ->
     assert all(each.reason.startswith(reason) for each in rollouts)
     assert "a1B2" not in rollouts[0].reason
     assert sum(queue.reasons().values()) == 4
-    assert {row["status"] for row in store.rollouts()} == {"failed"}
+
+
+def test_every_attempt_that_fails_is_recorded(store: Store, queue: Queue) -> None:
+    """Each under its number."""
+    ran(queue, Runner(raises, store=store, queue=queue), ["a"], max_attempts=2)
+
+    found = [(row["attempt_id"], row["status"]) for row in store.rollouts()]
+    assert sorted(found) == [("1", "failed"), ("2", "failed")]
 
 
 def test_async_agent_that_takes_too_long_is_cancelled(store: Store, queue: Queue) -> None:
@@ -137,7 +144,9 @@ def test_async_agent_that_takes_too_long_is_cancelled(store: Store, queue: Queue
         return 1.0
 
     runner = Runner(agent, store=store, queue=queue)
-    slow, quick = ran(queue, runner, [30, 0], timeout_s=0.2)
+    queue.put([30], timeout_s=0.2)
+    (quick,) = ran(queue, runner, [0])
+    slow, _ = queue.rollouts()
 
     assert (slow.status, slow.reason) == (
         "failed",
@@ -161,7 +170,9 @@ def test_sync_agent_that_hangs_is_left_behind(
         return 1.0
 
     runner = Runner(agent, store=store, queue=queue)
-    hung, quick = ran(queue, runner, [0, 1], timeout_s=0.2)
+    queue.put([0], timeout_s=0.2)
+    (quick,) = ran(queue, runner, [1])
+    hung, _ = queue.rollouts()
 
     assert (hung.status, quick.status) == ("failed", "succeeded")
     assert runner.hanging == 1
@@ -198,12 +209,40 @@ def test_heartbeats_go_on_while_the_agent_blocks(store: Store, queue: Queue) -> 
     """An attempt may take many times as long as a lease."""
 
     def agent(task: str) -> float:
-        time.sleep(0.9)
+        time.sleep(1.5)
         return 1.0
 
-    (rollout,) = ran(queue, Runner(agent, store=store, queue=queue, lease_s=0.3), ["a"])
+    (rollout,) = ran(queue, Runner(agent, store=store, queue=queue, lease_s=1), ["a"])
 
     assert (rollout.status, rollout.attempts) == ("succeeded", 1)
+
+
+def test_state_that_fails_for_a_moment_costs_no_attempt(
+    store: Store, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heartbeat that does not get through is tried again while the lease lasts.
+
+    The fault is made up: no real database fails when it is told to.
+    """
+    calls: list[object] = []
+    beat = queue.heartbeat
+
+    def heartbeat(lease: Lease) -> bool:
+        calls.append(lease)
+        if len(calls) == 1:
+            raise StateError("the state does not answer")
+        return beat(lease)
+
+    monkeypatch.setattr(queue, "heartbeat", heartbeat)
+
+    def agent(task: str) -> float:
+        time.sleep(1.2)
+        return 1.0
+
+    (rollout,) = ran(queue, Runner(agent, store=store, queue=queue, lease_s=1.5), ["a"])
+
+    assert rollout.status == "succeeded"
+    assert len(calls) > 1
 
 
 def test_cancel_reaches_an_agent_at_work(store: Store, queue: Queue) -> None:
@@ -216,7 +255,7 @@ def test_cancel_reaches_an_agent_at_work(store: Store, queue: Queue) -> None:
         return 1.0
 
     (rollout,) = queue.put(["a"], max_attempts=5)
-    runner = Runner(agent, store=store, queue=queue, lease_s=0.3)
+    runner = Runner(agent, store=store, queue=queue, lease_s=1.5)
     thread = threading.Thread(target=runner.run)
     thread.start()
     assert started.wait(10)
