@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CANARY", "LIVE", "Resources", "stamps"]
 
-CANARY_WEIGHT: Final = 0.1
-"""The share of a canary whose weight was never said."""
 FRESH_S: Final = 1.0
 """How old an answer may be before it is asked for anew."""
 _ALIAS: Final = re.compile(r"[^\W\d][\w.-]*")
@@ -328,7 +326,7 @@ class Resources:
         self.state.ensure(*tables.ALL)
         with self.state.read() as connection:
             change = tables.last_change(connection)
-            standings = held.standings if change == held.change else _read(connection)
+            standings = held.standings if change == held.change else tables.standings(connection)
         with self._lock:
             if self._held is held:
                 self._held = _Held(asked_s, change, standings)
@@ -359,41 +357,11 @@ class Resources:
         *,
         is_step: bool = True,
     ) -> None:
-        """Let an alias mean a version, and note that it does; what stands already is no change."""
-        where = (tables.ALIASES.c.name == name) & (tables.ALIASES.c.alias == alias)
-        held = connection.execute(sa.select(tables.ALIASES).where(where)).one_or_none()
-        if alias == CANARY and weight is None and version is not None:
-            weight = held.weight if held is not None else CANARY_WEIGHT
-        if (held.version, held.weight) == (version, weight) if held is not None else not version:
-            return
-        connection.execute(sa.delete(tables.ALIASES).where(where))
-        if version is not None:
-            row = {"name": name, "alias": alias, "version": version, "weight": weight}
-            connection.execute(sa.insert(tables.ALIASES).values(row))
-        is_step = is_step and alias == LIVE and version is not None
-        tables.note(
-            connection,
-            name=name,
-            alias=alias,
-            version=version,
-            weight=weight,
-            is_step=is_step,
-            changed_ns=self.state.now_ns(),
-        )
-
-
-def _read(connection: "Connection") -> dict[str, Standing]:
-    found: dict[str, Standing] = {}
-    given = tables.ALIASES.c.alias.in_((LIVE, CANARY))
-    for row in connection.execute(sa.select(tables.ALIASES).where(given)).all():
-        resource = tables.version_of(connection, row.name, row.version)
-        own = found.get(row.name, Standing())
-        found[row.name] = (
-            own._replace(live=resource)
-            if row.alias == LIVE
-            else own._replace(canary=resource, weight=row.weight)
-        )
-    return found
+        moved = tables.point(connection, name, alias, version, weight)
+        if moved is not None:
+            is_step = is_step and alias == LIVE and version is not None
+            now_ns = self.state.now_ns()
+            tables.note(connection, **moved, is_step=is_step, changed_ns=now_ns)
 
 
 def _check_alias(alias: str, weight: float | None) -> None:

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from lightning_otel.errors import NotFoundError
 from lightning_otel.state import METADATA
+from lightning_otel.substitution.assigning import CANARY, LIVE, Standing
 from lightning_otel.types import Resource
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ CHANGES: Final = sa.Table(
     sa.Column("is_step", sa.Boolean, nullable=False),
     sa.Column("changed_ns", sa.BigInteger, nullable=False),
 )
+CANARY_WEIGHT: Final = 0.1
+"""The share of a canary whose weight was never said."""
 ALL: Final = (VERSIONS, ALIASES, CHANGES)
 _LOCK: Final = 0x6C6F7472  # any number that nothing else in a shared PostgreSQL database takes
 
@@ -113,6 +116,38 @@ def insert(connection: "Connection", **columns: Any) -> Resource:
 def note(connection: "Connection", **columns: Any) -> None:
     """Keep a change, whose columns are those of ``CHANGES``."""
     connection.execute(sa.insert(CHANGES).values(columns))
+
+
+def point(
+    connection: "Connection", name: str, alias: str, version: int | None, weight: float | None
+) -> dict[str, Any] | None:
+    """Let an alias mean a version, or nothing; gives the change, None if it stands already."""
+    where = (ALIASES.c.name == name) & (ALIASES.c.alias == alias)
+    held = connection.execute(sa.select(ALIASES).where(where)).one_or_none()
+    if alias == CANARY and weight is None and version is not None:
+        weight = held.weight if held is not None else CANARY_WEIGHT
+    if (held.version, held.weight) == (version, weight) if held is not None else version is None:
+        return None
+    row = {"name": name, "alias": alias, "version": version, "weight": weight}
+    connection.execute(sa.delete(ALIASES).where(where))
+    if version is not None:
+        connection.execute(sa.insert(ALIASES).values(row))
+    return row
+
+
+def standings(connection: "Connection") -> dict[str, Standing]:
+    """What may be assigned, by name."""
+    found: dict[str, Standing] = {}
+    given = ALIASES.c.alias.in_((LIVE, CANARY))
+    for row in connection.execute(sa.select(ALIASES).where(given)).all():
+        resource = version_of(connection, row.name, row.version)
+        own = found.get(row.name, Standing())
+        found[row.name] = (
+            own._replace(live=resource)
+            if row.alias == LIVE
+            else own._replace(canary=resource, weight=row.weight)
+        )
+    return found
 
 
 def resource_of(row: Any) -> Resource:
