@@ -50,10 +50,6 @@ class StateError(LightningOtelError):
     """What is queued, tuned or trained could not be read or changed."""
 
 
-class TrainingError(LightningOtelError):
-    """What there is cannot be learnt from, or a training run cannot go on."""
-
-
 class QueryError(LightningOtelError):
     """A SQL text is not a single read-only statement, or DuckDB refused it."""
 
@@ -72,3 +68,7 @@ class NotFoundError(LightningOtelError):
 
 class AdapterError(LightningOtelError):
     """An adapter of somebody else's cannot be loaded, or failed."""
+
+
+class TrainingError(LightningOtelError):
+    """What there is cannot be learnt from, or a training run cannot go on."""

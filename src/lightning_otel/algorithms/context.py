@@ -5,22 +5,18 @@ import logging
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.algorithms import checkpoint
 from lightning_otel.algorithms.batch import Batch, StepResult
 from lightning_otel.algorithms.checkpoint import Checkpoint
 from lightning_otel.algorithms.collecting import Collector
-from lightning_otel.algorithms.groups import queued
-from lightning_otel.algorithms.loading import load
 from lightning_otel.algorithms.setting import Setting
-from lightning_otel.algorithms.working import work
-from lightning_otel.errors import ConfigError, LightningOtelError
+from lightning_otel.algorithms.working import Ran, run_tasks
+from lightning_otel.errors import LightningOtelError
 from lightning_otel.runs import Claims, TrainingRun
-from lightning_otel.store.asked import Asked
-from lightning_otel.types import Mode, Resource, Rollout, Trajectory
+from lightning_otel.types import Mode, Resource
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.base import BaseAlgorithm
@@ -31,13 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS: Final = 2
-
-
-class Ran(NamedTuple):
-    """What became of a task: its rollout, and the trajectories it was recorded as."""
-
-    rollout: Rollout
-    trajectories: list[Trajectory]
 
 
 class Context:
@@ -53,7 +42,8 @@ class Context:
         run_dir: Path,
         stop: threading.Event,
         options: Mapping[str, Any] | None = None,
-        resume: Checkpoint | None = None,
+        resume: bool = False,
+        kept: Checkpoint | None = None,
     ) -> None:
         """Begin, or go on from a checkpoint.
 
@@ -65,7 +55,8 @@ class Context:
             run_dir: A folder of its own.
             stop: Set when it is to stop.
             options: What else the trainer was given.
-            resume: What the algorithm remembers already.
+            resume: Whether another process was at work on the run before.
+            kept: The checkpoint it goes on from.
         """
         self._setting = setting
         self._algorithm = algorithm
@@ -75,11 +66,11 @@ class Context:
         self.run = run
         self.run_dir = run_dir
         self.options: Mapping[str, Any] = dict(options or {})
-        self.resume = resume is not None
-        """Whether the run goes on from a checkpoint, or was begun before by a killed process."""
-        self.step = resume.step if resume is not None else 0
+        self.resume = resume
+        """Whether another process was at work on the run before: its files may be there."""
+        self.step = run.step
         """How many steps are kept."""
-        self.versions: dict[str, int] = dict(resume.resources) if resume is not None else {}
+        self.versions: dict[str, int] = dict(kept.resources) if kept is not None else {}
         """The version of each resource that the next rollouts are given."""
         self._unpublished: dict[str, Any] = {}
         self._measured: dict[str, float] = {}
@@ -171,34 +162,9 @@ class Context:
         Raises:
             ConfigError: There is no agent, and nobody was said to run one elsewhere.
         """
-        setting = self._setting
-        if setting.agent is None and setting.workers:
-            raise ConfigError(
-                f"{type(self._algorithm).__name__} runs the agent, and none was given; "
-                "Trainer(agent, …), or workers=0 if a runner elsewhere takes the rollouts"
-            )
         versions = {name: self._version(name, given) for name, given in (resources or {}).items()}
-        rollouts = setting.queue.put(
-            list(tasks),
-            mode=mode,
-            agent=None if setting.agent is None else setting.agent.name,
-            samples=samples,
-            max_attempts=setting.max_attempts,
-            timeout_s=setting.timeout_s,
-            resources={**self.versions, **versions},
-        )
-        done = work(setting, [each.rollout_id for each in rollouts], self._stop)
-        asked = Asked.of({**setting.select, "mode": None})  # type: ignore[typeddict-item]  # as given
-        found = load(setting.store, asked, {each.rollout_id: [queued(each)] for each in done})
-        return [
-            Ran(
-                each
-                if each.reward is not None or each.status != "succeeded"
-                else replace(each, reward=found.rewards.get(each.rollout_id)),
-                list(found.trajectories.get(each.rollout_id, ())),
-            )
-            for each in done
-        ]
+        pinned = {**self.versions, **versions}
+        return run_tasks(self._setting, tasks, pinned, self._stop, mode=mode, samples=samples)
 
     # What comes of it.
 

@@ -5,10 +5,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_otel.agents import Agent
     from lightning_otel.queue import Queue
     from lightning_otel.resources import Resources
+    from lightning_otel.runner import Hook
+    from lightning_otel.runner.crew import Kind
     from lightning_otel.runs import Runs
     from lightning_otel.store import Store
+    from lightning_otel.tracing import RewardEvaluator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,9 @@ class Setting:
         min_batch_size: The fewest rollouts a step learns from.
         max_iterations: How many steps at most; None is as many as there is experience for.
         workers: How many rollouts run at once; 0 where runners elsewhere take them.
-        kind: ``threads`` or ``processes``.
+        kind: ``threads``, ``processes`` or ``ray``.
+        hooks: Told of what the workers do.
+        reward_evaluator: Judges a rollout whose agent does not.
         max_attempts: How often a rollout is tried.
         timeout_s: How long an attempt may take, seconds; None is any time.
         reward_timeout_s: How long a group waits for the reward of a rollout that is over, seconds.
@@ -43,7 +49,7 @@ class Setting:
     queue: "Queue"
     resources: "Resources"
     runs: "Runs"
-    agent: Any = None
+    agent: "Agent | None" = None
     train: Sequence[Any] = ()
     val: Sequence[Any] = ()
     select: Mapping[str, Any] = field(default_factory=dict)
@@ -51,8 +57,10 @@ class Setting:
     min_batch_size: int | None = None
     max_iterations: int | None = None
     workers: int = 1
-    kind: str = "threads"
-    max_attempts: int = 1
+    kind: "Kind" = "threads"
+    hooks: "Sequence[Hook]" = ()
+    reward_evaluator: "RewardEvaluator | None" = None
+    max_attempts: int = 2
     timeout_s: float | None = None
     reward_timeout_s: float = 30.0
     seed: int = 0

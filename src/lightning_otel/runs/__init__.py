@@ -99,7 +99,7 @@ class Runs:
             now_ns, None,
         )  # fmt: skip
         with self._state.change() as connection:
-            values = {name: getattr(run, name) for name in RUNS.c}
+            values = {column.name: getattr(run, column.name) for column in RUNS.c}
             connection.execute(sa.insert(RUNS).values(**values))
         return run
 
