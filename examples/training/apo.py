@@ -15,6 +15,7 @@ import lightning_otel as lo
 from lightning_otel.algorithms.apo import APO
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
+from lightning_otel.trainer import Trainer
 
 CAPITALS = {
     "France": "Paris",
@@ -86,7 +87,7 @@ def main(folder):
         DemoServer(Model()) as server,
         openai.OpenAI(base_url=server.base_url, api_key="none") as client,
     ):
-        trainer = lo.Trainer(
+        trainer = Trainer(
             agent_of(client),
             APO(model="writer", base_url=server.base_url, num_candidates=6),
             store=lo.Store(f"{folder}/traces.duckdb"),
@@ -95,7 +96,7 @@ def main(folder):
         before = trainer.evaluate(test)
         trainer.fit(train, val)
         after = trainer.evaluate(test)
-    print(f"on tasks never seen: {before:.2f} -> {after:.2f}")
+    print(f"on tasks never seen: {before.reward:.2f} -> {after.reward:.2f}")
 
 
 if __name__ == "__main__":

@@ -291,7 +291,7 @@ class Trainer:
     def _set(self, train: Sequence[Any], val: Sequence[Any]) -> Setting:
         most = self._setting.max_iterations
         if train and most is None:
-            most = 1
+            most = self.algorithm.iterations
         return replace(self._setting, train=list(train), val=list(val), max_iterations=most)
 
     def _publish_given(self) -> None:

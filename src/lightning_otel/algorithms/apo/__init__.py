@@ -57,6 +57,7 @@ class APO(BaseAlgorithm):
 
     name: ClassVar[str] = "apo"
     extra = "apo"
+    iterations = None
 
     def __init__(
         self,
