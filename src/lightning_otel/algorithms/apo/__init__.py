@@ -170,17 +170,20 @@ class APO(BaseAlgorithm):
         for part in parts:
             self._check(part)
         texts = texts_of(seeds, self._plan)
-        plan = replace(self._plan, first=[_candidate(texts, each) for each in self._candidates])
+        first = [_candidate(texts, each) for each in self._candidates]
         for part in parts:
             if context.should_stop():
                 return
             state = self._searches.get(part.category)
+            named = [{part.named(name): each[name] for name in each} for each in first]
+            plan = replace(self._plan, first=named)
 
             def keep(state: Mapping[str, Any], category: str = part.category) -> None:
                 self._searches[category] = state
                 context.commit(self.state_dict())
 
-            search(context, seeds, part, plan, state=state, keep=keep)
+            own = [_own(context, seed, part) for seed in seeds]
+            search(context, own, part, plan, state=state, keep=keep)
 
     def _parts(self, context: Context) -> list[Part]:
         """The tasks, by category if there are any."""
@@ -192,6 +195,11 @@ class APO(BaseAlgorithm):
         if self._category is None:
             return [Part("", train, val)]
         known = dict.fromkeys(self._category_of(task) for task in train)
+        for category in known:
+            if not category or set("/@,[]") & set(category):
+                raise ConfigError(
+                    f"the category {category!r} cannot be part of a resource's name; use words"
+                )
         if strays := {self._category_of(task) for task in val} - known.keys():
             log.warning("validation tasks of %s have no training tasks: left out", sorted(strays))
         return [
@@ -258,6 +266,17 @@ def _prompt(context: Context, target: str) -> Resource:
         f"there is no resource {target!r} to make better; there are {known}: give "
         f"resources={{{target!r}: 'the text to begin with'}}, or another optimization_target"
     )
+
+
+def _own(context: Context, seed: Resource, part: Part) -> Resource:
+    """The prompt that tasks of a category have; it begins as the one for all."""
+    name = part.named(seed.name)
+    if name == seed.name:
+        return seed
+    try:
+        return context.resources.get(name)
+    except NotFoundError:
+        return context.resources.publish(name, seed.body, alias="live")
 
 
 def _candidate(texts: Texts, given: str | Mapping[str, str]) -> Candidate:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.conversation_rows import conversations
+from lightning_otel.algorithms.apo.fault import Fault
 from lightning_otel.algorithms.apo.memory import Memory
 from lightning_otel.algorithms.apo.texts import Candidate, Texts, is_examples
 from lightning_otel.errors import ConfigError, TrainingError
@@ -72,6 +73,7 @@ class Episodes:
         context: "Context",
         texts: Texts,
         memory: Memory,
+        fault: Fault,
         *,
         metric: str | None = None,
         failure_score: float = 0.0,
@@ -83,6 +85,7 @@ class Episodes:
             context: Of the training run.
             texts: The prompts that are changed.
             memory: Takes the conversations that examples are drawn from.
+            fault: Notes what goes wrong.
             metric: The named reward to raise; None is the primary one.
             failure_score: What an agent that raised, or was given no reward, is worth.
             perfect_score: The most a reward can be; None if there is no such number.
@@ -90,6 +93,7 @@ class Episodes:
         self._context = context
         self._texts = texts
         self._memory = memory
+        self._fault = fault
         self._metric = metric
         self._failure_score = failure_score
         self._perfect_score = perfect_score
@@ -131,10 +135,16 @@ class Episodes:
     ) -> dict[str, list[dict[str, Any]]]:
         """For each text what the agent was given, answered and was told about it."""
         episodes = eval_batch.trajectories or []
+        with self._fault.noted():
+            return self._records(episodes, components_to_update)
+
+    def _records(
+        self, episodes: Sequence[Episode], names: Iterable[str]
+    ) -> dict[str, list[dict[str, Any]]]:
         notes = self._notes([episode.rollout.rollout_id for episode in episodes])
         return {
             name: [self._record(episode, name.rpartition("/")[0], notes) for episode in episodes]
-            for name in components_to_update
+            for name in names
             if not is_examples(name)
         }
 

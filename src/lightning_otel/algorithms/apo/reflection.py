@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from lightning_otel.algorithms.apo.fault import Fault
 from lightning_otel.algorithms.apo.memory import Memory
 from lightning_otel.algorithms.apo.texts import Candidate, Texts, is_examples
 from lightning_otel.emitters import emit_object
@@ -42,6 +43,7 @@ class Reflection:
         texts: Texts,
         memory: Memory,
         store: Store,
+        fault: Fault,
         *,
         first: Sequence[Candidate] = (),
         template: str | Mapping[str, str] | None = None,
@@ -53,6 +55,7 @@ class Reflection:
             texts: The prompts that are changed.
             memory: What was tried, and what examples are drawn from.
             store: Where its calls are recorded.
+            fault: Notes what goes wrong.
             first: Texts that somebody wrote, which are tried before the model is asked.
             template: What the model is asked, by text if it differs, with ``<curr_param>`` and
                 ``<side_info>``; None is GEPA's own.
@@ -61,6 +64,7 @@ class Reflection:
         self._texts = texts
         self._memory = memory
         self._store = store
+        self._fault = fault
         self._first = list(first)
         self._template = template
         self.reasons: list[str] = []
@@ -90,6 +94,15 @@ class Reflection:
         components_to_update: Sequence[str],
     ) -> Candidate:
         """New texts for some of a candidate's; none if nothing usable was proposed."""
+        with self._fault.noted():
+            return self._proposed(candidate, reflective_dataset, components_to_update)
+
+    def _proposed(
+        self,
+        candidate: Candidate,
+        reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
+        components_to_update: Sequence[str],
+    ) -> Candidate:
         if self._memory.tried < len(self._first):
             self._memory.tried += 1
             return self._first[self._memory.tried - 1]
@@ -113,7 +126,7 @@ class Reflection:
 
         template = self._template
         if isinstance(template, Mapping):
-            template = template.get(name)
+            template = template.get(name, template.get(name.partition("[")[0]))
         prompt = Signature.prompt_renderer(
             {
                 "current_instruction_doc": current,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from lightning_otel.algorithms.apo.episodes import Episodes, Example, StoppedError
+from lightning_otel.algorithms.apo.fault import Fault
 from lightning_otel.algorithms.apo.memory import Memory, put
 from lightning_otel.algorithms.apo.reflection import Model, Reflection
 from lightning_otel.algorithms.apo.shots import Shots
@@ -45,7 +46,7 @@ class Part:
         return f" of {self.category}" if self.category else ""
 
     def named(self, name: str) -> str:
-        """What its own version of a resource is called."""
+        """What the resource is called that its tasks have instead of another."""
         return f"{name}[{self.category}]" if self.category else name
 
     def measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -110,19 +111,21 @@ def search(
     if plan.few_shot:
         shots = Shots(plan.few_shot, perfect_score=plan.perfect_score, seed=plan.seed)
     memory = Memory(part.fingerprint(texts.names, plan.few_shot, plan.metric), shots)
+    fault = Fault()
     episodes = Episodes(
         context,
         texts,
         memory,
+        fault,
         metric=plan.metric,
         failure_score=plan.failure_score,
         perfect_score=plan.perfect_score,
     )
     reflection = Reflection(
-        plan.model, texts, memory, context.store, first=plan.first, template=plan.template
+        plan.model, texts, memory, context.store, fault, first=plan.first, template=plan.template
     )
     before = context.step - (state["i"] + 1 if state is not None else 0)
-    watch = Watch(context, texts, episodes, reflection, part=part, before=before, keep=keep)
+    watch = Watch(context, texts, episodes, reflection, fault, part=part, before=before, keep=keep)
     folder = context.run_dir / SEARCHED
     put(state, folder)
     try:

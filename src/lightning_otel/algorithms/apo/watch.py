@@ -1,10 +1,10 @@
 """What is told of a search while it goes on, and what ends it."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning_otel.algorithms.apo.episodes import Episodes
+from lightning_otel.algorithms.apo.fault import Fault
 from lightning_otel.algorithms.apo.memory import kept
 from lightning_otel.algorithms.apo.reflection import Reflection
 from lightning_otel.algorithms.apo.texts import Candidate, Texts
@@ -38,8 +38,8 @@ class Quiet:
 class Watch:
     """A callback and stopper of GEPA's.
 
-    GEPA catches what its callbacks raise and goes on: it is kept here, ends the search, and is
-    raised then.
+    GEPA catches what its callbacks raise and goes on: it is noted, ends the search, and is raised
+    then.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Watch:
         texts: Texts,
         episodes: Episodes,
         reflection: Reflection,
+        fault: Fault,
         *,
         part: "Part",
         before: int,
@@ -60,6 +61,7 @@ class Watch:
             texts: The prompts that are changed.
             episodes: What was run.
             reflection: What proposed.
+            fault: What went wrong.
             part: The tasks.
             before: Steps of the run before this search.
             keep: Told after each iteration where the search stands.
@@ -68,6 +70,7 @@ class Watch:
         self._texts = texts
         self._episodes = episodes
         self._reflection = reflection
+        self._fault = fault
         self._part = part
         self._before = before
         self._keep = keep
@@ -75,18 +78,17 @@ class Watch:
         self._state: State | None = None
         self._published: Candidate | None = None
         self._measured: dict[str, float] = {}
-        self._fault: BaseException | None = None
 
     def __call__(self, gepa_state: "State") -> bool:
         """Whether the search is to end; GEPA asks before each iteration."""
         self._state = gepa_state
-        if self._fault is not None or self._reflection.is_given_up:
+        if self._fault.first is not None or self._reflection.is_given_up:
             return True
         return self._context.should_stop()
 
     def on_state_saved(self, event: "StateSavedEvent") -> None:
         """Keep where the search stands, and only then give away what is best in it."""
-        with self._caught():
+        with self._fault.noted():
             self._commit()
 
     def on_valset_evaluated(self, event: "ValsetEvaluatedEvent") -> None:
@@ -105,8 +107,7 @@ class Watch:
         Raises:
             TrainingError: The model gave nothing usable several times in a row.
         """
-        if self._fault is not None:
-            raise self._fault
+        self._fault.check()
         self._commit()
         self._reflection.check()
 
@@ -132,15 +133,7 @@ class Watch:
         self._published = dict(state.program_candidates[best])
         for name, body in self._texts.changed(self._published).items():
             metrics = {self._judged_by: scores[best]}
-            self._context.publish(self._part.named(name), body, metrics=metrics)
-
-    @contextlib.contextmanager
-    def _caught(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as exc:
-            self._fault = self._fault or exc
-            raise
+            self._context.publish(name, body, metrics=metrics)
 
 
 def policy(*, resumes: bool) -> Any:
