@@ -21,7 +21,6 @@ class BaseAlgorithm:
         group_size: How many rewarded rollouts of a group it needs to compare them; 1 compares none.
         needs_reward: Whether only rollouts with a reward are of use.
         needs_logprobs: Whether the probabilities that tokens were sampled with must be known.
-        iterations: How many steps a run over tasks has where nobody says; None if it knows itself.
     """
 
     name: ClassVar[str] = ""
@@ -30,7 +29,6 @@ class BaseAlgorithm:
     group_size: int = 1
     needs_reward: bool = True
     needs_logprobs: bool = False
-    iterations: int | None = 1
 
     def run(self, context: Context) -> None:
         """Learn until there is nothing more to learn from, or it is to stop.

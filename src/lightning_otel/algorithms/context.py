@@ -128,7 +128,10 @@ class Context:
         Raises:
             TrainingError: There is nothing that the algorithm can learn from, and why.
         """
-        most = self._setting.max_iterations
+        setting = self._setting
+        most = setting.max_iterations
+        if most is None and setting.train and not setting.follows:
+            most = 1  # tasks are never used up: once is what was asked for
         while not self._stop.is_set():
             number = self.step + len(self._yielded) + 1
             if most is not None and number > most:
@@ -208,7 +211,13 @@ class Context:
         self.versions[name] = made.version
         return made
 
-    def commit(self, state: Mapping[str, Any] | None = None, *, batch: Batch | None = None) -> Path:
+    def commit(
+        self,
+        state: Mapping[str, Any] | None = None,
+        *,
+        batch: Batch | None = None,
+        step: int | None = None,
+    ) -> Path:
         """Keep what was learnt, and with it acknowledge what it was learnt from; then publish.
 
         Whatever kills the process, a row is either in the checkpoint that counts or comes again.
@@ -216,6 +225,8 @@ class Context:
         Args:
             state: What to remember; by default what ``state_dict`` gives.
             batch: The last batch that was trained on; by default the last that was given.
+            step: How many steps that makes; by default the number of that batch. For a loop that
+                counts its steps by itself.
 
         Returns:
             The checkpoint's folder.
@@ -226,7 +237,7 @@ class Context:
             TrainingError: It cannot be written.
         """
         done = [each for each in self._yielded if batch is None or each.number <= batch.number]
-        number = max([each.number for each in done], default=self.step)
+        number = max([each.number for each in done], default=self.step) if step is None else step
         folder = self.run_dir / "checkpoints" / f"{number:08d}"
         held = Checkpoint(
             algorithm=self.run.algorithm,
@@ -248,9 +259,10 @@ class Context:
             claims=self._claims,
             rollout_ids=[rollout_id for each in done for rollout_id in each.rollout_ids],
             unpublished=unpublished,
+            versions=self.versions,
         )
         self.step = number
-        self._yielded = [each for each in self._yielded if each.number > number]
+        self._yielded = [each for each in self._yielded if not any(each is one for one in done)]
         self._unpublished = {}
         self.publish_kept(number, unpublished)
         self._drop_old()
@@ -268,7 +280,7 @@ class Context:
         for each in unpublished:
             self.publish(each["name"], each["body"], metrics=each["metrics"])
         if unpublished:
-            self._setting.runs.published(self.run.run_id, step)
+            self._setting.runs.published(self.run.run_id, step, self.versions)
 
     def finish(self) -> None:
         """Keep what the algorithm was given and did not commit by itself."""

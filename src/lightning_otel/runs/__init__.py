@@ -68,11 +68,13 @@ class Kept(NamedTuple):
         step: The steps it holds.
         place: The folder.
         unpublished: What its step made and nobody was given yet: names, bodies and metrics.
+        versions: The version of each resource that the run goes on with.
     """
 
     step: int
     place: str
     unpublished: Sequence[Mapping[str, Any]]
+    versions: Mapping[str, int]
 
 
 class Runs:
@@ -211,6 +213,7 @@ class Runs:
         claims: Claims | None = None,
         rollout_ids: Sequence[str] = (),
         unpublished: Sequence[Mapping[str, Any]] = (),
+        versions: Mapping[str, int] | None = None,
     ) -> None:
         """Make a checkpoint count, and what was trained on in it acknowledged: both or neither.
 
@@ -221,6 +224,7 @@ class Runs:
             claims: Who holds the rollouts.
             rollout_ids: What was trained on since the checkpoint before.
             unpublished: Resources that its step made, to be published next.
+            versions: The version of each resource that the run goes on with until then.
 
         Raises:
             StateError: Rollouts are not held any more; nothing was kept.
@@ -237,21 +241,35 @@ class Runs:
                     step=step,
                     place=place,
                     unpublished=[dict(each) for each in unpublished],
+                    versions=dict(versions or {}),
                     time_ns=now_ns,
                 )
             )
             values = {"step": step, "seen_ns": now_ns}
             connection.execute(sa.update(RUNS).where(RUNS.c.run_id == run_id).values(**values))
 
-    def published(self, run_id: str, step: int) -> None:
-        """Say that what a checkpoint's step made is published."""
+    def published(self, run_id: str, step: int, versions: Mapping[str, int]) -> None:
+        """Say that what a checkpoint's step made is published.
+
+        Args:
+            run_id: The run.
+            step: The checkpoint's.
+            versions: The version of each resource that the run goes on with.
+        """
         at = sa.and_(CHECKPOINTS.c.run_id == run_id, CHECKPOINTS.c.step == step)
         with self._state.change() as connection:
-            connection.execute(sa.update(CHECKPOINTS).where(at).values(unpublished=[]))
+            connection.execute(
+                sa.update(CHECKPOINTS).where(at).values(unpublished=[], versions=dict(versions))
+            )
 
     def checkpoints(self, run_id: str) -> list[Kept]:
         """The checkpoints of a run that count, the latest first."""
-        columns = (CHECKPOINTS.c.step, CHECKPOINTS.c.place, CHECKPOINTS.c.unpublished)
+        columns = (
+            CHECKPOINTS.c.step,
+            CHECKPOINTS.c.place,
+            CHECKPOINTS.c.unpublished,
+            CHECKPOINTS.c.versions,
+        )
         chosen = sa.select(*columns).where(CHECKPOINTS.c.run_id == run_id)
         with self._state.read() as connection:
             rows = connection.execute(chosen.order_by(CHECKPOINTS.c.step.desc()))

@@ -36,6 +36,7 @@ CHECKPOINTS: Final = sa.Table(
     sa.Column("step", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("place", sa.Text, nullable=False),
     sa.Column("unpublished", sa.JSON, nullable=False),
+    sa.Column("versions", sa.JSON, nullable=False),
     sa.Column("time_ns", sa.BigInteger, nullable=False),
 )
 CLAIMS: Final = sa.Table(

@@ -289,10 +289,7 @@ class Trainer:
                 self._consumer = session.run.consumer
 
     def _set(self, train: Sequence[Any], val: Sequence[Any]) -> Setting:
-        most = self._setting.max_iterations
-        if train and most is None:
-            most = self.algorithm.iterations
-        return replace(self._setting, train=list(train), val=list(val), max_iterations=most)
+        return replace(self._setting, train=list(train), val=list(val))
 
     def _publish_given(self) -> None:
         known = set(self.resources.names()) if self._given else set()

@@ -220,6 +220,7 @@ class Session:
             return
         for each in self._setting.runs.checkpoints(context.run.run_id):
             if each.step == context.step:
+                context.versions.update(each.versions)
                 context.publish_kept(each.step, each.unpublished)
 
     def _late(self, claims: Claims) -> int:

@@ -57,7 +57,6 @@ class APO(BaseAlgorithm):
 
     name: ClassVar[str] = "apo"
     extra = "apo"
-    iterations = None
 
     def __init__(
         self,
