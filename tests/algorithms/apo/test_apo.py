@@ -1,22 +1,15 @@
 """APO on a scripted task: a real server, a real store, real GEPA; and what users get wrong."""
 
-import json
 import logging
-import os
-import pickle
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from tests.algorithms.apo.desk import desk
 
-from lightning_otel import Store, emit_message, emit_reward
+from lightning_otel import Store, emit_message
 from lightning_otel.algorithms.apo import APO
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
@@ -64,7 +57,7 @@ def test_apo_lifts_the_reward_of_tasks_it_never_saw(
     trainer = trainer_of(store, DESK.agent_of(client), apo)
     before = trainer.evaluate(test[:2])
 
-    fit = trainer.fit(train, val)
+    fit = trainer.fit(train[:3], val[:2])
 
     assert before.reward == 0.0
     assert trainer.evaluate(test[:2]).reward == 1.0
@@ -83,3 +76,232 @@ def test_apo_lifts_the_reward_of_tasks_it_never_saw(
     learnt_from = {step.rollout_id for step in steps if step.mode == "train"}
     assert learnt_from
     assert {v.stat().st_mode & 0o077 for v in store.layout.root.rglob("gepa")} == {0}  # type: ignore[union-attr]  # a local store
+
+
+def polite(task: Any, resources: Given) -> float:
+    """An agent that calls no model; it is worth as much as its prompt is polite."""
+    text = resources["system_prompt"].format()
+    emit_message("Hint: say please.")
+    return float("please" in text)
+
+
+def test_apo_tries_given_texts_first_on_one_task_alone(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A text that somebody wrote needs no model; without validation tasks nothing goes live."""
+    apo = APO(reflection_lm=never, candidates=["Answer.", "Answer, please."])
+
+    with caplog.at_level(logging.WARNING):
+        fit = (trainer := trainer_of(store, polite, apo)).fit([{"only": "one"}])
+
+    assert "no validation tasks" in caplog.text
+    assert fit.metrics["all_train_reward"] == 1.0
+    assert fit.resources["system_prompt"].body["template"] == "Answer, please."
+    assert not fit.promoted
+    assert trainer.resources.get("system_prompt").version == 1
+    assert trainer.resources.get("system_prompt", "canary") == fit.resources["system_prompt"]
+
+
+def test_apo_makes_the_prompt_of_one_agent_better(store: Store) -> None:
+    """A target may name the agent, with a slash or as ``agent.name``."""
+    apo = APO(
+        reflection_lm=never,
+        candidates=["Answer, please."],
+        optimization_target="polite.system_prompt",
+    )
+    trainer = trainer_of(store, polite, apo, resources={"polite/system_prompt": DESK.SEED})
+
+    fit = trainer.fit([1, 2], [3])
+
+    assert fit.promoted == ("polite/system_prompt",)
+
+
+def test_apo_gives_each_category_a_prompt_of_its_own(store: Store) -> None:
+    """Tasks of a kind are searched apart, and what is found goes by the kind's name."""
+
+    def agent(task: Any, resources: Given) -> float:
+        prompt = resources.get(f"system_prompt[{task['kind']}]", resources["system_prompt"])
+        return float(task["want"] in prompt.format())
+
+    proposals = iter(["In prose.", "In verse."])
+    apo = APO(reflection_lm=lambda prompt: next(proposals), category="kind")
+    tasks = [{"kind": kind, "want": want} for kind, want in (("a", "prose"), ("b", "verse"))]
+
+    fit = trainer_of(store, agent, apo).fit([*tasks, *tasks], tasks)
+
+    found = {name: each.body["template"] for name, each in fit.resources.items()}
+    assert found == {"system_prompt[a]": "In prose.", "system_prompt[b]": "In verse."}
+    assert set(fit.promoted) == set(found)
+    assert fit.metrics["a/val_reward"] == fit.metrics["b/val_reward"] == 1.0
+
+
+class Mimic:
+    """A model that answers as it is shown, or at random where nothing is shown."""
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """The word asked for, in the case of the last example, if there is one."""
+        said = [str(each["content"]) for each in body["messages"]]
+        shown = [str(each["content"]) for each in body["messages"] if each["role"] == "assistant"]
+        is_large = shown[-1].isupper() if shown else said[-1] < "m"
+        return Reply(text=said[-1].upper() if is_large else said[-1])
+
+
+def test_apo_draws_examples_from_what_went_well(store: Store) -> None:
+    """What earned a reward in training is shown, and other tasks are done like it."""
+    with (
+        DemoServer(Mimic()) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
+    ):
+
+        def agent(task: Any, resources: Given) -> float:
+            asked = [
+                *resources["system_prompt"].prompt.messages(),
+                {"role": "user", "content": task},
+            ]
+            reply = client.chat.completions.create(model="mimic", messages=asked)
+            return float((reply.choices[0].message.content or "").isupper())
+
+        apo = APO(reflection_lm=lambda prompt: DESK.SEED, few_shot=1, num_candidates=4)
+        fit = trainer_of(store, agent, apo).fit(["apple", "tea", "corn"], ["wine", "bread"])
+
+    assert fit.verdict.live == 0.5
+    assert fit.verdict.candidate == 1.0
+    asked, answered = fit.resources["system_prompt"].body["examples"]
+    assert (asked["role"], answered["role"]) == ("user", "assistant")
+    assert asked["content"] in ("apple", "corn")
+    assert answered["content"] == asked["content"].upper()
+
+
+def test_apo_tells_the_model_why_the_agent_failed(store: Store) -> None:
+    """A run that raised is worth nothing, is counted, and its error is read."""
+    asked = []
+
+    def agent(task: int, resources: Given) -> float:
+        if task == 2 and "carefully" not in resources["system_prompt"].format():
+            raise ValueError("the sum is missing")
+        return 0.5
+
+    def model(prompt: str) -> str:
+        asked.append(prompt)
+        return "Work carefully."
+
+    trainer = trainer_of(store, agent, APO(reflection_lm=model, num_candidates=1))
+    fit = trainer.fit([1, 2], [2, 3])
+
+    assert "the sum is missing" in asked[0]
+    assert fit.metrics["val_reward"] == 0.5
+    assert fit.metrics["failed"] == 2
+    assert fit.resources["system_prompt"].body["template"] == "Work carefully."
+
+
+@pytest.mark.parametrize(
+    ("agent", "options", "why"),
+    [
+        (lambda task: None, {}, "none of 1 rollouts has a reward; return a number"),
+        (lambda task: 1 / 0, {}, "the agent failed on each of 1 tasks.*division by zero"),
+        (lambda task: 7.0, {}, "a reward is 7.0, above the perfect_score 1.0"),
+        (
+            lambda task: {"exact": 1.0, "short": 0.0},
+            {"evaluation_metric": "kind"},
+            "named 'kind'; they have exact, short",
+        ),
+    ],
+)
+def test_apo_refuses_rewards_that_teach_nothing(
+    agent: Act, options: dict[str, Any], why: str, store: Store
+) -> None:
+    """The first run of the agent shows it, and the model is not asked at all."""
+    trainer = trainer_of(store, agent, APO(reflection_lm=never, **options))
+
+    with pytest.raises((TrainingError, ConfigError), match=why):
+        trainer.fit([1, 2], [3])
+
+    assert trainer.run is not None
+    assert trainer.runs.get(trainer.run.run_id).status == "failed"
+
+
+def test_apo_gives_up_a_model_that_gives_nothing(store: Store) -> None:
+    """Three answers without a text end the run with the reason, and publish nothing."""
+    trainer = trainer_of(store, polite, APO(reflection_lm=silent))
+
+    with pytest.raises(TrainingError, match=r"nothing usable 3 times in a row.*answered nothing"):
+        trainer.fit([1, 2], [3])
+
+    assert len(trainer.resources.versions("system_prompt")) == 1
+
+
+def test_apo_ends_with_what_a_function_in_the_models_place_raised(store: Store) -> None:
+    """GEPA would go on; what is wrong is said instead."""
+
+    def broken(prompt: str) -> str:
+        raise LookupError("no such shelf")
+
+    with pytest.raises(LookupError, match="no such shelf"):
+        trainer_of(store, polite, APO(reflection_lm=broken)).fit([1], [2])
+
+
+def test_apo_says_what_a_server_refused(store: Store) -> None:
+    """A model that cannot be reached is given up like one that says nothing."""
+    with DemoServer() as server:
+        apo = APO(model="fail-400", base_url=server.base_url)
+        with pytest.raises(TrainingError, match=r"3 times in a row.*fail-400 failed"):
+            trainer_of(store, polite, apo).fit([1], [2])
+
+
+ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "toy"}
+
+
+@pytest.mark.parametrize(
+    ("options", "train", "why"),
+    [
+        ({}, [], "was given none to learn from"),
+        ({"few_shot": 2}, [1], "no others to judge it by"),
+        ({"max_metric_calls": 3}, [1], "takes 4 runs of the agent"),
+        (
+            {"optimization_target": "system"},
+            [1],
+            "no resource 'system'.*endpoint, form, system_prompt",
+        ),
+        ({"optimization_target": "endpoint"}, [1], "is no prompt but endpoint"),
+        ({"optimization_target": "form", "candidates": ["Hi."]}, [1], r"\{name\} are gone"),
+        ({"candidates": ["Hi {you}."]}, [1], r"nobody fills in \{you\}"),
+        ({"candidates": [{"form": "Hi."}]}, [1], "names 'form'; there are system_prompt"),
+        (
+            {"candidates": ["Hi."], "optimization_target": ["system_prompt", "form"]},
+            [1],
+            "give text by name",
+        ),
+        ({"category": "kind"}, [{"x": 1}], "a task has no 'kind'"),
+        ({"category": str}, ["a/b"], "cannot be part of a resource's name"),
+    ],
+)
+def test_apo_refuses_before_the_agent_is_run(
+    options: dict[str, Any], train: list[Any], why: str, store: Store
+) -> None:
+    """What cannot lead anywhere costs nothing."""
+
+    def agent(task: Any) -> float:
+        raise AssertionError("the agent was run")
+
+    resources = {"system_prompt": DESK.SEED, "form": "Dear {name},", "endpoint": ENDPOINT}
+    apo = APO(**{"reflection_lm": never, **options})
+    trainer = trainer_of(store, agent, apo, resources=resources)
+
+    with pytest.raises((ConfigError, TrainingError), match=why):
+        trainer.fit(train)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "give model="),
+        ({"model": "m", "reflection_lm": never}, "give model="),
+        ({"reflection_lm": never, "num_candidates": 0}, "num_candidates=0"),
+        ({"reflection_lm": never, "beam_width": 4}, "no option 'beam_width'"),
+        ({"reflection_lm": never, "run_dir": "/tmp"}, "no option 'run_dir'"),
+    ],
+)
+def test_apo_refuses_options_that_mean_nothing(options: dict[str, Any], why: str) -> None:
+    """It is said where APO is made."""
+    with pytest.raises(ConfigError, match=why):
+        APO(**options)

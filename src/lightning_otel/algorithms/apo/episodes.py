@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.conversation_rows import conversations
-from lightning_otel.algorithms.apo.fault import Fault
+from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.algorithms.apo.memory import Memory
 from lightning_otel.algorithms.apo.texts import Candidate, Texts, is_examples
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import Selection
-from lightning_otel.types import Mode, Rollout, Span, Trajectory
+from lightning_otel.types import Mode, Reward, Rollout, Span, Trajectory
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch
@@ -49,6 +49,7 @@ class Episode:
     Attributes:
         reward: What the agent earned; None if nothing says.
         rewards: Every named reward.
+        notes: What was emitted besides, as text, in its order.
         score: What GEPA is told.
     """
 
@@ -57,6 +58,7 @@ class Episode:
     trajectories: tuple[Trajectory, ...]
     reward: float | None
     rewards: Mapping[str, float]
+    notes: tuple[str, ...]
     score: float
 
 
@@ -73,7 +75,6 @@ class Episodes:
         context: "Context",
         texts: Texts,
         memory: Memory,
-        fault: Fault,
         *,
         metric: str | None = None,
         failure_score: float = 0.0,
@@ -85,7 +86,6 @@ class Episodes:
             context: Of the training run.
             texts: The prompts that are changed.
             memory: Takes the conversations that examples are drawn from.
-            fault: Notes what goes wrong.
             metric: The named reward to raise; None is the primary one.
             failure_score: What an agent that raised, or was given no reward, is worth.
             perfect_score: The most a reward can be; None if there is no such number.
@@ -93,7 +93,6 @@ class Episodes:
         self._context = context
         self._texts = texts
         self._memory = memory
-        self._fault = fault
         self._metric = metric
         self._failure_score = failure_score
         self._perfect_score = perfect_score
@@ -135,16 +134,9 @@ class Episodes:
     ) -> dict[str, list[dict[str, Any]]]:
         """For each text what the agent was given, answered and was told about it."""
         episodes = eval_batch.trajectories or []
-        with self._fault.noted():
-            return self._records(episodes, components_to_update)
-
-    def _records(
-        self, episodes: Sequence[Episode], names: Iterable[str]
-    ) -> dict[str, list[dict[str, Any]]]:
-        notes = self._notes([episode.rollout.rollout_id for episode in episodes])
         return {
-            name: [self._record(episode, name.rpartition("/")[0], notes) for episode in episodes]
-            for name in names
+            name: [self._record(episode, name.rpartition("/")[0]) for episode in episodes]
+            for name in components_to_update
             if not is_examples(name)
         }
 
@@ -164,10 +156,23 @@ class Episodes:
         )
         if any(rollout.status in ("queuing", "running") for rollout, _ in ran):
             raise StoppedError
+        spans = self._spans([rollout for rollout, _ in ran])
         return [
-            self._judged(example, rollout, tuple(trajectories))
+            self._judged(example, rollout, tuple(trajectories), spans[rollout.rollout_id])
             for example, (rollout, trajectories) in zip(batch, ran, strict=True)
         ]
+
+    def _spans(self, rollouts: Sequence[Rollout]) -> dict[str, list[Span]]:
+        """What was recorded of each rollout in its last attempt, in order."""
+        attempts = {rollout.rollout_id: str(rollout.attempts) for rollout in rollouts}
+        found: dict[str, list[Span]] = {rollout_id: [] for rollout_id in attempts}
+        selection = Selection(rollout_ids=tuple(attempts), is_ordered=True)
+        for span in map(span_of, self._context.store.source.fetch(selection).dicts()):
+            own = span.rollout_id
+            # What was given from elsewhere names no attempt.
+            if own in found and span.attributes.get(c.ATTEMPT_ID) in (None, attempts[own]):
+                found[own].append(span)
+        return found
 
     def _given(self, candidate: Candidate) -> dict[str, Any]:
         """What the agent is given: versions that say it already, else bodies."""
@@ -180,21 +185,26 @@ class Episodes:
         }
 
     def _judged(
-        self, example: Example, rollout: Rollout, trajectories: tuple[Trajectory, ...]
+        self,
+        example: Example,
+        rollout: Rollout,
+        trajectories: tuple[Trajectory, ...],
+        spans: Sequence[Span],
     ) -> Episode:
-        steps = [step for each in trajectories for step in each.transitions]
-        rewards = {name: value for step in steps for name, value in step.rewards.items()}
-        reward = rollout.reward
-        if self._metric is not None:
-            reward = rewards.get(self._metric)
-        elif reward is None:
-            reward = next(
-                (step.reward for step in reversed(steps) if step.reward is not None), None
-            )
+        given = [each for each in map(read_reward, spans) if isinstance(each, Reward)]
+        rewards = {name: value for each in given for name, value in each.values.items()}
+        reward = rollout.reward if self._metric is None else rewards.get(self._metric)
         if rollout.status != "succeeded":
             reward = None
-        score = self._failure_score if reward is None else reward
-        return Episode(example, rollout, trajectories, reward, rewards, score)
+        return Episode(
+            example,
+            rollout,
+            trajectories,
+            reward,
+            rewards,
+            tuple(_emitted(span) for span in spans if span.name in _NOTES),
+            self._failure_score if reward is None else reward,
+        )
 
     def _check(self, episodes: Sequence[Episode]) -> None:
         if any(episode.reward is not None for episode in episodes):
@@ -233,18 +243,7 @@ class Episodes:
         if shots is not None and episode.example.mode == "train":
             shots.take(episode.trajectories, episode.reward)
 
-    def _notes(self, rollout_ids: Sequence[str]) -> dict[str, list[str]]:
-        """What was emitted in each rollout besides rewards, as text, in its order."""
-        selection = Selection(rollout_ids=rollout_ids, is_ordered=True)
-        found: dict[str, list[str]] = {}
-        for span in map(span_of, self._context.store.source.fetch(selection).dicts()):
-            if span.name in _NOTES and span.rollout_id:
-                found.setdefault(span.rollout_id, []).append(_emitted(span))
-        return found
-
-    def _record(
-        self, episode: Episode, agent: str, notes: Mapping[str, Sequence[str]]
-    ) -> dict[str, Any]:
+    def _record(self, episode: Episode, agent: str) -> dict[str, Any]:
         """An episode as GEPA's template shows it: inputs, outputs, feedback."""
         own = [each for each in episode.trajectories if not agent or each.agent == agent]
         given, answered = [], []
@@ -252,10 +251,7 @@ class Episodes:
             first = found.answers[0]
             given += [_line(said) for said in found.messages[:first] if said["role"] != "system"]
             answered += [_line(said) for said in found.messages[first:]]
-        feedback = [
-            _worth(episode, self._perfect_score),
-            *notes.get(episode.rollout.rollout_id, ()),
-        ]
+        feedback = [_worth(episode, self._perfect_score), *episode.notes]
         if episode.rollout.reason:
             feedback.append(f"The agent failed: {episode.rollout.reason}")
         return {

@@ -116,7 +116,6 @@ def search(
         context,
         texts,
         memory,
-        fault,
         metric=plan.metric,
         failure_score=plan.failure_score,
         perfect_score=plan.perfect_score,
