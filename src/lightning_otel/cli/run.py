@@ -48,6 +48,7 @@ _NOTHING_CAPTURED = 3
     is_flag=True,
     help="Have requests ask vLLM-like servers for token ids and logprobs.",
 )
+@click.option("--apply", is_flag=True, help="Have requests made with the resources that are live.")
 @click.option("--quiet", is_flag=True, help="No closing lines.")
 @store_option
 def run(
@@ -59,6 +60,7 @@ def run(
     reward_evaluator: str | None,
     transforms: Sequence[str],
     enable_retokenization_fix: bool,
+    apply: bool,
     quiet: bool,
     store: str | None,
 ) -> int:
@@ -84,7 +86,7 @@ def run(
     options = tracing.Options(
         store=opened, rollout_id=rollout_id, task=_json_or_text(task), agent=agent,
         reward_evaluator=evaluator,
-        enable_retokenization_fix=enable_retokenization_fix or None,
+        enable_retokenization_fix=enable_retokenization_fix or None, apply=apply or None,
     )  # fmt: skip
     try:
         program = find_program(command)
@@ -307,4 +309,5 @@ def _environment(
         agent=options.get("agent"),
         transforms=transforms,
         enable_retokenization_fix=bool(options.get("enable_retokenization_fix")),
+        apply=bool(options.get("apply")),
     )

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import bodies, tables
-from lightning_otel.resources.assigning import CANARY, LIVE, Standing, assigned, stamps
 from lightning_otel.state import State
+from lightning_otel.substitution.assigning import CANARY, LIVE, Standing, assigned, stamps
 from lightning_otel.types import Resource, ResourceKind
 
 if TYPE_CHECKING:
