@@ -3,13 +3,14 @@
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from tests.algorithms.apo.desk import desk
 
-from lightning_otel import Store, emit_message
+from lightning_otel import Store, auto_trace, emit_message
 from lightning_otel.algorithms.apo import APO
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
@@ -48,34 +49,47 @@ def never(prompt: str) -> str:
 
 
 def test_apo_lifts_the_reward_of_tasks_it_never_saw(
-    model: tuple[DemoServer, openai.OpenAI], store: Store
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Prompts are tried over HTTP, written anew by what was recorded, published and promoted."""
-    server, client = model
-    train, val, test = DESK.tasks()
-    apo = APO(model="writer", base_url=server.base_url, num_candidates=6)
-    trainer = trainer_of(store, DESK.agent_of(client), apo)
-    before = trainer.evaluate(test[:2])
+    """The example: prompts tried over HTTP, written anew by what was recorded, and promoted."""
+    DESK.main(tmp_path)
 
-    fit = trainer.fit(train[:3], val[:2])
-
-    assert before.reward == 0.0
-    assert trainer.evaluate(test[:2]).reward == 1.0
-    assert fit.promoted == ("system_prompt",)
+    assert "on tasks never seen: 0.00 -> 1.00" in capsys.readouterr().out
+    trainer = Trainer(store=Store(tmp_path / "traces.duckdb"))
+    (run,) = trainer.runs.all()
     versions = trainer.resources.versions("system_prompt")
     assert [each.parent for each in versions] == [None, 1, 2]
-    assert versions[-1].run_id == fit.run.run_id
-    curve = [each.value for each in trainer.metrics(["val_reward"])]
+    assert trainer.resources.get("system_prompt") == versions[-1]
+    assert versions[-1].run_id == run.run_id
+    curve = [each.value for each in trainer.runs.metrics(run.run_id, names=["val_reward"])]
     assert curve == [0.0, 0.5, 1.0]
-    agents = {each.request["model"] for each in server.log if each.request}
-    assert agents == {"clerk", "writer"}
-    asked = store.sql("SELECT count(*) AS n FROM calls WHERE agent = 'apo'").rows()[0]["n"]
-    assert asked == 2
-    steps = store.transitions(bodies=False).rows()
-    assert {step.agent for step in steps} == {"agent"}
-    learnt_from = {step.rollout_id for step in steps if step.mode == "train"}
-    assert learnt_from
-    assert {v.stat().st_mode & 0o077 for v in store.layout.root.rglob("gepa")} == {0}  # type: ignore[union-attr]  # a local store
+    store = trainer.store
+    calls = store.sql("SELECT agent, count(*) AS n FROM calls GROUP BY agent").rows()
+    assert {each["agent"]: each["n"] for each in calls}["apo"] == 2
+    assert {step.agent for step in store.transitions(bodies=False).rows()} == {"agent"}
+
+
+def test_apo_works_on_an_agent_that_knows_nothing_of_it(
+    model: tuple[DemoServer, openai.OpenAI], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `apply` is on, what is tried and what was found replace the agent's own prompt."""
+    server, client = model
+    monkeypatch.setenv("LIGHTNING_OTEL_APPLY", "1")
+
+    def agent(task: Any) -> float:
+        own = {"role": "system", "content": "Answer."}
+        asked = {"role": "user", "content": "What is the capital of Peru?"}
+        reply = client.chat.completions.create(model="clerk", messages=[own, asked])
+        return float(reply.choices[0].message.content == "LIMA")
+
+    apo = APO(
+        model="writer", base_url=server.base_url, candidates=["Write the answer in capitals."]
+    )
+    fit = trainer_of(store, agent, apo).fit([1], [2])
+
+    assert (fit.verdict.live, fit.verdict.candidate) == (0.0, 1.0)
+    with auto_trace(store=store):
+        assert agent(3) == 1.0
 
 
 def polite(task: Any, resources: Given) -> float:

@@ -76,20 +76,27 @@ def put(kept_state: Mapping[str, Any] | None, folder: Path) -> None:
         folder: What stands there is removed.
 
     Raises:
-        TrainingError: The state is damaged.
+        TrainingError: It is damaged.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
-    if kept_state is None:
-        return
+    if kept_state is not None:
+        write_private(folder / _FILE, pickle.dumps(restored(kept_state)))
+
+
+def restored(kept_state: Mapping[str, Any]) -> dict[str, Any]:
+    """GEPA's state as it was, by attribute.
+
+    Raises:
+        TrainingError: It is damaged.
+    """
     try:
-        state = {key: _whole(value) for key, value in kept_state.items()}
-        state["evaluation_cache"] = None
+        found = {key: _whole(value) for key, value in kept_state.items()}
     except (TypeError, ValueError, AttributeError) as exc:
         raise TrainingError(
             f"the search to go on with is damaged ({exc}); resume from another checkpoint"
         ) from exc
-    write_private(folder / _FILE, pickle.dumps(state))
+    return {**found, "evaluation_cache": None}
 
 
 def _plain(value: Any) -> Any:

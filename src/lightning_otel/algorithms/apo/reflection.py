@@ -160,7 +160,12 @@ class Reflection:
     def _asked(self, prompt: str) -> str | None:
         named = f"reflection-{secrets.token_hex(8)}"
         with auto_trace(
-            store=self._store, name="reflection", agent=AGENT, rollout_id=named, track_only=[]
+            store=self._store,
+            name="reflection",
+            agent=AGENT,
+            rollout_id=named,
+            track_only=[],
+            apply=False,  # what is tuned is the agent's, and not for who tunes it
         ):
             answer = self._model(prompt)
             if not isinstance(self._model, _Chat):
