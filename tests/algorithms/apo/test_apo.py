@@ -130,25 +130,6 @@ def test_apo_makes_the_prompt_of_one_agent_better(store: Store) -> None:
     assert fit.promoted == ("polite/system_prompt",)
 
 
-def test_apo_gives_each_category_a_prompt_of_its_own(store: Store) -> None:
-    """Tasks of a kind are searched apart, and what is found goes by the kind's name."""
-
-    def agent(task: Any, resources: Given) -> float:
-        prompt = resources.get(f"system_prompt[{task['kind']}]", resources["system_prompt"])
-        return float(task["want"] in prompt.format())
-
-    proposals = iter(["In prose.", "In verse."])
-    apo = APO(reflection_lm=lambda prompt: next(proposals), category="kind")
-    tasks = [{"kind": kind, "want": want} for kind, want in (("a", "prose"), ("b", "verse"))]
-
-    fit = trainer_of(store, agent, apo).fit([*tasks, *tasks], tasks)
-
-    found = {name: each.body["template"] for name, each in fit.resources.items()}
-    assert found == {"system_prompt[a]": "In prose.", "system_prompt[b]": "In verse."}
-    assert set(fit.promoted) == set(found)
-    assert fit.metrics["a/val_reward"] == fit.metrics["b/val_reward"] == 1.0
-
-
 class Mimic:
     """A model that answers as it is shown, or at random where nothing is shown."""
 
