@@ -146,7 +146,8 @@ class Collector:
             wanted = Asked.of({"rollout_id": silent}).wanted
             here = recorded(self._setting.store, wanted)
             for key in silent:
-                members[key] = with_spans(members[key], here.get(key, (None,))[0])
+                if key in here:
+                    members[key] = with_spans(members[key], here[key].member)
         groups: dict[str, list[Member]] = {}
         is_grouped = self._algorithm.group_size > 1
         for each in rollouts:
@@ -292,8 +293,13 @@ class Collector:
         return kept, self._loaded(kept) if left else found
 
     def _loaded(self, groups: Taken) -> Loaded:
-        needs_reward = self._algorithm.needs_reward
-        return load(self._setting.store, self._asked, groups, needs_reward=needs_reward)
+        return load(
+            self._setting.store,
+            self._asked,
+            groups,
+            needs_reward=self._algorithm.needs_reward,
+            needs_steps=self._algorithm.needs_steps,
+        )
 
     def _capture_faults(self, found: Loaded) -> dict[str, str]:
         """Rollouts whose tokens the algorithm cannot use.

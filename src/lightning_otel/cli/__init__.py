@@ -26,6 +26,8 @@ _COMMANDS = {
     "ls": ("look:ls", "List traces or rollouts."),
     "show": ("look:show", "Show one rollout, trace or span as a tree."),
     "stats": ("look:stats", "Count what was kept, from spans to transitions."),
+    "plot": ("plotting:plot", "Draw curves: reward, success, length, tokens, loss."),
+    "analyze": ("analyzing:analyze", "Say of one rollout what happened and what stands out."),
     "drift": ("drift:drift", "Say where a tokenizer's ids are not those of the engine."),
     "export": ("export:export", "Write spans or triplets as JSON lines or Parquet."),
     "follow": ("follow:follow", "Print spans as they end, each once: JSON lines."),

@@ -24,6 +24,7 @@ from lightning_otel.resources import Resources
 from lightning_otel.runs import Metric, Runs, TrainingRun
 from lightning_otel.state import State
 from lightning_otel.store import Store
+from lightning_otel.store.asked import Asked
 from lightning_otel.trainer.promotion import Verdict, mean_reward, reasons
 from lightning_otel.trainer.session import Fit, Origin, Session, origin
 from lightning_otel.types import Mode
@@ -125,6 +126,7 @@ class Trainer:
             Resources(self.state),
             Runs(self.state),
         )
+        Asked.of({**(select or {})})  # type: ignore[typeddict-item]  # refused here, not later
         _check(min_batch_size, max_iterations, samples, self.algorithm)
         self._setting = Setting(
             store=self.store,
@@ -146,7 +148,6 @@ class Trainer:
             seed=seed,
             progress=progress,
         )
-        self._given = dict(resources or {})
         self._options = options
         self._consumer = consumer
         self._min_gain = min_gain
@@ -154,6 +155,10 @@ class Trainer:
         self._origin: Origin | None = None
         self.run: TrainingRun | None = None
         """The latest run of this trainer."""
+        known = set(self.resources.names()) if resources else set()
+        for name, body in (resources or {}).items():
+            if name not in known:
+                self.resources.publish(name, body, alias="live")
 
     def add_agent(self, agent: object) -> None:
         """Name the agent, where the trainer was made without."""
@@ -217,7 +222,6 @@ class Trainer:
             ConfigError: There is no agent.
         """
         require_agent(self._setting)
-        self._publish_given()
         live = {
             name: number
             for name in self.resources.names()
@@ -267,7 +271,6 @@ class Trainer:
             )
         if setting.train:
             require_agent(setting)
-        self._publish_given()
         goes_on, self._origin = self._origin, None
         session = Session(
             setting,
@@ -290,12 +293,6 @@ class Trainer:
 
     def _set(self, train: Sequence[Any], val: Sequence[Any]) -> Setting:
         return replace(self._setting, train=list(train), val=list(val))
-
-    def _publish_given(self) -> None:
-        known = set(self.resources.names()) if self._given else set()
-        for name, body in self._given.items():
-            if name not in known:
-                self.resources.publish(name, body, alias="live")
 
     def _config(self, setting: Setting) -> dict[str, Any]:
         return {

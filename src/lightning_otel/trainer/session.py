@@ -227,14 +227,14 @@ class Session:
                 context.publish_kept(each.step, each.unpublished)
 
     def _late(self, claims: Claims) -> int:
-        """How many rollouts got another reward after they were trained on."""
-        trained = claims.trained()
+        """How many recorded rollouts got another reward after they were trained on."""
+        trained = {} if self._setting.train else claims.trained()
         if not trained:
             return 0
         wanted = Asked.of({"rollout_id": list(trained)}).wanted
         here = recorded(self._setting.store, wanted)
         return sum(
-            here[key][0].reward not in (None, reward)
+            here[key].member.reward not in (None, reward)
             for key, reward in trained.items()
             if key in here and reward is not None
         )
