@@ -12,7 +12,7 @@ import tempfile
 import openai
 
 import lightning_otel as lo
-from lightning_otel.algorithms.apo import APO
+from lightning_otel.algorithms import APO
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.trainer import Trainer

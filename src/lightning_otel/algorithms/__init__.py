@@ -16,6 +16,14 @@ GROUP: Final = "lightning_otel.algorithms"
 __all__ = ["BaseAlgorithm", "Batch", "Context", "StepResult", "get", "made", "name_of", "names"]
 
 
+def __getattr__(name: str) -> Any:
+    """An installed algorithm by its class: ``from lightning_otel.algorithms import APO``."""
+    # What is written small is a module of this folder.
+    if name.islower() or name.startswith("_") or name.lower() not in _found():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return get(name)
+
+
 def names() -> list[str]:
     """The algorithms that are installed, ours first."""
     found = _found()

@@ -16,10 +16,11 @@ from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.trainer import Trainer
+from lightning_otel.types import Rollout
 
 DESK = desk()
 Given = Mapping[str, Any]
-Act = Callable[[Any, Given], float | None]
+Act = Callable[..., float | None]
 
 
 @pytest.fixture
@@ -116,6 +117,25 @@ def test_apo_tries_given_texts_first_on_one_task_alone(
     assert trainer.resources.get("system_prompt", "canary") == fit.resources["system_prompt"]
 
 
+def test_apo_learns_from_what_agents_were_asked(store: Store) -> None:
+    """Without tasks it takes the recorded ones, of which a third is held out."""
+    for n in range(7):
+        with auto_trace(store=store, task={"n": n % 6}, mode="test" if n == 5 else None):
+            pass
+    seen: dict[str, set[int]] = {"train": set(), "val": set()}
+
+    def agent(task: dict[str, int], resources: Given, rollout: Rollout) -> float:
+        seen[rollout.mode].add(task["n"])
+        return polite(task, resources)
+
+    apo = APO(reflection_lm=never, candidates=["Answer, please."], reflection_minibatch_size=9)
+    fit = trainer_of(store, agent, apo).fit()
+
+    assert seen == {"train": {0, 1, 3, 4}, "val": {2}}
+    assert fit.metrics["val_reward"] == 1.0
+    assert not fit.promoted
+
+
 def test_apo_makes_the_prompt_of_one_agent_better(store: Store) -> None:
     """A target may name the agent, with a slash or as ``agent.name``."""
     apo = APO(
@@ -180,7 +200,7 @@ def test_apo_tells_the_model_why_the_agent_failed(store: Store) -> None:
         asked.append(prompt)
         return "Work carefully."
 
-    trainer = trainer_of(store, agent, APO(reflection_lm=model, num_candidates=1))
+    trainer = trainer_of(store, agent, APO(reflection_lm=model), max_iterations=1)
     fit = trainer.fit([1, 2], [2, 3])
 
     assert "the sum is missing" in asked[0]
@@ -249,7 +269,7 @@ ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "toy"}
 @pytest.mark.parametrize(
     ("options", "train", "why"),
     [
-        ({}, [], "was given none to learn from"),
+        ({}, [], "given none to learn from, and none are recorded"),
         ({"few_shot": 2}, [1], "no others to judge it by"),
         ({"max_metric_calls": 3}, [1], "takes 4 runs of the agent"),
         (

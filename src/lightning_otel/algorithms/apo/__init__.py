@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from lightning_otel.algorithms.apo.reflection import Model, chat
 from lightning_otel.algorithms.apo.search import Part, Plan, search, texts_of
+from lightning_otel.algorithms.apo.tasks import recorded, split
 from lightning_otel.algorithms.apo.texts import Candidate, Texts
 from lightning_otel.algorithms.base import BaseAlgorithm, Context
 from lightning_otel.errors import ConfigError, NotFoundError, TrainingError
@@ -188,8 +189,14 @@ class APO(BaseAlgorithm):
         """The tasks, by category if there are any."""
         train, val = list(context.train), list(context.val)
         if not train:
+            held = {_text(task) for task in val}
+            train = [task for task in recorded(context.store) if _text(task) not in held]
+            if not val:
+                train, val = split(train)
+        if not train:
             raise TrainingError(
-                "APO runs the agent on tasks, and was given none to learn from; fit(train, val)"
+                "APO runs the agent on tasks, was given none to learn from, and none are recorded; "
+                "fit(train, val), or record with auto_trace(task=…)"
             )
         if self._category is None:
             return [Part("", train, val)]
