@@ -187,7 +187,9 @@ def test_apo_draws_examples_from_what_went_well(store: Store) -> None:
     assert answered["content"] == asked["content"].upper()
 
 
-def test_apo_tells_the_model_why_the_agent_failed(store: Store) -> None:
+def test_apo_tells_the_model_why_the_agent_failed(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     """A run that raised is worth nothing, is counted, and its error is read."""
     asked = []
 
@@ -204,6 +206,7 @@ def test_apo_tells_the_model_why_the_agent_failed(store: Store) -> None:
     fit = trainer.fit([1, 2], [2, 3])
 
     assert "the sum is missing" in asked[0]
+    assert "1 validation tasks are training tasks, too" in caplog.text
     assert fit.metrics["val_reward"] == 0.5
     assert fit.metrics["failed"] == 2
     assert fit.resources["system_prompt"].body["template"] == "Work carefully."

@@ -132,8 +132,14 @@ class Watch:
             return
         self._published = dict(state.program_candidates[best])
         for name, body in self._texts.changed(self._published).items():
-            metrics = {self._judged_by: scores[best]}
-            self._context.publish(name, body, metrics=metrics)
+            if not self._is_given(name, body):
+                metrics = {self._judged_by: scores[best]}
+                self._context.publish(name, body, metrics=metrics)
+
+    def _is_given(self, name: str, body: Mapping[str, Any]) -> bool:
+        """Whether the run has published it already, before a restart."""
+        version = self._context.versions.get(name)
+        return version is not None and self._context.resources.get(name, version).body == body
 
 
 def policy(*, resumes: bool) -> Any:
