@@ -32,6 +32,8 @@ RETOKENIZATION_FIX_ENV: Final = "LIGHTNING_OTEL_RETOKENIZATION_FIX"
 """Whether requests ask vLLM-like servers for the token ids they work with."""
 TRAIN_ENV: Final = "LIGHTNING_OTEL_TRAIN"
 """Whether a training run may begin; nothing trains unless a program or a person asks for it."""
+COLLECT_ENV: Final = "LIGHTNING_OTEL_COLLECT"
+"""Whether what is captured is kept; without, requests can still be made with live resources."""
 APPLY_ENV: Final = "LIGHTNING_OTEL_APPLY"
 """Whether requests are made with the resources that are live instead of what the agent wrote."""
 ENDPOINT_KEY_ENV: Final = "LIGHTNING_OTEL_ENDPOINT_KEY"
@@ -96,6 +98,11 @@ def state_place() -> str:
 def is_retokenization_fix_enabled() -> bool:
     """Whether ``LIGHTNING_OTEL_RETOKENIZATION_FIX`` has servers asked for token ids; off unless."""
     return _flag(RETOKENIZATION_FIX_ENV, default=False)
+
+
+def is_collect_enabled() -> bool:
+    """Whether spans are kept: ``LIGHTNING_OTEL_COLLECT=0`` keeps none, whatever is recorded."""
+    return _flag(COLLECT_ENV, default=True)
 
 
 def is_apply_enabled() -> bool:

@@ -201,14 +201,17 @@ def start_process() -> None:
 
     capture.refresh_settings()
     store = Store()
-    writer = store.writer()
+    applied = capture.guarded(applied_of, store) if config.is_apply_enabled() else None
+    is_kept = config.is_collect_enabled()
+    if not is_kept and applied is None:
+        return
+    writer = store.writer() if is_kept else None
     ensure_provider()
     stamps: dict[str, AttributeValue] = {}
     inherited = config.inherited_rollout()
     if inherited is not None:
         stamps[c.ROLLOUT_ID], stamps[c.ATTEMPT_ID] = inherited
     asks_for_ids = config.is_retokenization_fix_enabled()
-    applied = capture.guarded(applied_of, store) if config.is_apply_enabled() else None
     capture.set_process_frame(
         capture.Frame(
             writer, stamps, _inherited_parent(), asks_for_ids=asks_for_ids, applied=applied

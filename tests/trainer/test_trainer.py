@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -272,7 +274,7 @@ def test_unusable_tokens_after_the_first_step_are_left_out(store: Store) -> None
         store.add(spans_of(f"r{number}", "t", 1.0, tokens=number != 2))
     algorithm = Exact()
 
-    fit = Trainer(store=store, algorithm=algorithm, max_iterations=3).fit()
+    fit = Trainer(store=store, algorithm=algorithm, min_batch_size=1).fit()
 
     assert algorithm.rows == ["r0", "r1", "r3"]
     assert list(fit.left_out.values()) == [1]
@@ -314,16 +316,32 @@ def test_fit_async_follows_a_store_that_is_written_on(store: Store) -> None:
     algorithm = Ledger()
     trainer = Trainer(store=store, algorithm=algorithm, min_batch_size=2)
     fitting = trainer.fit_async()
-    for number in range(4):
-        store.add(spans_of(f"r{number}", f"t{number}", 1.0))
-    wait_until(lambda: trainer.runs.get("@last").step == 2)
+    assert store.layout is not None
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, str(store.layout.catalogue)])
+    wait_until(lambda: bool(trainer.runs.all()) and trainer.runs.get("@last").step == 2, 40)
+    is_writing = agent.poll() is None
     fitting.stop()
 
     fit = asyncio.run(awaited(fitting))
 
-    assert (fit.run.status, fit.run.step) == ("stopped", 2)
+    assert fit.run.status == "stopped"
     assert not fitting.is_running
-    assert sorted(algorithm.rows) == ["r0", "r1", "r2", "r3"]
+    assert fit.run.step >= 2
+    assert algorithm.rows == [f"r{number}" for number in range(2 * fit.run.step)]
+    assert is_writing
+    agent.kill()
+    agent.wait()
+
+
+AGENT = """
+import itertools, sys, time
+import lightning_otel as lo
+for number in itertools.count():
+    with lo.auto_trace(store=sys.argv[1], rollout_id=f"r{number}", task=number):
+        lo.emit_action("say", number)
+        lo.emit_reward(1.0)
+    time.sleep(0.2)
+"""
 
 
 async def awaited(given: Any) -> Any:
@@ -352,12 +370,13 @@ def test_fit_async_tells_why_it_failed(store: Store) -> None:
 def test_resume_goes_on_where_the_run_was(store: Store, tmp_path: Path) -> None:
     """From a saved checkpoint, elsewhere; rows after it come again, those before do not."""
     record(store, {f"t{number}": [1.0] for number in range(4)})
-    trainer = Trainer(store=store, algorithm=Ledger(), max_iterations=2)
+    trainer = Trainer(store=store, algorithm=Ledger(), min_batch_size=1, max_iterations=2)
     trainer.fit()
     saved = trainer.save_checkpoint(tmp_path / "latest.pt")
-    Trainer(store=store, algorithm=Ledger(), max_iterations=3).resume_from_checkpoint().fit()
+    more = Trainer(store=store, algorithm=Ledger(), min_batch_size=1, max_iterations=3)
+    more.resume_from_checkpoint().fit()
 
-    again = Trainer(store=store, algorithm=Ledger(), max_iterations=4)
+    again = Trainer(store=store, algorithm=Ledger(), min_batch_size=1)
     fit = again.resume_from_checkpoint(saved).fit()
 
     assert isinstance(again.algorithm, Ledger)

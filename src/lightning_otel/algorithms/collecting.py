@@ -33,6 +33,9 @@ _FOREVER_NS: Final = (1 << 63) - 1
 _PATIENCE: Final = 5
 """How many times as long as a look takes there is rest before the next one."""
 
+_MOST: Final = 1024
+"""Rollouts in a batch whose size nobody named: they are in memory with all their messages."""
+
 Taken = dict[str, tuple[Member, ...]]
 """Rollouts by group."""
 
@@ -214,13 +217,17 @@ class Collector:
         return self._known, self._enough(self._known, short)
 
     def _enough(self, groups: Sequence[Group], short: int) -> Taken:
-        """Whole groups, the oldest first, until they are enough; none if all are too few."""
+        """Whole groups, the oldest first, until they are enough; none if all are too few.
+
+        Where nobody said what is enough, it is all there are, within reason.
+        """
         waited_ns = time.time_ns() - int(self._setting.reward_timeout_s * 1e9)
         before_ns = waited_ns if self._setting.follows else _FOREVER_NS
         found: Taken = {}
         size = 0
+        most = _MOST if self._setting.min_batch_size is None else short
         for key, members in self._chosen(groups, before_ns):
-            if size >= short:
+            if size >= most:
                 break
             found[key] = members
             size += len(members)

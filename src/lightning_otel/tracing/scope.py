@@ -96,24 +96,29 @@ class Scope:
                 log.warning("nothing is recorded: %s", exc)
 
     def _begin(self, name: str, has_root: bool) -> None:  # noqa: FBT001
-        provider.ensure_provider()
         outer = capture.current_frame()
         store = self._destination(outer)
-        writer = store.writer()
+        applied = self._applied(outer, store)
+        is_kept = config.is_collect_enabled()
+        if not is_kept and applied is None:
+            return
+        provider.ensure_provider()
+        writer = store.writer() if is_kept else None
         capture.guarded(provider.instrument)
         stamps, is_part = self._stamps(outer.stamps if outer is not None else {})
         rollout_id, attempt_id = str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID])
-        recording = Recording(store, rollout_id, attempt_id, self._options.get("task"))
+        task = self._options.get("task")
+        recording = Recording(store if is_kept else None, rollout_id, attempt_id, task)
         frame = capture.Frame(
-            self._sink(writer, outer),
+            self._sink(writer, outer) if writer is not None else None,
             stamps,
             outer.parent if outer else None,
             recording,
             self._asks_for_ids(outer),
-            self._applied(outer, store),
+            applied,
         )
         context = capture.in_frame(frame, capture.parent_context())
-        if not is_part:
+        if not is_part and writer is not None:
             self._lost_before = writer.lost
         if has_root:
             with capture.attached(context):

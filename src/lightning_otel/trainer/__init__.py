@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lightning_otel.runner.crew import Kind
     from lightning_otel.tracing import RewardEvaluator
 
-__all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict"]
+__all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict", "state_of"]
 
 Progress = Callable[[int, int | None, Mapping[str, float]], None]
 
@@ -93,7 +93,7 @@ class Trainer:
             store: Where rollouts are recorded; by default the default store.
             resources: Bodies by name; those that have no version yet are published as live.
             min_batch_size: The fewest rollouts a step learns from; by default all of ``train``, or
-                one that is recorded.
+                of what is recorded all there are, 1024 at most.
             max_iterations: How many steps a run has; by default one for ``train``, and as many as
                 there is experience for if it is recorded.
             samples: Rollouts of each task, which are compared; by default what the algorithm needs.
@@ -120,7 +120,7 @@ class Trainer:
         """
         self.algorithm = made(algorithm, **options)
         self.store = store if isinstance(store, Store) else Store(store)
-        self.state = state if state is not None else self._state()
+        self.state = state if state is not None else state_of(self.store)
         self.queue, self.resources, self.runs = (
             Queue(self.state),
             Resources(self.state),
@@ -146,13 +146,14 @@ class Trainer:
             timeout_s=timeout_s,
             reward_timeout_s=reward_timeout_s,
             seed=seed,
-            progress=progress,
         )
         self._options = options
         self._consumer = consumer
         self._min_gain = min_gain
         self._run_dir = Path(run_dir) if run_dir is not None else self._beside("runs")
         self._origin: Origin | None = None
+        self.progress = progress
+        """Told after each step; see the argument."""
         self.run: TrainingRun | None = None
         """The latest run of this trainer."""
         known = set(self.resources.names()) if resources else set()
@@ -179,7 +180,9 @@ class Trainer:
 
     train = fit
 
-    def fit_async(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> "Fitting":
+    def fit_async(
+        self, train: Sequence[Any] = (), val: Sequence[Any] = (), *, follow: bool = True
+    ) -> "Fitting":
         """Train beside whoever records: wait for new experience for as long as it is not stopped.
 
         The agent may run in any number of other processes, which write the same store. It goes on
@@ -188,12 +191,13 @@ class Trainer:
         Args:
             train: As for :meth:`fit`.
             val: As for :meth:`fit`.
+            follow: Without, it ends where :meth:`fit` would.
 
         Returns:
             What stops it, waits for it, and can be awaited.
         """
         stop = threading.Event()
-        setting = replace(self._set(train, val), follows=True)
+        setting = replace(self._set(train, val), follows=follow)
         return Fitting(lambda: self._fit(setting, stop), stop)
 
     train_async = fit_async
@@ -292,7 +296,7 @@ class Trainer:
                 self._consumer = session.run.consumer
 
     def _set(self, train: Sequence[Any], val: Sequence[Any]) -> Setting:
-        return replace(self._setting, train=list(train), val=list(val))
+        return replace(self._setting, train=list(train), val=list(val), progress=self.progress)
 
     def _config(self, setting: Setting) -> dict[str, Any]:
         return {
@@ -307,16 +311,16 @@ class Trainer:
             "options": {name: repr(value)[:200] for name, value in self._options.items()},
         }
 
-    def _state(self) -> State:
-        layout = self.store.local.layout
-        named = config.named_state()
-        if named is not None or layout is None:
-            return State(named)
-        return State(layout.catalogue)
-
     def _beside(self, name: str) -> Path:
         layout = self.store.local.layout
         return Path(".lightning", name) if layout is None else layout.root / name
+
+
+def state_of(store: Store | str | os.PathLike[str] | None) -> State:
+    """Where the queue, resources and runs of a store lie, unless ``LIGHTNING_OTEL_STATE`` says."""
+    opened = store if isinstance(store, Store) else Store(store)
+    layout, named = opened.local.layout, config.named_state()
+    return State(named if named is not None or layout is None else layout.catalogue)
 
 
 class Fitting:

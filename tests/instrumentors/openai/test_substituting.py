@@ -28,7 +28,7 @@ from tests.instrumentors.openai.test_surfaces import (
     sent,
 )
 
-from lightning_otel import Store, auto_trace, carried, context
+from lightning_otel import Store, auto_trace, carried, context, emit_reward
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.instrumentors.openai import substituting
@@ -484,6 +484,26 @@ def test_whoever_judges_is_not_given_the_agents_prompt(
             ask(client)
 
     assert [prompt_of(exchange) for exchange in server.log] == [BETTER, "Judge."]
+
+
+def test_resources_are_applied_where_nothing_is_collected(
+    store: Store, server: DemoServer, resources: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two switches know nothing of each other."""
+    resources.publish("system_prompt", BETTER)
+    monkeypatch.setenv("LIGHTNING_OTEL_COLLECT", "0")
+
+    with client_of(server) as client:
+        with applied(store) as recording:
+            ask(client)
+            emit_reward(1.0)
+        with auto_trace(store=store) as neither:
+            ask(client)
+            emit_reward(1.0)
+
+    assert [prompt_of(exchange) for exchange in server.log] == [BETTER, "Be brief."]
+    assert (recording.spans(), neither.spans(), neither.rollout_id) == ([], [], "")
+    assert store.spans().rows() == []
 
 
 def test_inner_recordings_decide_for_themselves(
