@@ -141,7 +141,7 @@ def test_apo_learns_from_what_agents_were_asked(store: Store) -> None:
 
 
 def test_apo_makes_the_prompt_of_one_agent_better(store: Store) -> None:
-    """A target may name the agent, with a slash or as ``agent.name``."""
+    """A target may name the agent, as ``agent.name`` too; the next fit begins with what is live."""
     apo = APO(
         reflection_lm=never,
         candidates=["Answer, please."],
@@ -150,8 +150,11 @@ def test_apo_makes_the_prompt_of_one_agent_better(store: Store) -> None:
     trainer = trainer_of(store, polite, apo, resources={"polite/system_prompt": DESK.SEED})
 
     fit = trainer.fit([1, 2], [3])
+    again = trainer.fit([4], [5])
 
     assert fit.promoted == ("polite/system_prompt",)
+    assert again.verdict.reason == "nothing better was made"
+    assert [each.value for each in trainer.metrics(["val_reward"])] == [1.0]
 
 
 class Mimic:
@@ -317,6 +320,7 @@ def test_apo_refuses_before_the_agent_is_run(
     ("options", "why"),
     [
         ({}, "give model="),
+        ({"model": "m"}, "export OPENAI_API_KEY"),
         ({"model": "m", "reflection_lm": never}, "give model="),
         ({"reflection_lm": never, "num_candidates": 0}, "num_candidates=0"),
         ({"reflection_lm": never, "beam_width": 4}, "no option 'beam_width'"),

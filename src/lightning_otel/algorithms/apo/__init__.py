@@ -128,6 +128,7 @@ class APO(BaseAlgorithm):
             writer = chat(model, base_url)
         assert writer is not None  # one of both, as was checked
         self._searches: dict[str, Mapping[str, Any]] = {}
+        self._goes_on = False
         self._plan = Plan(
             model=writer,
             first=(),
@@ -154,6 +155,7 @@ class APO(BaseAlgorithm):
             state: What :meth:`state_dict` gave.
         """
         self._searches = dict(state["searches"])
+        self._goes_on = True
 
     def run(self, context: Context) -> None:
         """Search until the budget is spent, nothing is left to learn, or it is to stop.
@@ -165,6 +167,9 @@ class APO(BaseAlgorithm):
             TrainingError: There are no tasks, no rewards, or the model gives nothing usable.
             ConfigError: A resource is missing or no prompt, or the budget is too small.
         """
+        if not self._goes_on:
+            self._searches = {}  # of the run before, which is over
+        self._goes_on = False
         seeds = [_prompt(context, target) for target in self._targets]
         parts = self._parts(context)
         for part in parts:

@@ -4,7 +4,6 @@ What it is asked and answers is recorded like any call, as that of the agent ``a
 its own, and is training data of nobody.
 """
 
-import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -176,9 +175,9 @@ class Reflection:
 class _Chat:
     """A chat model behind the ``openai`` client."""
 
-    def __init__(self, model: str, base_url: str | None) -> None:
+    def __init__(self, model: str, client: Any) -> None:
         self._model = model
-        self._base_url = base_url
+        self._client = client
 
     def __call__(self, prompt: str) -> str | None:
         import openai
@@ -191,30 +190,27 @@ class _Chat:
             raise TrainingError(f"the model {self._model} failed ({exc}); see its server") from exc
         return reply.choices[0].message.content if reply.choices else None
 
-    @functools.cached_property
-    def _client(self) -> Any:
-        import openai
-
-        try:
-            return openai.OpenAI(base_url=self._base_url)
-        except openai.OpenAIError as exc:
-            if self._base_url is None:
-                raise ConfigError(f"no reflection model: {exc}") from exc
-            # A server of one's own asks for none, but the client does.
-            return openai.OpenAI(base_url=self._base_url, api_key="none-needed")
-
 
 def chat(model: str, base_url: str | None) -> Model:
     """A model behind the ``openai`` client, which reads its key from the environment.
 
     Raises:
-        ConfigError: The client is not installed.
+        ConfigError: The client is not installed, or has no key for a server that is not named.
     """
     try:
-        import openai  # noqa: F401  # asked for here, before anything is run
+        import openai
     except ModuleNotFoundError as exc:
         raise ConfigError(
             f"the reflection model {model!r} is reached through the openai client, which is not "
             "installed; pip install 'lightning-otel[openai]', or give reflection_lm=… a function"
         ) from exc
-    return _Chat(model, base_url)
+    try:
+        return _Chat(model, openai.OpenAI(base_url=base_url))
+    except openai.OpenAIError as exc:
+        if base_url is None:
+            raise ConfigError(
+                f"the reflection model {model!r} has no key ({exc}); export OPENAI_API_KEY, or "
+                "give base_url=… a server of your own"
+            ) from exc
+        # A server of one's own asks for none, but the client does.
+        return _Chat(model, openai.OpenAI(base_url=base_url, api_key="none-needed"))
