@@ -154,7 +154,7 @@ class APO(BaseAlgorithm):
         Args:
             state: What :meth:`state_dict` gave.
         """
-        self._searches = dict(state["searches"])
+        self._searches = dict(state.get("searches") or {})
         self._goes_on = True
 
     def run(self, context: Context) -> None:

@@ -123,7 +123,7 @@ def search(
     reflection = Reflection(
         plan.model, texts, memory, context.store, fault, first=plan.first, template=plan.template
     )
-    before = context.step - (state["i"] + 1 if state is not None else 0)
+    before = context.step - (state.get("i", -1) + 1 if state is not None else 0)
     watch = Watch(context, texts, episodes, reflection, fault, part=part, before=before, keep=keep)
     folder = context.run_dir / SEARCHED
     put(state, folder)
