@@ -65,6 +65,8 @@ def test_apo_lifts_the_reward_of_tasks_it_never_saw(
     assert versions[-1].run_id == run.run_id
     curve = [each.value for each in trainer.runs.metrics(run.run_id, names=["val_reward"])]
     assert curve == [0.0, 0.5, 1.0]
+    curve = [each.value for each in trainer.runs.metrics(run.run_id, names=["reward"])]
+    assert curve == [0.0, 0.5]
     store = trainer.store
     calls = store.sql("SELECT agent, count(*) AS n FROM calls GROUP BY agent").rows()
     assert {each["agent"]: each["n"] for each in calls}["apo"] == 2
@@ -114,7 +116,7 @@ def test_apo_tries_given_texts_first_on_one_task_alone(
         fit = (trainer := trainer_of(store, polite, apo)).fit([{"only": "one"}])
 
     assert "no validation tasks" in caplog.text
-    assert fit.metrics["all_train_reward"] == 1.0
+    assert fit.metrics["train_reward"] == 1.0
     assert fit.resources["system_prompt"].body["template"] == "Answer, please."
     assert not fit.promoted
     assert trainer.resources.get("system_prompt").version == 1

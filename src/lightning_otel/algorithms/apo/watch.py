@@ -74,7 +74,7 @@ class Watch:
         self._part = part
         self._before = before
         self._keep = keep
-        self._judged_by = "val_reward" if part.val else "all_train_reward"
+        self._judged_by = "val_reward" if part.val else "train_reward"
         self._state: State | None = None
         self._published: Candidate | None = None
         self._measured: dict[str, float] = {}
@@ -99,7 +99,7 @@ class Watch:
         """Measure a candidate on a few training tasks, before it is changed."""
         scores = event["scores"]
         if event["candidate_idx"] is not None and scores:
-            self._measured["train_reward"] = sum(scores) / len(scores)
+            self._measured["reward"] = sum(scores) / len(scores)
 
     def end(self) -> None:
         """Keep and publish what was best in the end, and say what went wrong, if anything did.
