@@ -13,11 +13,15 @@ from tests.algorithms.apo.desk import desk
 
 from lightning_otel import Store, auto_trace, emit_message
 from lightning_otel.algorithms.apo import APO
+from lightning_otel.algorithms.apo.fault import Fault
+from lightning_otel.algorithms.apo.memory import Memory
+from lightning_otel.algorithms.apo.reflection import Reflection
+from lightning_otel.algorithms.apo.texts import Texts
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.trainer import Trainer
-from lightning_otel.types import Rollout
+from lightning_otel.types import Resource, Rollout
 
 DESK = desk()
 Given = Mapping[str, Any]
@@ -38,11 +42,6 @@ def trainer_of(store: Store, agent: Act | None, apo: APO, **options: Any) -> Tra
     """A trainer whose prompt is the example's, tried once a task."""
     resources = options.pop("resources", {"system_prompt": DESK.SEED})
     return Trainer(agent, apo, store=store, resources=resources, max_attempts=1, **options)
-
-
-def silent(prompt: str) -> str:
-    """A model that has nothing to say."""
-    return ""
 
 
 def never(prompt: str) -> str:
@@ -247,14 +246,38 @@ def test_apo_refuses_rewards_that_teach_nothing(
     assert trainer.runs.get(trainer.run.run_id).status == "failed"
 
 
-def test_apo_gives_up_a_model_that_gives_nothing(store: Store) -> None:
-    """Three answers without a text end the run with the reason, and publish nothing."""
-    trainer = trainer_of(store, polite, APO(reflection_lm=silent))
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("", "it answered nothing"),
+        (None, "it answered nothing"),
+        ("``````", "the text is empty"),
+        ("Go on.", r"the placeholders \{task\} are gone"),
+        ("Do {task} for {you}.", r"nobody fills in \{you\}"),
+    ],
+)
+def test_reflection_gives_up_a_model_that_gives_nothing(
+    answer: str | None, why: str, store: Store
+) -> None:
+    """Three answers in a row without a usable text are enough, and the last reason is told."""
+    asked = []
 
-    with pytest.raises(TrainingError, match=r"nothing usable 3 times in a row.*answered nothing"):
-        trainer.fit([1, 2], [3])
+    def model(prompt: str) -> str | None:
+        asked.append(prompt)
+        return answer if len(asked) != 2 else "Now do {task}."
 
-    assert len(trainer.resources.versions("system_prompt")) == 1
+    seed = Resource("system_prompt", 1, "prompt", {"template": "Do {task}.", "examples": []})
+    texts = Texts([seed], with_examples=False)
+    reflection = Reflection(model, texts, Memory(""), store, Fault())
+    records = {"system_prompt": [{"Inputs": "x", "Feedback": "y"}]}
+
+    proposed = [reflection(texts.seed(), records, ["system_prompt"]) for _ in range(5)]
+
+    assert proposed == [{}, {"system_prompt": "Now do {task}."}, {}, {}, {}]
+    assert "{task} stand for what is filled in" in asked[0]
+    assert reflection.is_given_up
+    with pytest.raises(TrainingError, match=f"nothing usable 3 times in a row.*{why}"):
+        reflection.check()
 
 
 def test_apo_ends_with_what_a_function_in_the_models_place_raised(store: Store) -> None:
@@ -325,6 +348,7 @@ def test_apo_refuses_before_the_agent_is_run(
         ({"model": "m"}, "export OPENAI_API_KEY"),
         ({"model": "m", "reflection_lm": never}, "give model="),
         ({"reflection_lm": never, "num_candidates": 0}, "num_candidates=0"),
+        ({"reflection_lm": never, "reflection_prompt_template": "<curr_param>"}, "no <side_info>"),
         ({"reflection_lm": never, "beam_width": 4}, "no option 'beam_width'"),
         ({"reflection_lm": never, "run_dir": "/tmp"}, "no option 'run_dir'"),
     ],

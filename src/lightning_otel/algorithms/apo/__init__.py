@@ -119,6 +119,7 @@ class APO(BaseAlgorithm):
                 f"reflection_minibatch_size={reflection_minibatch_size}, few_shot={few_shot}; "
                 "the first two are at least 1, the third at least 0"
             )
+        _check_template(reflection_prompt_template)
         given = optimization_target
         self._targets = [given] if isinstance(given, str) else list(given)
         self._category = category
@@ -318,6 +319,17 @@ def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in options.keys() - set(_PASSED):
         raise ConfigError(f"APO has no option {name!r}; of gepa's it takes {', '.join(_PASSED)}")
     return options
+
+
+def _check_template(given: str | Mapping[str, str] | None) -> None:
+    texts = given.values() if isinstance(given, Mapping) else [given] if given is not None else []
+    for text in texts:
+        for place in ("<curr_param>", "<side_info>"):
+            if place not in text:
+                raise ConfigError(
+                    f"reflection_prompt_template has no {place}; write it where the present text "
+                    "(<curr_param>) and what came of it (<side_info>) are to stand"
+                )
 
 
 def _text(task: Any) -> str:
