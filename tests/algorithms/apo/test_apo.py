@@ -2,6 +2,7 @@
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -218,6 +219,26 @@ def test_apo_tells_the_model_why_the_agent_failed(
     assert fit.metrics["val_reward"] == 0.5
     assert fit.metrics["failed"] == 2
     assert fit.resources["system_prompt"].body["template"] == "Work carefully."
+
+
+def test_apo_stops_amid_tasks_that_are_not_done(store: Store) -> None:
+    """What was left undone is no failure of the agent, and judges nothing."""
+    started, released = threading.Event(), threading.Event()
+
+    def agent(task: int) -> float:
+        started.set()
+        released.wait(20)
+        return 0.5
+
+    fitting = trainer_of(store, agent, APO(reflection_lm=never)).fit_async([1], [2, 3])
+    started.wait(20)
+    fitting.stop()
+    released.set()
+    fit = fitting.wait(30)
+
+    assert fit is not None
+    assert fit.run.status == "stopped"
+    assert fit.metrics == {}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 _PASSED: Final = (
     "candidate_selection_strategy",
     "frontier_type",
-    "batch_sampler",
     "module_selector",
     "use_merge",
     "max_merge_invocations",

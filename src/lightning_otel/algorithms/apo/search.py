@@ -128,21 +128,31 @@ def search(
     folder = context.run_dir / SEARCHED
     put(state, folder)
     try:
-        _optimize(texts.seed(), part, plan, episodes, reflection, watch, folder, state is not None)
+        _optimize(
+            part,
+            plan,
+            episodes,
+            reflection,
+            watch,
+            seed=texts.seed(),
+            folder=folder,
+            resumes=state is not None,
+        )
     except StoppedError:
         return  # in the midst of an iteration, which is begun anew
     watch.end()
 
 
 def _optimize(
-    seed: Candidate,
     part: Part,
     plan: Plan,
     episodes: Episodes,
     reflection: Reflection,
     watch: Watch,
+    *,
+    seed: Candidate,
     folder: Path,
-    resumes: bool,  # noqa: FBT001  # one of a kind
+    resumes: bool,
 ) -> None:
     """Hand it all to GEPA, in GEPA's words."""
     from gepa.api import optimize
