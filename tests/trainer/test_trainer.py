@@ -255,7 +255,7 @@ class Exact(Ledger):
 def test_tokens_that_cannot_be_trained_on_are_refused(
     store: Store, second: dict[str, Any], message: str
 ) -> None:
-    """Before a step is taken; nothing stays claimed, and others can be selected."""
+    """Before a step is taken; nothing stays claimed."""
     store.add(spans_of("r1", "t", 1.0, tokens=True))
     store.add(spans_of("r2", "t", 0.0, **second))
     trainer = Trainer(store=store, algorithm=Exact(), min_batch_size=2)
@@ -264,8 +264,17 @@ def test_tokens_that_cannot_be_trained_on_are_refused(
         trainer.fit()
 
     assert trainer.runs.claims(trainer.runs.get("@last")).counts() == {}
-    selected = Trainer(store=store, algorithm=Exact(), select={"rollout_id": "r1"})
-    assert selected.fit().run.step == 1
+
+
+def test_exact_rollouts_alone_can_be_selected(store: Store) -> None:
+    """As the refusal says."""
+    store.add(spans_of("r1", "t", 1.0, tokens=True))
+    store.add(spans_of("r2", "t", 0.0))
+    algorithm = Exact()
+
+    Trainer(store=store, algorithm=algorithm, select={"rollout_id": "r1"}).fit()
+
+    assert algorithm.rows == ["r1"]
 
 
 def test_unusable_tokens_after_the_first_step_are_left_out(store: Store) -> None:
@@ -416,6 +425,69 @@ def test_checkpoint_of_another_algorithm_is_refused(store: Store, tmp_path: Path
         trainer.save_checkpoint(tmp_path)
 
 
+def test_resume_elsewhere_begins_a_run_with_what_was_learnt(store: Store, tmp_path: Path) -> None:
+    """A checkpoint that was carried to another place is kept there at once."""
+    record(store, {"t": [1.0]})
+    first = Trainer(store=store, algorithm=Ledger())
+    first.fit()
+    saved = first.save_checkpoint(tmp_path / "saved")
+    other = Store(tmp_path / "other")
+    with pytest.raises(TrainingError, match="needs 1 rewarded"):
+        Trainer(store=other, algorithm=Ledger()).resume_from_checkpoint(saved).fit()
+
+    record(other, {"u": [1.0]})
+    again = Trainer(store=other, algorithm=Ledger())
+    again.resume_from_checkpoint().fit()
+
+    assert isinstance(again.algorithm, Ledger)
+    assert again.algorithm.rows == ["r0-t", "r0-u"]
+
+
+def test_resumed_run_puts_no_task_twice(store: Store) -> None:
+    """Rollouts that were run for a step that failed are those the step is taken with again."""
+
+    class Stumbling(Ledger):
+        stumbles = True
+
+        def train_step(self, batch: Batch) -> StepResult:
+            if batch.number == 2 and Stumbling.stumbles:
+                raise RuntimeError("no memory left")
+            return super().train_step(batch)
+
+    told: list[tuple[int, int | None, float]] = []
+    first = Trainer(polite, Stumbling(), store=store, resources={"prompt": "x"}, max_iterations=3)
+    first.progress = lambda step, of, metrics: told.append((step, of, metrics["rollouts"]))
+    with pytest.raises(RuntimeError):
+        first.fit(["a", "b"])
+    Stumbling.stumbles = False
+    again = Trainer(polite, Stumbling(), store=store, max_iterations=3, progress=first.progress)
+    again.resume_from_checkpoint().fit(["a", "b"])
+
+    rollouts = [each.rollout_id for each in again.queue.rollouts()]
+    assert isinstance(again.algorithm, Ledger)
+    assert sorted(again.algorithm.rows) == sorted(rollouts)
+    assert len(rollouts) == 6
+    assert told == [(1, 3, 2.0), (2, 3, 2.0), (3, 3, 2.0)]
+
+
+def test_missing_library_names_the_extra(store: Store) -> None:
+    """What an algorithm imports when it runs comes with an extra."""
+
+    class Needy(Ledger):
+        extra = "train"
+
+        def train_step(self, batch: Batch) -> StepResult:
+            __import__("no_such_library")
+            return StepResult()
+
+    record(store, {"t": [1.0]})
+
+    with pytest.raises(
+        ConfigError, match=r"no_such_library.*pip install 'lightning-otel\[train\]'"
+    ):
+        Trainer(store=store, algorithm=Needy()).fit()
+
+
 def test_two_processes_are_not_at_work_on_one_run(store: Store) -> None:
     """The second is refused, and the first does not notice."""
     trainer = Trainer(store=store, algorithm=Ledger())
@@ -517,7 +589,7 @@ def test_seeds_names_work(store: Store) -> None:
     trainer = Trainer(store=store, algorithm="baseline")
     trainer.add_agent(lambda task: float(task))
 
-    fit = asyncio.run(trainer.run_async([1, 2, 3]))
+    fit = asyncio.run(trainer.run([1, 2, 3]))
 
     assert fit.metrics["mean_reward"] == 2.0
 

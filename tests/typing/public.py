@@ -7,7 +7,7 @@ import lightning_otel as lo
 from lightning_otel.algorithms import Batch
 from lightning_otel.tracing.operations import Operation
 from lightning_otel.trainer import Fit
-from lightning_otel.types import Call, Reward
+from lightning_otel.types import Call, Reward, Rollout
 
 
 def agent(task: str) -> str:
@@ -191,3 +191,32 @@ def train(store: lo.Store) -> None:
     fitting.stop()
     assert_type(fitting.wait(), Fit | None)
     lo.Trainer(algorithm=3)  # type: ignore[arg-type]  # no algorithm
+
+
+@lo.rollout
+def solve(task: str, resources: Mapping[str, lo.Resource]) -> float:
+    """Act on a task."""
+    return float(len(resources))
+
+
+class Solver(lo.LitAgent[str]):
+    """Act on a task, later."""
+
+    async def training_rollout_async(
+        self, task: str, resources: Mapping[str, lo.Resource], rollout: Rollout
+    ) -> float:
+        """Act to learn from it."""
+        return 1.0
+
+
+def run_agents(store: lo.Store) -> None:
+    """The blocks of docs/rollouts.md."""
+    queue = lo.Queue(lo.State.beside(store))
+    rollouts = queue.put(["2+2"], samples=2, mode="val", timeout_s=60)
+    assert_type(rollouts, list[Rollout])
+    router = lo.Router({"solver": Solver(), "other": solve}, rule=lambda task: "solver")
+    runner = lo.Runner(router, store=store, queue=queue, reward_evaluator=judge)
+    assert_type(runner.step(), Rollout | None)
+    assert_type(lo.run_workers(4, solve, kind="processes", store=store, queue=queue), int)
+    for each in queue.wait([each.rollout_id for each in rollouts], timeout_s=60):
+        assert_type(each.reward, float | None)

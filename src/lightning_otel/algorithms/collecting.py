@@ -143,6 +143,8 @@ class Collector:
                 return groups
 
     def _groups_of(self, rollouts: Sequence[Rollout]) -> list[Group]:
+        taken = self._claims.taken()  # what was left before a kill stays so
+        rollouts = [each for each in rollouts if each.rollout_id not in taken]
         members = {each.rollout_id: queued(each) for each in rollouts}
         silent = [key for key, each in members.items() if each.reward is None and not each.lost]
         if silent:
