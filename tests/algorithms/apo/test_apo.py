@@ -134,9 +134,11 @@ def test_apo_learns_from_what_agents_were_asked(store: Store) -> None:
         seen[rollout.mode].add(task["n"])
         return polite(task, resources)
 
+    steps: list[int] = []
     apo = APO(reflection_lm=never, candidates=["Answer, please."], reflection_minibatch_size=9)
-    fit = trainer_of(store, agent, apo).fit()
+    fit = trainer_of(store, agent, apo, progress=lambda step, *_: steps.append(step)).fit()
 
+    assert steps == [1]
     assert seen == {"train": {0, 1, 3, 4}, "val": {2}}
     assert fit.metrics["val_reward"] == 1.0
     assert not fit.promoted
@@ -225,7 +227,7 @@ def test_apo_stops_amid_tasks_that_are_not_done(store: Store) -> None:
     """What was left undone is no failure of the agent, and judges nothing."""
     started, released = threading.Event(), threading.Event()
 
-    def agent(task: int) -> float:
+    def agent(task: int, resources: Given) -> float:
         started.set()
         released.wait(20)
         return 0.5
@@ -244,11 +246,15 @@ def test_apo_stops_amid_tasks_that_are_not_done(store: Store) -> None:
 @pytest.mark.parametrize(
     ("agent", "options", "why"),
     [
-        (lambda task: None, {}, "none of 1 rollouts has a reward; return a number"),
-        (lambda task: 1 / 0, {}, "the agent failed on each of 1 tasks.*division by zero"),
-        (lambda task: 7.0, {}, "a reward is 7.0, above the perfect_score 1.0"),
+        (lambda task, resources: None, {}, "none of 1 rollouts has a reward; return a number"),
         (
-            lambda task: {"exact": 1.0, "short": 0.0},
+            lambda task, resources: 1 / 0,
+            {},
+            "the agent failed on each of 1 tasks.*division by zero",
+        ),
+        (lambda task, resources: 7.0, {}, "a reward is 7.0, above the perfect_score 1.0"),
+        (
+            lambda task, resources: {"exact": 1.0, "short": 0.0},
             {"evaluation_metric": "kind"},
             "named 'kind'; they have exact, short",
         ),
@@ -263,8 +269,8 @@ def test_apo_refuses_rewards_that_teach_nothing(
     with pytest.raises((TrainingError, ConfigError), match=why):
         trainer.fit([1, 2], [3])
 
-    assert trainer.run is not None
-    assert trainer.runs.get(trainer.run.run_id).status == "failed"
+    (run,) = trainer.runs.all()
+    assert run.status == "failed"
 
 
 @pytest.mark.parametrize(

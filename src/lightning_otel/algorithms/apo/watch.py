@@ -78,6 +78,7 @@ class Watch:
         self._state: State | None = None
         self._published: Candidate | None = None
         self._measured: dict[str, float] = {}
+        self._told = context.step
 
     def __call__(self, gepa_state: "State") -> bool:
         """Whether the search is to end; GEPA asks before each iteration."""
@@ -128,6 +129,10 @@ class Watch:
             self._context.log(step, self._part.measured(found))
         self._measured.clear()
         self._keep(kept(state))
+        progress = self._context.setting.progress
+        if progress is not None and step > self._told:
+            self._told = step
+            progress(step, self._context.setting.max_iterations, self._part.measured(found))
         if state.program_candidates[best] == self._published:
             return
         self._published = dict(state.program_candidates[best])
