@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
@@ -75,8 +75,9 @@ class Watch:
             agent: Who acts.
             pinned: Versions by name that are given whatever is live.
         """
-        for pin in pinned.items():
-            self._pinned.setdefault(pin, None)
+        new = [pin for pin in pinned.items() if pin not in self._pinned]
+        if new:
+            self._learn(new)
         read_s, now_s = self._read_s, time.monotonic()
         is_pin_unread = any(self._pinned[pin] is None for pin in pinned.items())
         if read_s is None or now_s - read_s >= FRESH_S or is_pin_unread:
@@ -92,15 +93,30 @@ class Watch:
         known = {*found, *(name.removeprefix(f"{agent}/") for name in found)}
         return {name: given[name] for name in given if name in known or name not in held}
 
+    def _learn(self, new: Sequence[tuple[str, int]]) -> None:
+        """Read versions that were never asked for, at once.
+
+        A request that is held to one would else be made with what the agent wrote, and what it
+        earned be taken for what the version earns.
+        """
+        self._pinned.update(dict.fromkeys(new))
+        end_s = time.monotonic() + FIRST_S
+        for _ in range(2):  # what is being read already may not know of them
+            self._refresh(is_urgent=True)
+            self._done.wait(max(0.0, end_s - time.monotonic()))
+            if all(self._pinned[pin] is not None for pin in new):
+                return
+
     def _wait(self, limit_s: float) -> None:
         # Counted from when the reading began: where a database hangs, few requests wait at all.
         left_s = self._begun_s + limit_s - time.monotonic()
         if left_s > 0:
             self._done.wait(left_s)
 
-    def _refresh(self) -> None:
+    def _refresh(self, *, is_urgent: bool = False) -> None:
         with self._lock:
-            if self._is_reading or time.monotonic() - self._tried_s < FRESH_S:
+            is_fresh = time.monotonic() - self._tried_s < FRESH_S
+            if self._is_reading or (is_fresh and not is_urgent):
                 return
             self._is_reading, self._begun_s = True, time.monotonic()
             self._done.clear()

@@ -431,6 +431,23 @@ def test_named_versions_are_pinned(
     assert "system_prompt@9 is not applied" in caplog.text
 
 
+def test_pinned_version_is_given_however_new_it_is(
+    store: Store, server: DemoServer, resources: Resources
+) -> None:
+    """Whoever is held to a version published a moment ago never works with another one."""
+    resources.publish("system_prompt", "one")
+
+    with client_of(server) as client:
+        with applied(store):
+            ask(client)
+        for version in (2, 3):
+            resources.publish("system_prompt", f"number {version}")
+            with applied(store, resources={"*": {"system_prompt": version}}):
+                ask(client)
+
+    assert [prompt_of(each) for each in server.log] == ["one", "number 2", "number 3"]
+
+
 def test_pinned_version_of_an_agents_own_goes_before_a_plain_one(
     store: Store, server: DemoServer, resources: Resources
 ) -> None:

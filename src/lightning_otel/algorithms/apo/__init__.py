@@ -1,0 +1,335 @@
+"""APO: better prompts and few-shot examples, found by GEPA on the agent's own tasks.
+
+Source: Agrawal et al. 2025, GEPA: Reflective Prompt Evolution (arXiv 2507.19457), as the library
+``gepa`` 0.1.4 has it: which text is changed, which is kept and what the model is asked is its.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, ClassVar, Final, TypeAlias
+
+from lightning_otel.algorithms.apo.reflection import Model, chat
+from lightning_otel.algorithms.apo.search import Part, Plan, search, texts_of
+from lightning_otel.algorithms.apo.tasks import recorded, split
+from lightning_otel.algorithms.apo.texts import Candidate, Texts
+from lightning_otel.algorithms.base import BaseAlgorithm, Context
+from lightning_otel.errors import ConfigError, NotFoundError, TrainingError
+from lightning_otel.types import Resource
+
+__all__ = ["APO"]
+
+log = logging.getLogger(__name__)
+
+_PASSED: Final = (
+    "candidate_selection_strategy",
+    "frontier_type",
+    "module_selector",
+    "use_merge",
+    "max_merge_invocations",
+    "merge_val_overlap_floor",
+    "cache_evaluation",
+    "acceptance_criterion",
+    "sampling_strategy",
+    "selection_strategy",
+    "use_wandb",
+    "wandb_init_kwargs",
+    "wandb_attach_existing",
+    "use_mlflow",
+    "mlflow_tracking_uri",
+    "mlflow_experiment_name",
+    "mlflow_attach_existing",
+    "tracking_key_prefix",
+)
+"""Parameters of ``gepa.optimize`` that nothing here decides."""
+
+Category: TypeAlias = str | Callable[[Any], str]
+
+
+class APO(BaseAlgorithm):
+    """Searches for better texts of prompts: tries, reads what went wrong, and writes anew.
+
+    Each text is tried on a few training tasks, and if it does better there on every validation
+    task. The best one so far is published each time there is a better one.
+    """
+
+    name: ClassVar[str] = "apo"
+    extra = "apo"
+
+    def __init__(
+        self,
+        *,
+        optimization_target: str | Iterable[str] = "system_prompt",
+        model: str | None = None,
+        base_url: str | None = None,
+        reflection_lm: Model | None = None,
+        candidates: Iterable[str | Mapping[str, str]] = (),
+        few_shot: int = 0,
+        category: Category | None = None,
+        evaluation_metric: str | None = None,
+        num_candidates: int = 10,
+        max_metric_calls: int | None = None,
+        perfect_score: float | None = 1.0,
+        failure_score: float = 0.0,
+        reflection_minibatch_size: int = 3,
+        reflection_prompt_template: str | Mapping[str, str] | None = None,
+        seed: int = 0,
+        **gepa: Any,
+    ) -> None:
+        """Say what is to be made better, and by whom.
+
+        Args:
+            optimization_target: The resource, or several that are changed together; that of one
+                agent is ``agent/name``, or ``agent.name``.
+            model: The chat model that writes new texts, by the name its server knows.
+            base_url: Where it is, such as ``http://localhost:8000/v1``; by default the client's.
+            reflection_lm: A function in the model's place: a prompt to an answer.
+            candidates: Texts to try first; for several resources text by name.
+            few_shot: How many examples to put in; 0 leaves examples as they are. They are drawn
+                from what the agent itself did well on training tasks.
+            category: Tasks of each category get a prompt of their own: the key of a task under
+                which its category stands, or a function.
+            evaluation_metric: The named reward to raise; by default the primary one.
+            num_candidates: How many new texts to try, at most.
+            max_metric_calls: How often to run the agent, about; a text that is being tried is
+                tried to its end.
+            perfect_score: The most a reward can be: what earned it everywhere is left as it is.
+                None if rewards have no such number.
+            failure_score: What a run that raised is worth.
+            reflection_minibatch_size: On how many training tasks a text is tried first.
+            reflection_prompt_template: What the model is asked, with ``<curr_param>`` and
+                ``<side_info>`` in it; for several resources by name.
+            seed: Decides which tasks are drawn.
+            **gepa: Further options of ``gepa.optimize``, by their own names.
+
+        Raises:
+            ConfigError: There is no model, or an option that nobody knows.
+        """
+        if (model is None) == (reflection_lm is None):
+            raise ConfigError(
+                "APO needs one that writes new prompts; give model='…' (with base_url='…' if it is "
+                "your own), or reflection_lm=… a function"
+            )
+        if num_candidates < 1 or reflection_minibatch_size < 1 or few_shot < 0:
+            raise ConfigError(
+                f"num_candidates={num_candidates}, "
+                f"reflection_minibatch_size={reflection_minibatch_size}, few_shot={few_shot}; "
+                "the first two are at least 1, the third at least 0"
+            )
+        _check_template(reflection_prompt_template)
+        given = optimization_target
+        self._targets = [given] if isinstance(given, str) else list(given)
+        self._category = category
+        self._candidates = list(candidates)
+        writer = reflection_lm
+        if model is not None:
+            writer = chat(model, base_url)
+        assert writer is not None  # one of both, as was checked
+        self._searches: dict[str, Mapping[str, Any]] = {}
+        self._goes_on = False
+        self._plan = Plan(
+            model=writer,
+            first=(),
+            few_shot=few_shot,
+            metric=evaluation_metric,
+            num_candidates=num_candidates,
+            max_metric_calls=max_metric_calls,
+            perfect_score=perfect_score,
+            failure_score=failure_score,
+            minibatch_size=reflection_minibatch_size,
+            template=reflection_prompt_template,
+            seed=seed,
+            gepa=_checked(gepa),
+        )
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Where each search stands."""
+        return {"searches": dict(self._searches)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with each search.
+
+        Args:
+            state: What :meth:`state_dict` gave.
+        """
+        self._searches = dict(state.get("searches") or {})
+        self._goes_on = True
+
+    def run(self, context: Context) -> None:
+        """Search until the budget is spent, nothing is left to learn, or it is to stop.
+
+        Args:
+            context: With tasks, and the agent that is run on them.
+
+        Raises:
+            TrainingError: There are no tasks, no rewards, or the model gives nothing usable.
+            ConfigError: A resource is missing or no prompt, or the budget is too small.
+        """
+        if not self._goes_on:
+            self._searches = {}  # of the run before, which is over
+        self._goes_on = False
+        seeds = [_prompt(context, target) for target in self._targets]
+        parts = self._parts(context)
+        for part in parts:
+            self._check(part)
+        texts = texts_of(seeds, self._plan)
+        first = [_candidate(texts, each) for each in self._candidates]
+        for part in parts:
+            if context.should_stop():
+                return
+            state = self._searches.get(part.category)
+            named = [{part.named(name): each[name] for name in each} for each in first]
+            plan = replace(self._plan, first=named)
+
+            def keep(state: Mapping[str, Any], category: str = part.category) -> None:
+                self._searches[category] = state
+                context.commit(self.state_dict())
+
+            own = [_own(context, seed, part) for seed in seeds]
+            search(context, own, part, plan, state=state, keep=keep)
+
+    def _parts(self, context: Context) -> list[Part]:
+        """The tasks, by category if there are any."""
+        train, val = list(context.train), list(context.val)
+        if not train:
+            held = {_text(task) for task in val}
+            train = [task for task in recorded(context.store) if _text(task) not in held]
+            if not val:
+                train, val = split(train)
+        if not train:
+            raise TrainingError(
+                "APO runs the agent on tasks, was given none to learn from, and none are recorded; "
+                "fit(train, val), or record with auto_trace(task=…)"
+            )
+        if self._category is None:
+            return [Part("", train, val)]
+        known = dict.fromkeys(self._category_of(task) for task in train)
+        for category in known:
+            if not category or set("/@,[]") & set(category):
+                raise ConfigError(
+                    f"the category {category!r} cannot be part of a resource's name; use words"
+                )
+        if strays := {self._category_of(task) for task in val} - known.keys():
+            log.warning("validation tasks of %s have no training tasks: left out", sorted(strays))
+        return [
+            Part(
+                category,
+                [task for task in train if self._category_of(task) == category],
+                [task for task in val if self._category_of(task) == category],
+            )
+            for category in known
+        ]
+
+    def _category_of(self, task: Any) -> str:
+        if callable(self._category):
+            return str(self._category(task))
+        if not isinstance(task, Mapping) or self._category not in task:
+            raise ConfigError(
+                f"a task has no {self._category!r} to tell its category by: {str(task)[:80]}; "
+                "give category=… a key that every task has, or a function"
+            )
+        return str(task[self._category])
+
+    def _check(self, part: Part) -> None:
+        """Refuse what cannot lead anywhere before the agent is run."""
+        plan = self._plan
+        if not part.val and plan.few_shot:
+            raise ConfigError(
+                f"few_shot puts training tasks{part.place} into the prompt, and there are no "
+                "others to judge it by; fit(train, val) with tasks kept apart"
+            )
+        if not part.val:
+            log.warning(
+                "no validation tasks%s: prompts are chosen by the tasks they were written for, "
+                "which says little about others; fit(train, val)",
+                part.place,
+            )
+        known = {_text(task) for task in part.train}
+        if shared := sum(_text(task) in known for task in part.val):
+            log.warning("%d validation tasks%s are training tasks, too", shared, part.place)
+        tasks = len(part.val or part.train)
+        least = 2 * tasks + 2 * min(plan.minibatch_size, len(part.train))
+        if plan.max_metric_calls is not None and plan.max_metric_calls < least:
+            raise ConfigError(
+                f"max_metric_calls={plan.max_metric_calls} does not try a single new text: with "
+                f"{tasks} tasks{part.place} to choose by that takes {least} runs of the agent; "
+                "allow more, or give fewer validation tasks"
+            )
+
+
+def _prompt(context: Context, target: str) -> Resource:
+    """The version of a prompt that is live."""
+    names = [target]
+    if "/" not in target and "." in target:
+        names.append(target.replace(".", "/", 1))
+    for name in names:
+        try:
+            found = context.resources.get(name)
+        except NotFoundError:
+            continue
+        if found.kind != "prompt":
+            raise ConfigError(f"{found} is no prompt but {found.kind}; APO changes prompts alone")
+        return found
+    known = ", ".join(context.resources.names()) or "none"
+    raise ConfigError(
+        f"there is no resource {target!r} to make better; there are {known}: give "
+        f"resources={{{target!r}: 'the text to begin with'}}, or another optimization_target"
+    )
+
+
+def _own(context: Context, seed: Resource, part: Part) -> Resource:
+    """The prompt that tasks of a category have; it begins as the one for all."""
+    name = part.named(seed.name)
+    if name == seed.name:
+        return seed
+    try:
+        return context.resources.get(name)
+    except NotFoundError:
+        return context.resources.publish(name, seed.body, alias="live")
+
+
+def _candidate(texts: Texts, given: str | Mapping[str, str]) -> Candidate:
+    """Texts that somebody wrote, refused if no agent could be given them."""
+    if isinstance(given, str):
+        if len(texts.names) > 1:
+            raise ConfigError(
+                f"a candidate is one text, but there are {', '.join(texts.names)}; "
+                "give text by name"
+            )
+        given = {texts.names[0]: given}
+    for name, text in given.items():
+        if name not in texts.names:
+            raise ConfigError(f"a candidate names {name!r}; there are {', '.join(texts.names)}")
+        if fault := texts.fault(name, text):
+            raise ConfigError(f"the candidate {text[:60]!r} for {name} cannot be used; {fault}")
+    return dict(given)
+
+
+def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options of GEPA's own.
+
+    Raises:
+        ConfigError: GEPA is not installed, or does not have one.
+    """
+    if find_spec("gepa") is None:
+        raise ConfigError("APO needs gepa; pip install 'lightning-otel[apo]'")
+    for name in options.keys() - set(_PASSED):
+        raise ConfigError(f"APO has no option {name!r}; of gepa's it takes {', '.join(_PASSED)}")
+    return options
+
+
+def _check_template(given: str | Mapping[str, str] | None) -> None:
+    texts = given.values() if isinstance(given, Mapping) else [given] if given is not None else []
+    for text in texts:
+        for place in ("<curr_param>", "<side_info>"):
+            if place not in text:
+                raise ConfigError(
+                    f"reflection_prompt_template has no {place}; write it where the present text "
+                    "(<curr_param>) and what came of it (<side_info>) are to stand"
+                )
+
+
+def _text(task: Any) -> str:
+    return json.dumps(task, sort_keys=True, default=repr)

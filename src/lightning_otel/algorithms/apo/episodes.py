@@ -1,0 +1,302 @@
+"""What GEPA asks of us: run the agent with a candidate's texts, and tell what came of it.
+
+Rewards and what the agent saw and did are read back from the store, never from the agent itself:
+what the search learns from is what a user can look at.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.conversation_rows import conversations
+from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.algorithms.apo.memory import Memory
+from lightning_otel.algorithms.apo.texts import Candidate, Texts, is_examples
+from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.store.schema import span_of
+from lightning_otel.store.source import Selection
+from lightning_otel.types import Mode, Reward, Rollout, Span, Trajectory
+
+if TYPE_CHECKING:
+    from gepa.core.adapter import EvaluationBatch
+
+    from lightning_otel.algorithms.base import Context
+
+_LIMIT: Final = 4000
+"""Characters of one text in what the reflection model reads: a few such texts fit its context."""
+_NOTES: Final = (c.SPAN_MESSAGE, c.SPAN_OBJECT, c.SPAN_EXCEPTION)
+
+
+class StoppedError(Exception):
+    """The run is to stop, and rollouts were left as they were: there is nothing to judge by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A task, and whether one learns from it or chooses by it."""
+
+    task: Any
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What came of one task.
+
+    Attributes:
+        reward: What the agent earned; None if nothing says.
+        rewards: Every named reward.
+        notes: What was emitted besides, as text, in its order.
+        score: What GEPA is told.
+    """
+
+    example: Example
+    rollout: Rollout
+    trajectories: tuple[Trajectory, ...]
+    reward: float | None
+    rewards: Mapping[str, float]
+    notes: tuple[str, ...]
+    score: float
+
+
+class Episodes:
+    """The ``GEPAAdapter`` of one search.
+
+    Source: ``gepa.core.adapter.GEPAAdapter`` of gepa 0.1.4.
+    """
+
+    propose_new_texts: None = None  # GEPA reads it: how texts are proposed is told it elsewhere
+
+    def __init__(
+        self,
+        context: "Context",
+        texts: Texts,
+        memory: Memory,
+        *,
+        metric: str | None = None,
+        failure_score: float = 0.0,
+        perfect_score: float | None = 1.0,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            context: Of the training run.
+            texts: The prompts that are changed.
+            memory: Takes the conversations that examples are drawn from.
+            metric: The named reward to raise; None is the primary one.
+            failure_score: What an agent that raised, or was given no reward, is worth.
+            perfect_score: The most a reward can be; None if there is no such number.
+        """
+        self._context = context
+        self._texts = texts
+        self._memory = memory
+        self._metric = metric
+        self._failure_score = failure_score
+        self._perfect_score = perfect_score
+        self._has_reward = False
+        self.counts: Counter[str] = Counter()
+
+    def evaluate(
+        self,
+        batch: list[Example],
+        candidate: Candidate,
+        capture_traces: bool = False,  # noqa: FBT001  # GEPA's signature
+    ) -> "EvaluationBatch[Episode, str]":
+        """Run the agent on each example.
+
+        Raises:
+            StoppedError: The run is to stop.
+            TrainingError: The first time, no run of the agent earned a reward.
+        """
+        from gepa.core.adapter import EvaluationBatch
+
+        episodes = self._run(batch, candidate) if batch else []
+        if episodes and not self._has_reward:
+            self._check(episodes)
+        for episode in episodes:
+            self._note(episode)
+        named = [dict(episode.rewards) for episode in episodes]
+        return EvaluationBatch(
+            outputs=[episode.rollout.rollout_id for episode in episodes],
+            scores=[episode.score for episode in episodes],
+            trajectories=episodes if capture_traces else None,
+            objective_scores=named if all(named) else None,
+        )
+
+    def make_reflective_dataset(
+        self,
+        candidate: Candidate,
+        eval_batch: "EvaluationBatch[Episode, str]",
+        components_to_update: list[str],
+    ) -> dict[str, list[dict[str, Any]]]:
+        """For each text what the agent was given, answered and was told about it."""
+        episodes = eval_batch.trajectories or []
+        return {
+            name: [self._record(episode, name.rpartition("/")[0]) for episode in episodes]
+            for name in components_to_update
+            if not is_examples(name)
+        }
+
+    def get_adapter_state(self) -> dict[str, Any]:
+        """What GEPA is to keep for us beside its own."""
+        return self._memory.state()
+
+    def set_adapter_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what it kept."""
+        self._memory.load(state)
+
+    def _run(self, batch: Sequence[Example], candidate: Candidate) -> list[Episode]:
+        ran = self._context.run_agent(
+            [example.task for example in batch],
+            resources=self._given(candidate),
+            mode=batch[0].mode,
+        )
+        if any(rollout.status in ("queuing", "running") for rollout, _ in ran):
+            raise StoppedError
+        spans = self._spans([rollout for rollout, _ in ran])
+        return [
+            self._judged(example, rollout, tuple(trajectories), spans[rollout.rollout_id])
+            for example, (rollout, trajectories) in zip(batch, ran, strict=True)
+        ]
+
+    def _spans(self, rollouts: Sequence[Rollout]) -> dict[str, list[Span]]:
+        """What was recorded of each rollout in its last attempt, in order."""
+        attempts = {rollout.rollout_id: str(rollout.attempts) for rollout in rollouts}
+        found: dict[str, list[Span]] = {rollout_id: [] for rollout_id in attempts}
+        selection = Selection(rollout_ids=tuple(attempts), is_ordered=True)
+        for span in map(span_of, self._context.store.source.fetch(selection).dicts()):
+            own = span.rollout_id
+            # What was given from elsewhere names no attempt.
+            if own in found and span.attributes.get(c.ATTEMPT_ID) in (None, attempts[own]):
+                found[own].append(span)
+        return found
+
+    def _given(self, candidate: Candidate) -> dict[str, Any]:
+        """What the agent is given: versions that say it already, else bodies."""
+        resources = self._context.resources
+        return {
+            name: next(
+                (each for each in reversed(resources.versions(name)) if each.body == body), body
+            )
+            for name, body in self._texts.bodies(candidate).items()
+        }
+
+    def _judged(
+        self,
+        example: Example,
+        rollout: Rollout,
+        trajectories: tuple[Trajectory, ...],
+        spans: Sequence[Span],
+    ) -> Episode:
+        given = [each for each in map(read_reward, spans) if isinstance(each, Reward)]
+        rewards = {name: value for each in given for name, value in each.values.items()}
+        reward = rollout.reward if self._metric is None else rewards.get(self._metric)
+        if rollout.status != "succeeded":
+            reward = None
+        return Episode(
+            example,
+            rollout,
+            trajectories,
+            reward,
+            rewards,
+            tuple(_emitted(span) for span in spans if span.name in _NOTES),
+            self._failure_score if reward is None else reward,
+        )
+
+    def _check(self, episodes: Sequence[Episode]) -> None:
+        if any(episode.reward is not None for episode in episodes):
+            self._has_reward = True
+            return
+        count = len(episodes)
+        failed = [episode.rollout for episode in episodes if episode.rollout.status != "succeeded"]
+        if len(failed) == count:
+            raise TrainingError(
+                f"the agent failed on each of {count} tasks, the first time with: "
+                f"{failed[0].reason or failed[0].status}; make it work before its prompt is changed"
+            )
+        if self._metric is not None:
+            known = sorted({name for episode in episodes for name in episode.rewards})
+            raise TrainingError(
+                f"none of {count} rollouts has a reward named {self._metric!r}; "
+                f"they have {', '.join(known) or 'none'}: name one of them as evaluation_metric"
+            )
+        raise TrainingError(
+            f"none of {count} rollouts has a reward; return a number from the agent, or call "
+            "emit_reward() in it"
+        )
+
+    def _note(self, episode: Episode) -> None:
+        if episode.rollout.status != "succeeded":
+            self.counts["failed"] += 1
+        elif episode.reward is None:
+            self.counts["unrewarded"] += 1
+        top = self._perfect_score
+        if top is not None and episode.score > top:
+            raise ConfigError(
+                f"a reward is {episode.score}, above the perfect_score {top}, at which nothing is "
+                "left to learn; give perfect_score=… the most a reward can be, or None"
+            )
+        shots = self._memory.shots
+        if shots is not None and episode.example.mode == "train":
+            shots.take(episode.trajectories, episode.reward)
+
+    def _record(self, episode: Episode, agent: str) -> dict[str, Any]:
+        """An episode as GEPA's template shows it: inputs, outputs, feedback."""
+        own = [each for each in episode.trajectories if not agent or each.agent == agent]
+        given, answered = [], []
+        for found in conversations(own):
+            first = found.answers[0]
+            given += [_line(said) for said in found.messages[:first] if said["role"] != "system"]
+            answered += [_line(said) for said in found.messages[first:]]
+        feedback = [_worth(episode, self._perfect_score), *episode.notes]
+        if episode.rollout.reason:
+            feedback.append(f"The agent failed: {episode.rollout.reason}")
+        return {
+            "Inputs": {"Task": _cut(_shown(episode.example.task)), "Messages": _joined(given)},
+            "Generated Outputs": _joined(answered) or "(no answer of a model)",
+            "Feedback": _joined(feedback),
+        }
+
+
+def _worth(episode: Episode, top: float | None) -> str:
+    if episode.reward is None:
+        return "" if episode.rollout.reason else "No reward was given."
+    best = "" if top is None else f" (the best is {top:g})"
+    named = [f"{name} {value:g}" for name, value in episode.rewards.items()]
+    parts = f"; {', '.join(named)}" if len(named) > 1 else ""
+    return f"Reward: {episode.reward:g}{best}{parts}"
+
+
+def _emitted(span: Span) -> str:
+    attributes = span.attributes
+    keys = (c.MESSAGE_BODY, c.OBJECT_LITERAL, c.OBJECT_JSON, c.EXCEPTION_MESSAGE)
+    return next((str(attributes[key]) for key in keys if key in attributes), "")
+
+
+def _line(said: Mapping[str, Any]) -> str:
+    calls = [
+        f"{call['function']['name']}({call['function']['arguments']})"
+        for call in said.get("tool_calls") or ()
+        if call.get("function")
+    ]
+    content = said.get("content")
+    words = content if isinstance(content, str) else _shown(content) if content else ""
+    return f"{said['role']}: {' '.join(filter(None, (words, *calls)))}"
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "\n".join(_cut(line) for line in lines if line)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LIMIT:
+        return text
+    half = _LIMIT // 2
+    return f"{text[:half]} … {text[-half:]}"

@@ -1,0 +1,125 @@
+"""What a search must remember: GEPA's own state, and what is ours beside it, as JSON.
+
+GEPA keeps its state as a pickle, and to read one runs whatever it says. It is never read but from a
+folder of ours into which it was written a moment before; what checkpoints hold is this JSON.
+"""
+
+import pickle
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_otel.algorithms.apo.shots import Shots
+from lightning_otel.errors import TrainingError
+from lightning_otel.store.layout import write_private
+
+if TYPE_CHECKING:
+    from gepa.core.state import GEPAState
+
+_FILE: Final = "gepa_state.bin"
+_NOT_KEPT: Final = ("_budget_hooks", "evaluation_cache")
+
+
+class Memory:
+    """Which texts were tried that somebody wrote, and which conversations went well.
+
+    Attributes:
+        tried: How many of the texts that were given were tried.
+        shots: Draws examples; None if there are none to draw.
+    """
+
+    def __init__(self, fingerprint: str, shots: Shots | None = None) -> None:
+        """Begin.
+
+        Args:
+            fingerprint: Of what is searched for, and on which tasks.
+            shots: What draws examples.
+        """
+        self._fingerprint = fingerprint
+        self.tried = 0
+        self.shots = shots
+
+    def state(self) -> dict[str, Any]:
+        """What there is to remember."""
+        shots = self.shots.state() if self.shots is not None else None
+        return {"fingerprint": self._fingerprint, "tried": self.tried, "shots": shots}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from it.
+
+        Raises:
+            TrainingError: It is of another search.
+        """
+        if not state:  # of a search that begins
+            return
+        if state["fingerprint"] != self._fingerprint:
+            raise TrainingError(
+                "the run to go on with searched for other resources or on other tasks; give the "
+                "same ones in the same order, or begin a new run"
+            )
+        self.tried = state["tried"]
+        if self.shots is not None:
+            self.shots.load(state["shots"])
+
+
+def kept(state: "GEPAState[Any, Any]") -> dict[str, Any]:
+    """GEPA's state as JSON."""
+    return {key: _plain(value) for key, value in vars(state).items() if key not in _NOT_KEPT}
+
+
+def put(kept_state: Mapping[str, Any] | None, folder: Path) -> None:
+    """Make a folder for GEPA: with the state to go on from, or with none.
+
+    Args:
+        kept_state: What :func:`kept` gave; None begins.
+        folder: What stands there is removed.
+
+    Raises:
+        TrainingError: It is damaged.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    if kept_state is not None:
+        write_private(folder / _FILE, pickle.dumps(restored(kept_state)))
+
+
+def restored(kept_state: Mapping[str, Any]) -> dict[str, Any]:
+    """GEPA's state as it was, by attribute.
+
+    Raises:
+        TrainingError: It is damaged.
+    """
+    try:
+        found = {key: _whole(value) for key, value in kept_state.items()}
+    except (TypeError, ValueError, AttributeError) as exc:
+        raise TrainingError(
+            f"the search to go on with is damaged ({exc}); resume from another checkpoint"
+        ) from exc
+    return {**found, "evaluation_cache": None}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has lists and texts as keys; what else there is says what it is."""
+    if isinstance(value, Mapping):
+        return {"map": [[_plain(key), _plain(each)] for key, each in value.items()]}
+    if isinstance(value, (set, frozenset)):
+        return {"set": sorted(map(_plain, value))}
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(each) for each in value]}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, held),) = value.items()
+    if kind == "map":
+        return {_whole(key): _whole(each) for key, each in held}
+    if kind not in ("set", "tuple"):
+        raise ValueError(f"there is no {kind!r} in it")
+    return (set if kind == "set" else tuple)(map(_whole, held))

@@ -1,0 +1,104 @@
+"""Prompts as the search sees them: named texts to change, and back into bodies of resources.
+
+A prompt is one text, its template; where examples are searched for too they are a second one, a
+JSON list of chat messages.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from lightning_otel.types import Prompt, Resource
+
+EXAMPLES: Final = "#examples"
+"""What comes after a prompt's name in the name of its examples."""
+
+Candidate = dict[str, str]
+"""Texts by name: what is tried together."""
+
+
+def is_examples(name: str) -> bool:
+    """Whether a text is the examples of a prompt, not its template."""
+    return name.endswith(EXAMPLES)
+
+
+class Texts:
+    """The prompts that a run changes: what they were, and what becomes of them."""
+
+    def __init__(self, seeds: Sequence[Resource], *, with_examples: bool) -> None:
+        """Take the prompts as they are.
+
+        Args:
+            seeds: The versions to begin with.
+            with_examples: Whether their examples are changed too.
+        """
+        self._seeds = {seed.name: seed for seed in seeds}
+        self._with_examples = with_examples
+
+    @property
+    def names(self) -> list[str]:
+        """The resources' names."""
+        return list(self._seeds)
+
+    def seed(self) -> Candidate:
+        """The texts to begin with."""
+        found = {}
+        for name, seed in self._seeds.items():
+            found[name] = str(seed.body["template"])
+            if self._with_examples:
+                found[name + EXAMPLES] = written(seed.body.get("examples") or ())
+        return found
+
+    def bodies(self, candidate: Candidate) -> dict[str, dict[str, Any]]:
+        """The body of each resource, with a candidate's texts in place of its own."""
+        found = {}
+        for name, seed in self._seeds.items():
+            body = {**seed.body, "template": candidate[name]}
+            if self._with_examples:
+                body["examples"] = read(candidate[name + EXAMPLES])
+            found[name] = body
+        return found
+
+    def changed(self, candidate: Candidate) -> dict[str, dict[str, Any]]:
+        """Of the bodies those that are not what they were."""
+        start = self.seed()
+        return {
+            name: body
+            for name, body in self.bodies(candidate).items()
+            if any(candidate[key] != start[key] for key in (name, name + EXAMPLES) if key in start)
+        }
+
+    def fault(self, name: str, template: str) -> str:
+        """Why no agent should be given this template; empty if one may be.
+
+        An agent fills in the placeholders it knows: of one that is new it knows no value, and
+        without one of the old its task would never be told.
+        """
+        if not template.strip():
+            return "the text is empty"
+        want = set(self.placeholders(name))
+        have = set(Prompt(template).placeholders)
+        if lost := sorted(want - have):
+            return f"the placeholders {_braced(lost)} are gone"
+        if new := sorted(have - want):
+            return f"nobody fills in {_braced(new)}; double the braces of what is meant as text"
+        return ""
+
+    def placeholders(self, name: str) -> tuple[str, ...]:
+        """The names that the agent fills into a prompt."""
+        return Prompt(str(self._seeds[name].body["template"])).placeholders
+
+
+def written(examples: Iterable[Mapping[str, Any]]) -> str:
+    """Chat messages as the text that the search sees."""
+    return json.dumps(list(examples), ensure_ascii=False, sort_keys=True)
+
+
+def read(text: str) -> list[dict[str, Any]]:
+    """The way back."""
+    found: list[dict[str, Any]] = json.loads(text)
+    return found
+
+
+def _braced(names: Iterable[str]) -> str:
+    return ", ".join(f"{{{name}}}" for name in names)

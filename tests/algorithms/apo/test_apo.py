@@ -1,0 +1,386 @@
+"""APO on a scripted task: a real server, a real store, real GEPA; and what users get wrong."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tests.algorithms.apo.desk import desk
+
+from lightning_otel import Store, auto_trace, emit_message
+from lightning_otel.algorithms.apo import APO
+from lightning_otel.algorithms.apo.fault import Fault
+from lightning_otel.algorithms.apo.memory import Memory
+from lightning_otel.algorithms.apo.reflection import Reflection
+from lightning_otel.algorithms.apo.texts import Texts
+from lightning_otel.demo.policy import Reply
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.trainer import Trainer
+from lightning_otel.types import Resource, Rollout
+
+DESK = desk()
+Given = Mapping[str, Any]
+Act = Callable[..., float | None]
+
+
+@pytest.fixture
+def model() -> Iterator[tuple[DemoServer, openai.OpenAI]]:
+    """The example's models, and a client for them."""
+    with (
+        DemoServer(DESK.Model()) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
+    ):
+        yield server, client
+
+
+def trainer_of(store: Store, agent: Act | None, apo: APO, **options: Any) -> Trainer:
+    """A trainer whose prompt is the example's, tried once a task."""
+    resources = options.pop("resources", {"system_prompt": DESK.SEED})
+    return Trainer(agent, apo, store=store, resources=resources, max_attempts=1, **options)
+
+
+def never(prompt: str) -> str:
+    """A model that must not be asked."""
+    raise AssertionError("the model was asked")
+
+
+def test_apo_lifts_the_reward_of_tasks_it_never_saw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The example: prompts tried over HTTP, written anew by what was recorded, and promoted."""
+    DESK.main(tmp_path)
+
+    assert "on tasks never seen: 0.00 -> 1.00" in capsys.readouterr().out
+    trainer = Trainer(store=Store(tmp_path / "traces.duckdb"))
+    (run,) = trainer.runs.all()
+    versions = trainer.resources.versions("system_prompt")
+    assert [each.parent for each in versions] == [None, 1, 2]
+    assert trainer.resources.get("system_prompt") == versions[-1]
+    assert versions[-1].run_id == run.run_id
+    curve = [each.value for each in trainer.runs.metrics(run.run_id, names=["val_reward"])]
+    assert curve == [0.0, 0.5, 1.0]
+    curve = [each.value for each in trainer.runs.metrics(run.run_id, names=["reward"])]
+    assert curve == [0.0, 0.5]
+    store = trainer.store
+    calls = store.sql("SELECT agent, count(*) AS n FROM calls GROUP BY agent").rows()
+    assert {each["agent"]: each["n"] for each in calls}["apo"] == 2
+    assert {step.agent for step in store.transitions(bodies=False).rows()} == {"agent"}
+
+
+def test_apo_works_on_an_agent_that_knows_nothing_of_it(
+    model: tuple[DemoServer, openai.OpenAI], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `apply` is on, what is tried and what was found replace the agent's own prompt."""
+    server, client = model
+    monkeypatch.setenv("LIGHTNING_OTEL_APPLY", "1")
+
+    def agent(task: Any) -> float:
+        own = {"role": "system", "content": "Answer."}
+        asked = {"role": "user", "content": "What is the capital of Peru?"}
+        reply = client.chat.completions.create(model="clerk", messages=[own, asked])
+        return float(reply.choices[0].message.content == "LIMA")
+
+    apo = APO(
+        model="writer", base_url=server.base_url, candidates=["Write the answer in capitals."]
+    )
+    fit = trainer_of(store, agent, apo).fit([1], [2])
+
+    assert (fit.verdict.live, fit.verdict.candidate) == (0.0, 1.0)
+    with auto_trace(store=store):
+        end_s = time.monotonic() + 20
+        while agent(3) == 0.0:  # what is live is read in the background, once a second
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+
+
+def polite(task: Any, resources: Given) -> float:
+    """An agent that calls no model; it is worth as much as its prompt is polite."""
+    text = resources["system_prompt"].format()
+    emit_message("Hint: say please.")
+    return float("please" in text)
+
+
+def test_apo_tries_given_texts_first_on_one_task_alone(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A text that somebody wrote needs no model; without validation tasks nothing goes live."""
+    apo = APO(reflection_lm=never, candidates=["Answer.", "Answer, please."])
+
+    with caplog.at_level(logging.WARNING):
+        fit = (trainer := trainer_of(store, polite, apo)).fit([{"only": "one"}])
+
+    assert "no validation tasks" in caplog.text
+    assert fit.metrics["train_reward"] == 1.0
+    assert fit.resources["system_prompt"].body["template"] == "Answer, please."
+    assert not fit.promoted
+    assert trainer.resources.get("system_prompt").version == 1
+    assert trainer.resources.get("system_prompt", "canary") == fit.resources["system_prompt"]
+
+
+def test_apo_learns_from_what_agents_were_asked(store: Store) -> None:
+    """Without tasks it takes the recorded ones, of which a third is held out."""
+    for n in range(7):
+        with auto_trace(store=store, task={"n": n % 6}, mode="test" if n == 5 else None):
+            pass
+    seen: dict[str, set[int]] = {"train": set(), "val": set()}
+
+    def agent(task: dict[str, int], resources: Given, rollout: Rollout) -> float:
+        seen[rollout.mode].add(task["n"])
+        return polite(task, resources)
+
+    steps: list[int] = []
+    apo = APO(reflection_lm=never, candidates=["Answer, please."], reflection_minibatch_size=9)
+    fit = trainer_of(store, agent, apo, progress=lambda step, *_: steps.append(step)).fit()
+
+    assert steps == [1]
+    assert seen == {"train": {0, 1, 3, 4}, "val": {2}}
+    assert fit.metrics["val_reward"] == 1.0
+    assert not fit.promoted
+
+
+def test_apo_makes_the_prompt_of_one_agent_better(store: Store) -> None:
+    """A target may name the agent, as ``agent.name`` too; the next fit begins with what is live."""
+    apo = APO(
+        reflection_lm=never,
+        candidates=["Answer, please."],
+        optimization_target="polite.system_prompt",
+    )
+    trainer = trainer_of(store, polite, apo, resources={"polite/system_prompt": DESK.SEED})
+
+    fit = trainer.fit([1, 2], [3])
+    again = trainer.fit([4], [5])
+
+    assert fit.promoted == ("polite/system_prompt",)
+    assert again.verdict.reason == "nothing better was made"
+    assert [each.value for each in trainer.metrics(["val_reward"])] == [1.0]
+
+
+class Mimic:
+    """A model that answers as it is shown, or at random where nothing is shown."""
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """The word asked for, in the case of the last example, if there is one."""
+        said = [str(each["content"]) for each in body["messages"]]
+        shown = [str(each["content"]) for each in body["messages"] if each["role"] == "assistant"]
+        is_large = shown[-1].isupper() if shown else said[-1] < "m"
+        return Reply(text=said[-1].upper() if is_large else said[-1])
+
+
+def test_apo_draws_examples_from_what_went_well(store: Store) -> None:
+    """What earned a reward in training is shown, and other tasks are done like it."""
+    with (
+        DemoServer(Mimic()) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
+    ):
+
+        def agent(task: Any, resources: Given) -> float:
+            asked = [
+                *resources["system_prompt"].prompt.messages(),
+                {"role": "user", "content": task},
+            ]
+            reply = client.chat.completions.create(model="mimic", messages=asked)
+            return float((reply.choices[0].message.content or "").isupper())
+
+        apo = APO(reflection_lm=lambda prompt: DESK.SEED, few_shot=1, num_candidates=4)
+        fit = trainer_of(store, agent, apo).fit(["apple", "tea", "corn"], ["wine", "bread"])
+
+    assert fit.verdict.live == 0.5
+    assert fit.verdict.candidate == 1.0
+    asked, answered = fit.resources["system_prompt"].body["examples"]
+    assert (asked["role"], answered["role"]) == ("user", "assistant")
+    assert asked["content"] in ("apple", "corn")
+    assert answered["content"] == asked["content"].upper()
+
+
+def test_apo_tells_the_model_why_the_agent_failed(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that raised is worth nothing, is counted, and its error is read."""
+    asked = []
+
+    def agent(task: int, resources: Given) -> float:
+        if task == 2 and "carefully" not in resources["system_prompt"].format():
+            raise ValueError("the sum is missing")
+        return 0.5
+
+    def model(prompt: str) -> str:
+        asked.append(prompt)
+        return "Work carefully."
+
+    trainer = trainer_of(store, agent, APO(reflection_lm=model), max_iterations=1)
+    fit = trainer.fit([1, 2], [2, 3])
+
+    assert "the sum is missing" in asked[0]
+    assert "1 validation tasks are training tasks, too" in caplog.text
+    assert fit.metrics["val_reward"] == 0.5
+    assert fit.metrics["failed"] == 2
+    assert fit.resources["system_prompt"].body["template"] == "Work carefully."
+
+
+def test_apo_stops_amid_tasks_that_are_not_done(store: Store) -> None:
+    """What was left undone is no failure of the agent, and judges nothing."""
+    started, released = threading.Event(), threading.Event()
+
+    def agent(task: int, resources: Given) -> float:
+        started.set()
+        released.wait(20)
+        return 0.5
+
+    fitting = trainer_of(store, agent, APO(reflection_lm=never)).fit_async([1], [2, 3])
+    started.wait(20)
+    fitting.stop()
+    released.set()
+    fit = fitting.wait(30)
+
+    assert fit is not None
+    assert fit.run.status == "stopped"
+    assert fit.metrics == {}
+
+
+@pytest.mark.parametrize(
+    ("agent", "options", "why"),
+    [
+        (lambda task, resources: None, {}, "none of 1 rollouts has a reward; return a number"),
+        (
+            lambda task, resources: 1 / 0,
+            {},
+            "the agent failed on each of 1 tasks.*division by zero",
+        ),
+        (lambda task, resources: 7.0, {}, "a reward is 7.0, above the perfect_score 1.0"),
+        (
+            lambda task, resources: {"exact": 1.0, "short": 0.0},
+            {"evaluation_metric": "kind"},
+            "named 'kind'; they have exact, short",
+        ),
+    ],
+)
+def test_apo_refuses_rewards_that_teach_nothing(
+    agent: Act, options: dict[str, Any], why: str, store: Store
+) -> None:
+    """The first run of the agent shows it, and the model is not asked at all."""
+    trainer = trainer_of(store, agent, APO(reflection_lm=never, **options))
+
+    with pytest.raises((TrainingError, ConfigError), match=why):
+        trainer.fit([1, 2], [3])
+
+    (run,) = trainer.runs.all()
+    assert run.status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("", "it answered nothing"),
+        (None, "it answered nothing"),
+        ("``````", "the text is empty"),
+        ("Go on.", r"the placeholders \{task\} are gone"),
+        ("Do {task} for {you}.", r"nobody fills in \{you\}"),
+    ],
+)
+def test_reflection_gives_up_a_model_that_gives_nothing(
+    answer: str | None, why: str, store: Store
+) -> None:
+    """Three answers in a row without a usable text are enough, and the last reason is told."""
+    asked = []
+
+    def model(prompt: str) -> str | None:
+        asked.append(prompt)
+        return answer if len(asked) != 2 else "Now do {task}."
+
+    seed = Resource("system_prompt", 1, "prompt", {"template": "Do {task}.", "examples": []})
+    texts = Texts([seed], with_examples=False)
+    reflection = Reflection(model, texts, Memory(""), store, Fault())
+    records = {"system_prompt": [{"Inputs": "x", "Feedback": "y"}]}
+
+    proposed = [reflection(texts.seed(), records, ["system_prompt"]) for _ in range(5)]
+
+    assert proposed == [{}, {"system_prompt": "Now do {task}."}, {}, {}, {}]
+    assert "{task} stand for what is filled in" in asked[0]
+    assert reflection.is_given_up
+    with pytest.raises(TrainingError, match=f"nothing usable 3 times in a row.*{why}"):
+        reflection.check()
+
+
+def test_apo_ends_with_what_a_function_in_the_models_place_raised(store: Store) -> None:
+    """GEPA would go on; what is wrong is said instead."""
+
+    def broken(prompt: str) -> str:
+        raise LookupError("no such shelf")
+
+    with pytest.raises(LookupError, match="no such shelf"):
+        trainer_of(store, polite, APO(reflection_lm=broken)).fit([1], [2])
+
+
+def test_apo_says_what_a_server_refused(store: Store) -> None:
+    """A model that cannot be reached is given up like one that says nothing."""
+    with DemoServer() as server:
+        apo = APO(model="fail-400", base_url=server.base_url)
+        with pytest.raises(TrainingError, match=r"3 times in a row.*fail-400 failed"):
+            trainer_of(store, polite, apo).fit([1], [2])
+
+
+ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "toy"}
+
+
+@pytest.mark.parametrize(
+    ("options", "train", "why"),
+    [
+        ({}, [], "given none to learn from, and none are recorded"),
+        ({"few_shot": 2}, [1], "no others to judge it by"),
+        ({"max_metric_calls": 3}, [1], "takes 4 runs of the agent"),
+        (
+            {"optimization_target": "system"},
+            [1],
+            "no resource 'system'.*endpoint, form, system_prompt",
+        ),
+        ({"optimization_target": "endpoint"}, [1], "is no prompt but endpoint"),
+        ({"optimization_target": "form", "candidates": ["Hi."]}, [1], r"\{name\} are gone"),
+        ({"candidates": ["Hi {you}."]}, [1], r"nobody fills in \{you\}"),
+        ({"candidates": [{"form": "Hi."}]}, [1], "names 'form'; there are system_prompt"),
+        (
+            {"candidates": ["Hi."], "optimization_target": ["system_prompt", "form"]},
+            [1],
+            "give text by name",
+        ),
+        ({"category": "kind"}, [{"x": 1}], "a task has no 'kind'"),
+        ({"category": str}, ["a/b"], "cannot be part of a resource's name"),
+    ],
+)
+def test_apo_refuses_before_the_agent_is_run(
+    options: dict[str, Any], train: list[Any], why: str, store: Store
+) -> None:
+    """What cannot lead anywhere costs nothing."""
+
+    def agent(task: Any) -> float:
+        raise AssertionError("the agent was run")
+
+    resources = {"system_prompt": DESK.SEED, "form": "Dear {name},", "endpoint": ENDPOINT}
+    apo = APO(**{"reflection_lm": never, **options})
+    trainer = trainer_of(store, agent, apo, resources=resources)
+
+    with pytest.raises((ConfigError, TrainingError), match=why):
+        trainer.fit(train)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "give model="),
+        ({"model": "m"}, "export OPENAI_API_KEY"),
+        ({"model": "m", "reflection_lm": never}, "give model="),
+        ({"reflection_lm": never, "num_candidates": 0}, "num_candidates=0"),
+        ({"reflection_lm": never, "reflection_prompt_template": "<curr_param>"}, "no <side_info>"),
+        ({"reflection_lm": never, "beam_width": 4}, "no option 'beam_width'"),
+        ({"reflection_lm": never, "run_dir": "/tmp"}, "no option 'run_dir'"),
+    ],
+)
+def test_apo_refuses_options_that_mean_nothing(options: dict[str, Any], why: str) -> None:
+    """It is said where APO is made."""
+    with pytest.raises(ConfigError, match=why):
+        APO(**options)
