@@ -51,6 +51,7 @@ class Experience:
             ConfigError: A keyword is unknown, or cannot be understood.
             AdapterError: The other adapter cannot be loaded.
         """
+        from lightning_otel.store import narrow
         from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Transitions, query_of
 
@@ -65,6 +66,8 @@ class Experience:
             table.keep(Report.total(reports))
 
         def query() -> Query:
+            if not bodies and (layout := self._narrow_layout(asked)) is not None:
+                return narrow.query(self.source, layout, asked, table.keep)
             rows = (row(step, branch, columns) for step, branch in steps())
             return query_of(new_connection(), rows, columns)
 
@@ -190,13 +193,20 @@ class Experience:
 
     def _parts(self, asked: Asked, *, bodies: bool) -> "Iterator[Part]":
         """Each transition once with its branch, and the report, of some rollouts at a time."""
-        from lightning_otel.adapter import straight
         from lightning_otel.store import narrow
 
-        if not bodies and self.layout is not None and straight.can_stand_for(asked.adapter):
-            self._settle_if_worthwhile()
-            return narrow.parts(self.source, asked)
+        if not bodies and (layout := self._narrow_layout(asked)) is not None:
+            return narrow.parts(self.source, layout, asked)
         return (narrow.part_of(each, bodies=bodies) for each in self._adapt(asked))
+
+    def _narrow_layout(self, asked: Asked) -> Layout | None:
+        """The store's paths, if its narrow columns tell what is asked for; it is settled then."""
+        from lightning_otel.adapter import straight
+
+        if self.layout is None or not straight.can_stand_for(asked.adapter):
+            return None
+        self._settle_if_worthwhile()
+        return self.layout
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.rebuild import mend_manifest
