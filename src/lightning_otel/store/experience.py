@@ -1,6 +1,7 @@
 """What one learns from: a store's transitions, trajectories and conversations, and the funnel."""
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from lightning_otel.adapter import Adaptation, TripletAdapter
@@ -57,12 +58,16 @@ class Experience:
 
         asked = Asked.of(keywords)
         columns = COLUMNS if bodies else NARROW_COLUMNS
+        is_all = asked.wanted.wants_all
+
+        def is_wanted(step: tuple[Transition, int]) -> bool:
+            return asked.wanted.wants(step[0])
 
         def steps() -> Iterator[tuple[Transition, int]]:
             reports: list[Report] = []
             for part in self._parts(asked, bodies=bodies):
                 reports = [Report.total([*reports, part.report])]
-                yield from (each for each in part.steps if asked.wanted.wants(each[0]))
+                yield from part.steps if is_all else filter(is_wanted, part.steps)
             table.keep(Report.total(reports))
 
         def query() -> Query:
@@ -71,7 +76,7 @@ class Experience:
             rows = (row(step, branch, columns) for step, branch in steps())
             return query_of(new_connection(), rows, columns)
 
-        table = Transitions(query, lambda: (step for step, _ in steps()), "transitions")
+        table = Transitions(query, lambda: map(itemgetter(0), steps()), "transitions")
         return table
 
     def trajectories(self, **keywords: Unpack[Keywords]) -> Iterator[Trajectory]:

@@ -12,6 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -29,7 +30,7 @@ from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
 from lightning_otel.store.table import Query, hold, insert
-from lightning_otel.store.walked import Group, walked
+from lightning_otel.store.walked import SPANS_FLOW, Group, walked
 from lightning_otel.types import Report, Transition
 
 if TYPE_CHECKING:
@@ -56,23 +57,17 @@ _MAY_MOVE: Final = f"""reward IS NOT NULL AND operation IS NULL
   AND (attempt_id IS NULL OR {KIND} <> {REWARD})"""
 
 
-class Step(NamedTuple):
-    """A transition, and its branch."""
-
-    transition: Transition
-    branch: int
-
-
 class Part(NamedTuple):
     """Some rollouts' transitions, and the funnel that led to them.
 
     Attributes:
-        steps: To be gone through, if at all, before the next part is asked for.
+        steps: Each with its branch; to be gone through, if at all, before the next part is asked
+            for.
         put: Appends the rows of all of them to a table on the pass's connection; None if that is
             not quicker than to make them of the steps.
     """
 
-    steps: Iterable[Step]
+    steps: Iterable[tuple[Transition, int]]
     report: Report
     put: Callable[[str], None] | None = None
 
@@ -109,7 +104,7 @@ def query(
         if part.put is not None and asked.wanted.wants_all:
             part.put("held")
             continue
-        steps = (each for each in part.steps if asked.wanted.wants(each.transition))
+        steps = (each for each in part.steps if asked.wanted.wants(each[0]))
         rows = (row(step, branch, NARROW_COLUMNS) for step, branch in steps)
         insert(work.con, "held", rows, NARROW_COLUMNS)
     keep(Report.total(reports))
@@ -121,7 +116,7 @@ def query(
 def part_of(found: Adaptation, *, bodies: bool) -> Part:
     """Each transition of an adaptation once, with its branch and with its bodies or without."""
     told = (lambda step: step) if bodies else without_bodies
-    steps = [Step(told(step), path.branch) for step, path in distinct(found.trajectories)]
+    steps = [(told(step), path.branch) for step, path in distinct(found.trajectories)]
     return Part(steps, found.report)
 
 
@@ -170,8 +165,6 @@ class _Pass:
         # DuckDB makes the folder when it needs it, and takes it away when it is closed.
         con.execute(f"SET temp_directory = {quoted(str(self._folder / name))}")
         con.execute("SET preserve_insertion_order = false")
-        # Else it may hold the spans, bodies and all, and look up each rollout in them.
-        con.execute("SET disabled_optimizers = 'build_side_probe_side'")
         return con
 
     def __enter__(self) -> "_Pass":
@@ -225,12 +218,12 @@ class _Pass:
         for batch, low, high in batches:
             self._rows.choose(batch, low, high)
             plain = Plain(con, received=wanted.received)
-            yield Part((Step(each, 0) for each in plain.transitions()), plain.report(), plain.put)
+            yield Part(zip(plain.transitions(), repeat(0)), plain.report(), plain.put)
             left = self._left("NOT coalesce(is_sound, false)")
             for groups in _gathered(self._left("is_sound AND NOT is_plain"), WALKED):
                 found = walked(con, self._layout, groups, received=wanted.received)
                 left += [group for group in groups if group.name not in found]
-                steps = [Step(step, 0) for each in found.values() for step in each.transitions]
+                steps = [(step, 0) for each in found.values() for step in each.transitions]
                 report = Report.total(each.report for each in found.values())
                 yield Part(steps, replace(report, rollouts=len(found)))
             for groups in _gathered(sorted(left), BATCH_SPANS):
@@ -254,6 +247,7 @@ class _Pass:
         )
         if self._general is None:
             self._general = self._connected("general")
+            self._general.execute(SPANS_FLOW)
         found = self._source.fetch(complete(self.con, selection), self._general)
         return adapter.explain(wanted.spans(map(span_of, found.dicts())), incomplete=out)
 

@@ -25,7 +25,10 @@ COLUMNS: Final = (
 """What is read beside the gist."""
 _ALL: Final = ", ".join((*COLUMNS, *GIST))
 
-_CHOSEN: Final = f"""SELECT number, {_ALL}
+_CHOSEN: Final = f"""
+SELECT number, trace_id, span_id, parent_span_id, start_ns, end_ns, nullif(agent, '') AS agent,
+  response_id, input_tokens, output_tokens, coalesce(nullif(attempt_id, ''), '1') AS attempt,
+  process, sequence, end_sequence, {", ".join(GIST)}
 FROM {{source}} JOIN part ON rollout = {ROLLOUT} WHERE start_ns BETWEEN ? AND ?"""
 
 

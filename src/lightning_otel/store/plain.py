@@ -26,40 +26,38 @@ _ROUNDS: Final = 16
 """How far up a step's agent is looked for, beyond the first ancestors."""
 _NO_ID: Final = quoted("0" * 16)
 
-_SPOTS: Final = f"""
-CREATE OR REPLACE TABLE spots AS
-SELECT rowid AS spot, number, sequence AS began, end_sequence AS ended, {KIND} AS kind,
-  nullif(agent, '') AS agent, span_id, nullif(parent_span_id, '') AS parent, gist_before AS before,
-  gist_after AS after, gist_facts AS facts, response_id
-FROM chosen"""
-
 _JUDGED: Final = f"""
 CREATE OR REPLACE TABLE judged AS
-SELECT number, count(*) AS spans, any_value(coalesce(nullif(attempt_id, ''), '1')) AS attempt,
-  coalesce(min(hash(trace_id, process, coalesce(nullif(attempt_id, ''), '1')))
-      = max(hash(trace_id, process, coalesce(nullif(attempt_id, ''), '1')))
-    AND min(sequence) >= 0 AND min(end_sequence) >= 0 AND count(process) = count(*)
-    AND count(end_ns) = count(*) AND count(end_sequence) = count(*), false) AS is_sound,
+SELECT number, count(*) AS spans, any_value(attempt) AS attempt, any_value(trace_id) AS trace_id,
+  coalesce(min(home) = max(home) AND min(sequence) >= 0 AND min(end_sequence) >= 0
+    AND count(process) = count(*) AND count(end_ns) = count(*)
+    AND count(end_sequence) = count(*), false) AS is_sound,
   is_sound AND coalesce(bool_and({KIND} <> {ODD} AND gist_kind & {TOKENS} = 0
       AND (gist_kind & {RECEIVED} = 0 OR {{are_received}})
       AND ({KIND} = {OTHER} OR gist_facts IS NOT NULL)
       AND sequence <= end_sequence AND span_id <> '' AND span_id <> {_NO_ID}), false) AS is_plain
-FROM chosen GROUP BY number"""
+FROM (SELECT *, hash(trace_id, process, attempt) AS home FROM chosen) GROUP BY number"""
 
 _APART: Final = """
 UPDATE judged SET is_sound = false, is_plain = false WHERE number IN (FROM apart)"""
 
 # Where each span stands under its parent, if it has one.
-_UNDER: Final = """
+_UNDER: Final = f"""
 CREATE OR REPLACE TABLE under AS
-SELECT one.spot, one.number, one.began, one.ended, one.kind, one.agent, above.spot AS above,
-  one.parent IS NULL OR coalesce(above.began < one.began AND one.ended < above.ended, false)
-    AS is_within
-FROM spots AS one SEMI JOIN (FROM judged WHERE is_plain) AS judged USING (number)
-  LEFT JOIN spots AS above ON above.number = one.number AND above.span_id = one.parent"""
+SELECT one.spot, one.number, one.key, one.began, one.ended, one.kind, one.agent,
+  above.spot AS above, one.parent IS NULL
+    OR coalesce(above.began < one.began AND one.ended < above.ended, false) AS is_within
+FROM (
+    SELECT rowid AS spot, number, sequence AS began, end_sequence AS ended, {KIND} AS kind, agent,
+      hash(span_id) AS key, CASE WHEN parent_span_id <> '' THEN hash(parent_span_id) END AS parent
+    FROM chosen SEMI JOIN (FROM judged WHERE is_plain) AS judged USING (number)
+  ) AS one
+  LEFT JOIN (SELECT rowid AS spot, number, sequence AS began, end_sequence AS ended,
+    hash(span_id) AS key FROM chosen) AS above
+    ON above.number = one.number AND above.key = one.parent"""
 
 _TANGLED: Final = """
-SELECT number FROM spots GROUP BY number, span_id HAVING count(*) > 1
+SELECT number FROM under GROUP BY number, key HAVING count(*) > 1
 UNION ALL SELECT number FROM under WHERE NOT is_within
 UNION ALL SELECT number FROM (SELECT number, began,
   lag(ended) OVER (PARTITION BY number, above ORDER BY began) AS last_ended FROM under)
@@ -95,14 +93,15 @@ WINDOW own AS (PARTITION BY number, agent ORDER BY began
 # A reward judges the latest call of its agent before it, and of everyone where it has none.
 _GIVEN: Final = f"""
 CREATE OR REPLACE TABLE given AS
-SELECT number, CASE WHEN agent = '' THEN call_before ELSE own_before END AS call, spot
-FROM walk WHERE kind = {REWARD}"""
+SELECT walk.number, CASE WHEN walk.agent = '' THEN call_before ELSE own_before END AS call,
+  gist_facts AS facts
+FROM (FROM walk WHERE kind = {REWARD}) AS walk JOIN chosen ON chosen.rowid = spot"""
 
 _SAID: Final = f"""
 CREATE OR REPLACE TABLE said AS
-SELECT walk.number, walk.spot, walk.agent, walk.step, walk.began, own_before, spots.response_id,
-  spots.facts, spots.before, spots.after
-FROM walk JOIN spots USING (spot) WHERE walk.kind = {CALL}"""
+SELECT walk.number, spot, walk.agent, step, began, own_before, response_id, gist_facts AS facts,
+  gist_before AS before, gist_after AS after
+FROM (FROM walk WHERE kind = {CALL}) AS walk JOIN chosen ON chosen.rowid = spot"""
 
 # Of a mixture of conversations begun and continued only the messages tell what happened.
 _CROOKED: Final = """
@@ -118,9 +117,8 @@ _EXCLUDE: Final = """
 UPDATE judged SET is_plain = false WHERE is_plain AND number IN ({odd})"""
 
 _MADE: Final = """
-CREATE OR REPLACE TABLE made AS
 SELECT part.rollout, judged.attempt, said.agent, said.step, next.spot IS NULL AS done,
-  chosen.response_id, chosen.trace_id, chosen.span_id, chosen.start_ns, chosen.end_ns,
+  said.response_id, judged.trace_id, chosen.span_id, chosen.start_ns, chosen.end_ns,
   chosen.input_tokens, chosen.output_tokens, call_facts.place AS facts,
   reward_facts.place AS rewards, said.number, said.began
 FROM said JOIN (FROM judged WHERE is_plain) AS judged USING (number)
@@ -129,8 +127,7 @@ FROM said JOIN (FROM judged WHERE is_plain) AS judged USING (number)
   JOIN call_facts ON call_facts.agent = said.agent AND call_facts.facts = said.facts
   LEFT JOIN said AS next ON next.own_before = said.spot
   LEFT JOIN given ON given.call = said.spot
-  LEFT JOIN spots AS reward ON reward.spot = given.spot
-  LEFT JOIN reward_facts ON reward_facts.facts = reward.facts"""
+  LEFT JOIN reward_facts ON reward_facts.facts = given.facts"""
 _PLACES: Final = (
     "rollout, attempt, agent, step, done, response_id, trace_id, span_id, start_ns, end_ns, "
     "input_tokens, output_tokens, facts, rewards"
@@ -170,7 +167,6 @@ class Plain:
         self._con = con
         self._calls: list[facts.CallFacts] = []
         self._rewards: list[Mapping[str, float]] = []
-        con.execute(_SPOTS)
         con.execute(_JUDGED.format(are_received=str(received).lower()))
         con.execute(_APART)
         con.execute(_UNDER)
@@ -184,7 +180,6 @@ class Plain:
             con.execute(statement)
         self._read_calls()
         self._read_rewards()
-        con.execute(_MADE)
 
     def _read_calls(self) -> None:
         """Read what calls say: the table ``call_facts``."""
@@ -215,9 +210,7 @@ class Plain:
 
     def _read_rewards(self) -> None:
         """Read what rewards say: the table ``reward_facts``."""
-        rows = self._con.execute(
-            "SELECT DISTINCT facts FROM given JOIN spots USING (spot)"
-        ).fetchall()
+        rows = self._con.execute("SELECT DISTINCT facts FROM given").fetchall()
         texts, odd = [], []
         for (text,) in rows:
             found = facts.reward_facts(text)
@@ -234,10 +227,7 @@ class Plain:
         ]
         self._hold("reward_facts", ("facts", "place", "rewards", "reward"), columns)
         if odd:
-            query = (
-                "SELECT given.number FROM given JOIN spots USING (spot) "
-                "WHERE facts IN (SELECT unnest(?::VARCHAR[]))"
-            )
+            query = "SELECT number FROM given WHERE facts IN (SELECT unnest(?::VARCHAR[]))"
             self._con.execute(_EXCLUDE.format(odd=query), [odd])
 
     def _hold(self, name: str, columns: tuple[str, ...], values: list[list[Any]]) -> None:
@@ -250,10 +240,12 @@ class Plain:
     def report(self) -> Report:
         """The funnel of the plain attempts."""
         spans, rollouts = self._one("SELECT sum(spans), count(*) FROM judged WHERE is_plain")
-        calls, rewarded, cut = self._one(
-            "SELECT count(*), count(rewards), count(*) FILTER (finish_reason = 'length') "
-            "FROM made JOIN call_facts ON call_facts.place = made.facts"
+        only = "SEMI JOIN (FROM judged WHERE is_plain) AS judged USING (number)"
+        calls, cut = self._one(
+            "SELECT count(*), count(*) FILTER (finish_reason = 'length') "
+            f"FROM said JOIN call_facts USING (agent, facts) {only}"
         )
+        (rewarded,) = self._one(f"SELECT count(*) FROM given {only}")
         return Report(
             spans=int(spans or 0),
             rollouts=rollouts,
@@ -275,7 +267,7 @@ class Plain:
         """Their transitions, in the order of the rollouts and then of the calls."""
         calls, rewards = self._calls, self._rewards
         cursor = self._con.cursor()
-        cursor.execute(f"SELECT {_PLACES} FROM made ORDER BY number, began")
+        cursor.execute(f"SELECT {_PLACES} FROM ({_MADE}) ORDER BY number, began")
         while rows := cursor.fetchmany(FETCH):
             for row in rows:
                 given = row[13]
@@ -286,7 +278,7 @@ class Plain:
         """Append their rows to a table with the columns of transitions without bodies."""
         values = ", ".join(_VALUES.get(name, f"made.{name}") for name in NARROW_COLUMNS)
         self._con.execute(
-            f"INSERT INTO {table} SELECT {values} FROM made "
+            f"INSERT INTO {table} SELECT {values} FROM ({_MADE}) AS made "
             "JOIN call_facts ON call_facts.place = made.facts "
             "LEFT JOIN reward_facts ON reward_facts.place = made.rewards ORDER BY number, began"
         )

@@ -16,9 +16,11 @@ from lightning_otel.store.plain import FETCH
 if TYPE_CHECKING:
     import duckdb
 
+SPANS_FLOW: Final = "SET disabled_optimizers = 'build_side_probe_side'"
+"""Else DuckDB may hold the spans, bodies and all, and look up each rollout in them."""
 _ROWS: Final = f"""
 SELECT number, chosen.sequence, chosen.end_sequence, chosen.span_id, chosen.parent_span_id,
-  chosen.trace_id, nullif(chosen.agent, ''),
+  chosen.trace_id, chosen.agent,
   CASE WHEN ? AND gist_kind & {RECEIVED} > 0 THEN {ODD} ELSE {KIND} END AS found,
   CASE WHEN found IN ({straight.CALL}, {straight.REWARD}) THEN spans.attributes::VARCHAR END,
   chosen.start_ns, chosen.end_ns, gist_after, gist_before, spans.otel_resource::VARCHAR,
@@ -71,6 +73,7 @@ def walked(
     def fetched() -> dict[int, list[straight.Row]]:
         found: dict[int, list[straight.Row]] = {number: [] for number in numbers}
         cursor = con.cursor()
+        con.execute(SPANS_FLOW)
         try:
             cursor.execute(_ROWS, given)
             while rows := cursor.fetchmany(FETCH):
@@ -79,6 +82,8 @@ def walked(
         except duckdb.OutOfMemoryException:
             # Their attributes are too wide for the memory allowed here: they are adapted.
             found = {number: [] for number in numbers}
+        finally:
+            con.execute("RESET disabled_optimizers")
         return found
 
     made: dict[str, straight.Straight] = {}
