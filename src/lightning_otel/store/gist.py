@@ -76,6 +76,7 @@ def _values(keys: Iterable[str]) -> str:
 
 _FACTS: Final = f"""CASE found
     WHEN {CALL} THEN CASE WHEN contains(otel_resource::VARCHAR, {quoted(c.LOGPROBS_MODE)})
+        OR {_says(c.LOGPROB_TOKEN_IDS)}
       THEN NULL ELSE {_values(CALL_KEYS)} END
     WHEN {REWARD} THEN CASE WHEN {_says("null")} OR {_says(f"{c.REWARD_PREFIX}.{REWARDS}.")}
       THEN NULL ELSE {_values(REWARD_KEYS)} END END"""

@@ -22,6 +22,7 @@ from lightning_otel.formats.transition_rows import NARROW_COLUMNS, row
 from lightning_otel.store.asked import Asked
 from lightning_otel.store.batches import BATCH_SPANS, clauses, complete, hold_moved, incomplete
 from lightning_otel.store.damage import answered
+from lightning_otel.store.exact import flowing
 from lightning_otel.store.gist import KIND, REWARD
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.narrow_rows import NarrowRows
@@ -30,7 +31,7 @@ from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
 from lightning_otel.store.table import Query, hold, insert
-from lightning_otel.store.walked import SPANS_FLOW, Group, walked
+from lightning_otel.store.walked import Group, walked
 from lightning_otel.types import Report, Transition
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class _Pass:
         ).fetchall()
         for batch, low, high in batches:
             self._rows.choose(batch, low, high)
-            plain = Plain(con, received=wanted.received)
+            plain = Plain(con, self._layout, received=wanted.received)
             yield Part(zip(plain.transitions(), repeat(0)), plain.report(), plain.put)
             left = self._left("NOT coalesce(is_sound, false)")
             for groups in _gathered(self._left("is_sound AND NOT is_plain"), WALKED):
@@ -247,9 +248,10 @@ class _Pass:
         )
         if self._general is None:
             self._general = self._connected("general")
-            self._general.execute(SPANS_FLOW)
         found = self._source.fetch(complete(self.con, selection), self._general)
-        return adapter.explain(wanted.spans(map(span_of, found.dicts())), incomplete=out)
+        with flowing(self._general):
+            spans = map(span_of, found.dicts())
+            return adapter.explain(wanted.spans(spans), incomplete=out)
 
 
 def _gathered(groups: Iterable[Group], spans: int) -> Iterator[list[Group]]:

@@ -14,14 +14,15 @@ import orjson
 from lightning_otel.adapter import facts
 from lightning_otel.adapter.exactness import LENGTH, NO_IDS
 from lightning_otel.formats.transition_rows import NARROW_COLUMNS
-from lightning_otel.store.gist import CALL, KIND, ODD, OTHER, RECEIVED, REWARD, TOKENS
+from lightning_otel.store.exact import FETCH, check_tokens
+from lightning_otel.store.gist import CALL, KIND, ODD, OTHER, RECEIVED, REWARD
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.sql import quoted
 from lightning_otel.types import Report, Transition
 
 if TYPE_CHECKING:
     import duckdb
 
-FETCH: Final = 2048
 _ROUNDS: Final = 16
 """How far up a step's agent is looked for, beyond the first ancestors."""
 _NO_ID: Final = quoted("0" * 16)
@@ -32,7 +33,7 @@ SELECT number, count(*) AS spans, any_value(attempt) AS attempt, any_value(trace
   coalesce(min(home) = max(home) AND min(sequence) >= 0 AND min(end_sequence) >= 0
     AND count(process) = count(*) AND count(end_ns) = count(*)
     AND count(end_sequence) = count(*), false) AS is_sound,
-  is_sound AND coalesce(bool_and({KIND} <> {ODD} AND gist_kind & {TOKENS} = 0
+  is_sound AND coalesce(bool_and({KIND} <> {ODD}
       AND (gist_kind & {RECEIVED} = 0 OR {{are_received}})
       AND ({KIND} = {OTHER} OR gist_facts IS NOT NULL)
       AND sequence <= end_sequence AND span_id <> '' AND span_id <> {_NO_ID}), false) AS is_plain
@@ -116,21 +117,23 @@ UNION ALL SELECT one.number FROM said AS one JOIN said AS last ON last.spot = on
 _EXCLUDE: Final = """
 UPDATE judged SET is_plain = false WHERE is_plain AND number IN ({odd})"""
 
-_MADE: Final = """
+_MADE: Final = f"""
 SELECT part.rollout, judged.attempt, said.agent, said.step, next.spot IS NULL AS done,
   said.response_id, judged.trace_id, chosen.span_id, chosen.start_ns, chosen.end_ns,
-  chosen.input_tokens, chosen.output_tokens, call_facts.place AS facts,
+  chosen.input_tokens, chosen.output_tokens, coalesce(tokens.capture, 'text') AS capture,
+  coalesce(tokens.inexact, {quoted(NO_IDS)}) AS inexact, call_facts.place AS facts,
   reward_facts.place AS rewards, said.number, said.began
 FROM said JOIN (FROM judged WHERE is_plain) AS judged USING (number)
   JOIN part ON part.number = said.number
   JOIN chosen ON chosen.rowid = said.spot
   JOIN call_facts ON call_facts.agent = said.agent AND call_facts.facts = said.facts
   LEFT JOIN said AS next ON next.own_before = said.spot
+  LEFT JOIN tokens ON tokens.spot = said.spot
   LEFT JOIN given ON given.call = said.spot
   LEFT JOIN reward_facts ON reward_facts.facts = given.facts"""
 _PLACES: Final = (
     "rollout, attempt, agent, step, done, response_id, trace_id, span_id, start_ns, end_ns, "
-    "input_tokens, output_tokens, facts, rewards"
+    "input_tokens, output_tokens, capture, inexact, facts, rewards"
 )
 _VALUES: Final[Mapping[str, str]] = {
     "rollout_id": "rollout",
@@ -139,7 +142,6 @@ _VALUES: Final[Mapping[str, str]] = {
     "reward": "reward_facts.reward",
     "rewards": "coalesce(reward_facts.rewards, '{}')",
     "is_shared": "false",
-    "capture": "'text'",
     "resource_version": "call_facts.resource_version",
     "resources": "call_facts.resources",
     "model": "call_facts.model",
@@ -149,7 +151,6 @@ _VALUES: Final[Mapping[str, str]] = {
     "advantage": "NULL",
     "weight": "1.0",
     "mode": "call_facts.mode",
-    "inexact": quoted(NO_IDS),
 }
 """Columns of the rows that are not fetched as they are."""
 
@@ -157,11 +158,12 @@ _VALUES: Final[Mapping[str, str]] = {
 class Plain:
     """The plain attempts of the table ``chosen``, which has the rows of ``part``."""
 
-    def __init__(self, con: "duckdb.DuckDBPyConnection", *, received: bool) -> None:
+    def __init__(self, con: "duckdb.DuckDBPyConnection", layout: Layout, *, received: bool) -> None:
         """Tell them from the others: the table ``judged`` says which they are.
 
         Args:
             con: The connection with the tables.
+            layout: The store's paths.
             received: Whether spans count that came over the network or were imported.
         """
         self._con = con
@@ -180,6 +182,8 @@ class Plain:
             con.execute(statement)
         self._read_calls()
         self._read_rewards()
+        self._tally = check_tokens(con, layout, self._calls)
+        con.execute(_EXCLUDE.format(odd="SELECT number FROM few ANTI JOIN tokens USING (spot)"))
 
     def _read_calls(self) -> None:
         """Read what calls say: the table ``call_facts``."""
@@ -241,21 +245,25 @@ class Plain:
         """The funnel of the plain attempts."""
         spans, rollouts = self._one("SELECT sum(spans), count(*) FROM judged WHERE is_plain")
         only = "SEMI JOIN (FROM judged WHERE is_plain) AS judged USING (number)"
-        calls, cut = self._one(
-            "SELECT count(*), count(*) FILTER (finish_reason = 'length') "
-            f"FROM said JOIN call_facts USING (agent, facts) {only}"
+        (calls,) = self._one(f"SELECT count(*) FROM said {only}")
+        # Of those with tokens all is tallied.
+        texts, cut = self._one(
+            "SELECT count(*), count(*) FILTER (finish_reason = 'length') FROM said "
+            f"JOIN call_facts USING (agent, facts) {only} ANTI JOIN few USING (spot)"
         )
         (rewarded,) = self._one(f"SELECT count(*) FROM given {only}")
+        exact, inexact, notes = self._tally
         return Report(
             spans=int(spans or 0),
             rollouts=rollouts,
             calls=calls,
             transitions=calls,
+            exact=exact,
             rewards=rewarded,
             rewards_placed=rewarded,
             rewarded=rewarded,
-            inexact={NO_IDS: calls} if calls else {},
-            notes={LENGTH: cut} if cut else {},
+            inexact=_counted(inexact, NO_IDS, texts),
+            notes=_counted(notes, LENGTH, cut),
         )
 
     def _one(self, query: str) -> tuple[Any, ...]:
@@ -270,9 +278,9 @@ class Plain:
         cursor.execute(f"SELECT {_PLACES} FROM ({_MADE}) ORDER BY number, began")
         while rows := cursor.fetchmany(FETCH):
             for row in rows:
-                given = row[13]
+                given = row[15]
                 named = None if given is None else rewards[given]
-                yield facts.transition(row, calls[row[12]], named)
+                yield facts.transition(row, calls[row[14]], named)
 
     def put(self, table: str) -> None:
         """Append their rows to a table with the columns of transitions without bodies."""
@@ -286,6 +294,11 @@ class Plain:
 
 _TEXTS: Final = ("resource_version", "mode", "model", "finish_reason")
 _OBJECTS: Final = ("resources", "sampling")
+
+
+def _counted(counts: Mapping[str, int], name: str, more: int) -> dict[str, int]:
+    """The counts with more of one of them."""
+    return {**counts, name: counts.get(name, 0) + more} if more else dict(counts)
 
 
 def _json(found: Mapping[str, Any]) -> str:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from lightning_otel.adapter import quick, straight
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.store.damage import answered
+from lightning_otel.store.exact import FETCH, flowing
 from lightning_otel.store.gist import KIND, ODD, RECEIVED
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.plain import FETCH
 
 if TYPE_CHECKING:
     import duckdb
 
-SPANS_FLOW: Final = "SET disabled_optimizers = 'build_side_probe_side'"
-"""Else DuckDB may hold the spans, bodies and all, and look up each rollout in them."""
 _ROWS: Final = f"""
 SELECT number, chosen.sequence, chosen.end_sequence, chosen.span_id, chosen.parent_span_id,
   chosen.trace_id, chosen.agent,
@@ -73,17 +71,15 @@ def walked(
     def fetched() -> dict[int, list[straight.Row]]:
         found: dict[int, list[straight.Row]] = {number: [] for number in numbers}
         cursor = con.cursor()
-        con.execute(SPANS_FLOW)
-        try:
-            cursor.execute(_ROWS, given)
-            while rows := cursor.fetchmany(FETCH):
-                for row in rows:
-                    found[row[0]].append(row)
-        except duckdb.OutOfMemoryException:
-            # Their attributes are too wide for the memory allowed here: they are adapted.
-            found = {number: [] for number in numbers}
-        finally:
-            con.execute("RESET disabled_optimizers")
+        with flowing(con):
+            try:
+                cursor.execute(_ROWS, given)
+                while rows := cursor.fetchmany(FETCH):
+                    for row in rows:
+                        found[row[0]].append(row)
+            except duckdb.OutOfMemoryException:
+                # Their attributes are too wide for the memory allowed here: they are adapted.
+                found = {number: [] for number in numbers}
         return found
 
     made: dict[str, straight.Straight] = {}
