@@ -1,6 +1,8 @@
 """Transitions without their bodies are the same transitions."""
 
+import gc
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -382,6 +384,22 @@ def test_a_late_reward_reaches_a_straight_attempt(store: Store) -> None:
     (step,) = (s for s in store.transitions(bodies=False) if s.span_id == last.span_id)
 
     assert 0.25 in step.rewards.values() or store.transitions(bodies=False).report().dropped
+
+
+def test_no_folder_is_left_behind(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What spills to the disk is gone with whoever read it, also of a pass that was broken off."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    store.add(Agent(1, 0.0).work())
+    table = store.transitions(bodies=False)
+
+    next(iter(table))
+    table.to_parquet(tmp_path / "t.parquet")
+    assert store.report().transitions
+
+    gc.collect()
+    assert not list(tmp_path.glob("lightning-otel-*"))
 
 
 def test_memory_stores_have_no_bodies_either(make_span: Callable[..., Span]) -> None:
