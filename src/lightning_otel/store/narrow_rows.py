@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store import damage
-from lightning_otel.store.gist import GIST, with_gist
+from lightning_otel.store.gist import GIST, ODD, with_gist
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, now_us
 from lightning_otel.store.spans import same_span, spans_query
 from lightning_otel.store.sql import ROLLOUT, listed
@@ -74,7 +74,9 @@ class NarrowRows:
     def _define(self, files: Iterable[DataFile]) -> None:
         paths = [self._layout.data / file.name for file in files]
         told = f"read_parquet({listed(paths)})" if paths else "loose LIMIT 0"
-        self._con.execute(f"CREATE OR REPLACE VIEW told AS SELECT {_ALL} FROM {told}")
+        # A gist that is empty, for whatever reason, tells nothing.
+        gist = f"SELECT * REPLACE (coalesce(gist_kind, {ODD})::TINYINT AS gist_kind)"
+        self._con.execute(f"CREATE OR REPLACE VIEW told AS {gist} FROM (SELECT {_ALL} FROM {told})")
         every = "FROM told UNION ALL FROM loose" if self._is_loose else "FROM told"
         self._con.execute(f"CREATE OR REPLACE VIEW every AS {every}")
 
