@@ -94,8 +94,10 @@ def write_store(path: Path, spans: int) -> int:
     """Make a store of about so many spans, unless it stands there; gives how many bytes it has."""
     import duckdb
 
+    from lightning_otel.store.gist import with_gist
     from lightning_otel.store.layout import Layout, Manifest
     from lightning_otel.store.parquet import described
+    from lightning_otel.store.schema import COLUMNS
     from lightning_otel.store.source import ensure_catalogue
 
     layout = Layout(path)
@@ -112,8 +114,9 @@ def write_store(path: Path, spans: int) -> int:
                 high = min(low + step, traces)
                 made = layout.data / f"spans-{low:019d}-{secrets.token_hex(4)}.parquet"
                 query = _SPANS.replace("{low}", str(low)).replace("{high}", str(high))
+                spans = with_gist(f"({query})", COLUMNS)
                 con.execute(
-                    f"COPY (SELECT * FROM ({query}) ORDER BY trace_id, agent, start_ns) "
+                    f"COPY (SELECT * FROM ({spans}) ORDER BY trace_id, agent, start_ns) "
                     f"TO '{made}' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, "
                     "ROW_GROUP_SIZE 20480, KV_METADATA {schema: '1'})"
                 )

@@ -1,12 +1,15 @@
 """Transitions without their bodies are the same transitions."""
 
+import gc
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import orjson
 import pytest
 from hypothesis import Phase, given, settings
@@ -14,11 +17,17 @@ from hypothesis import strategies as st
 from tests.adapter.forest import Forest, reward_attributes, said, token_attributes
 from tests.adapter.forests import forests
 
-from lightning_otel import Store
+from lightning_otel import Store, TripletAdapter
 from lightning_otel import conventions as c
 from lightning_otel.adapter import straight
-from lightning_otel.store import narrow
+from lightning_otel.formats.transition_rows import NARROW_COLUMNS
+from lightning_otel.store import narrow, settle
+from lightning_otel.store.compact import compact
+from lightning_otel.store.gist import GIST
 from lightning_otel.store.narrow import without_bodies
+from lightning_otel.store.parquet import described
+from lightning_otel.store.plain import Plain
+from lightning_otel.store.sql import quoted
 from lightning_otel.types import Message, Report, Span, Transition
 
 
@@ -180,35 +189,153 @@ def _same(store: Store, **options: Any) -> None:
     assert _rows(steps) == Counter(map(repr, others))
     assert _funnel(thin.report()) == _funnel(whole.report())
     assert _funnel(store.report(**options)) == _funnel(whole.report())
-    columns = ["span_id", "branch", "step", "reward", "done", "rewards"]
-    rows = [[row[name] for name in columns] for row in thin.dicts()]
-    assert sorted(map(repr, rows)) == sorted(
-        repr([row[name] for name in columns]) for row in whole.dicts()
+    assert sorted(map(repr, map(_told, thin.dicts()))) == sorted(
+        repr(_told({name: row[name] for name in NARROW_COLUMNS})) for row in whole.dicts()
     )
+
+
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its JSON parsed."""
+    objects = {name for name, kind in NARROW_COLUMNS.items() if kind == "JSON"}
+    return {name: orjson.loads(row[name]) if name in objects else row[name] for name in row}
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many rollouts take which way."""
+    counts: Counter[str] = Counter()
+    report, walked, adapt = Plain.report, straight.adapt, TripletAdapter.explain
+
+    def plainly(self: Plain) -> Report:
+        found = report(self)
+        counts["plain"] += found.rollouts
+        return found
+
+    def on_foot(*given: Any) -> Any:
+        found = walked(*given)
+        counts["walked"] += found is not None
+        return found
+
+    def whole(self: TripletAdapter, *given: Any, **options: Any) -> Any:
+        found = adapt(self, *given, **options)
+        counts["general"] += found.report.rollouts
+        return found
+
+    monkeypatch.setattr(Plain, "report", plainly)
+    monkeypatch.setattr(straight, "adapt", on_foot)
+    monkeypatch.setattr(TripletAdapter, "explain", whole)
+    return counts
 
 
 @pytest.mark.parametrize("oddness", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("received", [True, False])
 def test_transitions_without_bodies_are_the_same(
-    store: Store, oddness: float, received: bool, monkeypatch: pytest.MonkeyPatch
+    store: Store, oddness: float, received: bool, taken: Counter[str]
 ) -> None:
     """Rows, branches, rewards and funnel are those of the general way, whichever way they took."""
-    taken: Counter[bool] = Counter()
-    adapt = straight.adapt
-
-    def counting(*given: Any) -> Any:
-        found = adapt(*given)
-        taken[found is not None] += 1
-        return found
-
-    monkeypatch.setattr(straight, "adapt", counting)
     for number in range(60):
         store.add(Agent(number, oddness).work())
 
     _same(store, received=received)
 
-    assert taken[True] > (60 if oddness < 0.5 else 3)
-    assert oddness == 0.0 or taken[False]
+    # Each rollout is adapted twice with its bodies and three times without.
+    passes = Counter({way: count / 60 for way, count in taken.items()})
+    passes["general"] -= 2
+    assert passes.total() == pytest.approx(3)
+    assert passes["plain"] > 0
+    assert passes["plain"] + passes["walked"] > (1 if oddness < 0.5 else 0.05)
+    assert passes["walked"] > 0 or oddness > 0.5
+
+
+def _settle(store: Store) -> str:
+    """Settle all there is; the name of the file it stands in."""
+    assert store.layout is not None
+    store.writer().seal()
+    store.settle()
+    return store.layout.read_manifest().live_files[-1].name
+
+
+def _rewrite(store: Store, name: str, change: str) -> None:
+    """Have other columns in a file."""
+    assert store.layout is not None
+    layout, manifest = store.layout, store.layout.read_manifest()
+    path = layout.data / name
+    made = path.with_suffix(".made")
+    duckdb.execute(
+        f"COPY (SELECT * {change} FROM {quoted(str(path))}) TO {quoted(str(made))} "
+        "(FORMAT parquet, KV_METADATA {schema: '1'})"
+    )
+    made.replace(path)
+    files = [
+        replace(
+            described(path, file.rows, file.min_start_ns, file.max_start_ns), added_us=file.added_us
+        )
+        if file.name == name
+        else file
+        for file in manifest.files
+    ]
+    layout.write_manifest(replace(manifest, files=tuple(files)))
+
+
+_WITHOUT = f"EXCLUDE ({', '.join(GIST)})"
+_EMPTY = "REPLACE (NULL::TINYINT AS gist_kind)"
+_OTHERWISE = "REPLACE (gist_before + 1 AS gist_before, gist_after - 1 AS gist_after)"
+
+
+@pytest.mark.parametrize("changes", [("",), (_WITHOUT,), (_EMPTY, ""), (_OTHERWISE, "")])
+def test_transitions_come_from_files_of_all_kinds(
+    store: Store, changes: tuple[str, ...], taken: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rollouts that lie in files with their gist, without, with another one, and in segments."""
+    monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
+    spans = [Agent(number, 0.1).work() for number in range(12)]
+    parts = len(changes) + 1
+    for number, change in enumerate([*changes, None]):
+        for own in spans:
+            share = -(-len(own) // parts)
+            store.add(own[number * share : (number + 1) * share])
+        if change is not None:
+            name = _settle(store)
+            if change:
+                _rewrite(store, name, change)
+
+    _same(store)
+
+    if not {_EMPTY, _OTHERWISE} & {*changes}:
+        assert taken["plain"] + taken["walked"] > 12
+
+
+def test_compacting_gives_older_files_their_gist(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that were merged need not be looked into any more."""
+    monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
+    for number in range(2):
+        store.add(Agent(number, 0.0).work())
+        _rewrite(store, _settle(store), _WITHOUT)
+    before = store.transitions(bodies=False).rows()
+    assert store.layout is not None
+
+    compact(store.layout)
+
+    (file,) = store.layout.read_manifest().live_files
+    rows = duckdb.execute(
+        f"SELECT count(gist_kind), count(*) FROM {quoted(str(store.layout.data / file.name))}"
+    ).fetchall()
+    assert rows == [(len(store.spans().rows()),) * 2]
+    assert sorted(map(repr, before)) == sorted(map(repr, store.transitions(bodies=False)))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"agents": "planner", "rewarded": True}, {"rollout_id": ["r1", "r3"]}],
+)
+def test_tables_without_bodies_hold_what_is_wanted(store: Store, wanted: dict[str, Any]) -> None:
+    """What is selected by its steps is selected in tables too."""
+    for number in range(12):
+        store.add(Agent(number, 0.1).work())
+
+    _same(store, **wanted)
 
 
 @settings(max_examples=10, deadline=None, phases=[Phase.generate])  # each makes a store
@@ -259,6 +386,22 @@ def test_a_late_reward_reaches_a_straight_attempt(store: Store) -> None:
     (step,) = (s for s in store.transitions(bodies=False) if s.span_id == last.span_id)
 
     assert 0.25 in step.rewards.values() or store.transitions(bodies=False).report().dropped
+
+
+def test_no_folder_is_left_behind(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What spills to the disk is gone with whoever read it, also of a pass that was broken off."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    store.add(Agent(1, 0.0).work())
+    table = store.transitions(bodies=False)
+
+    next(iter(table))
+    table.to_parquet(tmp_path / "t.parquet")
+    assert store.report().transitions
+
+    gc.collect()
+    assert not list(tmp_path.glob("lightning-otel-*"))
 
 
 def test_memory_stores_have_no_bodies_either(make_span: Callable[..., Span]) -> None:

@@ -13,6 +13,7 @@ from opentelemetry.trace import Tracer
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.store import appender as appender_module
+from lightning_otel.store.gist import GIST
 from lightning_otel.store.layout import Layout, SettledSegment
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.writer import SpanWriter
@@ -82,7 +83,7 @@ def test_file_is_private_sorted_and_in_small_row_groups(
     assert file.metadata.row_group(0).num_rows == 20_480
     assert file.metadata.row_group(0).column(0).compression == "ZSTD"
     assert file.metadata.metadata[b"schema"] == b"1"
-    assert file.schema_arrow.names == list(COLUMNS)
+    assert file.schema_arrow.names == [*COLUMNS, *GIST]
     rows = file.read(columns=["trace_id", "agent", "start_ns"]).to_pylist()
     began: dict[str, int] = {}
     for row in rows:

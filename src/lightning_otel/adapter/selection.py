@@ -6,7 +6,7 @@ are asked for.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias, TypedDict, get_args
@@ -115,6 +115,12 @@ class Selection:
                 return not pattern.startswith(NOT)
         return all(pattern.startswith(NOT) for pattern in self.agents)
 
+    @property
+    def wants_all(self) -> bool:
+        """Whether every step of its rollouts is wanted."""
+        kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name in _WHOLE}
+        return replace(_ALL, **kept) == self
+
     def wants(self, step: Transition) -> bool:
         """Whether a transition is wanted, as far as it shows."""
         reward = step.reward
@@ -139,6 +145,11 @@ class Selection:
         wanted = self.resource_version or ""
         named = [step.resource_version, *(f"{k}@{v}" for k, v in step.resources.items())]
         return any(each is not None and _is_like(each, wanted) for each in named)
+
+
+_WHOLE: Final = frozenset({"rollout_ids", "since_ns", "until_ns", "received"})
+"""What tells of rollouts and spans, and not of steps."""
+_ALL: Final = Selection()
 
 
 def _is_like(text: str, pattern: str) -> bool:

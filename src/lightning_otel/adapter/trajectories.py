@@ -170,7 +170,7 @@ def transition(
         mode=text(attributes, c.MODE),
         model=text(attributes, c.RESPONSE_MODEL) or text(attributes, c.REQUEST_MODEL),
         response_id=text(attributes, c.RESPONSE_ID),
-        finish_reason=_finish_reason(attributes.get(c.FINISH_REASONS)),
+        finish_reason=finish_reason(attributes.get(c.FINISH_REASONS)),
         trace_id=span.trace_id,
         span_id=span.span_id,
         start_ns=span.start_ns,
@@ -182,7 +182,7 @@ def transition(
     )
 
 
-def _finish_reason(reasons: object) -> str | None:
-    """The first choice's reason."""
+def finish_reason(reasons: object) -> str | None:
+    """The first choice's reason, of what was recorded; None if that is no text."""
     first = reasons[0] if isinstance(reasons, (list, tuple)) and reasons else reasons
     return first if isinstance(first, str) else None

@@ -1,11 +1,12 @@
 """Spans in batches of whole rollouts, each reward with the rollout it judges, in bounded memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.selection import Selection as Wanted
 from lightning_otel.store.damage import answered
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanName, SpanSource
 from lightning_otel.store.sql import ROLLOUT
@@ -110,19 +111,32 @@ def whole(source: SpanSource, selection: Selection) -> Query:
 def with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
     """A connection whose table ``moved`` holds the rewards that go to another rollout."""
     con = source.connect(("spans",), INDEX_COLUMNS)
+    look = f"SELECT 1 FROM spans WHERE {MAY_MOVE} LIMIT 1"
+    hold_moved(con, source.layout, lambda: bool(con.execute(look).fetchall()))
+    return con
+
+
+def hold_moved(
+    con: "duckdb.DuckDBPyConnection", layout: Layout | None, may: Callable[[], bool]
+) -> None:
+    """Make the table ``moved``.
+
+    Args:
+        con: A connection with the view ``spans``.
+        layout: The store's paths, if it has files.
+        may: Whether a reward may go elsewhere: few stores have one, and to look where they all
+            belong takes four times as long.
+    """
 
     def ask() -> None:
-        # Few stores have one that may, and to look where they all belong takes four times as long.
-        may = con.execute(f"SELECT 1 FROM spans WHERE {MAY_MOVE} LIMIT 1").fetchall()
         con.execute(
             f"CREATE OR REPLACE TEMP TABLE moved AS WITH {HOMES} "
             "SELECT * FROM homes WHERE home_rollout <> own_rollout"
-            if may
+            if may()
             else _NONE_MOVED
         )
 
-    answered(con, source.layout, ask)
-    return con
+    answered(con, layout, ask)
 
 
 def complete(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Selection:

@@ -1,6 +1,7 @@
 """What one learns from: a store's transitions, trajectories and conversations, and the funnel."""
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from lightning_otel.adapter import Adaptation, TripletAdapter
@@ -51,24 +52,31 @@ class Experience:
             ConfigError: A keyword is unknown, or cannot be understood.
             AdapterError: The other adapter cannot be loaded.
         """
+        from lightning_otel.store import narrow
         from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Transitions, query_of
 
         asked = Asked.of(keywords)
         columns = COLUMNS if bodies else NARROW_COLUMNS
+        is_all = asked.wanted.wants_all
+
+        def is_wanted(step: tuple[Transition, int]) -> bool:
+            return asked.wanted.wants(step[0])
 
         def steps() -> Iterator[tuple[Transition, int]]:
             reports: list[Report] = []
             for part in self._parts(asked, bodies=bodies):
                 reports = [Report.total([*reports, part.report])]
-                yield from (each for each in part.steps if asked.wanted.wants(each[0]))
+                yield from part.steps if is_all else filter(is_wanted, part.steps)
             table.keep(Report.total(reports))
 
         def query() -> Query:
+            if not bodies and (layout := self._narrow_layout(asked)) is not None:
+                return narrow.query(self.source, layout, asked, table.keep)
             rows = (row(step, branch, columns) for step, branch in steps())
             return query_of(new_connection(), rows, columns)
 
-        table = Transitions(query, lambda: (step for step, _ in steps()), "transitions")
+        table = Transitions(query, lambda: map(itemgetter(0), steps()), "transitions")
         return table
 
     def trajectories(self, **keywords: Unpack[Keywords]) -> Iterator[Trajectory]:
@@ -190,13 +198,20 @@ class Experience:
 
     def _parts(self, asked: Asked, *, bodies: bool) -> "Iterator[Part]":
         """Each transition once with its branch, and the report, of some rollouts at a time."""
-        from lightning_otel.adapter import straight
         from lightning_otel.store import narrow
 
-        if not bodies and self.layout is not None and straight.can_stand_for(asked.adapter):
-            self._settle_if_worthwhile()
-            return narrow.parts(self.source, asked)
+        if not bodies and (layout := self._narrow_layout(asked)) is not None:
+            return narrow.parts(self.source, layout, asked)
         return (narrow.part_of(each, bodies=bodies) for each in self._adapt(asked))
+
+    def _narrow_layout(self, asked: Asked) -> Layout | None:
+        """The store's paths, if its narrow columns tell what is asked for; it is settled then."""
+        from lightning_otel.adapter import straight
+
+        if self.layout is None or not straight.can_stand_for(asked.adapter):
+            return None
+        self._settle_if_worthwhile()
+        return self.layout
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.rebuild import mend_manifest

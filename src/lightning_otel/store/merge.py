@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store import counts as n
+from lightning_otel.store.gist import GIST, with_gist
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout
 from lightning_otel.store.parquet import CONTENT, SPILL, described, row_of, sync
 from lightning_otel.store.schema import COLUMNS
@@ -31,6 +32,8 @@ LEVEL: Final = 9
 
 TANGLE: Final = 16
 """How often, at most, the files may be read over for all slices to be gathered."""
+
+_STORED: Final = ", ".join((*COLUMNS, *GIST))
 
 Step = Callable[[int], None]
 """Told how many more rows are done."""
@@ -219,14 +222,17 @@ def _gather(
     for number, paths, low, high, rows in slices:
         held = [file for file in files if str(layout.data / file.name) in paths]
         gathered.append(layout.new / SPILL / f"slice-{number}.parquet")
+        spans = f"""(
+          SELECT {", ".join(f"data.{name}" for name in COLUMNS)}, position
+          FROM {rows_of(layout, sorted(held, key=lambda file: file.name))} AS data
+          JOIN files ON path = filename JOIN placed
+            ON files.file = placed.file AND file_row_number = number AND slice = {number}
+          WHERE data.start_ns BETWEEN {low} AND {high})"""
         con.execute(
             f"""
             COPY (
-              SELECT {", ".join(f"data.{name}" for name in COLUMNS)}
-              FROM {rows_of(layout, sorted(held, key=lambda file: file.name))} AS data
-              JOIN files ON path = filename JOIN placed
-                ON files.file = placed.file AND file_row_number = number AND slice = {number}
-              WHERE data.start_ns BETWEEN {low} AND {high} ORDER BY position
+              SELECT {_STORED} FROM ({with_gist(spans, (*COLUMNS, "position"))})
+              ORDER BY position
             ) TO {quoted(str(gathered[-1]))} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)
             """
         )
@@ -245,7 +251,7 @@ def _write(
     listed = ", ".join(quoted(str(path)) for path in slices)
     con.execute(
         f"""
-        COPY (SELECT {", ".join(COLUMNS)} FROM read_parquet([{listed}])) TO {quoted(str(made))}
+        COPY (SELECT {_STORED} FROM read_parquet([{listed}])) TO {quoted(str(made))}
         (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {LEVEL}, ROW_GROUP_SIZE {ROW_GROUP},
          ROW_GROUP_SIZE_BYTES {group_bytes}, KV_METADATA {{schema: '{SCHEMA_VERSION}'}})
         """

@@ -1,167 +1,123 @@
 """Transitions without their bodies: narrow columns for the common attempt, the whole of any other.
 
-DuckDB makes two numbers of each call's messages: what the conversation was before it, and what it
-was after. Only these, and no text, come out of it. An attempt that they do not show to be straight
-is read whole and adapted the general way, so that the transitions are the same ones either way.
+Three ways, each for what the one before it does not decide, and all to the same transitions: SQL
+over narrow rows, for attempts that plainly go straight on; a walk over the rows of one attempt,
+which reads attributes and tokens too; and the general way, which reads all of it.
 """
 
-import contextlib
+import atexit
+import os
+import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
+from itertools import repeat
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from lightning_otel import conventions as c
-from lightning_otel.adapter import Adaptation, quick, straight
-from lightning_otel.adapter.attempts import AttemptKey
-from lightning_otel.adapter.selection import Selection as Wanted
+from lightning_otel.adapter import Adaptation
 from lightning_otel.formats.format import distinct
+from lightning_otel.formats.transition_rows import NARROW_COLUMNS, row
 from lightning_otel.store.asked import Asked
-from lightning_otel.store.batches import BATCH_SPANS, clauses, complete, incomplete, with_moved
+from lightning_otel.store.batches import BATCH_SPANS, clauses, complete, hold_moved, incomplete
 from lightning_otel.store.damage import answered
+from lightning_otel.store.exact import flowing
+from lightning_otel.store.gist import KIND, REWARD
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.narrow_rows import NarrowRows
+from lightning_otel.store.plain import Plain
 from lightning_otel.store.schema import span_of
-from lightning_otel.store.source import Selection, SpanSource
+from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
+from lightning_otel.store.table import Query, hold, insert
+from lightning_otel.store.walked import Group, walked
 from lightning_otel.types import Report, Transition
 
 if TYPE_CHECKING:
     import duckdb
 
-ROWS: Final = 50_000
-"""Spans whose narrow columns are in memory at once."""
-_OTHER, _CALL, _REWARD, _ODD = straight.OTHER, straight.CALL, straight.REWARD, 3
-_GENERATIVE: Final = ", ".join(quoted(name) for name in sorted(c.GENERATIVE_OPERATIONS))
-_CALLS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
-_MARKS: Final = ", ".join(quoted(name) for name in (c.SPAN_ACTION, c.SPAN_OBSERVATION))
-
-# Messages as this package writes them. Whatever is written otherwise is not looked into here.
-_GIVEN: Final = '[{"role":"'
-_BETWEEN: Final = ',{"role":"'
-_ANSWER: Final = 'assistant","parts":['
-_FINISH: Final = '],"finish_reason":'
-
-
-def _says(key: str) -> str:
-    return f"contains(attributes::VARCHAR, {quoted(key)})"
-
-
-_IS_CALL: Final = f"""(operation IN ({_GENERATIVE}) AND scope = {quoted(c.SCOPE)}
-  AND name <> {quoted(c.SPAN_ROLLOUT)} AND status <> 'ERROR' AND response_id <> ''
-  AND starts_with(input_messages, {quoted(_GIVEN)}) AND ends_with(input_messages, '}}]')
-  AND starts_with(output_messages, {quoted(_GIVEN + _ANSWER + "{")})
-  AND NOT contains(output_messages, {quoted(_BETWEEN)})
-  AND json_valid(input_messages) AND json_valid(output_messages)
-  AND NOT {_says(c.ABANDONED)} AND NOT {_says(c.CUT)} AND NOT {_says(c.REWARD_PREFIX + ".")})"""
-_IS_REWARD: Final = f"""(reward IS NOT NULL AND operation IS NULL AND scope = {quoted(c.SCOPE)}
-  AND name = {quoted(c.SPAN_ANNOTATION)} AND NOT {_says(c.LINK_PREFIX + ".")}
-  AND NOT {_says('"lightning.reward.')})"""
-_IS_OTHER: Final = f"""(coalesce(operation NOT IN ({_CALLS}), true) AND reward IS NULL
-  AND name NOT IN ({_MARKS}) AND NOT {_says(c.REWARD_PREFIX + ".")}
-  AND (scope = {quoted(c.SCOPE)} OR (operation IS NULL AND agent IS NULL)))"""
-
-_PIECES: Final = f"string_split(left(input_messages, -1), {quoted(_BETWEEN)})"
-_ANSWERED: Final = f"""CASE len(string_split(output_messages, {quoted(_FINISH)}))
-    WHEN 1 THEN output_messages[{len(_GIVEN) + 1}:-2]
-    WHEN 2 THEN
-      split_part(output_messages, {quoted(_FINISH)}, 1)[{len(_GIVEN) + 1}:] || ']}}' END"""
-_ROWS: Final = f"""
-SELECT rollout, sequence, end_sequence, span_id, parent_span_id, trace_id, agent, kind, attributes,
-  start_ns, end_ns,
-  CASE WHEN kind = {_CALL} THEN hash(list_append(pieces, answer), instructions) END,
-  CASE WHEN last > 0 THEN hash(pieces[1:last], instructions) END,
-  otel_resource, prompt_token_ids, response_token_ids, response_logprobs
-FROM (
-  SELECT *, CASE
-      -- A model's message that is not found where it should be, and letters that are escaped.
-      WHEN contains(array_to_string(pieces[last + 1:], ' '), '"assistant"')
-        OR contains(input_messages, '\\u006') OR contains(input_messages, '\\u007')
-        OR (last > 0 AND last = len(pieces)) OR (answer IS NULL AND pieces IS NOT NULL)
-      THEN {_ODD} ELSE found END AS kind
-  FROM (
-    SELECT *, coalesce(len(pieces) + 1 - list_position(list_reverse(list_transform(pieces,
-        lambda piece: starts_with(piece, {quoted(_ANSWER)}))), true), 0) AS last
-    FROM (
-      SELECT rollout, sequence, end_sequence, span_id, parent_span_id, nullif(agent, '') AS agent,
-        trace_id, found, input_messages, coalesce(system_instructions, '') AS instructions,
-        CASE WHEN found IN ({_CALL}, {_REWARD}) THEN attributes::VARCHAR END AS attributes,
-        CASE WHEN found IN ({_CALL}, {_REWARD}) THEN start_ns END AS start_ns,
-        CASE WHEN found IN ({_CALL}, {_REWARD}) THEN end_ns END AS end_ns,
-        CASE WHEN found = {_CALL} THEN {_PIECES} END AS pieces,
-        CASE WHEN found = {_CALL} THEN {_ANSWERED} END AS answer,
-        CASE WHEN found = {_CALL} THEN otel_resource::VARCHAR END AS otel_resource,
-        CASE WHEN found = {_CALL} THEN prompt_token_ids END AS prompt_token_ids,
-        CASE WHEN found = {_CALL} THEN response_token_ids END AS response_token_ids,
-        CASE WHEN found = {_CALL} THEN response_logprobs END AS response_logprobs
-      FROM (
-        SELECT *, {ROLLOUT} AS rollout, CASE
-          WHEN ? AND {_says(c.RECEIVED)} THEN {_ODD} WHEN {_IS_CALL} THEN {_CALL}
-          WHEN {_IS_REWARD} THEN {_REWARD} WHEN {_IS_OTHER} THEN {_OTHER} ELSE {_ODD} END AS found
-        FROM spans
-        WHERE start_ns BETWEEN ? AND ? AND {ROLLOUT} IN
-          (SELECT rollout FROM plan WHERE batch = ? AND is_sound)
-      )
-    )
-  )
-)"""
+ROWS: Final = 200_000
+"""Spans whose narrow rows are in memory at once."""
+WALKED: Final = 50_000
+"""Spans whose attributes and tokens are."""
+MEMORY: Final = "512MB"
+"""Of DuckDB's, before it spills to the disk."""
+THREADS: Final = 4
 
 _PLAN: Final = f"""
 CREATE OR REPLACE TABLE plan AS
-SELECT *, (sum(spans) OVER (ORDER BY low, rollout) - 1) // {ROWS} AS batch FROM (
+SELECT *, (sum(spans) OVER (ORDER BY low, rollout) - 1) // {ROWS} AS batch,
+  row_number() OVER (ORDER BY low, rollout) AS number
+FROM (
   SELECT {ROLLOUT} AS rollout, count(*) AS spans, min(start_ns) AS low, max(start_ns) AS high,
-    min(coalesce(nullif(attempt_id, ''), '1')) AS attempt,
-    count(*) > count(end_ns) AS is_open,
-    min(trace_id) = max(trace_id) AND min(process) = max(process)
-      AND min(coalesce(nullif(attempt_id, ''), '1')) = max(coalesce(nullif(attempt_id, ''), '1'))
-      AND min(sequence) >= 0 AND min(end_sequence) >= 0 AND count(end_ns) = count(*)
-      AND count(process) = count(*) AND count(end_sequence) = count(*) AS is_sound
-  FROM spans ANTI JOIN moved USING (trace_id, span_id) WHERE {{where}} GROUP BY 1 HAVING {{having}}
+    count(*) > count(end_ns) AS is_open
+  FROM every {{moved}} WHERE {{where}} GROUP BY 1 HAVING {{having}}
 )"""
-
-
-class Step(NamedTuple):
-    """A transition, and its branch."""
-
-    transition: Transition
-    branch: int
+_MAY_MOVE: Final = f"""reward IS NOT NULL AND operation IS NULL
+  AND (attempt_id IS NULL OR {KIND} <> {REWARD})"""
 
 
 class Part(NamedTuple):
-    """Some rollouts' transitions, and the funnel that led to them."""
+    """Some rollouts' transitions, and the funnel that led to them.
 
-    steps: list[Step]
+    Attributes:
+        steps: Each with its branch; to be gone through, if at all, before the next part is asked
+            for.
+        put: Appends the rows of all of them to a table on the pass's connection; None if that is
+            not quicker than to make them of the steps.
+    """
+
+    steps: Iterable[tuple[Transition, int]]
     report: Report
+    put: Callable[[str], None] | None = None
 
 
-def parts(source: SpanSource, asked: Asked) -> Iterator[Part]:
+def parts(source: SpanSource, layout: Layout, asked: Asked) -> Iterator[Part]:
     """The transitions without their bodies, a group of rollouts at a time.
 
     Args:
-        source: Where the spans are: files on this machine.
+        source: Where the spans are.
+        layout: Its paths: files on this machine.
         asked: Which rollouts (of what else is wanted, the origin of spans is heeded), and the
             general way, for what is not straight.
     """
-    adapter, wanted, include_incomplete = asked
-    with _planned(source, wanted) as con:
-        out: frozenset[tuple[str, str]] = frozenset()
-        if not include_incomplete and con.execute("FROM plan WHERE is_open LIMIT 1").fetchall():
-            out = incomplete(source)
-        batches = con.execute(
-            "SELECT batch, min(low), max(high) FROM plan GROUP BY 1 ORDER BY 1"
-        ).fetchall()
-        for batch, low, high in batches:
-            done: set[str] = set()
-            yield _straight(source, con, (low, high, batch), wanted, done)
-            for selection in _others(con, batch, done):
-                spans = map(span_of, source.fetch(complete(con, selection), con).dicts())
-                found = adapter.explain(wanted.spans(spans), incomplete=out)
-                yield part_of(found, bodies=False)
+    with _Pass(source, layout, asked) as work:
+        yield from work.parts()
+
+
+def query(
+    source: SpanSource, layout: Layout, asked: Asked, keep: Callable[[Report], None]
+) -> Query:
+    """The same as rows of one table, which spills to the disk if it is large.
+
+    Args:
+        source: As :func:`parts` takes it.
+        layout: Likewise.
+        asked: Likewise; only the steps wanted are in the table.
+        keep: Is given the funnel.
+    """
+    work = _Pass(source, layout, asked)
+    hold(work.con, "held", NARROW_COLUMNS)
+    reports: list[Report] = []
+    for part in work.parts():
+        reports = [Report.total([*reports, part.report])]
+        if part.put is not None and asked.wanted.wants_all:
+            part.put("held")
+            continue
+        steps = (each for each in part.steps if asked.wanted.wants(each[0]))
+        rows = (row(step, branch, NARROW_COLUMNS) for step, branch in steps)
+        insert(work.con, "held", rows, NARROW_COLUMNS)
+    keep(Report.total(reports))
+    found = Query(work.con, "SELECT * FROM held")
+    weakref.finalize(found, work.tidy)
+    return found
 
 
 def part_of(found: Adaptation, *, bodies: bool) -> Part:
     """Each transition of an adaptation once, with its branch and with its bodies or without."""
     told = (lambda step: step) if bodies else without_bodies
-    steps = [Step(told(step), path.branch) for step, path in distinct(found.trajectories)]
+    steps = [(told(step), path.branch) for step, path in distinct(found.trajectories)]
     return Part(steps, found.report)
 
 
@@ -179,91 +135,134 @@ def without_bodies(step: Transition) -> Transition:
     )
 
 
-@contextlib.contextmanager
-def _planned(source: SpanSource, wanted: Wanted) -> Iterator["duckdb.DuckDBPyConnection"]:
-    """A connection of bounded memory with the table ``plan``: every rollout and its batch."""
-    with (
-        tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
-        contextlib.closing(with_moved(source)) as con,
-    ):
+class _Pass:
+    """One pass over the rollouts that are asked for, on a connection of bounded memory.
+
+    Attributes:
+        con: The connection.
+    """
+
+    def __init__(self, source: SpanSource, layout: Layout, asked: Asked) -> None:
+        """Plan it: the table ``plan`` has every rollout and its batch."""
+        self._source, self._layout, self._asked = source, layout, asked
+        self._folder = Path(tempfile.mkdtemp(prefix="lightning-otel-"))
+        self._general: duckdb.DuckDBPyConnection | None = None
+        self.con = self._connected("narrow")
+        # What is beyond it spills to the disk; each thread needs some to read with.
+        self.con.execute(f"SET memory_limit = '{MEMORY}'")
+        self.con.execute(f"SET threads = {min(THREADS, os.cpu_count() or 1)}")
+        try:
+            self._rows = NarrowRows(self.con, layout)
+            may_move = f"SELECT 1 FROM every WHERE {_MAY_MOVE} LIMIT 1"
+            hold_moved(self.con, layout, lambda: bool(self.con.execute(may_move).fetchall()))
+            answered(self.con, layout, self._plan)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connected(self, name: str) -> "duckdb.DuckDBPyConnection":
+        con = self._source.connect(("spans",), INDEX_COLUMNS)
         con.execute("SET enable_external_file_cache = false")
-        con.execute(f"SET temp_directory = {quoted(folder)}")
+        # DuckDB makes the folder when it needs it, and takes it away when it is closed.
+        con.execute(f"SET temp_directory = {quoted(str(self._folder / name))}")
         con.execute("SET preserve_insertion_order = false")
-        # Else it may hold the spans, bodies and all, and look up each rollout in them.
-        con.execute("SET disabled_optimizers = 'build_side_probe_side'")
+        return con
 
-        def plan() -> None:
-            where, having, values = clauses(con, wanted)
-            con.execute(_PLAN.format(where=where, having=having), values)
+    def __enter__(self) -> "_Pass":
+        """It."""
+        return self
 
-        answered(con, source.layout, plan)
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close what it reads with."""
+        self.con.close()
+        if self._general is not None:
+            self._general.close()
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Take the folder away, or at the end if a result that is still read lies in it."""
+        try:
+            self._folder.rmdir()
+        except OSError:
+            atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def _plan(self) -> None:
+        con = self.con
+        self._rows.define()
+        where, having, values = clauses(con, self._asked.wanted)
+        is_moved = con.execute("FROM moved LIMIT 1").fetchall()
+        moved = "ANTI JOIN moved USING (trace_id, span_id)" if is_moved else ""
+        con.execute(_PLAN.format(moved=moved, where=where, having=having), values)
         # A reward that came from elsewhere is not among the rollout's own.
         con.execute(
-            "UPDATE plan SET is_sound = false WHERE rollout IN (SELECT home_rollout FROM moved)"
+            "CREATE OR REPLACE TABLE apart AS SELECT number FROM plan WHERE rollout IN "
+            "(SELECT home_rollout FROM moved UNION SELECT own_rollout FROM moved)"
         )
-        yield con
 
-
-def _straight(
-    source: SpanSource,
-    con: "duckdb.DuckDBPyConnection",
-    batch: Sequence[int],
-    wanted: Wanted,
-    done: set[str],
-) -> Part:
-    """What the batch's straight attempts come to; their rollouts are added to those done."""
-    attempts = dict(
-        con.execute(
-            "SELECT rollout, attempt FROM plan WHERE batch = ? AND is_sound ORDER BY low, rollout",
-            [batch[2]],
+    def parts(self) -> Iterator[Part]:
+        """The parts, each as soon as it is known."""
+        con, wanted = self.con, self._asked.wanted
+        out: frozenset[tuple[str, str]] = frozenset()
+        is_open = (
+            not self._asked.include_incomplete
+            and con.execute("FROM plan WHERE is_open LIMIT 1").fetchall()
+        )
+        if is_open:
+            out = incomplete(self._source)
+        batches = con.execute(
+            "SELECT batch, min(low), max(high) FROM plan GROUP BY 1 ORDER BY 1"
         ).fetchall()
-    )
-    groups = answered(con, source.layout, lambda: _fetched(con, batch, attempts, wanted))
-    steps: list[Step] = []
-    reports = []
-    with quick.unswept():
-        for rollout, rows in groups.items():
-            found = straight.adapt(AttemptKey(rollout, attempts[rollout]), rows)
-            if found is not None:
-                done.add(rollout)
-                steps += [Step(step, 0) for step in found.transitions]
-                reports.append(found.report)
-    return Part(steps, replace(Report.total(reports), rollouts=len(reports)))
+        for batch, low, high in batches:
+            self._rows.choose(batch, low, high)
+            plain = Plain(con, self._layout, received=wanted.received)
+            yield Part(zip(plain.transitions(), repeat(0)), plain.report(), plain.put)
+            left = self._left("NOT coalesce(is_sound, false)")
+            for groups in _gathered(self._left("is_sound AND NOT is_plain"), WALKED):
+                found = walked(con, self._layout, groups, received=wanted.received)
+                left += [group for group in groups if group.name not in found]
+                steps = [(step, 0) for each in found.values() for step in each.transitions]
+                report = Report.total(each.report for each in found.values())
+                yield Part(steps, replace(report, rollouts=len(found)))
+            for groups in _gathered(sorted(left), BATCH_SPANS):
+                yield part_of(self._adapted(groups, out), bodies=False)
+
+    def _left(self, condition: str) -> list[Group]:
+        """Rollouts of the batch that are judged so."""
+        rows = self.con.execute(
+            "SELECT number, rollout, attempt, coalesce(judged.spans, part.spans), low, high "
+            f"FROM part LEFT JOIN judged USING (number) WHERE {condition} ORDER BY number"
+        ).fetchall()
+        return [Group(*row) for row in rows]
+
+    def _adapted(self, groups: Sequence[Group], out: frozenset[tuple[str, str]]) -> Adaptation:
+        """What the general way makes of some rollouts, which are read whole."""
+        adapter, wanted, _ = self._asked
+        selection = Selection(
+            rollout_ids=[group.name for group in groups],
+            since_ns=min(group.low for group in groups),
+            until_ns=max(group.high for group in groups),
+        )
+        if self._general is None:
+            self._general = self._connected("general")
+        found = self._source.fetch(complete(self.con, selection), self._general)
+        with flowing(self._general):
+            spans = map(span_of, found.dicts())
+            return adapter.explain(wanted.spans(spans), incomplete=out)
 
 
-def _fetched(
-    con: "duckdb.DuckDBPyConnection",
-    batch: Sequence[int],
-    rollouts: Iterable[str],
-    wanted: Wanted,
-) -> dict[str, list[straight.Row]]:
-    """The rows of each rollout."""
-    groups: dict[str, list[straight.Row]] = {rollout: [] for rollout in rollouts}
-    cursor = con.cursor()
-    cursor.execute(_ROWS, [not wanted.received, *batch])
-    while rows := cursor.fetchmany(2048):
-        for row in rows:
-            groups[row[0]].append(row)
-    return groups
-
-
-def _others(con: "duckdb.DuckDBPyConnection", batch: int, done: set[str]) -> Iterator[Selection]:
-    """The batch's other rollouts, until they hold enough spans to be read whole."""
-    rows = con.execute(
-        "SELECT rollout, spans, low, high FROM plan WHERE batch = ? ORDER BY low, rollout", [batch]
-    ).fetchall()
-    chosen: list[tuple[str, int, int, int]] = []
-    for row in rows:
-        if row[0] in done:
-            continue
-        if chosen and sum(map(itemgetter(1), chosen)) + row[1] > BATCH_SPANS:
-            yield _selection(chosen)
-            chosen = []
-        chosen.append(row)
+def _gathered(groups: Iterable[Group], spans: int) -> Iterator[list[Group]]:
+    """Rollouts until they hold enough spans."""
+    chosen: list[Group] = []
+    held = 0
+    for group in groups:
+        if chosen and held + group.spans > spans:
+            yield chosen
+            chosen, held = [], 0
+        chosen.append(group)
+        held += group.spans
     if chosen:
-        yield _selection(chosen)
-
-
-def _selection(chosen: Sequence[tuple[str, int, int, int]]) -> Selection:
-    names, _, lows, highs = zip(*chosen, strict=True)
-    return Selection(rollout_ids=names, since_ns=min(lows), until_ns=max(highs))
+        yield chosen

@@ -16,6 +16,7 @@ import orjson
 from lightning_otel.store import counts as n
 from lightning_otel.store.checksums import checksum_of
 from lightning_otel.store.damage import avoided
+from lightning_otel.store.gist import GIST, with_gist
 from lightning_otel.store.layout import (
     SCHEMA_VERSION,
     DataFile,
@@ -50,6 +51,12 @@ that a window of time is a range of rows."""
 MEMORY: Final = "400MB"
 CONTENT: Final = "hash(name, start_ns, end_ns, status, status_message, attributes::VARCHAR)"
 """Tells whether two spans with one id are the same one, kept twice."""
+
+_BEGUN: Final = f"""raw JOIN (
+  SELECT rowid AS line, min(start_ns) OVER (PARTITION BY {ROLLOUT}) AS began
+  FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
+) ON raw.rowid = line"""
+"""The lines that count, each with the time its rollout began."""
 
 
 def make_parquet(
@@ -184,10 +191,7 @@ def _pack(
     con.execute(
         f"""
         COPY (
-          SELECT {", ".join(COLUMNS)} FROM raw JOIN (
-            SELECT rowid AS line, min(start_ns) OVER (PARTITION BY {ROLLOUT}) AS began
-            FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
-          ) ON raw.rowid = line
+          SELECT {", ".join((*COLUMNS, *GIST))} FROM ({with_gist(_BEGUN, (*COLUMNS, "began"))})
           ORDER BY began, {ORDER}
         ) TO {quoted(str(made))}
         (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, ROW_GROUP_SIZE 20480,

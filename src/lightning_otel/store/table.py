@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FETCH = 2048
+_LINE_BYTES = 1 << 20
 _PAGE = 20
 """Rows that a notebook shows."""
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^()]*\)\s*)?", re.IGNORECASE)
@@ -309,16 +310,45 @@ def query_of(
         rows: Values that JSON knows.
         columns: DuckDB type of each column.
     """
+    hold(con, "held", columns)
+    insert(con, "held", rows, columns)
+    return Query(con, "SELECT * FROM held")
+
+
+def hold(con: "duckdb.DuckDBPyConnection", table: str, columns: Mapping[str, str]) -> None:
+    """Make a table with some columns and no rows, in place of the one before."""
+    kinds = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
+    con.execute(f"CREATE OR REPLACE TABLE {table} ({kinds})")
+
+
+def insert(
+    con: "duckdb.DuckDBPyConnection",
+    table: str,
+    rows: Iterable[Mapping[str, Any]],
+    columns: Mapping[str, str],
+) -> None:
+    """Append Python rows to a table, through a temporary file.
+
+    Args:
+        con: The connection that has the table.
+        table: Its name.
+        rows: Values that JSON knows.
+        columns: DuckDB type of each column, in the table's order.
+    """
     with tempfile.NamedTemporaryFile(suffix=".ndjson") as file:
+        longest = 0
         for row in rows:
-            file.write(line(row))
+            longest = max(longest, file.write(line(row)))
+        if not longest:
+            return
         file.flush()
+        # DuckDB takes twice as much for each thread, be a line that long or not.
+        size = max(_LINE_BYTES, 2 * longest)
         described = "{" + ", ".join(f"{quoted(k)}: {quoted(v)}" for k, v in columns.items()) + "}"
         con.execute(
-            f"CREATE OR REPLACE TABLE held AS SELECT * FROM read_json({quoted(file.name)}, "
-            f"format='newline_delimited', columns={described}, maximum_object_size=268435456)"
+            f"INSERT INTO {table} SELECT * FROM read_json({quoted(file.name)}, "
+            f"format='newline_delimited', columns={described}, maximum_object_size={size})"
         )
-    return Query(con, "SELECT * FROM held")
 
 
 def check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> None:
