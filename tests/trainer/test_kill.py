@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.trainer.kills import BOUNDARIES, ROWS, STEPS
 
 ROOT = Path(__file__).parents[2]
-FEW = ("after the step", "after the transaction", "after the publication")
+FEW = ("after the step", "after the transaction")
 
 
 def test_kill_at_each_boundary_loses_and_repeats_no_row(tmp_path: Path) -> None:
