@@ -162,6 +162,20 @@ def credit(store: lo.Store) -> None:
     lo.TripletAdapter("best")  # type: ignore[arg-type]  # no such rule
 
 
+def resources(store: lo.Store) -> None:
+    """Versions, aliases, who is given which, and whether one is better."""
+    found = lo.Resources(lo.State("traces.duckdb"))
+    assert_type(found.publish("system_prompt", lo.Prompt("Do {task}")), lo.Resource)
+    assert_type(found.get("system_prompt").format(task="it"), str)
+    assert_type(
+        found.assigned("r1", agent="a", pinned={"system_prompt": 1}), dict[str, lo.Resource]
+    )
+    assert_type(found.compare("system_prompt", 1, "live", store).is_better, bool)
+    found.publish("endpoint", {"model": "m"}, kind="model")  # type: ignore[arg-type]  # no kind
+    with lo.auto_trace(apply=True, resources={"*": {"system_prompt": 1}}):
+        pass
+
+
 def min_of(rewards: Mapping[str, float]) -> float:
     """The least of several rewards."""
     return min(rewards.values())

@@ -143,6 +143,8 @@ class Collector:
                 return groups
 
     def _groups_of(self, rollouts: Sequence[Rollout]) -> list[Group]:
+        taken = self._claims.taken()  # what was left before a kill stays so
+        rollouts = [each for each in rollouts if each.rollout_id not in taken]
         members = {each.rollout_id: queued(each) for each in rollouts}
         silent = [key for key, each in members.items() if each.reward is None and not each.lost]
         if silent:
@@ -181,6 +183,8 @@ class Collector:
             loaded = self._take(chosen) if chosen else None
             if loaded:
                 held.append(loaded)
+                closed = [each for each in groups if each.is_closed and each.group_id in loaded[0]]
+                self._leave_rest(closed, chosen)
             if _size(held) >= wanted:
                 return self._batch(number, held)
             if chosen:
@@ -221,7 +225,7 @@ class Collector:
 
         Where nobody said what is enough, it is all there are, within reason.
         """
-        waited_ns = time.time_ns() - int(self._setting.reward_timeout_s * 1e9)
+        waited_ns = self._setting.queue.state.now_ns() - int(self._setting.reward_timeout_s * 1e9)
         before_ns = waited_ns if self._setting.follows else _FOREVER_NS
         found: Taken = {}
         size = 0

@@ -154,7 +154,7 @@ class Trainer:
         self._origin: Origin | None = None
         self.progress = progress
         """Told after each step; see the argument."""
-        self.run: TrainingRun | None = None
+        self.latest: TrainingRun | None = None
         """The latest run of this trainer."""
         known = set(self.resources.names()) if resources else set()
         for name, body in (resources or {}).items():
@@ -202,7 +202,7 @@ class Trainer:
 
     train_async = fit_async
 
-    async def run_async(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> Fit:
+    async def run(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> Fit:
         """As :meth:`fit`, for a program with an event loop, which goes on meanwhile."""
         return await asyncio.to_thread(self.fit, train, val)
 
@@ -238,7 +238,7 @@ class Trainer:
 
     def metrics(self, names: Sequence[str] | None = None) -> list[Metric]:
         """What the latest run of this trainer measured, by step and name."""
-        return [] if self.run is None else self.runs.metrics(self.run.run_id, names=names)
+        return [] if self.latest is None else self.runs.metrics(self.latest.run_id, names=names)
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
         """Copy the latest checkpoint to a folder; whole, or not at all.
@@ -249,7 +249,7 @@ class Trainer:
         Raises:
             TrainingError: There is none yet, or something else stands there.
         """
-        found = self.runs.checkpoints(self.run.run_id) if self.run is not None else []
+        found = self.runs.checkpoints(self.latest.run_id) if self.latest is not None else []
         if not found:
             raise TrainingError("no step is kept yet; save_checkpoint() after fit()")
         checkpoints.copy(Path(found[0].place), Path(path))
@@ -285,12 +285,13 @@ class Trainer:
             config=self._config(setting),
             consumer=self._consumer,
             goes_on=goes_on,
+            remembers=self.latest is not None and goes_on is None,
             min_gain=self._min_gain,
         )
         try:
             return session.fit()
         finally:
-            self.run = session.run
+            self.latest = session.run
             if session.run is not None:
                 # The algorithm remembers, so that what it was trained on is not to come again.
                 self._consumer = session.run.consumer
