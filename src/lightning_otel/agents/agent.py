@@ -97,14 +97,14 @@ class _Loop:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         self._task: asyncio.Task[Any] | None = None
         self._is_cancelled = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """What a coroutine gives back, run in the caller's context."""
         ident = threading.get_ident()
-        loop = self._runner.get_loop()
         with _lock:
             _running[ident] = self
         try:
@@ -114,7 +114,7 @@ class _Loop:
             with _lock:
                 del _running[ident]
             self._task, self._is_cancelled = None, False
-            _cancel_rest(loop)
+            _cancel_rest(self._loop)
 
     async def _noted(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         self._task = asyncio.current_task()
@@ -124,7 +124,7 @@ class _Loop:
 
     def cancel(self) -> None:
         """Cancel what runs, from another thread."""
-        self._runner.get_loop().call_soon_threadsafe(self._cancel)
+        self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
         self._is_cancelled = True
@@ -132,9 +132,9 @@ class _Loop:
             self._task.cancel()
 
     def __del__(self) -> None:
-        # A forked child must not close what it shares with its parent.
-        if self.pid == os.getpid():
-            self._runner.close()
+        # Nothing is left to run, and where this comes to pass another loop may be running.
+        if self.pid == os.getpid() and not self._loop.is_running():
+            self._loop.close()
 
 
 def _cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
@@ -146,6 +146,7 @@ def _cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
 
 
 _loops: Final = threading.local()
+_inherited: Final[list[_Loop | None]] = []
 _running: Final[dict[int, _Loop]] = {}
 _lock = threading.Lock()  # guards: a loop in _running runs, and is not closed
 
@@ -162,6 +163,8 @@ def _forget() -> None:
     global _lock
     _lock = threading.Lock()
     _running.clear()
+    # To close it would take the parent's loop off what both of them wait on.
+    _inherited.append(getattr(_loops, "loop", None))
 
 
 os.register_at_fork(after_in_child=_forget)
