@@ -71,16 +71,6 @@ def test_unknown_category_gets_what_all_have(store: Store, resources: Resources)
         learned("image", resources=resources, store=store, min_rollouts=0)
 
 
-def test_resource_of_the_agent_of_that_name_counts(store: Store, resources: Resources) -> None:
-    """Where an agent has the category's name, its resource is the category's."""
-    earn(store, "system_prompt", 1, [0.5])
-    resources.publish("sound/system_prompt", "Listen.")
-
-    found = learned("sound", resources=resources, store=store)
-
-    assert (str(found.resource), found.is_general) == ("sound/system_prompt@1", False)
-
-
 def test_model_limits_what_counts(store: Store, resources: Resources, server: DemoServer) -> None:
     """Rewards that another model earned say nothing of this one."""
     earn(store, "system_prompt[image]", 2, [1.0, 1.0, 1.0])

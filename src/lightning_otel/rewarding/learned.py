@@ -1,7 +1,7 @@
 """What was learnt for a kind of task: the version of its resource that earned most.
 
 A resource of one category is named ``name[category]``, such as ``system_prompt[image]``, as APO
-publishes it; or, where it is that of one agent as well, ``category/name``.
+publishes it.
 """
 
 import math
@@ -81,11 +81,11 @@ def learned(
         raise ConfigError(f"min_rollouts is {min_rollouts}; a version is judged by 1 or more")
     held = resources if resources is not None else Resources()
     known = set(held.names())
-    possible = (f"{name}[{category}]", f"{category}/{name}", name)
+    possible = (f"{name}[{category}]", name)
     found = next((each for each in possible if each in known), None)
     if found is None:
         raise NotFoundError(
-            f"there is none of {', '.join(possible)}; publish one, or train with category=…"
+            f"there is neither {' nor '.join(possible)}; publish one, or train with category=…"
         )
     rewards = _rewards(store if store is not None else Store(), found, model)
     versions = sorted(
