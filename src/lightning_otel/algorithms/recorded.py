@@ -10,14 +10,13 @@ Source: TRL 1.16, ``trl/trainer/grpo_trainer.py``: ``_compute_loss`` says what a
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Final, TypedDict
+from typing import Any, TypedDict
 
 datasets: Any = import_module("datasets")
 torch: Any = import_module("torch")
 transformers: Any = import_module("transformers")
 trl: Any = import_module("trl")
-
-_MEASURES: Final = ("reward", "staleness")
+utils: Any = import_module("trl.trainer.utils")
 
 
 class RecordedRow(TypedDict):
@@ -29,8 +28,6 @@ class RecordedRow(TypedDict):
         loss_mask: 1 where the model sampled the token, 0 where it was given it, [C].
         logprobs: Log-probability of each sampled token when it was sampled, anything else, [C].
         advantages: Advantage of each sampled token, anything else, [C].
-        reward: What its trajectory earned, for the metrics alone.
-        staleness: How many versions of the weights behind its sampling was; 0 if not known.
     """
 
     prompt_ids: Sequence[int]
@@ -38,8 +35,6 @@ class RecordedRow(TypedDict):
     loss_mask: Sequence[int]
     logprobs: Sequence[float]
     advantages: Sequence[float]
-    reward: float
-    staleness: float
 
 
 class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined]  # not installed everywhere
@@ -48,19 +43,36 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined] 
     An epoch is one pass over the rows. Nothing is generated and no reward function is called.
     """
 
-    def __init__(self, model: Any, args: Any, rows: Sequence[RecordedRow], **others: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        args: Any,
+        rows: Sequence[RecordedRow],
+        *,
+        reference: Any = None,
+        **others: Any,
+    ) -> None:
         """Take the rows.
 
         Args:
             model: As ``GRPOTrainer`` takes it.
             args: A ``GRPOConfig``.
-            rows: What is trained; ``train_dataset`` may be replaced between two runs.
+            rows: What is trained.
+            reference: The model that ``beta`` holds it to; an adapter's is the model without it.
             **others: As ``GRPOTrainer`` takes them, such as ``processing_class``.
         """
-        named = datasets.Dataset.from_dict({"prompt": [""]})
-        super().__init__(model, [_never], args=args, train_dataset=named, **others)
+        # TRL would load the reference anew, or copy the adapter as it is by now, in each trainer.
+        beta, args.beta = args.beta, 0.0
+        placeholder = datasets.Dataset.from_dict({"prompt": [""]})
+        super().__init__(model, [_never], args=args, train_dataset=placeholder, **others)
+        self.beta = args.beta = beta
         self.train_dataset = list(rows)
         self._sampled_tokens = 0
+        if reference is not None:
+            utils.add_fused_lm_head(
+                reference, self.temperature, cast_lm_head_to_fp32=args.cast_lm_head_to_fp32
+            )
+            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     def get_train_dataloader(self) -> Any:
         """Micro-batches of rows; TRL's own would repeat each prompt for its generations."""
@@ -99,10 +111,6 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined] 
         )
         if self.beta != 0.0:
             batch["ref_per_token_logps"] = self._reference_logprobs(batch)
-        mode = "train" if self.model.training else "eval"
-        for name in _MEASURES:
-            values = [float(row[name]) for row in inputs]  # type: ignore[literal-required]  # of its keys
-            self._metrics[mode][name].append(sum(values) / len(values))
         return batch
 
     def _reference_logprobs(self, batch: dict[str, Any]) -> Any:
