@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Advantage, Composition, TripletAdapter
+    from lightning_otel.agents import LitAgent, Router, rollout
     from lightning_otel.emitters import (
         emit_action,
         emit_exception,
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
     from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
     from lightning_otel.provider import instrument, uninstrument
+    from lightning_otel.queue import Queue
+    from lightning_otel.runner import Hook, Runner, run_workers
     from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
@@ -32,6 +35,9 @@ _HOMES = {
     "Advantage": "adapter",
     "Composition": "adapter",
     "TripletAdapter": "adapter",
+    "LitAgent": "agents",
+    "Router": "agents",
+    "rollout": "agents",
     "emit_action": "emitters",
     "emit_exception": "emitters",
     "emit_message": "emitters",
@@ -45,6 +51,10 @@ _HOMES = {
     "wrap_langchain": "instrumentors.langchain.wrap",
     "instrument": "provider",
     "uninstrument": "provider",
+    "Queue": "queue",
+    "Hook": "runner",
+    "Runner": "runner",
+    "run_workers": "runner",
     "Store": "store",
     "Follower": "store.follow",
     "add_transform": "store.transforms",
@@ -66,9 +76,14 @@ __all__ = [
     "Composition",
     "DuckDBSpanExporter",
     "Follower",
+    "Hook",
     "LightningSpanProcessor",
+    "LitAgent",
+    "Queue",
     "Recording",
     "Report",
+    "Router",
+    "Runner",
     "Span",
     "Store",
     "Trajectory",
@@ -89,6 +104,8 @@ __all__ = [
     "instrument",
     "operation",
     "remove_transform",
+    "rollout",
+    "run_workers",
     "uninstrument",
     "wrap_langchain",
 ]

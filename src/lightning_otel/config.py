@@ -30,6 +30,8 @@ MAX_SIZE_ENV: Final = "LIGHTNING_OTEL_MAX_SIZE"
 TRANSFORMS_ENV: Final = "LIGHTNING_OTEL_TRANSFORMS"
 RETOKENIZATION_FIX_ENV: Final = "LIGHTNING_OTEL_RETOKENIZATION_FIX"
 """Whether requests ask vLLM-like servers for the token ids they work with."""
+TRAIN_ENV: Final = "LIGHTNING_OTEL_TRAIN"
+"""Whether a training run may begin; nothing trains unless a program or a person asks for it."""
 CONTENT_ENV: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 DEFAULT_STORE: Final = ".lightning/traces.duckdb"
@@ -90,6 +92,20 @@ def state_place() -> str:
 def is_retokenization_fix_enabled() -> bool:
     """Whether ``LIGHTNING_OTEL_RETOKENIZATION_FIX`` has servers asked for token ids; off unless."""
     return _flag(RETOKENIZATION_FIX_ENV, default=False)
+
+
+def named_state() -> str | None:
+    """``LIGHTNING_OTEL_STATE``, if it is set."""
+    return os.environ.get(STATE_ENV) or None
+
+
+def is_training_enabled() -> bool:
+    """Whether a training run that is asked for may begin: ``LIGHTNING_OTEL_TRAIN=0`` forbids it.
+
+    Capture (``LIGHTNING_OTEL``), what it keeps and what agents are given are switched elsewhere:
+    each of them works without the others.
+    """
+    return _flag(TRAIN_ENV, default=True)
 
 
 def token() -> str:

@@ -50,6 +50,10 @@ class StateError(LightningOtelError):
     """What is queued, tuned or trained could not be read or changed."""
 
 
+class WorkerError(LightningOtelError):
+    """Workers that run an agent cannot be started, or go on dying."""
+
+
 class QueryError(LightningOtelError):
     """A SQL text is not a single read-only statement, or DuckDB refused it."""
 
@@ -68,3 +72,7 @@ class NotFoundError(LightningOtelError):
 
 class AdapterError(LightningOtelError):
     """An adapter of somebody else's cannot be loaded, or failed."""
+
+
+class TrainingError(LightningOtelError):
+    """What there is cannot be learnt from, or a training run cannot go on."""

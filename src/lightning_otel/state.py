@@ -61,11 +61,16 @@ class State:
             ConfigError: The place is none of these, or its driver is not installed.
         """
         given = os.fspath(place) if place is not None else config.state_place()
+        self._place = given
         self._layout = None if _is_database(given) else Layout(given)
         self.now_ns = now_ns
         self._ready: set[str] = set()
         self._engine = _engine(given, self._layout)
         _ENGINES.add(self._engine)
+
+    def __reduce__(self) -> "tuple[Callable[..., State], tuple[object, ...]]":
+        # Another process opens connections of its own.
+        return _reopened, (self._place, self.now_ns)
 
     @property
     def is_shared(self) -> bool:
@@ -142,6 +147,10 @@ class State:
         except sa.exc.DBAPIError as exc:
             why = str(exc.orig).partition("\n")[0]
             raise StateError(f"the state {self.name} failed: {why}") from exc
+
+
+def _reopened(place: str, now_ns: Callable[[], int]) -> State:
+    return State(place, now_ns=now_ns)
 
 
 def _is_database(given: str) -> bool:

@@ -3,6 +3,7 @@
 Ids are lower-case hex, times are Unix nanoseconds. See ``docs/glossary.md`` for the words.
 """
 
+from lightning_otel.types.prompts import Prompt
 from lightning_otel.types.report import Credited, Dropped, Repair, Report
 from lightning_otel.types.rollouts import Mode, Resource, ResourceKind, Rollout, RolloutStatus
 from lightning_otel.types.spans import Event, Link, Span
@@ -38,6 +39,7 @@ __all__ = [
     "Link",
     "Message",
     "Mode",
+    "Prompt",
     "Repair",
     "Report",
     "Resource",

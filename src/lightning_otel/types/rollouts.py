@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from lightning_otel.errors import ConfigError
+from lightning_otel.types.prompts import Prompt
+
 Mode: TypeAlias = Literal["train", "val", "test"]
 """What a rollout is for: to learn from, to choose by, or to judge by in the end."""
 
@@ -84,3 +87,22 @@ class Resource:
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
+
+    @property
+    def prompt(self) -> Prompt:
+        """Its template and examples.
+
+        Raises:
+            ConfigError: It is no prompt.
+        """
+        if self.kind != "prompt":
+            raise ConfigError(f"{self} is no prompt but {self.kind}; read its body instead")
+        return Prompt(str(self.body["template"]), tuple(self.body.get("examples", ())), str(self))
+
+    def format(self, /, **values: object) -> str:
+        """The prompt's text with every placeholder filled in, such as ``format(task="2+2")``.
+
+        Raises:
+            ConfigError: It is no prompt, or a placeholder has no value.
+        """
+        return self.prompt.format(**values)

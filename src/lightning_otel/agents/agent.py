@@ -1,0 +1,161 @@
+"""What every agent is, and how one that is async is run to its end."""
+
+import asyncio
+import contextvars
+import inspect
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeAlias
+
+from lightning_otel.types import Resource, Rollout
+
+Answer: TypeAlias = Any
+"""What an agent gives back: its reward as a number or named numbers (the first is the primary),
+None if it has none; or whatever a reward evaluator is to judge."""
+
+Resources: TypeAlias = Mapping[str, Resource]
+"""By name what an agent works with."""
+
+
+class Agent(ABC):
+    """Who acts on a task.
+
+    Attributes:
+        track_only: The agents within whose calls become training data, as ``auto_trace`` takes
+            them; None is all.
+    """
+
+    track_only: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called, where spans and the queue name an agent."""
+        return type(self).__name__
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name under which the queue may ask for it."""
+        return (self.name,)
+
+    def choose(self, rollout: Rollout) -> "Agent":
+        """Who takes a rollout: this agent, or of several the one that is meant."""
+        return self
+
+    @abstractmethod
+    def run(self, task: Any, resources: Resources, rollout: Rollout) -> Answer:
+        """Act on a task, to the end, whether it is async or not.
+
+        Args:
+            task: What to do, any JSON value.
+            resources: What to work with, by name.
+            rollout: The rollout it is done for.
+        """
+
+
+def finished(answer: Any) -> Any:
+    """What an agent gave back; what is awaitable is awaited, in the loop of this thread.
+
+    One loop a thread goes on from call to call, so that an async client keeps its connections.
+    Tasks that are left over when the agent has come back are cancelled.
+    """
+    if not inspect.isawaitable(answer):
+        return answer
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _loop().run(_awaited(answer))
+    return _beside(answer)
+
+
+def interrupt(thread: threading.Thread) -> bool:
+    """Cancel what an async agent does in another thread; False if there is nothing async."""
+    with _lock:
+        loop = _running.get(thread.ident or 0)
+        if loop is not None:
+            loop.cancel()
+        return loop is not None
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
+def _beside(answer: Awaitable[Any]) -> Any:
+    """Run where a loop goes on already, such as in a notebook: in a thread of its own."""
+    here = contextvars.copy_context()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(here.run, lambda: _loop().run(_awaited(answer))).result()
+
+
+class _Loop:
+    """An event loop of one thread, closed with it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._runner = asyncio.Runner()
+        self._task: asyncio.Task[Any] | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What a coroutine gives back, run in the caller's context."""
+        ident = threading.get_ident()
+        loop = self._runner.get_loop()
+        with _lock:
+            _running[ident] = self
+        try:
+            # A runner keeps the context it was first used in: another rollout's.
+            return self._runner.run(self._noted(coroutine), context=contextvars.copy_context())
+        finally:
+            with _lock:
+                del _running[ident]
+            self._task = None
+            _cancel_rest(loop)
+
+    async def _noted(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        self._task = asyncio.current_task()
+        return await coroutine
+
+    def cancel(self) -> None:
+        """Cancel what runs, from another thread."""
+        self._runner.get_loop().call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def __del__(self) -> None:
+        # A forked child must not close what it shares with its parent.
+        if self.pid == os.getpid():
+            self._runner.close()
+
+
+def _cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
+    rest = asyncio.all_tasks(loop)
+    for task in rest:
+        task.cancel()
+    if rest:
+        loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
+
+
+_loops: Final = threading.local()
+_running: Final[dict[int, _Loop]] = {}
+_lock = threading.Lock()  # guards: a loop in _running runs, and is not closed
+
+
+def _loop() -> _Loop:
+    found: _Loop | None = getattr(_loops, "loop", None)
+    if found is None or found.pid != os.getpid():
+        found = _loops.loop = _Loop()
+    return found
+
+
+def _forget() -> None:
+    # Another thread of the parent may have held the lock, and none of them runs here.
+    global _lock
+    _lock = threading.Lock()
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,148 @@
+"""Functions as agents: ``@rollout``, and any callable."""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Any, Final, overload
+
+from lightning_otel.agents.agent import Agent, Answer, Resources, finished
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import Rollout
+
+_BY_NAME: Final = ("resources", "rollout")
+_POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class FunctionAgent(Agent):
+    """A function that acts; called, it is the function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        track_only: str | None = None,
+    ) -> None:
+        """Make an agent of a function.
+
+        Args:
+            function: Takes the task; and if it likes, next or by these names, ``resources`` and
+                ``rollout``.
+            name: What the agent is called; by default as the function.
+            track_only: The agents within whose calls become training data.
+
+        Raises:
+            ConfigError: It cannot be called in that way.
+        """
+        self.function = function
+        self._name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.track_only = track_only
+        self._rest, self._named = _taken(function)
+        functools.update_wrapper(self, function, updated=())
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self._name
+
+    def __repr__(self) -> str:
+        return f"<agent {self.name}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function gives for these arguments."""
+        return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        # A decorated function stands under its name as this object; pickle finds it there.
+        module = sys.modules.get(getattr(self, "__module__", ""))
+        name = str(getattr(self, "__qualname__", ""))
+        if module is not None and name and getattr(module, name, None) is self:
+            return name
+        return _made, (self.function, self._name, self.track_only)
+
+    def run(self, task: Any, resources: Resources, rollout: Rollout) -> Answer:
+        """Call the function with what it takes."""
+        known: dict[str, Any] = {"resources": resources, "rollout": rollout}
+        given = [known[name] for name in self._rest]
+        return finished(self.function(task, *given, **{name: known[name] for name in self._named}))
+
+
+def _made(function: Callable[..., Any], name: str, track_only: str | None) -> FunctionAgent:
+    return FunctionAgent(function, name=name, track_only=track_only)
+
+
+def _taken(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
+    """What it takes after the task: in this order, and by name."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # such as of a builtin: nobody says what it takes
+        return [], []
+    first = next((each for each in parameters if each.kind in _POSITIONAL), None)
+    takes_any = any(each.kind is Parameter.VAR_POSITIONAL for each in parameters)
+    if first is None and not takes_any:
+        raise ConfigError(
+            f"the agent {_shown(function)} takes no task; write it as (task) or (task, resources)"
+        )
+    further = [each for each in parameters if each.kind in _POSITIONAL][1:]
+    needed = [each for each in further if each.default is Parameter.empty]
+    names = _in_order([each.name for each in further], len(needed))
+    if names is None:
+        raise ConfigError(
+            f"the agent {_shown(function)} takes more than (task, resources, rollout); bind the "
+            "rest, as with functools.partial"
+        )
+    named = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+    return names, [name for name in named if name in _BY_NAME]
+
+
+def _in_order(names: list[str], needed: int) -> list[str] | None:
+    """What parameters after the task are given: those named so by name, others by their place."""
+    found: list[str] = []
+    for index, name in enumerate(names):
+        if name in _BY_NAME:
+            found.append(name)
+        elif index < needed and index < len(_BY_NAME) and _BY_NAME[index] not in found:
+            found.append(_BY_NAME[index])
+        elif index < needed:
+            return None
+        else:
+            break  # a default of the user's own
+    return found
+
+
+def _shown(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+@overload
+def rollout(
+    function: Callable[..., Any], /, *, name: str | None = None, track_only: str | None = None
+) -> FunctionAgent: ...
+
+
+@overload
+def rollout(
+    function: None = None, /, *, name: str | None = None, track_only: str | None = None
+) -> Callable[[Callable[..., Any]], FunctionAgent]: ...
+
+
+def rollout(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    track_only: str | None = None,
+) -> FunctionAgent | Callable[[Callable[..., Any]], FunctionAgent]:
+    """Make an agent of a function, as a decorator, bare or with arguments.
+
+    Args:
+        function: ``(task)``, ``(task, resources)`` or ``(task, resources, rollout)``, sync or
+            async, that gives back a reward, named rewards, or None if it emits them or has none.
+        name: What the agent is called; by default as the function.
+        track_only: The agents within whose calls become training data, by name, glob or ``re:…``.
+    """
+    if function is not None:
+        return FunctionAgent(function, name=name, track_only=track_only)
+    return functools.partial(FunctionAgent, name=name, track_only=track_only)

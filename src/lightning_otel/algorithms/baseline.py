@@ -1,0 +1,29 @@
+"""The baseline: nothing is learnt, and what an agent earns as it is, is measured."""
+
+from typing import ClassVar
+
+from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult
+
+
+class Baseline(BaseAlgorithm):
+    """Runs the tasks, or reads what was recorded, and reports the mean reward of each batch."""
+
+    name: ClassVar[str] = "baseline"
+
+    def __init__(self) -> None:
+        self._rollouts = 0
+        self._sum = 0.0
+
+    def train_step(self, batch: Batch) -> StepResult:
+        """The mean reward so far; that of the batch is measured of every algorithm."""
+        self._rollouts += len(batch.rewards)
+        self._sum += sum(batch.rewards.values())
+        return StepResult({"mean_reward": self._sum / max(self._rollouts, 1)})
+
+    def state_dict(self) -> dict[str, float]:
+        """The sum so far."""
+        return {"rollouts": self._rollouts, "sum": self._sum}
+
+    def load_state_dict(self, state: "dict[str, float]") -> None:  # type: ignore[override]  # what state_dict gave
+        """Go on from the sum so far."""
+        self._rollouts, self._sum = int(state["rollouts"]), state["sum"]

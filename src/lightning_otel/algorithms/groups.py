@@ -1,0 +1,226 @@
+"""Which rollouts there are to learn from, in the groups they are compared in."""
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from lightning_otel import conventions as c
+from lightning_otel.errors import StoreMissingError
+from lightning_otel.store.sql import ROLLOUT, attribute
+
+if TYPE_CHECKING:
+    from lightning_otel.adapter.selection import Selection
+    from lightning_otel.queue import Queue
+    from lightning_otel.store import Store
+    from lightning_otel.types import Rollout
+
+BROKE_OFF: Final = "broke off: its process died in it"
+OTHER_MODE: Final = "another mode: it is for validation or testing"
+NO_REWARD: Final = "no reward"
+
+_RECORDED: Final = """
+SELECT rollout_id, attempt_id, status, reward, end_ns, task FROM rollouts
+WHERE (?::VARCHAR[] IS NULL OR list_contains(?::VARCHAR[], rollout_id))
+  AND start_ns >= ? AND start_ns < ?
+ORDER BY start_ns, rollout_id"""
+_MODES: Final = f"""
+SELECT {ROLLOUT} AS rollout_id, any_value({attribute(c.MODE)}) AS mode FROM spans
+WHERE contains(attributes::VARCHAR, '{c.MODE}') GROUP BY 1"""
+_LATEST_NS: Final = (1 << 63) - 1
+
+
+class Member(NamedTuple):
+    """A rollout as far as it matters for learning.
+
+    Attributes:
+        rollout_id: Its id.
+        attempt_id: The attempt that counts.
+        reward: The latest reward; None if it has none.
+        is_over: Whether nothing more is to come but rewards.
+        ended_ns: When it ended; None if it is not over.
+        lost: Why it never will be of use; empty if it may.
+    """
+
+    rollout_id: str
+    attempt_id: str
+    reward: float | None
+    is_over: bool
+    ended_ns: int | None
+    lost: str = ""
+
+
+class Group(NamedTuple):
+    """Rollouts that are compared with each other; of one alone, nothing is compared.
+
+    Attributes:
+        group_id: Its id.
+        members: Its rollouts, the oldest first.
+        is_closed: Whether no others join it.
+    """
+
+    group_id: str
+    members: tuple[Member, ...]
+    is_closed: bool
+
+
+def recorded(store: "Store", wanted: "Selection") -> dict[str, tuple[Member, str]]:
+    """The selected rollouts of a store, each with its task, by the attempt that counts.
+
+    Args:
+        store: The store; one that is not there yet has none.
+        wanted: Which rollouts.
+    """
+    ids = None if wanted.rollout_ids is None else list(wanted.rollout_ids)
+    since_ns, until_ns = wanted.since_ns or 0, wanted.until_ns or _LATEST_NS
+    found: dict[str, tuple[Member, str]] = {}
+    try:
+        rows = store.sql(_RECORDED, [ids, ids, since_ns, until_ns]).rows()
+    except StoreMissingError:
+        return {}
+    for row in rows:
+        member = _recorded(row)
+        held = found.get(member.rollout_id)
+        # As advantages say it: of several attempts the latest that has a reward counts.
+        if held is None or member.reward is not None or held[0].reward is None:
+            found[member.rollout_id] = member, row["task"] or ""
+    return found
+
+
+def _recorded(row: Mapping[str, Any]) -> Member:
+    is_over = row["status"] != "running"
+    return Member(
+        row["rollout_id"],
+        row["attempt_id"],
+        row["reward"],
+        is_over,
+        row["end_ns"] if is_over else None,
+        BROKE_OFF if row["status"] == "incomplete" and row["reward"] is None else "",
+    )
+
+
+def modes(store: "Store") -> dict[str, str]:
+    """What the rollouts of a store are for, where that was stamped."""
+    try:
+        return {row["rollout_id"]: row["mode"] for row in store.sql(_MODES).rows()}
+    except StoreMissingError:
+        return {}
+
+
+def queued(rollout: "Rollout") -> Member:
+    """A rollout of the queue, as the queue knows it."""
+    is_over = rollout.status in ("succeeded", "failed", "cancelled")
+    lost = ""
+    if rollout.status in ("failed", "cancelled"):
+        lost = f"{rollout.status}: {rollout.reason}" if rollout.reason else rollout.status
+    return Member(
+        rollout.rollout_id,
+        str(max(rollout.attempts, 1)),
+        rollout.reward,
+        is_over,
+        rollout.ended_ns,
+        lost,
+    )
+
+
+def find_groups(
+    store: "Store",
+    queue: "Queue",
+    wanted: "Selection",
+    *,
+    is_grouped: bool,
+    without: Collection[str],
+) -> list[Group]:
+    """The groups of everything a store holds and a queue knows, the oldest first.
+
+    A rollout of the queue is in the group it was put into; another one in that of its task.
+
+    Args:
+        store: Where rollouts are recorded.
+        queue: Where some of them come from.
+        wanted: Which rollouts; without a mode, all but those for validation and testing.
+        is_grouped: Whether rollouts are compared; if not, each is a group.
+        without: Rollouts that are not to be looked at, such as those trained on.
+    """
+    here = recorded(store, wanted)
+    known = {rollout.rollout_id: rollout for rollout in queue.rollouts()}
+    # Those that wait or were cancelled have no spans, and still belong to their groups.
+    stamped = modes(store) if here.keys() - known.keys() - set(without) else {}
+    groups: dict[str, tuple[bool, list[Member]]] = {}
+    for rollout_id in dict.fromkeys([*here, *known] if wanted.rollout_ids is None else here):
+        if rollout_id in without:
+            continue
+        rollout = known.get(rollout_id)
+        mode = rollout.mode if rollout is not None else stamped.get(rollout_id)
+        if not _is_for(mode, wanted.mode):
+            continue
+        member, task = here.get(rollout_id, (None, ""))
+        if rollout is not None:
+            member = with_spans(queued(rollout), member)
+        if member is None:
+            continue
+        group_id = _group_id(rollout, rollout_id, task, is_grouped=is_grouped)
+        groups.setdefault(group_id, (rollout is not None, []))[1].append(member)
+    return [Group(group_id, tuple(held), closed) for group_id, (closed, held) in groups.items()]
+
+
+def with_spans(member: Member, recorded: Member | None) -> Member:
+    """What the queue knows of a rollout, with a reward that only the store has.
+
+    Args:
+        member: As the queue knows it.
+        recorded: As the store does; None if it has no spans.
+    """
+    if recorded is None or member.reward is not None or recorded.attempt_id != member.attempt_id:
+        return member
+    return member._replace(reward=recorded.reward)
+
+
+def _is_for(mode: str | None, wanted: str | None) -> bool:
+    return mode in (None, "train") if wanted is None else mode == wanted
+
+
+def _group_id(rollout: "Rollout | None", rollout_id: str, task: str, *, is_grouped: bool) -> str:
+    if not is_grouped:
+        return rollout_id
+    if rollout is not None:
+        return rollout.group_id or rollout_id
+    return f"task-{hashlib.sha256(task.encode()).hexdigest()[:16]}" if task else rollout_id
+
+
+def ready(
+    groups: Iterable[Group], *, size: int, needs_reward: bool, before_ns: int
+) -> list[tuple[Group, tuple[Member, ...]]]:
+    """The groups that can be learnt from, each with those of its rollouts that can.
+
+    A group is whole when every rollout of it is over and has a reward, or never will have one.
+
+    Args:
+        groups: The groups.
+        size: How many rollouts a group must have.
+        needs_reward: Whether only those with a reward count.
+        before_ns: A rollout that ended before this has waited for its reward for long enough.
+    """
+    found = []
+    for group in groups:
+        usable = tuple(
+            each
+            for each in group.members
+            if each.is_over and not each.lost and (each.reward is not None or not needs_reward)
+        )
+        waits = any(
+            _waits(each, needs_reward, before_ns)
+            for each in group.members
+            # Of a task that comes again and again, one rollout or another always runs.
+            if group.is_closed or each.is_over
+        )
+        if usable and len(usable) >= size and not waits:
+            found.append((group, usable))
+    return found
+
+
+def _waits(member: Member, needs_reward: bool, before_ns: int) -> bool:  # noqa: FBT001
+    if member.lost:
+        return False
+    if not member.is_over:
+        return True
+    return needs_reward and member.reward is None and (member.ended_ns or 0) >= before_ns

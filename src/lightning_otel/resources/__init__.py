@@ -1,0 +1,361 @@
+"""Resources: what is tuned, in versions that never change, and aliases that say which one is given.
+
+``live`` is what everybody is given, ``canary`` what a share is given instead. To publish makes a
+version, to promote or to roll back moves an alias; nothing is ever overwritten.
+"""
+
+import contextlib
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import sqlalchemy as sa
+
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.resources import bodies, tables
+from lightning_otel.resources.assigning import CANARY, LIVE, Standing, assigned, stamps
+from lightning_otel.state import State
+from lightning_otel.types import Resource, ResourceKind
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+__all__ = ["CANARY", "LIVE", "Resources", "stamps"]
+
+CANARY_WEIGHT: Final = 0.1
+"""The share of a canary whose weight was never said."""
+FRESH_S: Final = 1.0
+"""How old an answer may be before it is asked for anew."""
+_ALIAS: Final = re.compile(r"[^\W\d][\w.-]*")
+
+
+class _Held(NamedTuple):
+    """What was read last, when it was asked for, and up to which change."""
+
+    asked_s: float = -math.inf
+    change: int = 0
+    standings: Mapping[str, Standing] = MappingProxyType({})
+
+
+class Resources:
+    """The resources of a state; any number of threads and processes publish and read at once."""
+
+    def __init__(self, state: State | None = None) -> None:
+        """Name the state; nothing is read yet.
+
+        Args:
+            state: Where they stand; by default beside the default store.
+        """
+        self.state = state if state is not None else State()
+        self._known: dict[tuple[str, int], Resource] = {}
+        self._held = _Held()
+        # Guards that what was read before a change of this process is not held after it.
+        self._lock = threading.Lock()
+
+    def publish(
+        self,
+        name: str,
+        body: object,
+        *,
+        kind: ResourceKind | None = None,
+        parent: int | None = None,
+        run_id: str = "",
+        metrics: Mapping[str, float] | None = None,
+        alias: str | None = None,
+        weight: float | None = None,
+    ) -> Resource:
+        """Keep a version; what the newest version says already stays that version.
+
+        Args:
+            name: What it is a version of; ``agent/name`` is given to that agent alone.
+            body: Text or a :class:`Prompt`; chat messages, of which the first is the system's and
+                the rest are examples; or an object of the kind's keys, as :class:`Resource` lists.
+            kind: What it is; guessed by default.
+            parent: The version it was made from.
+            run_id: The training run that made it.
+            metrics: What it was measured by.
+            alias: What is to name it from now on, such as ``live`` or ``canary``. By default none
+                does; but the first version of a name goes live.
+            weight: The share of a canary, as :meth:`set_alias` takes it.
+
+        Raises:
+            ConfigError: It does not parse, or the name holds another kind.
+            NotFoundError: There is no such parent.
+        """
+        bodies.checked_name(name)
+        found_kind, text = bodies.checked_body(name, body, kind)
+        measured = bodies.checked_metrics(metrics or {})
+        _check_alias(alias or LIVE, weight)
+        with self._changing() as connection:
+            newest = tables.newest_of(connection, name)
+            if newest is not None and newest.kind != found_kind:
+                raise ConfigError(
+                    f"{name} is {newest.kind}, and this is {found_kind}; publish it under "
+                    "another name"
+                )
+            if newest is None and alias is None:
+                alias = LIVE
+            if newest is None or newest.body != json.loads(text):
+                if parent is not None:
+                    tables.version_of(connection, name, parent)
+                newest = tables.insert(
+                    connection,
+                    name=name,
+                    version=newest.version + 1 if newest is not None else 1,
+                    kind=found_kind,
+                    body=text,
+                    sha256=bodies.sha256_of(text),
+                    parent=parent,
+                    run_id=run_id,
+                    metrics=json.dumps(measured, sort_keys=True),
+                    created_ns=self.state.now_ns(),
+                )
+            if alias is not None:
+                self._point(connection, name, alias, newest.version, weight)
+        return newest
+
+    def get(self, name: str, version: int | str = LIVE) -> Resource:
+        """One version, by number or alias.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        known = self._known.get((name, version)) if isinstance(version, int) else None
+        if known is not None:
+            return known
+        with self._reading() as connection:
+            if isinstance(version, int):
+                found = tables.version_of(connection, name, version)
+                return self._known.setdefault((name, version), found)
+            number = tables.aliased(connection, name, version)
+            if number is not None:
+                return tables.version_of(connection, name, number)
+            newest = tables.newest_of(connection, name)
+        if newest is None:
+            raise tables.unknown(name)
+        raise NotFoundError(
+            f"no version of {name} is {version}; the newest is {newest}, and "
+            f"lightning-otel resources alias {name} {version} {newest.version} makes it so"
+        )
+
+    def versions(self, name: str) -> list[Resource]:
+        """Every version, the oldest first.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        with self._reading() as connection:
+            rows = connection.execute(
+                sa.select(tables.VERSIONS)
+                .where(tables.VERSIONS.c.name == name)
+                .order_by(tables.VERSIONS.c.version)
+            ).all()
+        if not rows:
+            raise tables.unknown(name)
+        return [tables.resource_of(row) for row in rows]
+
+    def names(self) -> list[str]:
+        """The names there are versions of."""
+        with self._reading() as connection:
+            found = connection.scalars(sa.select(tables.VERSIONS.c.name).distinct())
+            return sorted(found)
+
+    def aliases(self, name: str) -> dict[str, int]:
+        """The version that each alias of a name means."""
+        with self._reading() as connection:
+            rows = connection.execute(
+                sa.select(tables.ALIASES).where(tables.ALIASES.c.name == name)
+            )
+            return {row.alias: row.version for row in rows}
+
+    def canary_weight(self, name: str) -> float:
+        """The share that is given the canary, 0 to 1; 0 where there is none."""
+        where = (tables.ALIASES.c.name == name) & (tables.ALIASES.c.alias == CANARY)
+        with self._reading() as connection:
+            return connection.scalar(sa.select(tables.ALIASES.c.weight).where(where)) or 0.0
+
+    def set_alias(
+        self, name: str, alias: str, version: int | None, *, weight: float | None = None
+    ) -> None:
+        """Let an alias mean a version from now on, for every process that asks.
+
+        Args:
+            name: The resource.
+            alias: ``live``, ``canary``, or a word of one's own, which is given to nobody unasked.
+            version: The version; None takes the alias away.
+            weight: The share that is given the canary, 0 to 1; by default what it was, else a
+                tenth. No other alias has one.
+
+        Raises:
+            ConfigError: The alias is no word, or the weight no share.
+            NotFoundError: There is no such version.
+        """
+        _check_alias(alias, weight)
+        with self._changing() as connection:
+            if version is not None:
+                tables.version_of(connection, name, version)
+            elif tables.newest_of(connection, name) is None:
+                raise tables.unknown(name)
+            self._point(connection, name, alias, version, weight)
+
+    def promote(self, name: str) -> Resource:
+        """Make the canary live for all.
+
+        Raises:
+            NotFoundError: There is no canary.
+        """
+        with self._changing() as connection:
+            version = tables.aliased(connection, name, CANARY)
+            if version is None:
+                raise NotFoundError(
+                    f"{name} has no canary; lightning-otel resources alias {name} live VERSION"
+                )
+            self._point(connection, name, LIVE, version, None)
+            self._point(connection, name, CANARY, None, None)
+            return tables.version_of(connection, name, version)
+
+    def rollback(self, name: str) -> Resource:
+        """Make live what was live before; once more goes back further.
+
+        Raises:
+            ConfigError: Nothing was.
+            NotFoundError: There is no such resource.
+        """
+        with self._changing() as connection:
+            if tables.newest_of(connection, name) is None:
+                raise tables.unknown(name)
+            where = (tables.CHANGES.c.name == name) & tables.CHANGES.c.is_step
+            steps = connection.execute(
+                sa.select(tables.CHANGES.c.n, tables.CHANGES.c.version)
+                .where(where)
+                .order_by(tables.CHANGES.c.n.desc())
+                .limit(2)
+            ).all()
+            if tables.aliased(connection, name, LIVE) is not None:
+                taken, *steps = steps
+                undo = (
+                    sa.update(tables.CHANGES)
+                    .where(tables.CHANGES.c.n == taken.n)
+                    .values(is_step=False)
+                )
+                connection.execute(undo)
+            if not steps:
+                raise ConfigError(
+                    f"nothing of {name} was live before; lightning-otel resources alias {name} "
+                    "live none leaves the agent to what it says itself"
+                )
+            self._point(connection, name, LIVE, steps[0].version, None, is_step=False)
+            return tables.version_of(connection, name, steps[0].version)
+
+    def assigned(
+        self,
+        key: str,
+        *,
+        agent: str | None = None,
+        pinned: Mapping[str, int | str] | None = None,
+    ) -> dict[str, Resource]:
+        """The version of each resource that a key is given: live, or canary for a share of keys.
+
+        Quick: it asks for what changed at most once a second.
+
+        Args:
+            key: What the choice sticks to, in every process: a rollout's id, or a user's.
+            agent: Who acts: what is named ``agent/name`` is given to it as ``name``, too.
+            pinned: Versions by name that are given whatever is live.
+
+        Raises:
+            NotFoundError: A pinned version does not exist.
+            StateError: The state cannot be read.
+        """
+        held = {name: self.get(name, version) for name, version in (pinned or {}).items()}
+        return assigned(self.standings(), key, agent, held)
+
+    def standings(self) -> Mapping[str, Standing]:
+        """What may be assigned, by name, no older than a second."""
+        held = self._held
+        if time.monotonic() - held.asked_s < FRESH_S:
+            return held.standings
+        asked_s = time.monotonic()
+        self.state.ensure(*tables.ALL)
+        with self.state.read() as connection:
+            change = tables.last_change(connection)
+            standings = held.standings if change == held.change else _read(connection)
+        with self._lock:
+            if self._held is held:
+                self._held = _Held(asked_s, change, standings)
+        return standings
+
+    @contextlib.contextmanager
+    def _changing(self) -> "Iterator[Connection]":
+        self.state.ensure(*tables.ALL)
+        with self.state.change() as connection:
+            tables.be_alone(connection)
+            yield connection
+        with self._lock:
+            self._held = self._held._replace(asked_s=-math.inf)
+
+    @contextlib.contextmanager
+    def _reading(self) -> "Iterator[Connection]":
+        self.state.ensure(*tables.ALL)
+        with self.state.read() as connection:
+            yield connection
+
+    def _point(
+        self,
+        connection: "Connection",
+        name: str,
+        alias: str,
+        version: int | None,
+        weight: float | None = None,
+        *,
+        is_step: bool = True,
+    ) -> None:
+        """Let an alias mean a version, and note that it does; what stands already is no change."""
+        where = (tables.ALIASES.c.name == name) & (tables.ALIASES.c.alias == alias)
+        held = connection.execute(sa.select(tables.ALIASES).where(where)).one_or_none()
+        if alias == CANARY and weight is None and version is not None:
+            weight = held.weight if held is not None else CANARY_WEIGHT
+        if (held.version, held.weight) == (version, weight) if held is not None else not version:
+            return
+        connection.execute(sa.delete(tables.ALIASES).where(where))
+        if version is not None:
+            row = {"name": name, "alias": alias, "version": version, "weight": weight}
+            connection.execute(sa.insert(tables.ALIASES).values(row))
+        is_step = is_step and alias == LIVE and version is not None
+        tables.note(
+            connection,
+            name=name,
+            alias=alias,
+            version=version,
+            weight=weight,
+            is_step=is_step,
+            changed_ns=self.state.now_ns(),
+        )
+
+
+def _read(connection: "Connection") -> dict[str, Standing]:
+    found: dict[str, Standing] = {}
+    given = tables.ALIASES.c.alias.in_((LIVE, CANARY))
+    for row in connection.execute(sa.select(tables.ALIASES).where(given)).all():
+        resource = tables.version_of(connection, row.name, row.version)
+        own = found.get(row.name, Standing())
+        found[row.name] = (
+            own._replace(live=resource)
+            if row.alias == LIVE
+            else own._replace(canary=resource, weight=row.weight)
+        )
+    return found
+
+
+def _check_alias(alias: str, weight: float | None) -> None:
+    if not _ALIAS.fullmatch(alias):
+        raise ConfigError(f"no alias can be {alias!r}; write a word such as {LIVE} or {CANARY}")
+    if weight is not None and alias != CANARY:
+        raise ConfigError(f"{alias} has no weight; only {CANARY} is given to a share")
+    if weight is not None and not 0 <= weight <= 1:
+        raise ConfigError(f"the weight of a canary is {weight}; it is a share from 0 to 1")

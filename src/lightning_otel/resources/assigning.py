@@ -1,0 +1,82 @@
+"""Who gets which version: pure, so that every process and every thread gives the same answer."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from lightning_otel.types import Resource
+
+LIVE: Final = "live"
+CANARY: Final = "canary"
+
+
+class Standing(NamedTuple):
+    """What may be assigned of one resource.
+
+    Attributes:
+        live: What is given; None leaves it to the agent.
+        canary: What a share is given instead.
+        weight: That share, 0 to 1.
+    """
+
+    live: Resource | None = None
+    canary: Resource | None = None
+    weight: float = 0.0
+
+
+def chosen(standing: Standing, key: str) -> Resource | None:
+    """The version that a key is given, the same wherever and whenever it is asked.
+
+    Each canary draws anew, so that it is not always the same keys that try what is new; with a
+    larger weight all that had it keep it.
+    """
+    canary = standing.canary
+    if canary is not None and _share(f"{canary}\0{key}") < standing.weight:
+        return canary
+    return standing.live
+
+
+def _share(text: str) -> float:
+    """A number from 0 to 1 that a text always has, spread evenly over texts."""
+    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64
+
+
+def assigned(
+    standings: Mapping[str, Standing],
+    key: str,
+    agent: str | None,
+    pinned: Mapping[str, Resource],
+) -> dict[str, Resource]:
+    """The version of each resource that a key is given, by name.
+
+    Args:
+        standings: What may be assigned, by name.
+        key: What the choice sticks to, such as a rollout's id.
+        agent: Who acts; what is named ``agent/name`` is its ``name``.
+        pinned: What is given whatever stands, by name.
+    """
+    found = {name: given for name in standings if (given := chosen(standings[name], key))}
+    found.update(pinned)
+    own = f"{agent}/" if agent else None
+    if own is not None:
+        # What is pinned by its plain name was pinned for whoever acts.
+        for name in [name for name in found if name.startswith(own)]:
+            plain = name.removeprefix(own)
+            if name in pinned or plain not in pinned:
+                found[plain] = found[name]
+    return found
+
+
+def stamps(resources: Mapping[str, Resource]) -> dict[str, dict[str, str]]:
+    """Versions as ``context(resources=…)`` takes them: by agent those of each resource.
+
+    What is of one agent alone is stamped on that agent's spans, and the rest on all.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name, resource in resources.items():
+        agent, _, plain = resource.name.rpartition("/")
+        if name == resource.name or not agent:
+            found.setdefault(agent or "*", {})[plain] = str(resource.version)
+    # The first pattern that names a resource counts.
+    return {agent: found[agent] for agent in sorted(found, key=lambda agent: agent == "*")}

@@ -1,0 +1,204 @@
+"""What the body of a resource may be: anything else is refused as it is published."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, get_args
+from urllib.parse import urlsplit
+
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import Prompt, ResourceKind
+
+MAX_BYTES: Final = 1 << 20
+_ROLES: Final = ("user", "assistant", "tool")
+_KEYS: Final = {
+    "prompt": ("template", "examples"),
+    "endpoint": ("base_url", "model", "sampling"),
+    "weights": ("uri", "base_model"),
+}
+_NAME: Final = re.compile(r"[^@,\s\x00-\x1f\x7f]([^@,\x00-\x1f\x7f]*[^@,\s\x00-\x1f\x7f])?")
+_LONGEST_NAME: Final = 200
+
+
+def checked_name(name: object) -> str:
+    """The name, which versions are written after with ``@`` and listed with ``,``.
+
+    Raises:
+        ConfigError: It cannot be one.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        raise ConfigError(
+            f"no resource can be named {name!r}; write a word such as system_prompt, or "
+            "planner/system_prompt for the agent planner alone"
+        )
+    if not all(name.split("/")):
+        raise ConfigError(f"the resource's name {name!r} has an empty part; write agent/name")
+    return name
+
+
+def checked_body(name: str, given: object, kind: ResourceKind | None) -> tuple[ResourceKind, str]:
+    """The kind and canonical JSON of what is published.
+
+    Args:
+        name: The resource's name, for errors.
+        given: Text, a :class:`Prompt`, chat messages whose first is the system's, or the body.
+        kind: What it is said to be; None guesses.
+
+    Raises:
+        ConfigError: It is nothing of the kind.
+    """
+    body = _body(name, given)
+    found = kind or _kind(name, body)
+    if found not in get_args(ResourceKind):
+        raise ConfigError(f"no kind {found!r}; there are {', '.join(get_args(ResourceKind))}")
+    for key in body.keys() - set(_KEYS[found]):
+        raise ConfigError(
+            f"{name} has {key!r}, which {found} does not have; it has {', '.join(_KEYS[found])}"
+            + ("; keys of a server stay with the agent" if "key" in str(key).lower() else "")
+        )
+    whole = {"prompt": _prompt, "endpoint": _endpoint, "weights": _weights}[found](name, body)
+    try:
+        text = json.dumps(
+            whole, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+        )
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"{name} cannot be written as JSON ({exc}); give plain values") from exc
+    if size > MAX_BYTES:
+        raise ConfigError(
+            f"{name} has {size} bytes; a resource holds up to {MAX_BYTES}, files go by their uri"
+        )
+    return found, text
+
+
+def sha256_of(text: str) -> str:
+    """The digest of a body, in hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Finite numbers by name.
+
+    Raises:
+        ConfigError: One is none.
+    """
+    found = {str(name): float(value) for name, value in metrics.items()}
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise ConfigError(f"the metric {name} is {value}; leave out what was not measured")
+    return found
+
+
+def _body(name: str, given: object) -> dict[str, Any]:
+    if isinstance(given, Prompt):
+        return {"template": given.template, "examples": list(given.examples)}
+    if isinstance(given, str):
+        return {"template": given}
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, Sequence) and not isinstance(given, bytes) and given:
+        first, *rest = given
+        if isinstance(first, Mapping) and first.get("role") in ("system", "developer"):
+            return {"template": first.get("content"), "examples": rest}
+    raise ConfigError(
+        f"{name} is {type(given).__name__}; publish text, a Prompt, chat messages that begin with "
+        "the system's, or an object such as {'model': …, 'sampling': {…}}"
+    )
+
+
+def _kind(name: str, body: Mapping[str, Any]) -> ResourceKind:
+    for kind, keys in _KEYS.items():
+        if body.keys() & set(keys):
+            return kind  # type: ignore[return-value]  # a key of the table is a kind
+    known = "; ".join(f"{kind}: {', '.join(keys)}" for kind, keys in _KEYS.items())
+    raise ConfigError(f"{name} has none of a resource's keys; there are {known}")
+
+
+def _prompt(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    template, examples = body.get("template"), body.get("examples") or []
+    if not isinstance(template, str) or not template.strip():
+        raise ConfigError(f"the prompt {name} has no text; publish some")
+    if not isinstance(examples, Sequence) or isinstance(examples, str):
+        raise ConfigError(f"the examples of {name} are no list; write a list of chat messages")
+    return {"template": template, "examples": [_example(name, each) for each in examples]}
+
+
+def _example(name: str, given: object) -> dict[str, Any]:
+    if not isinstance(given, Mapping) or given.get("role") not in _ROLES:
+        raise ConfigError(
+            f"an example of {name} is no message of {', '.join(_ROLES)}: {str(given)[:80]!r}; "
+            "write {'role': 'user', 'content': …} and {'role': 'assistant', 'content': …}"
+        )
+    content = given.get("content")
+    if not isinstance(content, (str, list)) and not given.get("tool_calls"):
+        raise ConfigError(f"an example of {name} says nothing; give its message a content")
+    return dict(given)
+
+
+def _endpoint(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    url, model = body.get("base_url"), body.get("model")
+    sampling = body.get("sampling") or {}
+    if not (url or model or sampling):
+        raise ConfigError(f"the endpoint {name} says nothing; give a base_url, model or sampling")
+    if url is not None and not _is_web(url):
+        raise ConfigError(f"the base_url of {name} is {url!r}; write one like http://host:8000/v1")
+    if model is not None and (not isinstance(model, str) or not model.strip()):
+        raise ConfigError(f"the model of {name} is {model!r}; write the name its server knows")
+    if not isinstance(sampling, Mapping):
+        raise ConfigError(f"the sampling of {name} is {sampling!r}; write {{'temperature': …}}")
+    found = {"base_url": url, "model": model, "sampling": _sampling(name, sampling)}
+    return {key: value for key, value in found.items() if value}
+
+
+_RANGES: Final = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "top_k": (-1, math.inf),
+    "max_tokens": (1, math.inf),
+    "max_completion_tokens": (1, math.inf),
+    "max_output_tokens": (1, math.inf),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, math.inf),
+    "seed": (-math.inf, math.inf),
+}
+_OTHERS: Final = ("stop", "reasoning_effort", "logit_bias")
+
+
+def _sampling(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling as a request has it; what else a request has is the agent's and stays so."""
+    for key, value in given.items():
+        if key in _OTHERS:
+            continue
+        if key not in _RANGES:
+            known = ", ".join((*_RANGES, *_OTHERS))
+            raise ConfigError(f"the sampling of {name} has {key!r}; there are {known}")
+        low, high = _RANGES[key]
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high:
+            raise ConfigError(f"{key} of {name} is {value!r}; it lies between {low} and {high}")
+    return dict(given)
+
+
+def _is_web(url: object) -> bool:
+    if not isinstance(url, str):
+        return False
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    is_plain = parts.username is None and not parts.query and not parts.fragment
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and is_plain
+
+
+def _weights(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    uri, base = body.get("uri"), body.get("base_model")
+    if not isinstance(uri, str) or not uri.strip():
+        raise ConfigError(f"the weights {name} have the uri {uri!r}; write a path or an address")
+    if base is not None and not isinstance(base, str):
+        raise ConfigError(f"the base_model of {name} is {base!r}; write its name")
+    return {"uri": uri, **({"base_model": base} if base else {})}

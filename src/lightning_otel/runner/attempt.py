@@ -1,0 +1,211 @@
+"""One attempt: the agent acts on its task, recorded, with the resources that are its."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from numbers import Real
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from opentelemetry import trace
+
+from lightning_otel import capture
+from lightning_otel import conventions as c
+from lightning_otel.agents import Agent, Answer
+from lightning_otel.agents.agent import finished
+from lightning_otel.emitters import emit_reward
+from lightning_otel.errors import ConfigError
+from lightning_otel.store import Store
+from lightning_otel.tracing import Recording, RewardEvaluator, auto_trace
+from lightning_otel.types import Resource, Rollout
+
+if TYPE_CHECKING:
+    from lightning_otel.queue import Lease
+    from lightning_otel.runner.hooks import Hooks
+
+log = logging.getLogger(__name__)
+
+_NEITHER: Final = (str, bytes, bytearray)
+
+
+class ResourceSource(Protocol):
+    """Who says what an agent works with."""
+
+    def assigned(
+        self, key: str, *, agent: str | None = None, pinned: Mapping[str, int] = ...
+    ) -> Mapping[str, Resource]:
+        """By name what is to be used under a key, such as a rollout's id."""
+
+
+class Outcome(NamedTuple):
+    """What an attempt came to.
+
+    Attributes:
+        reason: Why it failed; empty if it did not.
+        recording: Its spans; None if it failed before it was recorded.
+    """
+
+    reward: float | None = None
+    reason: str = ""
+    recording: Recording | None = None
+
+
+class Course(NamedTuple):
+    """What is the same for all attempts of a runner."""
+
+    store: Store
+    resources: ResourceSource | None
+    hooks: "Hooks"
+    reward_evaluator: RewardEvaluator | None
+
+    def run(self, agent: Agent, lease: "Lease") -> Outcome:
+        """Make the attempt; whatever goes wrong in it is its outcome."""
+        recording: Recording | None = None
+        rollout = lease.rollout
+        try:
+            assigned = self._assigned(agent, rollout)
+            with auto_trace(
+                name=agent.name,
+                store=self.store,
+                rollout_id=rollout.rollout_id,
+                attempt_id=lease.attempt_id,
+                task=rollout.task,
+                mode=rollout.mode,
+                agent=agent.name,
+                track_only=agent.track_only,
+                resources=_stamped(assigned),
+            ) as recording:
+                given = self._acted(agent, rollout, assigned, recording)
+            return Outcome(_final(recording) if given is None else given, "", recording)
+        # An agent that calls sys.exit(), or is cancelled, has failed like any other.
+        except BaseException as exc:
+            log.debug("an attempt at %s failed", rollout.rollout_id, exc_info=True)
+            return Outcome(None, _reason(exc), recording)
+
+    def _assigned(self, agent: Agent, rollout: Rollout) -> Mapping[str, Resource]:
+        if self.resources is not None:
+            return self.resources.assigned(
+                rollout.rollout_id, agent=agent.name, pinned=rollout.resources
+            )
+        if rollout.resources:
+            raise ConfigError(
+                f"the rollout is pinned to {dict(rollout.resources)}, and the runner has no "
+                "resources; give Runner(resources=…)"
+            )
+        return {}
+
+    def _acted(
+        self,
+        agent: Agent,
+        rollout: Rollout,
+        assigned: Mapping[str, Resource],
+        recording: Recording,
+    ) -> float | None:
+        """The reward that the agent, or who judges it, gave back."""
+        if rollout.group_id:
+            trace.get_current_span().set_attribute(c.TASK_ID, rollout.group_id)
+        self.hooks.trace_start(agent, rollout, recording)
+        try:
+            answer = agent.run(rollout.task, assigned, rollout)
+            recording.result = answer
+            if self.reward_evaluator is not None:
+                answer = finished(self.reward_evaluator(recording))
+            return _emitted(answer, is_judged=self.reward_evaluator is not None)
+        except BaseException as exc:
+            recording.error = exc
+            raise
+        finally:
+            self.hooks.trace_end(agent, rollout, recording)
+
+
+def _stamped(assigned: Mapping[str, Resource]) -> dict[str, dict[str, str]] | None:
+    if not assigned:
+        return None
+    return {"*": {name: str(resource.version) for name, resource in assigned.items()}}
+
+
+def _emitted(answer: Answer, *, is_judged: bool) -> float | None:
+    """The reward an agent gave back, which is emitted; of several the primary, None if none."""
+    if answer is None:
+        return None
+    if isinstance(answer, Mapping):
+        primary = next(iter(answer), None)
+        emit_reward(answer, primary=primary)
+        return float(answer[primary])
+    if isinstance(answer, _NEITHER) or not (isinstance(answer, Real) or _is_scalar(answer)):
+        who = "the reward evaluator" if is_judged else "the agent"
+        raise ConfigError(
+            f"{who} gave back a {type(answer).__name__}, which is no reward; give a number, "
+            "named numbers or None" + ("" if is_judged else ", or name a reward_evaluator")
+        )
+    emit_reward(float(answer))
+    return float(answer)
+
+
+def _is_scalar(answer: Any) -> bool:
+    """Whether it is an array of one number, as of NumPy or torch."""
+    return hasattr(answer, "__float__") and hasattr(answer, "item")
+
+
+def _final(recording: Recording) -> float | None:
+    """The last reward that was emitted within, as the view ``rollouts`` says it."""
+    rewards = [
+        span.attributes[c.REWARD_VALUE]
+        for span in recording.spans()
+        if c.REWARD_VALUE in span.attributes
+    ]
+    return float(rewards[-1]) if rewards else None
+
+
+def _reason(exc: BaseException) -> str:
+    said = capture.message_of(exc)
+    name = capture.type_name(exc).rpartition(".")[2]
+    return f"{name}: {said}" if said else name
+
+
+class Hand:
+    """A thread that makes attempts one after the other, so that another one can look on.
+
+    It does not keep the program from ending.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        self.thread.start()
+
+    def start(self, function: Callable[[], Outcome]) -> "Job":
+        """Begin with something."""
+        job = Job(function)
+        self._jobs.put(job.run)
+        return job
+
+    def end(self) -> None:
+        """Let the thread end when it is done with what it does."""
+        self._jobs.put(None)
+
+
+class Job:
+    """Something that is done in another thread."""
+
+    def __init__(self, function: Callable[[], Outcome]) -> None:
+        self._function = function
+        self._is_done = threading.Event()
+        self.outcome = Outcome()
+
+    def run(self) -> None:
+        """Do it, in a context that knows nothing of who asked for it."""
+        try:
+            self.outcome = Context().run(self._function)
+        finally:
+            self._is_done.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it is done, within some seconds."""
+        return self._is_done.wait(timeout_s)
+
+
+def _work(jobs: "SimpleQueue[Callable[[], None] | None]") -> None:
+    while (job := jobs.get()) is not None:
+        job()

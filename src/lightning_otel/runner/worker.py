@@ -1,0 +1,252 @@
+"""The runner: takes one rollout after the other out of the queue and has the agent act on it."""
+
+import itertools
+import logging
+import os
+import signal
+import socket
+import threading
+import weakref
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from lightning_otel.agents import Agent, agent_of
+from lightning_otel.agents.agent import interrupt
+from lightning_otel.errors import StateError, WorkerError
+from lightning_otel.queue import Lease, Queue
+from lightning_otel.runner.attempt import Course, Hand, Job, Outcome, ResourceSource
+from lightning_otel.runner.hooks import Hook, Hooks
+from lightning_otel.state import State
+from lightning_otel.store import Store
+from lightning_otel.tracing import RewardEvaluator
+from lightning_otel.types import Mode, Rollout
+
+if TYPE_CHECKING:
+    from lightning_otel.tracing import Recording
+
+log = logging.getLogger(__name__)
+
+LEASE_S: Final = 30.0
+"""How long a worker may be unheard of, seconds."""
+_HEARTBEAT_S: Final = 2.0  # within which a worker learns that its rollout was cancelled
+_GRACE_S: Final = 1.0  # for an async agent to clean up when it is cancelled
+_MOST_HANGING: Final = 16
+_SHORTEST_IDLE_S: Final = 0.02
+_LONGEST_IDLE_S: Final = 0.5
+_numbers: Final = itertools.count(1)
+
+
+class Stop(Protocol):
+    """What says that a worker is to stop, such as a ``threading.Event``."""
+
+    def is_set(self) -> bool:
+        """Whether it is."""
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it is, within some seconds."""
+
+
+class Runner:
+    """One worker: an agent, the queue it takes rollouts from, and the store they are recorded in.
+
+    The agent acts in a thread of the runner's own, while this one prolongs the lease. An attempt
+    whose lease is lost (it was cancelled, or took too long) is given up: an async agent is
+    cancelled; a thread cannot be ended from outside, so a sync one goes on there until it comes
+    back, and what it gives back is not counted. A worker process is ended with it
+    (``run_workers(kind="processes")``).
+    """
+
+    def __init__(
+        self,
+        agent: object,
+        *,
+        store: Store | str | os.PathLike[str] | None = None,
+        queue: Queue | None = None,
+        resources: ResourceSource | None = None,
+        hooks: Iterable[Hook] = (),
+        reward_evaluator: RewardEvaluator | None = None,
+        modes: Collection[Mode] | None = None,
+        lease_s: float = LEASE_S,
+        worker_id: str | None = None,
+        is_process_own: bool = False,
+    ) -> None:
+        """Make a runner; it takes nothing yet.
+
+        Args:
+            agent: Whatever :func:`agent_of` takes.
+            store: Where attempts are recorded.
+            queue: Where rollouts are taken from; by default from the one beside the store.
+            resources: Says what the agent works with; None is nothing.
+            hooks: Called around each attempt.
+            reward_evaluator: Judges each attempt in the agent's place: gives the reward of a
+                recording, whose ``result`` is what the agent gave back.
+            modes: What rollouts are taken for; None is all.
+            lease_s: After how many seconds unheard of the worker counts as dead.
+            worker_id: What the queue calls it; no two workers may have the same.
+            is_process_own: Whether the process is the worker's, and is killed with an attempt that
+                cannot be ended otherwise; somebody else must start it anew.
+
+        Raises:
+            ConfigError: The agent is none.
+        """
+        self.agent = agent_of(agent)
+        self.store = store if isinstance(store, Store) else Store(store)
+        self.queue = queue if queue is not None else Queue(_state_of(self.store))
+        self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
+        self._pid = os.getpid()
+        self._hooks = Hooks(hooks, self)
+        self._course = Course(self.store, resources, self._hooks, reward_evaluator)
+        self._agents = self.agent.names
+        self._modes = modes
+        self._lease_s = lease_s
+        self._is_process_own = is_process_own
+        self._hand: Hand | None = None
+        self._hanging: list[threading.Thread] = []
+
+    @property
+    def hanging(self) -> int:
+        """How many attempts were given up whose thread goes on."""
+        self._hanging = [thread for thread in self._hanging if thread.is_alive()]
+        return len(self._hanging)
+
+    def step(self) -> Rollout | None:
+        """Make one attempt at the next rollout; gives it as it stands then, None if none waits.
+
+        Raises:
+            StateError: The queue cannot be read or changed.
+            WorkerError: Too many attempts hang in threads.
+        """
+        if self.hanging >= _MOST_HANGING:
+            raise WorkerError(
+                f"{self.hanging} attempts of {self.agent.name} took too long and hang in threads, "
+                "which cannot be ended; run the workers as kind='processes', or make the agent "
+                "give up by itself"
+            )
+        if self._pid != os.getpid():
+            self._become_another()
+        lease = self.queue.lease(
+            self.worker_id, agents=self._agents, modes=self._modes, lease_s=self._lease_s
+        )
+        if lease is None:
+            return None
+        agent, outcome = self._made(lease)
+        rollout = self.queue.get(lease.rollout.rollout_id)
+        self._hooks.rollout_end(agent, rollout, _recording(outcome))
+        return rollout
+
+    def run(self, *, until_empty: bool = True, stop: Stop | None = None) -> int:
+        """Make attempts one after the other; gives how many were made.
+
+        Args:
+            until_empty: Whether to come back when nothing waits, nor runs elsewhere that may have
+                to be tried again; otherwise only ``stop`` ends it. A pause is waited for.
+            stop: When it is set, the attempt that runs is finished, and none is begun.
+
+        Raises:
+            StateError: The queue cannot be read or changed.
+            WorkerError: Too many attempts hang in threads.
+        """
+        told = stop if stop is not None else threading.Event()
+        made, idle_s = 0, _SHORTEST_IDLE_S
+        try:
+            while not told.is_set():
+                if self.step() is not None:
+                    made, idle_s = made + 1, _SHORTEST_IDLE_S
+                elif until_empty and self.queue.is_empty(agents=self._agents, modes=self._modes):
+                    break
+                else:
+                    told.wait(idle_s)
+                    idle_s = min(2 * idle_s, _LONGEST_IDLE_S)
+        finally:
+            self._let_go()
+        return made
+
+    def _made(self, lease: Lease) -> tuple[Agent, Outcome | None]:
+        """One attempt, whose outcome is in the queue; None if it was lost."""
+        try:
+            agent = self.agent.choose(lease.rollout)
+        except Exception as exc:  # noqa: BLE001  # a rule is the user's own
+            self.queue.fail(lease, f"no agent: {exc}")
+            return self.agent, None
+        self._hooks.rollout_start(agent, lease.rollout)
+        hand = self._hand = self._hand or _hand_of(self)
+        job = hand.start(lambda: self._course.run(agent, lease))
+        try:
+            is_held = self._attended(lease, job)
+        except BaseException:
+            self.queue.fail(lease, "the worker was interrupted")
+            self._give_up(hand, job, lease)
+            raise
+        if not is_held:
+            self._give_up(hand, job, lease)
+            return agent, None
+        outcome = job.outcome
+        if outcome.reason:
+            self.queue.fail(lease, outcome.reason)
+        else:
+            self.queue.succeed(lease, outcome.reward)
+        return agent, outcome
+
+    def _attended(self, lease: Lease, job: Job) -> bool:
+        """Prolong the lease until the attempt is over; False as soon as it is lost."""
+        every_s = min(self._lease_s / 3, _HEARTBEAT_S)
+        while not job.wait(self._next_s(lease, every_s)):
+            try:
+                if not self.queue.heartbeat(lease):
+                    return False
+            except StateError:  # it may answer again before the lease is over
+                log.warning("no heartbeat for %s", lease.rollout.rollout_id, exc_info=True)
+        return True
+
+    def _next_s(self, lease: Lease, every_s: float) -> float:
+        if lease.deadline_ns is None:
+            return every_s
+        left_s = (lease.deadline_ns - self.queue.state.now_ns()) / 1e9
+        return min(every_s, max(left_s, 0.001))
+
+    def _give_up(self, hand: Hand, job: Job, lease: Lease) -> None:
+        """Leave an attempt whose lease is lost, as far as it can be ended."""
+        if interrupt(hand.thread):
+            job.wait(_GRACE_S)
+        if job.wait(0):
+            return
+        rollout_id, attempt_id = lease.rollout.rollout_id, lease.attempt_id
+        if self._is_process_own:
+            log.warning("attempt %s at %s hangs: its process ends", attempt_id, rollout_id)
+            # Its spans are written as they end; whatever hangs would hang an orderly end too.
+            os.kill(os.getpid(), signal.SIGKILL)
+        log.warning(
+            "attempt %s at %s was given up, and goes on in a thread that cannot be ended",
+            attempt_id,
+            rollout_id,
+        )
+        self._hand = None
+        self._hanging.append(hand.thread)
+        hand.end()
+
+    def _let_go(self) -> None:
+        hand, self._hand = self._hand, None
+        if hand is not None:
+            hand.end()
+            hand.thread.join(_GRACE_S)
+
+    def _become_another(self) -> None:
+        """A forked child: what the parent holds, and its threads, are the parent's."""
+        self._pid = os.getpid()
+        self.worker_id = f"{self.worker_id}-fork-{self._pid}"
+        self._hand, self._hanging = None, []
+
+
+def _recording(outcome: Outcome | None) -> "Recording | None":
+    return outcome.recording if outcome is not None else None
+
+
+def _hand_of(runner: Runner) -> Hand:
+    hand = Hand(f"attempts of {runner.worker_id}")
+    weakref.finalize(runner, hand.end)
+    return hand
+
+
+def _state_of(store: Store) -> State:
+    layout = store.local.layout
+    return State(layout.catalogue if layout is not None else None)

@@ -1,0 +1,296 @@
+"""Training runs: what was begun with which settings, what was measured, what was kept.
+
+A run's small facts lie in the state; its files, such as weights, in a folder of its own.
+"""
+
+import math
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from lightning_otel.errors import NotFoundError
+from lightning_otel.runs.claims import Claimable, Claims
+from lightning_otel.runs.tables import CHECKPOINTS, CLAIMS, METRICS, RUNS
+from lightning_otel.state import State
+
+__all__ = ["Claimable", "Claims", "Kept", "Metric", "RunStatus", "Runs", "TrainingRun"]
+
+RunStatus: TypeAlias = Literal["running", "succeeded", "failed", "stopped"]
+"""Where a run stands; one whose process was killed stays ``running`` and is not seen any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """One execution of an algorithm.
+
+    Attributes:
+        run_id: Its id.
+        algorithm: The algorithm's name.
+        consumer: Whose claims it works with; its own id unless runs share them.
+        status: Where it stands.
+        config: Its settings, as JSON.
+        step: How many steps are kept.
+        reason: Why it failed or was stopped; empty otherwise.
+        created_ns: When it began.
+        seen_ns: When its process was last known to be alive.
+        ended_ns: When it ended; None before.
+    """
+
+    run_id: str
+    algorithm: str
+    consumer: str
+    status: RunStatus
+    config: Mapping[str, Any]
+    step: int
+    reason: str
+    created_ns: int
+    seen_ns: int
+    ended_ns: int | None
+
+
+class Metric(NamedTuple):
+    """One number that was measured."""
+
+    run_id: str
+    step: int
+    name: str
+    value: float
+    time_ns: int
+
+
+class Kept(NamedTuple):
+    """A checkpoint that counts.
+
+    Attributes:
+        step: The steps it holds.
+        place: The folder.
+        unpublished: What its step made and nobody was given yet: names, bodies and metrics.
+        versions: The version of each resource that the run goes on with.
+    """
+
+    step: int
+    place: str
+    unpublished: Sequence[Mapping[str, Any]]
+    versions: Mapping[str, int]
+
+
+class Runs:
+    """Every training run of a place."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        state.ensure(RUNS, METRICS, CHECKPOINTS, CLAIMS)
+
+    def start(
+        self, algorithm: str, config: Mapping[str, Any] | None = None, *, consumer: str = ""
+    ) -> TrainingRun:
+        """A new run.
+
+        Args:
+            algorithm: The algorithm's name.
+            config: Its settings; any JSON.
+            consumer: Whose claims it works with; by default its own.
+        """
+        now_ns = self._state.now_ns()
+        run_id = f"run-{secrets.token_hex(6)}"
+        run = TrainingRun(
+            run_id, algorithm, consumer or run_id, "running", dict(config or {}), 0, "", now_ns,
+            now_ns, None,
+        )  # fmt: skip
+        with self._state.change() as connection:
+            values = {column.name: getattr(run, column.name) for column in RUNS.c}
+            connection.execute(sa.insert(RUNS).values(**values))
+        return run
+
+    def get(self, run_id: str) -> TrainingRun:
+        """A run, by its id or the beginning of it, or ``@last``.
+
+        Raises:
+            NotFoundError: There is none, or there are several.
+        """
+        found = self.all()
+        if run_id == "@last" and found:
+            return found[0]
+        near = [run for run in found if run.run_id.startswith(run_id) and run_id]
+        exact = [run for run in near if run.run_id == run_id]
+        if len(near) == 1 or exact:
+            return (exact or near)[0]
+        what = f"{len(near)} training runs begin with" if near else "no training run"
+        raise NotFoundError(f"{what} {run_id!r}; lightning-otel train --list shows them")
+
+    def all(self) -> list[TrainingRun]:
+        """Every run, the newest first."""
+        with self._state.read() as connection:
+            order = (RUNS.c.created_ns.desc(), RUNS.c.run_id)
+            rows = connection.execute(sa.select(RUNS).order_by(*order)).mappings()
+            return [TrainingRun(**row) for row in rows]
+
+    def set_status(self, run_id: str, status: RunStatus, reason: str = "") -> None:
+        """Say where a run stands.
+
+        Args:
+            run_id: The run.
+            status: Where.
+            reason: Why it failed or was stopped.
+        """
+        now_ns = self._state.now_ns()
+        ended_ns = None if status == "running" else now_ns
+        with self._state.change() as connection:
+            connection.execute(
+                sa.update(RUNS)
+                .where(RUNS.c.run_id == run_id)
+                .values(status=status, reason=reason, seen_ns=now_ns, ended_ns=ended_ns)
+            )
+
+    def see(self, run_id: str) -> None:
+        """Say that a run's process is alive."""
+        with self._state.change() as connection:
+            values = {"seen_ns": self._state.now_ns()}
+            connection.execute(sa.update(RUNS).where(RUNS.c.run_id == run_id).values(**values))
+
+    def log(self, run_id: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep what was measured at a step; one measured there before is replaced.
+
+        Args:
+            run_id: The run.
+            step: The step.
+            metrics: Numbers by name; those that are not finite are left out.
+        """
+        found = {name: float(value) for name, value in metrics.items()}
+        rows = [
+            {"run_id": run_id, "step": step, "name": name, "value": value}
+            for name, value in found.items()
+            if math.isfinite(value)
+        ]
+        if not rows:
+            return
+        names = [row["name"] for row in rows]
+        with self._state.change() as connection:
+            at = sa.and_(METRICS.c.run_id == run_id, METRICS.c.step == step)
+            connection.execute(sa.delete(METRICS).where(at, METRICS.c.name.in_(names)))
+            now_ns = self._state.now_ns()
+            connection.execute(sa.insert(METRICS), [{**row, "time_ns": now_ns} for row in rows])
+
+    def metrics(
+        self, run_id: str | None = None, *, names: Iterable[str] | None = None
+    ) -> list[Metric]:
+        """What was measured, in order of runs' ids, steps and names.
+
+        Args:
+            run_id: Only of this run.
+            names: Only these.
+        """
+        chosen = sa.select(METRICS).order_by(METRICS.c.run_id, METRICS.c.step, METRICS.c.name)
+        if run_id is not None:
+            chosen = chosen.where(METRICS.c.run_id == run_id)
+        if names is not None:
+            chosen = chosen.where(METRICS.c.name.in_(list(names)))
+        with self._state.read() as connection:
+            return [Metric(**row) for row in connection.execute(chosen).mappings()]
+
+    def claims(
+        self, run: TrainingRun, *, holder: str | None = None, lease_s: float = 120.0
+    ) -> Claims:
+        """The claims of a run's consumer.
+
+        Args:
+            run: The run.
+            holder: Who holds those that are made; by default a new one.
+            lease_s: How long a claim lasts that is not extended, seconds.
+        """
+        holder = holder or f"{run.run_id}/{secrets.token_hex(4)}"
+        return Claims(self._state, run.consumer, run_id=run.run_id, holder=holder, lease_s=lease_s)
+
+    def keep(
+        self,
+        run_id: str,
+        step: int,
+        place: str,
+        *,
+        claims: Claims | None = None,
+        rollout_ids: Sequence[str] = (),
+        unpublished: Sequence[Mapping[str, Any]] = (),
+        versions: Mapping[str, int] | None = None,
+    ) -> None:
+        """Make a checkpoint count, and what was trained on in it acknowledged: both or neither.
+
+        Args:
+            run_id: The run.
+            step: The steps it holds.
+            place: The folder, which is whole.
+            claims: Who holds the rollouts.
+            rollout_ids: What was trained on since the checkpoint before.
+            unpublished: Resources that its step made, to be published next.
+            versions: The version of each resource that the run goes on with until then.
+
+        Raises:
+            StateError: Rollouts are not held any more; nothing was kept.
+        """
+        with self._state.change() as connection:
+            if claims is not None:
+                claims.acknowledge(connection, rollout_ids, step)
+            at = sa.and_(CHECKPOINTS.c.run_id == run_id, CHECKPOINTS.c.step == step)
+            connection.execute(sa.delete(CHECKPOINTS).where(at))
+            now_ns = self._state.now_ns()
+            connection.execute(
+                sa.insert(CHECKPOINTS).values(
+                    run_id=run_id,
+                    step=step,
+                    place=place,
+                    unpublished=[dict(each) for each in unpublished],
+                    versions=dict(versions or {}),
+                    time_ns=now_ns,
+                )
+            )
+            values = {"step": step, "seen_ns": now_ns}
+            connection.execute(sa.update(RUNS).where(RUNS.c.run_id == run_id).values(**values))
+
+    def published(self, run_id: str, step: int, versions: Mapping[str, int]) -> None:
+        """Say that what a checkpoint's step made is published.
+
+        Args:
+            run_id: The run.
+            step: The checkpoint's.
+            versions: The version of each resource that the run goes on with.
+        """
+        at = sa.and_(CHECKPOINTS.c.run_id == run_id, CHECKPOINTS.c.step == step)
+        with self._state.change() as connection:
+            connection.execute(
+                sa.update(CHECKPOINTS).where(at).values(unpublished=[], versions=dict(versions))
+            )
+
+    def checkpoints(self, run_id: str) -> list[Kept]:
+        """The checkpoints of a run that count, the latest first."""
+        columns = (
+            CHECKPOINTS.c.step,
+            CHECKPOINTS.c.place,
+            CHECKPOINTS.c.unpublished,
+            CHECKPOINTS.c.versions,
+        )
+        chosen = sa.select(*columns).where(CHECKPOINTS.c.run_id == run_id)
+        with self._state.read() as connection:
+            rows = connection.execute(chosen.order_by(CHECKPOINTS.c.step.desc()))
+            return [Kept(*row) for row in rows]
+
+    def rewind(self, run_id: str, step: int) -> None:
+        """Take back what was measured and kept after a step: it goes on from there.
+
+        Args:
+            run_id: The run.
+            step: The steps that are kept.
+        """
+        with self._state.change() as connection:
+            for table in (METRICS, CHECKPOINTS):
+                later = sa.and_(table.c.run_id == run_id, table.c.step > step)
+                connection.execute(sa.delete(table).where(later))
+            values = {"step": step, "status": "running", "reason": "", "ended_ns": None}
+            connection.execute(sa.update(RUNS).where(RUNS.c.run_id == run_id).values(**values))
+
+    def forget(self, run_id: str, step: int) -> None:
+        """Take a checkpoint from those that count, such as one whose folder is to go."""
+        at = sa.and_(CHECKPOINTS.c.run_id == run_id, CHECKPOINTS.c.step == step)
+        with self._state.change() as connection:
+            connection.execute(sa.delete(CHECKPOINTS).where(at))

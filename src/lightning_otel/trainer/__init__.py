@@ -1,0 +1,385 @@
+"""The trainer: an agent or a store, an algorithm, and resources that get better by it.
+
+Nothing is trained but by a call of its methods. What a run makes is given to agents as ``canary``
+alone; it becomes live on held-out reward, or by hand.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_otel import config
+from lightning_otel.agents import agent_of
+from lightning_otel.algorithms import BaseAlgorithm, made, name_of
+from lightning_otel.algorithms import checkpoint as checkpoints
+from lightning_otel.algorithms.setting import Setting
+from lightning_otel.algorithms.working import Ran, require_agent, run_tasks
+from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.queue import Queue
+from lightning_otel.resources import Resources
+from lightning_otel.runs import Metric, Runs, TrainingRun
+from lightning_otel.state import State
+from lightning_otel.store import Store
+from lightning_otel.trainer.promotion import Verdict, mean_reward, reasons
+from lightning_otel.trainer.session import Fit, Origin, Session, origin
+from lightning_otel.types import Mode
+
+if TYPE_CHECKING:
+    from lightning_otel.runner import Hook
+    from lightning_otel.runner.crew import Kind
+    from lightning_otel.tracing import RewardEvaluator
+
+__all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict"]
+
+Progress = Callable[[int, int | None, Mapping[str, float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an agent earned on tasks.
+
+    Attributes:
+        reward: The mean over rollouts that have a reward; None if none has.
+        rollouts: What became of each task, in order.
+        unrewarded: How many rollouts have no reward, by reason.
+    """
+
+    reward: float | None
+    rollouts: Sequence[Ran]
+    unrewarded: Mapping[str, int] = field(default_factory=dict)
+
+
+class Trainer:
+    """Fits an agent: runs it or reads what it did, learns, and gives better resources back."""
+
+    def __init__(
+        self,
+        agent: object = None,
+        algorithm: str | type[BaseAlgorithm] | BaseAlgorithm = "baseline",
+        *,
+        store: Store | str | os.PathLike[str] | None = None,
+        resources: Mapping[str, Any] | None = None,
+        min_batch_size: int | None = None,
+        max_iterations: int | None = None,
+        samples: int | None = None,
+        workers: int = 1,
+        kind: "Kind" = "threads",
+        hooks: "Sequence[Hook]" = (),
+        reward_evaluator: "RewardEvaluator | None" = None,
+        max_attempts: int = 2,
+        timeout_s: float | None = None,
+        reward_timeout_s: float = 30.0,
+        select: Mapping[str, Any] | None = None,
+        consumer: str = "",
+        min_gain: float = 0.0,
+        seed: int = 0,
+        state: State | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        """Name what is to be trained; nothing is begun yet.
+
+        Args:
+            agent: What runs tasks: a function ``(task)`` or ``(task, resources)`` that gives a
+                reward, a :class:`LitAgent`, or whatever else ``agent_of`` takes; None to learn from
+                what is recorded.
+            algorithm: Its name, its class, or one that is made.
+            store: Where rollouts are recorded; by default the default store.
+            resources: Bodies by name; those that have no version yet are published as live.
+            min_batch_size: The fewest rollouts a step learns from; by default all of ``train``, or
+                one that is recorded.
+            max_iterations: How many steps a run has; by default one for ``train``, and as many as
+                there is experience for if it is recorded.
+            samples: Rollouts of each task, which are compared; by default what the algorithm needs.
+            workers: How many rollouts run at once; 0 where runners elsewhere take them.
+            kind: ``threads``, ``processes`` or ``ray``.
+            hooks: Told of what the workers do.
+            reward_evaluator: Judges a rollout whose agent does not.
+            max_attempts: How often a rollout is tried, so that one of a killed worker is not lost.
+            timeout_s: How long an attempt may take, seconds; by default any time.
+            reward_timeout_s: How long a group waits for rewards that come late, seconds.
+            select: Which rollouts are learnt from, and how their spans become transitions: keywords
+                of :meth:`Store.transitions`, such as ``{"agents": "planner*"}``.
+            consumer: Several runs that share this name never train on the same rollout; by default
+                each trainer has its own.
+            min_gain: How much more held-out reward makes what was learnt live.
+            seed: Decides the order of tasks.
+            state: Where queue, resources and runs lie; by default beside the store.
+            run_dir: Where runs keep their files; by default beside the store.
+            progress: Told after each step of its number, of how many, and what was measured.
+            **options: The algorithm's own.
+
+        Raises:
+            ConfigError: Something cannot be used as given.
+        """
+        self.algorithm = made(algorithm, **options)
+        self.store = store if isinstance(store, Store) else Store(store)
+        self.state = state if state is not None else self._state()
+        self.queue, self.resources, self.runs = (
+            Queue(self.state),
+            Resources(self.state),
+            Runs(self.state),
+        )
+        _check(min_batch_size, max_iterations, samples, self.algorithm)
+        self._setting = Setting(
+            store=self.store,
+            queue=self.queue,
+            resources=self.resources,
+            runs=self.runs,
+            agent=None if agent is None else agent_of(agent),
+            select=dict(select or {}),
+            samples=samples or max(self.algorithm.group_size, 1),
+            min_batch_size=min_batch_size,
+            max_iterations=max_iterations,
+            workers=workers,
+            kind=kind,
+            hooks=tuple(hooks),
+            reward_evaluator=reward_evaluator,
+            max_attempts=max_attempts,
+            timeout_s=timeout_s,
+            reward_timeout_s=reward_timeout_s,
+            seed=seed,
+            progress=progress,
+        )
+        self._given = dict(resources or {})
+        self._options = options
+        self._consumer = consumer
+        self._min_gain = min_gain
+        self._run_dir = Path(run_dir) if run_dir is not None else self._beside("runs")
+        self._origin: Origin | None = None
+        self.run: TrainingRun | None = None
+        """The latest run of this trainer."""
+
+    def add_agent(self, agent: object) -> None:
+        """Name the agent, where the trainer was made without."""
+        self._setting = replace(self._setting, agent=agent_of(agent))
+
+    def fit(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> Fit:
+        """Train until the steps are done, or there is nothing more to learn from.
+
+        Args:
+            train: Tasks that the agent is run on; without, it learns from what is recorded.
+            val: Held-out tasks: what was learnt becomes live only if it earns more on them.
+
+        Raises:
+            ConfigError: Training is switched off, or tasks are given and no agent.
+            TrainingError: There is nothing that the algorithm can learn from, and why.
+        """
+        return self._fit(self._set(train, val), threading.Event())
+
+    train = fit
+
+    def fit_async(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> "Fitting":
+        """Train beside whoever records: wait for new experience for as long as it is not stopped.
+
+        The agent may run in any number of other processes, which write the same store. It goes on
+        until ``max_iterations`` are done, or :meth:`Fitting.stop` is called.
+
+        Args:
+            train: As for :meth:`fit`.
+            val: As for :meth:`fit`.
+
+        Returns:
+            What stops it, waits for it, and can be awaited.
+        """
+        stop = threading.Event()
+        setting = replace(self._set(train, val), follows=True)
+        return Fitting(lambda: self._fit(setting, stop), stop)
+
+    train_async = fit_async
+
+    async def run_async(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> Fit:
+        """As :meth:`fit`, for a program with an event loop, which goes on meanwhile."""
+        return await asyncio.to_thread(self.fit, train, val)
+
+    def evaluate(
+        self,
+        tasks: Sequence[Any],
+        resources: Mapping[str, int] | None = None,
+        *,
+        mode: Mode = "test",
+        samples: int = 1,
+    ) -> Evaluation:
+        """Run the agent on tasks and say what it earned; nothing is learnt.
+
+        Args:
+            tasks: Any JSON values.
+            resources: Versions by name that it is given; by default what is live.
+            mode: What the rollouts are for; never to be trained on.
+            samples: How many rollouts of each task.
+
+        Raises:
+            ConfigError: There is no agent.
+        """
+        require_agent(self._setting)
+        self._publish_given()
+        live = {
+            name: number
+            for name in self.resources.names()
+            if (number := self.resources.aliases(name).get("live")) is not None
+        }
+        pinned = {**live, **(resources or {})}
+        never = threading.Event()
+        rans = run_tasks(self._setting, tasks, pinned, never, mode=mode, samples=samples)
+        return Evaluation(mean_reward(rans), rans, reasons(rans))
+
+    def metrics(self, names: Sequence[str] | None = None) -> list[Metric]:
+        """What the latest run of this trainer measured, by step and name."""
+        return [] if self.run is None else self.runs.metrics(self.run.run_id, names=names)
+
+    def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
+        """Copy the latest checkpoint to a folder; whole, or not at all.
+
+        Args:
+            path: The folder; a checkpoint that stands there already is replaced.
+
+        Raises:
+            TrainingError: There is none yet, or something else stands there.
+        """
+        found = self.runs.checkpoints(self.run.run_id) if self.run is not None else []
+        if not found:
+            raise TrainingError("no step is kept yet; save_checkpoint() after fit()")
+        checkpoints.copy(Path(found[0].place), Path(path))
+        return Path(path)
+
+    def resume_from_checkpoint(self, place: str | os.PathLike[str] = "@last") -> "Trainer":
+        """Have the next ``fit`` go on where a run was; what it trained on does not come again.
+
+        Args:
+            place: A folder that :meth:`save_checkpoint` made, a run's id, or the latest run.
+
+        Raises:
+            NotFoundError: There is no such run.
+            TrainingError: It is one of another algorithm, or damaged.
+        """
+        self._origin = origin(self._setting, place, name_of(self.algorithm))
+        return self
+
+    def _fit(self, setting: Setting, stop: threading.Event) -> Fit:
+        if not config.is_training_enabled():
+            raise ConfigError(
+                "training is switched off by LIGHTNING_OTEL_TRAIN; unset it to train here"
+            )
+        if setting.train:
+            require_agent(setting)
+        self._publish_given()
+        goes_on, self._origin = self._origin, None
+        session = Session(
+            setting,
+            self.algorithm,
+            folder=self._run_dir,
+            stop=stop,
+            options=self._options,
+            config=self._config(setting),
+            consumer=self._consumer,
+            goes_on=goes_on,
+            min_gain=self._min_gain,
+        )
+        try:
+            return session.fit()
+        finally:
+            self.run = session.run
+            if session.run is not None:
+                # The algorithm remembers, so that what it was trained on is not to come again.
+                self._consumer = session.run.consumer
+
+    def _set(self, train: Sequence[Any], val: Sequence[Any]) -> Setting:
+        return replace(self._setting, train=list(train), val=list(val))
+
+    def _publish_given(self) -> None:
+        known = set(self.resources.names()) if self._given else set()
+        for name, body in self._given.items():
+            if name not in known:
+                self.resources.publish(name, body, alias="live")
+
+    def _config(self, setting: Setting) -> dict[str, Any]:
+        return {
+            "store": self.store.name,
+            "agent": None if setting.agent is None else setting.agent.name,
+            "train": len(setting.train),
+            "val": len(setting.val),
+            "samples": setting.samples,
+            "min_batch_size": setting.min_batch_size,
+            "max_iterations": setting.max_iterations,
+            "seed": setting.seed,
+            "options": {name: repr(value)[:200] for name, value in self._options.items()},
+        }
+
+    def _state(self) -> State:
+        layout = self.store.local.layout
+        named = config.named_state()
+        if named is not None or layout is None:
+            return State(named)
+        return State(layout.catalogue)
+
+    def _beside(self, name: str) -> Path:
+        layout = self.store.local.layout
+        return Path(".lightning", name) if layout is None else layout.root / name
+
+
+class Fitting:
+    """A training run in a thread of its own."""
+
+    def __init__(self, fit: Callable[[], Fit], stop: threading.Event) -> None:
+        """Begin.
+
+        Args:
+            fit: Trains until it is told to stop.
+            stop: Tells it.
+        """
+        self._stop = stop
+        self._fit = fit
+        self._done: Fit | None = None
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="lightning-otel-trainer")
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it trains, or waits for experience."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Have it end after its present step, which is kept."""
+        self._stop.set()
+
+    def wait(self, timeout_s: float | None = None) -> Fit | None:
+        """What it came to, once it is over; None if it is not when time is up.
+
+        Raises:
+            LightningOtelError: What it failed with.
+        """
+        self._thread.join(timeout_s)
+        if self._failed is not None:
+            raise self._failed
+        return self._done
+
+    def __await__(self) -> Generator[Any, None, Fit | None]:
+        return asyncio.to_thread(self.wait).__await__()
+
+    def _run(self) -> None:
+        try:
+            self._done = self._fit()
+        except BaseException as exc:  # noqa: BLE001  # raised where it is waited for
+            self._failed = exc
+
+
+def _check(
+    min_batch_size: int | None,
+    max_iterations: int | None,
+    samples: int | None,
+    algorithm: BaseAlgorithm,
+) -> None:
+    for name, value in (("min_batch_size", min_batch_size), ("max_iterations", max_iterations)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; it must be 1 or more")
+    if samples is not None and samples < max(algorithm.group_size, 1):
+        raise ConfigError(
+            f"samples is {samples}; {name_of(algorithm)} compares {algorithm.group_size} rollouts "
+            "of a task or more"
+        )

@@ -1,0 +1,323 @@
+"""The queue's contract: order, leases by the clock, retries, results that count once."""
+
+import multiprocessing
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.queue import Lease, Queue
+from lightning_otel.state import State
+
+
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.ns = 1_000_000_000_000
+
+    def __call__(self) -> int:
+        """The time, Unix nanoseconds."""
+        return self.ns
+
+    def go_on(self, seconds: float) -> None:
+        """Let time pass."""
+        self.ns += int(seconds * 1e9)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The time, as everybody at the queue reads it."""
+    return Clock()
+
+
+@pytest.fixture
+def queue(tmp_path: Path, clock: Clock) -> Queue:
+    """An empty queue."""
+    return Queue(State(tmp_path / "traces.duckdb", now_ns=clock))
+
+
+def taken(queue: Queue, worker_id: str = "w", **wanted: Any) -> Lease:
+    """A lease there must be."""
+    lease = queue.lease(worker_id, **wanted)
+    assert lease is not None
+    return lease
+
+
+def test_higher_priority_goes_first_then_the_older(queue: Queue) -> None:
+    """Of those that wait the most urgent is taken, of those the first put in."""
+    queue.put(["a", "b"])
+    queue.put(["c"], priority=1)
+
+    assert [taken(queue).rollout.task for _ in range(3)] == ["c", "a", "b"]
+    assert queue.lease("w") is None
+
+
+def test_samples_of_a_task_are_one_group(queue: Queue) -> None:
+    """Several rollouts of a task can be compared; a group may be named too."""
+    rollouts = queue.put(["a", "b"], samples=2)
+    named = queue.put(["a"], group_ids=[rollouts[0].group_id])
+
+    assert [each.task for each in rollouts] == ["a", "a", "b", "b"]
+    assert rollouts[0].group_id == rollouts[1].group_id == named[0].group_id
+    assert len({each.group_id for each in rollouts}) == 2
+    assert queue.put(["a"])[0].group_id == ""
+    assert queue.rollouts(ids=[each.rollout_id for each in rollouts]) == rollouts
+
+
+def test_worker_takes_what_is_for_its_agents_and_modes(queue: Queue) -> None:
+    """What is for another agent, or another mode, is left."""
+    queue.put(["a"], agent="planner")
+    queue.put(["b"], mode="val")
+    queue.put(["c"], agent="solver")
+
+    assert taken(queue, agents=["solver"], modes=["train"]).rollout.task == "c"
+    assert taken(queue, agents=["solver"]).rollout.task == "b"
+    assert queue.lease("w", agents=["solver"]) is None
+    assert queue.is_empty(agents=["solver"])
+    assert taken(queue).rollout.task == "a"
+
+
+def test_result_ends_the_rollout(queue: Queue, clock: Clock) -> None:
+    """Success with its reward, failure with its reason, both with their time."""
+    good, bad = queue.put(["a", "b"])
+    clock.go_on(1)
+
+    assert queue.succeed(taken(queue), 0.5)
+    assert queue.fail(taken(queue), "ValueError: no")
+
+    first, second = queue.wait([good.rollout_id, bad.rollout_id], 5)
+    assert (first.status, first.reward, first.reason) == ("succeeded", 0.5, "")
+    assert (second.status, second.reward, second.reason) == ("failed", None, "ValueError: no")
+    assert first.ended_ns == second.ended_ns == clock.ns
+    assert queue.counts()["succeeded"] == queue.counts()["failed"] == 1
+    assert queue.reasons() == {("failed", "ValueError: no"): 1}
+
+
+def test_failed_attempt_is_tried_again_as_often_as_may_be(queue: Queue) -> None:
+    """Each attempt is numbered, and kept with its reason."""
+    (rollout,) = queue.put(["a"], max_attempts=2)
+
+    first = taken(queue)
+    assert queue.fail(first, "once")
+    assert queue.get(rollout.rollout_id).status == "queuing"
+    assert not queue.is_empty()
+    second = taken(queue, "other")
+    assert queue.fail(second, "twice")
+
+    assert (first.attempt_id, second.attempt_id) == ("1", "2")
+    assert queue.get(rollout.rollout_id).reason == "twice"
+    found = queue.attempts(rollout.rollout_id)
+    assert [(each.attempt_id, each.worker_id, each.reason) for each in found] == [
+        ("1", "w", "once"),
+        ("2", "other", "twice"),
+    ]
+    assert queue.is_empty()
+
+
+def test_lease_without_heartbeat_ends(queue: Queue, clock: Clock) -> None:
+    """Who is not heard of loses the rollout, and its late result does not count."""
+    (rollout,) = queue.put(["a"], max_attempts=2)
+    dead = taken(queue, "dead", lease_s=10)
+    clock.go_on(9)
+    assert queue.heartbeat(dead)
+    clock.go_on(9)
+    assert queue.lease("other") is None
+    clock.go_on(1)
+
+    other = taken(queue, "other")
+
+    assert other.rollout.rollout_id == rollout.rollout_id
+    assert not queue.heartbeat(dead)
+    assert not queue.succeed(dead, 1.0)
+    assert not queue.fail(dead, "late")
+    assert queue.succeed(other, 0.25)
+    assert queue.get(rollout.rollout_id).reward == 0.25
+    assert [each.status for each in queue.attempts(rollout.rollout_id)] == [
+        "unresponsive",
+        "succeeded",
+    ]
+
+
+def test_time_alone_ends_a_lease(queue: Queue, clock: Clock) -> None:
+    """A result that comes too late is refused, though nobody else looked in between."""
+    (rollout,) = queue.put(["a"])
+    lease = taken(queue, lease_s=10)
+    clock.go_on(10)
+
+    assert not queue.succeed(lease, 1.0)
+    found = queue.get(rollout.rollout_id)
+    assert (found.status, found.reward) == ("failed", None)
+    assert found.reason == "worker w was not heard of in time"
+
+
+def test_attempt_is_timed_out_however_alive_its_worker(queue: Queue, clock: Clock) -> None:
+    """Heartbeats do not prolong what an attempt may take."""
+    (rollout,) = queue.put(["a"], timeout_s=15)
+    lease = taken(queue, lease_s=10)
+    clock.go_on(8)
+    assert queue.heartbeat(lease)
+    clock.go_on(8)
+
+    assert not queue.heartbeat(lease)
+    assert queue.get(rollout.rollout_id).reason == ("timed out: the attempt took longer than 15 s")
+    assert queue.attempts(rollout.rollout_id)[0].status == "timeout"
+
+
+def test_cancelled_rollout_is_over(queue: Queue) -> None:
+    """One that waits is not taken; one that runs is taken away from its worker."""
+    waiting, running = queue.put(["a", "b"], max_attempts=3)
+    assert queue.cancel(waiting.rollout_id, "not wanted")
+    lease = taken(queue)
+
+    assert queue.cancel(running.rollout_id)
+
+    assert not queue.heartbeat(lease)
+    assert not queue.succeed(lease, 1.0)
+    assert not queue.cancel(running.rollout_id)
+    found = queue.rollouts("cancelled")
+    assert [each.reason for each in found] == ["not wanted", "cancelled"]
+    assert queue.is_empty()
+    with pytest.raises(NotFoundError, match="no rollout 'r9'"):
+        queue.cancel("r9")
+
+
+def test_pause_lets_nobody_take_anything(queue: Queue, tmp_path: Path) -> None:
+    """It holds for everybody, until it is ended; what runs goes on."""
+    queue.put(["a", "b"])
+    lease = taken(queue)
+    other = Queue(State(tmp_path / "traces.duckdb"))
+    other.pause()
+    other.pause()
+
+    assert queue.is_paused
+    assert queue.lease("w") is None
+    assert queue.heartbeat(lease)
+    assert queue.succeed(lease)
+    assert not queue.is_empty()
+    queue.resume()
+    assert taken(other).rollout.task == "b"
+
+
+def test_worker_known_to_be_dead_gives_back_at_once(queue: Queue) -> None:
+    """Nobody need wait for its lease to end."""
+    queue.put(["a", "b"], max_attempts=2)
+    taken(queue, "dead")
+    mine = taken(queue, "mine")
+
+    assert queue.lost("dead", "its process was ended by SIGKILL") == 1
+
+    assert taken(queue, "mine").rollout.task == "a"
+    assert queue.heartbeat(mine)
+
+
+def test_reward_can_be_learnt_later(queue: Queue) -> None:
+    """It stands with the rollout, and a number that is none is refused."""
+    (rollout,) = queue.put(["a"])
+    queue.succeed(taken(queue))
+
+    queue.reward(rollout.rollout_id, 0.75)
+
+    assert queue.get(rollout.rollout_id).reward == 0.75
+    with pytest.raises(ConfigError, match="finite"):
+        queue.reward(rollout.rollout_id, float("nan"))
+    with pytest.raises(NotFoundError):
+        queue.reward("r9", 1.0)
+
+
+def test_wait_gives_up_when_time_is_up(queue: Queue) -> None:
+    """It gives the rollouts as they stand then; one that nobody knows is said so at once."""
+    (rollout,) = queue.put(["a"])
+
+    assert [each.status for each in queue.wait([rollout.rollout_id], 0.05)] == ["queuing"]
+    with pytest.raises(NotFoundError):
+        queue.wait([rollout.rollout_id, "r9"], 5)
+
+
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (lambda queue: queue.put("abc"), "one str; put a list"),
+        (lambda queue: queue.put([{1, 2}]), "cannot be written as JSON"),
+        (lambda queue: queue.put([float("nan")]), "cannot be written as JSON"),
+        (lambda queue: queue.put(["a"], mode="training"), "train, val, test"),
+        (lambda queue: queue.put(["a"], samples=0), "samples is 0"),
+        (lambda queue: queue.put(["a"], timeout_s=0), "timeout_s is 0"),
+        (lambda queue: queue.put(["a", "b"], group_ids=["g"]), "1 group_ids for 2 tasks"),
+    ],
+)
+def test_nonsense_is_refused_and_nothing_is_put(
+    queue: Queue, put: Callable[[Queue], object], why: str
+) -> None:
+    """The error says what and what to do."""
+    with pytest.raises(ConfigError, match=why):
+        put(queue)
+
+    assert queue.is_empty()
+
+
+def test_texts_of_any_kind_are_kept(queue: Queue) -> None:
+    """Tasks and reasons come back as they were, whatever characters they hold."""
+    task = {"text": "𝄞 \0 \ud800 'quoted' %s", "n": [1, 2.5, None, True]}
+    (rollout,) = queue.put([task])
+
+    lease = taken(queue)
+    assert lease.rollout.task == task
+    assert queue.fail(lease, "a\0b\ud800 key sk-" + "a1B2" * 12)
+    reason = queue.get(rollout.rollout_id).reason
+    assert reason.startswith("a�b? key ")
+    assert "a1B2" not in reason
+
+
+def worked_through(queue: Queue, worker_id: str) -> list[str]:
+    """The rollouts a worker took until none was left."""
+    found: list[str] = []
+    while (lease := queue.lease(worker_id)) is not None:
+        found.append(lease.rollout.rollout_id)
+        assert queue.succeed(lease, 1.0)
+    return found
+
+
+def test_no_two_workers_hold_one_rollout(tmp_path: Path) -> None:
+    """Eight at once, threads and forks, each with a queue of its own: each rollout is done once."""
+    queue = Queue(State(tmp_path / "traces.duckdb"))
+    rollouts = queue.put(range(200))
+    context = multiprocessing.get_context("fork")
+    with context.Pool(4) as pool, ThreadPoolExecutor(4) as threads:
+        forks = [pool.apply_async(worked_through, (queue, f"fork-{n}")) for n in range(4)]
+        others = [threads.submit(worked_through, queue, f"thread-{n}") for n in range(4)]
+        done = [each for found in forks for each in found.get(50)]
+        done += [each for found in others for each in found.result(50)]
+
+    assert sorted(done) == sorted(each.rollout_id for each in rollouts)
+    assert queue.counts()["succeeded"] == 200
+
+
+def test_killed_worker_loses_its_lease_alone(tmp_path: Path, clock: Clock) -> None:
+    """A worker that is killed while it holds a rollout keeps it until its lease ends, no longer."""
+    place = tmp_path / "traces.duckdb"
+    (rollout,) = Queue(State(place, now_ns=clock)).put(["a"], max_attempts=2)
+    program = f"""
+        import os, signal
+        from lightning_otel.queue import Queue
+        from lightning_otel.state import State
+        queue = Queue(State({str(place)!r}, now_ns=lambda: {clock.ns}))
+        assert queue.lease("killed", lease_s=30)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=30)
+    queue = Queue(State(place, now_ns=clock))
+
+    assert done.returncode == -signal.SIGKILL
+    clock.go_on(29)
+    assert queue.lease("next") is None
+    clock.go_on(1)
+    assert taken(queue, "next").attempt_id == "2"
+    assert queue.attempts(rollout.rollout_id)[0].worker_id == "killed"

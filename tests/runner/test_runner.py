@@ -1,0 +1,402 @@
+"""The runner: each rollout becomes a recorded, rewarded attempt, whatever the agent does."""
+
+import asyncio
+import contextvars
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_otel as lo
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.errors import ConfigError, WorkerError
+from lightning_otel.queue import Queue
+from lightning_otel.runner import Hook, Runner
+from lightning_otel.state import State
+from lightning_otel.types import Resource, Rollout, Span
+
+
+@pytest.fixture
+def queue(store: Store) -> Queue:
+    """The queue beside the store."""
+    assert store.layout is not None
+    return Queue(State(store.layout.catalogue))
+
+
+def ran(queue: Queue, runner: Runner, tasks: list[Any], **how: Any) -> list[Rollout]:
+    """Rollouts that were put in and run."""
+    ids = [each.rollout_id for each in queue.put(tasks, **how)]
+    runner.run()
+    return queue.wait(ids, 0)
+
+
+def test_returned_reward_is_a_span_and_stands_with_the_rollout(store: Store, queue: Queue) -> None:
+    """The attempt is recorded under the rollout's ids, with its task, mode and agent."""
+
+    def agent(task: str) -> float:
+        lo.emit_message("at work")
+        return 0.5
+
+    (rollout,) = ran(queue, Runner(agent, store=store, queue=queue), ["a"], mode="val")
+
+    assert (rollout.status, rollout.reward, rollout.attempts) == ("succeeded", 0.5, 1)
+    spans = store.spans(rollout_id=rollout.rollout_id).rows()
+    assert [span.name for span in spans] == [c.SPAN_ROLLOUT, c.SPAN_MESSAGE, c.SPAN_ANNOTATION]
+    assert {span.attributes[c.MODE] for span in spans} == {"val"}
+    assert {span.attributes[c.ATTEMPT_ID] for span in spans} == {"1"}
+    (row,) = store.rollouts().rows()
+    assert (row["task"], row["reward"], row["agents"]) == ('"a"', 0.5, "agent")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [({"ok": 1, "short": 0.25}, 1.0), (True, 1.0), (0, 0.0), (None, None)],
+)
+def test_rewards_of_every_form_are_kept(
+    store: Store, queue: Queue, given: object, kept: float | None
+) -> None:
+    """A number, named numbers of which the first is the primary one, or none."""
+    (rollout,) = ran(queue, Runner(lambda task: given, store=store, queue=queue), ["a"])
+
+    assert (rollout.status, rollout.reward) == ("succeeded", kept)
+
+
+def test_reward_emitted_inside_is_read(store: Store, queue: Queue) -> None:
+    """The last one counts, where the agent gives none back."""
+
+    async def agent(task: str) -> None:
+        lo.emit_reward(0.1)
+        await asyncio.sleep(0)
+        lo.emit_reward({"ok": 0.7, "short": 0.2}, primary="ok")
+
+    (rollout,) = ran(queue, Runner(agent, store=store, queue=queue), ["a"])
+
+    assert rollout.reward == 0.7
+
+
+def test_unchanged_agent_is_judged_by_an_evaluator(store: Store, queue: Queue) -> None:
+    """What the agent gives back is an answer, and the evaluator's reward is kept."""
+    runner = Runner(
+        lambda task: task.upper(),
+        store=store,
+        queue=queue,
+        reward_evaluator=lambda recording: float(recording.result == "A"),
+    )
+
+    rollouts = ran(queue, runner, ["a", "b"])
+
+    assert [each.reward for each in rollouts] == [1.0, 0.0]
+
+
+def raises(task: object) -> None:
+    """Fail."""
+    raise ValueError("no such thing: sk-" + "a1B2" * 12)
+
+
+@pytest.mark.parametrize(
+    ("agent", "reason"),
+    [
+        (raises, "ValueError: no such thing: "),
+        (lambda task: sys.exit(3), "SystemExit: 3"),
+        (lambda task: "text", "ConfigError: the agent gave back a str, which is no reward"),
+        (lambda task: float("nan"), "ConfigError: reward 'primary' is nan"),
+        (lambda task: object(), "ConfigError: the agent gave back a object"),
+    ],
+)
+def test_failure_is_data(store: Store, queue: Queue, agent: Any, reason: str) -> None:
+    """An agent that fails ends its attempt with the reason, and its runner goes on."""
+    rollouts = ran(queue, Runner(agent, store=store, queue=queue), ["a", "b"], max_attempts=2)
+
+    assert [(each.status, each.attempts) for each in rollouts] == [("failed", 2)] * 2
+    assert all(each.reason.startswith(reason) for each in rollouts)
+    assert "a1B2" not in rollouts[0].reason
+    assert sum(queue.reasons().values()) == 4
+    assert {row["status"] for row in store.rollouts()} == {"failed"}
+
+
+def test_async_agent_that_takes_too_long_is_cancelled(store: Store, queue: Queue) -> None:
+    """It learns of it where it waits, and the runner goes on with the same thread."""
+    seen: list[object] = []
+
+    async def agent(task: float) -> float:
+        seen.append(threading.current_thread())
+        try:
+            await asyncio.sleep(task)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+        return 1.0
+
+    runner = Runner(agent, store=store, queue=queue)
+    slow, quick = ran(queue, runner, [30, 0], timeout_s=0.2)
+
+    assert (slow.status, slow.reason) == (
+        "failed",
+        "timed out: the attempt took longer than 0.2 s",
+    )
+    assert quick.status == "succeeded"
+    assert seen[1] == "cancelled"
+    assert seen[0] is seen[2]
+    assert runner.hanging == 0
+
+
+def test_sync_agent_that_hangs_is_left_behind(
+    store: Store, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next rollout goes on in another thread; what the old one gives back does not count."""
+    freed = threading.Event()
+
+    def agent(task: int) -> float:
+        if task == 0:
+            freed.wait(30)
+        return 1.0
+
+    runner = Runner(agent, store=store, queue=queue)
+    hung, quick = ran(queue, runner, [0, 1], timeout_s=0.2)
+
+    assert (hung.status, quick.status) == ("failed", "succeeded")
+    assert runner.hanging == 1
+    assert "a thread that cannot be ended" in caplog.text
+    freed.set()
+    for _ in range(200):
+        if not runner.hanging:
+            break
+        time.sleep(0.01)
+    assert runner.hanging == 0
+    assert queue.get(hung.rollout_id).reward is None
+
+
+def test_runner_stops_when_too_many_threads_hang(
+    store: Store, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not fill the process with them, and says what to do."""
+    from lightning_otel.runner import worker
+
+    monkeypatch.setattr(worker, "_MOST_HANGING", 2)
+    freed = threading.Event()
+    queue.put(range(4), timeout_s=0.05)
+
+    with pytest.raises(WorkerError, match=r"2 attempts of agent .*kind='processes'"):
+        Runner(
+            lo.rollout(lambda task: freed.wait(30), name="agent"), store=store, queue=queue
+        ).run()
+
+    freed.set()
+    assert queue.counts()["queuing"] == 2
+
+
+def test_heartbeats_go_on_while_the_agent_blocks(store: Store, queue: Queue) -> None:
+    """An attempt may take many times as long as a lease."""
+    (rollout,) = ran(
+        queue,
+        Runner(lambda task: time.sleep(0.9) or 1.0, store=store, queue=queue, lease_s=0.3),
+        ["a"],
+    )
+
+    assert (rollout.status, rollout.attempts) == ("succeeded", 1)
+
+
+def test_cancel_reaches_an_agent_at_work(store: Store, queue: Queue) -> None:
+    """The attempt is given up within a heartbeat, and its result is not counted."""
+    started = threading.Event()
+
+    async def agent(task: str) -> float:
+        started.set()
+        await asyncio.sleep(30)
+        return 1.0
+
+    (rollout,) = queue.put(["a"], max_attempts=5)
+    runner = Runner(agent, store=store, queue=queue, lease_s=0.3)
+    thread = threading.Thread(target=runner.run)
+    thread.start()
+    assert started.wait(10)
+    queue.cancel(rollout.rollout_id, "enough")
+    thread.join(10)
+
+    assert not thread.is_alive()
+    found = queue.get(rollout.rollout_id)
+    assert (found.status, found.reason, found.attempts) == ("cancelled", "enough", 1)
+
+
+def test_runner_waits_for_the_end_of_a_pause(store: Store, queue: Queue) -> None:
+    """A pause is no end."""
+    (rollout,) = queue.put(["a"])
+    queue.pause()
+    thread = threading.Thread(target=Runner(lambda task: 1.0, store=store, queue=queue).run)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    assert queue.get(rollout.rollout_id).status == "queuing"
+    queue.resume()
+    thread.join(10)
+
+    assert queue.get(rollout.rollout_id).status == "succeeded"
+
+
+class Assigning:
+    """Resources of the tests: a version for each agent.
+
+    A stand-in for the real ones, so that a test sees exactly what was asked of them.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str | None, Mapping[str, int]]] = []
+
+    def assigned(
+        self, key: str, *, agent: str | None = None, pinned: Mapping[str, int] | None = None
+    ) -> dict[str, Resource]:
+        """The pinned version, else the third."""
+        self.asked.append((key, agent, pinned or {}))
+        version = (pinned or {}).get("prompt", 3)
+        return {"prompt": Resource("prompt", version, "prompt", {"template": "{task}!"})}
+
+
+def test_resources_are_assigned_and_stamped(store: Store, queue: Queue) -> None:
+    """The agent works with what is its, pinned versions first, and every span says which."""
+    resources = Assigning()
+
+    def agent(task: str, resources: Mapping[str, Resource]) -> float:
+        return float(resources["prompt"].version)
+
+    runner = Runner(agent, store=store, queue=queue, resources=resources)
+    free, pinned = (
+        *ran(queue, runner, ["a"]),
+        *ran(queue, runner, ["a"], resources={"prompt": 1}),
+    )
+
+    assert (free.reward, pinned.reward) == (3.0, 1.0)
+    assert resources.asked[0] == (free.rollout_id, "agent", {})
+    stamped = {span.attributes[c.RESOURCES] for span in store.spans(rollout_id=pinned.rollout_id)}
+    assert stamped == {'{"*":{"prompt":"1"}}'}
+
+
+def test_pinned_rollout_without_resources_is_refused(store: Store, queue: Queue) -> None:
+    """It never runs with something else in silence."""
+    (rollout,) = ran(
+        queue, Runner(lambda task: 1.0, store=store, queue=queue), ["a"], resources={"prompt": 1}
+    )
+
+    assert rollout.status == "failed"
+    assert "give Runner(resources=…)" in rollout.reason
+
+
+class Telling(Hook):
+    """Keeps what it is told of."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def on_rollout_start(self, *, agent: Any, runner: Runner, rollout: Rollout) -> None:
+        """Keep it."""
+        self.told.append(("start", agent.name, rollout.status))
+
+    def on_trace_start(
+        self, *, agent: Any, runner: Runner, rollout: Rollout, recording: Any
+    ) -> None:
+        """Emit into the rollout."""
+        lo.emit_message("from a hook")
+
+    async def on_trace_end(
+        self, *, agent: Any, runner: Runner, rollout: Rollout, recording: Any
+    ) -> None:
+        """Keep it, later."""
+        self.told.append(("traced", recording.result, type(recording.error).__name__))
+
+    def on_rollout_end(
+        self, *, agent: Any, runner: Runner, rollout: Rollout, spans: list[Span]
+    ) -> None:
+        """Keep it, and fail."""
+        self.told.append(("end", rollout.status, len(spans)))
+        raise RuntimeError("a hook's own")
+
+
+def test_hooks_look_on_and_disturb_nothing(
+    store: Store, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are called around each attempt, sync and async; one that fails is told of."""
+    hook = Telling()
+
+    def agent(task: int) -> float:
+        return 1 / task
+
+    rollouts = ran(queue, Runner(agent, store=store, queue=queue, hooks=[hook]), [1, 0])
+
+    assert hook.told == [
+        ("start", "agent", "running"),
+        ("traced", 1.0, "NoneType"),
+        ("end", "succeeded", 3),
+        ("start", "agent", "running"),
+        ("traced", None, "ZeroDivisionError"),
+        ("end", "failed", 2),
+    ]
+    assert [each.status for each in rollouts] == ["succeeded", "failed"]
+    assert "on_rollout_end of Telling failed" in caplog.text
+
+
+def test_groups_are_those_of_the_queue(store: Store, queue: Queue) -> None:
+    """The adapter compares rollouts of one group, whatever their tasks look like."""
+
+    def agent(task: str) -> float:
+        lo.emit_action("act", task)
+        return float(len(task))
+
+    rollouts = ran(queue, Runner(agent, store=store, queue=queue), ["a", "bc"], group_ids=["g"] * 2)
+
+    found = lo.TripletAdapter(advantage="grpo").adapt(store.spans())
+    assert {path.transitions[0].group_id for path in found} == {"g"}
+    assert len(rollouts) == len(found) == 2
+
+
+def test_recording_around_a_runner_is_left_alone(
+    store: Store, queue: Queue, tmp_path: Path
+) -> None:
+    """Attempts are no part of whatever recording the runner happens to be run in."""
+    (rollout,) = queue.put(["a"])
+    with lo.auto_trace(store=tmp_path / "outer.duckdb") as outer:
+        Runner(lambda task: 1.0, store=store, queue=queue).run()
+
+    assert len(outer.spans()) == 1
+    spans = store.spans(rollout_id=rollout.rollout_id).rows()
+    assert len(spans) == 2
+    assert outer.trace_id not in {span.trace_id for span in spans}
+
+
+def test_runner_works_within_an_event_loop(store: Store, queue: Queue) -> None:
+    """As in a notebook, where a loop goes on already."""
+
+    async def agent(task: str) -> float:
+        await asyncio.sleep(0)
+        return 1.0
+
+    async def notebook() -> list[Rollout]:
+        return ran(queue, Runner(agent, store=store, queue=queue), ["a"])
+
+    assert asyncio.run(notebook())[0].reward == 1.0
+
+
+def test_what_is_no_agent_is_refused(store: Store) -> None:
+    """Before anything is taken."""
+    with pytest.raises(ConfigError, match="int is no agent"):
+        Runner(3, store=store)
+
+
+_VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
+
+
+def test_attempts_know_nothing_of_each_other(store: Store, queue: Queue) -> None:
+    """What one sets in its context is not there in the next, though they share a loop."""
+
+    async def agent(task: str) -> float:
+        seen = _VARIABLE.get()
+        _VARIABLE.set(task)
+        asyncio.get_running_loop().create_task(asyncio.sleep(30))
+        return float(seen == "none")
+
+    rollouts = ran(queue, Runner(agent, store=store, queue=queue), ["a", "b", "c"])
+
+    assert [each.reward for each in rollouts] == [1.0, 1.0, 1.0]

@@ -1,0 +1,374 @@
+"""Resources: versions that never change, aliases that move, and who is given which."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.resources import Resources, stamps
+from lightning_otel.state import State
+from lightning_otel.types import Prompt
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """Where the state lies."""
+    return str(tmp_path / "traces.duckdb")
+
+
+@pytest.fixture
+def resources(place: str) -> Resources:
+    """Resources of a state that is not there yet."""
+    return Resources(State(place))
+
+
+def elsewhere(place: str, program: str) -> str:
+    """What a program prints in another process; `resources` is there for it."""
+    head = (
+        "from lightning_otel.resources import Resources\n"
+        "from lightning_otel.state import State\n"
+        f"resources = Resources(State({place!r}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(program)],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def test_publish_counts_versions_and_keeps_each(resources: Resources) -> None:
+    """A version is what was published, whatever comes after it."""
+    first = resources.publish("system_prompt", "Be brief.", metrics={"reward": 0.5})
+    second = resources.publish(
+        "system_prompt", Prompt("Be kind to {name}.", ({"role": "user", "content": "hi"},)),
+        parent=1, run_id="run-7",
+    )  # fmt: skip
+
+    assert [each.version for each in resources.versions("system_prompt")] == [1, 2]
+    assert resources.get("system_prompt", 1) == first
+    assert resources.get("system_prompt", 2) == second
+    assert first.body == {"template": "Be brief.", "examples": []}
+    assert (second.parent, second.run_id, second.kind) == (1, "run-7", "prompt")
+    assert len(first.sha256) == 64
+    assert first.sha256 != second.sha256
+    assert str(second) == "system_prompt@2"
+    assert resources.names() == ["system_prompt"]
+
+
+def test_first_version_goes_live_and_later_ones_wait(resources: Resources) -> None:
+    """Nobody is given what was published, until somebody says so."""
+    resources.publish("system_prompt", "one")
+    resources.publish("system_prompt", "two")
+
+    assert resources.get("system_prompt").version == 1
+    assert resources.publish("other", "x", alias="canary").version == 1
+    assert resources.aliases("other") == {"canary": 1}
+    with pytest.raises(NotFoundError, match="no version of other is live"):
+        resources.get("other")
+
+
+def test_same_body_is_the_same_version(resources: Resources) -> None:
+    """What the newest version says already makes no other, but the alias moves."""
+    resources.publish("system_prompt", "one")
+    second = resources.publish("system_prompt", "two")
+
+    again = resources.publish("system_prompt", {"template": "two"}, alias="live")
+
+    assert again == second
+    assert resources.get("system_prompt") == second
+    assert resources.publish("system_prompt", "one").version == 3
+
+
+def test_publishers_at_once_get_distinct_versions(resources: Resources, place: str) -> None:
+    """Threads and another process publish, and no version is lost, doubled or overwritten."""
+    program = """
+        for n in range(10):
+            resources.publish("p", f"from elsewhere {n}")
+    """
+    child = threading.Thread(target=elsewhere, args=(place, program))
+    child.start()
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda n: resources.publish("p", f"here {n}"), range(20)))
+    child.join(30)
+
+    versions = resources.versions("p")
+    assert [each.version for each in versions] == list(range(1, 31))
+    assert len({each.body["template"] for each in versions}) == 30
+    for each in made:
+        assert resources.get("p", each.version) == each
+
+
+def test_promote_and_rollback_move_live(resources: Resources) -> None:
+    """Rollback goes back step by step, over promotions, and what it left is never before."""
+    for text in ("one", "two", "three"):
+        resources.publish("p", text)
+    resources.set_alias("p", "live", 2)
+    resources.set_alias("p", "canary", 3, weight=0.5)
+
+    assert resources.promote("p").version == 3
+    assert resources.aliases("p") == {"live": 3}
+    assert resources.rollback("p").version == 2
+    resources.set_alias("p", "live", 3)
+    assert resources.rollback("p").version == 2
+    assert resources.rollback("p").version == 1
+    with pytest.raises(ConfigError, match="nothing of p was live before"):
+        resources.rollback("p")
+    assert resources.get("p").version == 1
+
+
+def test_live_can_be_taken_away_and_brought_back(resources: Resources) -> None:
+    """Without live the agent is left to itself; rollback brings back what was."""
+    resources.publish("p", "one")
+
+    resources.set_alias("p", "live", None)
+
+    assert resources.assigned("key") == {}
+    assert resources.rollback("p").version == 1
+    assert str(resources.assigned("key")["p"]) == "p@1"
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.1, 0.5, 1.0])
+def test_canary_gets_its_share(resources: Resources, weight: float) -> None:
+    """The share of keys lies within four standard deviations of the weight."""
+    resources.publish("p", "one")
+    resources.publish("p", "two", alias="canary", weight=weight)
+    count = 4000
+
+    given = [resources.assigned(f"rollout-{n}")["p"].version for n in range(count)]
+
+    deviation = (count * weight * (1 - weight)) ** 0.5
+    assert abs(given.count(2) - count * weight) <= 4 * deviation
+
+
+def test_canary_share_is_even_over_tenths(resources: Resources) -> None:
+    """Chi-square: keys fall evenly on tenths of the range, and independently for two names."""
+    from lightning_otel.resources.assigning import _share
+
+    count = 5000
+    for name in ("p", "q"):
+        tenths = [0] * 10
+        for n in range(count):
+            tenths[int(_share(f"{name}@2\0rollout-{n}") * 10)] += 1
+        chi_square = sum((found - count / 10) ** 2 / (count / 10) for found in tenths)
+        assert chi_square < 27.88  # 9 degrees of freedom, one in a thousand
+
+    both = sum(
+        _share(f"p@2\0rollout-{n}") < 0.5 and _share(f"q@2\0rollout-{n}") < 0.5
+        for n in range(count)
+    )
+    assert abs(both - count / 4) < 4 * (count * 0.25 * 0.75) ** 0.5
+
+
+def test_assignment_is_sticky_across_processes(resources: Resources, place: str) -> None:
+    """A key is given the same version wherever it is asked for; a larger weight takes none away."""
+    resources.publish("p", "one")
+    resources.publish("p", "two", alias="canary", weight=0.3)
+    keys = [f"rollout-{n}" for n in range(200)]
+
+    here = {key for key in keys if resources.assigned(key)["p"].version == 2}
+    program = f"print([k for k in {keys!r} if resources.assigned(k)['p'].version == 2])"
+    there = set(eval(elsewhere(place, program)))
+    resources.set_alias("p", "canary", 2, weight=0.6)
+    more = {key for key in keys if resources.assigned(key)["p"].version == 2}
+
+    assert here == there
+    assert here < more
+
+
+def test_agents_own_resource_goes_first(resources: Resources) -> None:
+    """`agent/name` is that agent's `name`; others keep theirs; pins go before both."""
+    resources.publish("system_prompt", "for all")
+    resources.publish("planner/system_prompt", "for the planner")
+    resources.publish("planner/system_prompt", "for the planner, better")
+
+    def given(agent: str | None, pinned: Mapping[str, int] | None = None) -> dict[str, str]:
+        found = resources.assigned("key", agent=agent, pinned=pinned)
+        return {name: str(resource) for name, resource in found.items()}
+
+    assert given("writer")["system_prompt"] == "system_prompt@1"
+    assert given("planner")["system_prompt"] == "planner/system_prompt@1"
+    assert given(None) == {
+        "system_prompt": "system_prompt@1",
+        "planner/system_prompt": "planner/system_prompt@1",
+    }
+    assert given("planner", {"planner/system_prompt": 2}) == {
+        "system_prompt": "planner/system_prompt@2",
+        "planner/system_prompt": "planner/system_prompt@2",
+    }
+    assert given("planner", {"system_prompt": 1})["system_prompt"] == "system_prompt@1"
+    with pytest.raises(NotFoundError, match="no system_prompt@9"):
+        given("planner", {"system_prompt": 9})
+
+
+def test_stamps_name_each_agents_versions(resources: Resources) -> None:
+    """What is stamped is what each agent was given."""
+    resources.publish("system_prompt", "for all")
+    resources.publish("planner/system_prompt", "for the planner")
+
+    assert stamps(resources.assigned("key")) == {
+        "planner": {"system_prompt": "1"},
+        "*": {"system_prompt": "1"},
+    }
+    assert stamps(resources.assigned("key", agent="planner")) == {
+        "planner": {"system_prompt": "1"},
+    }
+
+
+def test_running_process_picks_up_what_another_published(resources: Resources, place: str) -> None:
+    """Within the second in which what is known counts as fresh."""
+    resources.publish("p", "one")
+    assert resources.assigned("key")["p"].version == 1
+
+    elsewhere(place, "resources.publish('p', 'two', alias='live')")
+    threading.Event().wait(1.05)
+
+    assert resources.assigned("key")["p"].version == 2
+
+
+def test_assigned_asks_at_most_once_a_second(resources: Resources) -> None:
+    """A thousand assignments open the state once."""
+    resources.publish("p", "one")
+    reads = 0
+    read = resources.state.read
+
+    def counted() -> Any:
+        nonlocal reads
+        reads += 1
+        return read()
+
+    resources.state.read = counted  # type: ignore[method-assign]  # counts, and reads
+
+    for n in range(1000):
+        resources.assigned(f"rollout-{n}")
+
+    assert reads <= 2
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "match"),
+    [
+        ("", None, "has no text"),
+        ("   ", "prompt", "has no text"),
+        (b"bytes", None, "is bytes"),
+        (7, None, "is int"),
+        ({}, None, "none of a resource's keys"),
+        ({"template": "x", "api_key": "k"}, None, "keys of a server stay with the agent"),
+        ({"template": "x", "examples": "y"}, None, "no list"),
+        ({"template": "x", "examples": [{"role": "system", "content": "y"}]}, None, "no message"),
+        ({"template": "x", "examples": [{"role": "user"}]}, None, "says nothing"),
+        ({"template": "x", "examples": [{"role": "user", "content": "\ud800"}]}, None, "JSON"),
+        ([{"role": "user", "content": "x"}], None, "begin with the system's"),
+        ({"model": ""}, None, "says nothing"),
+        ({"model": 3}, None, "the model of p is 3"),
+        ({"base_url": "ftp://host/v1"}, None, "base_url of p"),
+        ({"base_url": "http://me:secret@host/v1"}, None, "base_url of p"),
+        ({"model": "m", "sampling": {"temperature": "hot"}}, None, "temperature of p"),
+        ({"model": "m", "sampling": {"temperature": float("nan")}}, None, "temperature of p"),
+        ({"model": "m", "sampling": {"messages": []}}, None, "sampling of p has 'messages'"),
+        ({"uri": ""}, None, "uri ''"),
+        ({"uri": "/w"}, "prompt", "has 'uri', which prompt does not have"),
+        ({"template": "x"}, "poem", "no kind 'poem'"),
+        ({"template": "x" * (1 << 20)}, None, "holds up to"),
+    ],
+)  # fmt: skip
+def test_what_does_not_parse_is_refused(
+    resources: Resources, body: object, kind: Any, match: str
+) -> None:
+    """It is said what is wrong, and nothing is kept."""
+    with pytest.raises(ConfigError, match=match):
+        resources.publish("p", body, kind=kind)
+
+    assert resources.names() == []
+
+
+@pytest.mark.parametrize("name", ["", " x", "a@b", "a,b", "a\nb", "/a", "a/", "a//b", "x" * 201])
+def test_names_that_cannot_be_written_are_refused(resources: Resources, name: str) -> None:
+    """A version is written `name@version`, several with commas."""
+    with pytest.raises(ConfigError, match="name"):
+        resources.publish(name, "x")
+
+
+def test_a_name_keeps_its_kind(resources: Resources) -> None:
+    """A prompt does not become a model in its next version."""
+    resources.publish("p", "text")
+
+    with pytest.raises(ConfigError, match="p is prompt, and this is endpoint"):
+        resources.publish("p", {"model": "m"})
+
+
+def test_aliases_are_checked(resources: Resources) -> None:
+    """Words, shares and versions that cannot be are refused, and what stood stands."""
+    resources.publish("p", "text")
+
+    with pytest.raises(ConfigError, match="no alias can be '2'"):
+        resources.set_alias("p", "2", 1)
+    with pytest.raises(ConfigError, match="share from 0 to 1"):
+        resources.set_alias("p", "canary", 1, weight=1.5)
+    with pytest.raises(ConfigError, match="live has no weight"):
+        resources.set_alias("p", "live", 1, weight=0.5)
+    with pytest.raises(NotFoundError, match="no p@2"):
+        resources.set_alias("p", "live", 2)
+    with pytest.raises(NotFoundError, match="no canary"):
+        resources.promote("p")
+    for name in ("get", "versions", "rollback", "promote"):
+        with pytest.raises(NotFoundError):
+            getattr(resources, name)("q")
+    assert resources.aliases("p") == {"live": 1}
+
+
+def test_failed_publication_leaves_nothing(resources: Resources) -> None:
+    """A parent that is not there is refused before anything is kept."""
+    with pytest.raises(NotFoundError, match="no p@4"):
+        resources.publish("p", "text", parent=4)
+
+    assert resources.names() == []
+
+
+def test_forked_child_reads_and_publishes(resources: Resources) -> None:
+    """What was read before the fork is known in the child, and its version counts."""
+    resources.publish("p", "one")
+    resources.assigned("key")
+    child = os.fork()
+    if not child:
+        good = resources.publish("p", "two", alias="live").version == 2
+        os._exit(0 if good and resources.assigned("key")["p"].version == 2 else 1)
+
+    assert os.waitpid(child, 0)[1] == 0
+    assert resources.get("p").version == 2
+
+
+def test_prompt_fills_in_placeholders() -> None:
+    """Names in braces are filled in, doubled ones are text, other braces stay as they are."""
+    prompt = Prompt('Solve {task} as {{"a": {"b": 1}}} {{task}}, {task}!')
+
+    assert prompt.placeholders == ("task",)
+    assert prompt.format(task="2+2", more=1) == 'Solve 2+2 as {{"a": {"b": 1}}} {task}, 2+2!'
+
+
+def test_prompt_names_what_is_missing(resources: Resources) -> None:
+    """The error says which version wants what."""
+    published = resources.publish("p", "Solve {task} for {user}")
+
+    with pytest.raises(ConfigError, match=r"p@1 needs user, and was given task; format\(user=…\)"):
+        published.format(task="2+2")
+    with pytest.raises(ConfigError, match="no prompt but weights"):
+        resources.publish("w", {"uri": "/w"}).format()
+
+
+def test_prompt_gives_messages(resources: Resources) -> None:
+    """System message and examples as the chat API takes them."""
+    examples = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    published = resources.publish("p", [{"role": "system", "content": "Add {task}"}, *examples])
+
+    assert published.prompt.messages(task="it") == [
+        {"role": "system", "content": "Add it"},
+        *examples,
+    ]
