@@ -1,4 +1,4 @@
-"""Each algorithm trains on a batch, refuses what cannot be trained, and goes on where it stopped."""
+"""Each algorithm trains on a batch, refuses what cannot be, and goes on where it stopped."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,9 +74,7 @@ def test_a_resumed_run_is_one_that_never_stopped(
     """Every batch moves the weights; and one, a checkpoint and another are two."""
     steps = 1
     # Each answer another one, or pairs of them would say nothing.
-    held = changed(
-        paths, lambda s: replace(s, action=(said("assistant", f"Try {s.rollout_id}."),))
-    )
+    held = changed(paths, lambda s: replace(s, action=(said("assistant", f"Try {s.rollout_id}."),)))
 
     def made() -> Any:
         return MAKERS[name](str(base), peft_config=adapter, **FAST)
@@ -134,7 +132,7 @@ def test_settings_are_the_librarys(base: Path, paths: list[Trajectory]) -> None:
     with pytest.raises(ConfigError, match="output_dir cannot be set"):
         KTO(str(base), output_dir="here")
     with pytest.raises(ConfigError, match="DPOConfig does not take these settings"):
-        DPO(str(base), loss_type=["sigmoid"], loss_weights=[1, 2], **FAST).train_step(batch_of(paths))
+        DPO(str(base), optim="no such one", **FAST).train_step(batch_of(paths))
 
 
 def test_models_that_cannot_be_loaded_are_told(tmp_path: Path, paths: list[Trajectory]) -> None:
@@ -224,7 +222,7 @@ def test_later_batches_are_counted_not_refused(base: Path, paths: list[Trajector
 
 
 def test_sft_keeps_the_best(base: Path, paths: list[Trajectory]) -> None:
-    """Exact tokens are trained as they are, text by its template, and a threshold keeps the best."""
+    """Exact tokens are trained as they are, text by its template; a threshold keeps the best."""
     best = SFT(str(base), threshold=1.0, **FAST)
     text = SFT(str(base), **FAST)
 

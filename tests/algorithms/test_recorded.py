@@ -156,7 +156,7 @@ def test_recorded_grpo_equals_the_reference(
 
 
 def test_replaying_rows_meets_the_clip(tmp_path: Path) -> None:
-    """The more often the same rows are trained, the more of them are clipped; stock TRL never is."""
+    """The more often the same rows are trained, the more are clipped; with stock TRL none is."""
     held = rows()
     model = tiny.model()
     with torch.no_grad():

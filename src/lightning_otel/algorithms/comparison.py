@@ -31,7 +31,7 @@ def compared(batch: Batch, how: Advantage) -> Compared:
         how: How advantages are computed; the groups are the batch's.
     """
     groups = {each: group_id for group_id, ids in batch.groups.items() for each in ids}
-    outcomes = {}
+    outcomes: dict[AttemptKey, Outcome] = {}
     for path in batch:
         key = AttemptKey(path.rollout_id, path.attempt_id)
         start_ns = path.transitions[0].start_ns if path.transitions else 0

@@ -1,4 +1,4 @@
-"""What the algorithms that train weights share: a model, a trainer of TRL's a batch, and weights out.
+"""What the algorithms that train weights share: a model, TRL's trainer, and weights that come out.
 
 Each batch of rollouts is one training of TRL's, on the model and with the optimizer of the batch
 before it; a member says what its rows are and which trainer takes them. No loss is here.
@@ -152,7 +152,7 @@ class GradientAlgorithm(BaseAlgorithm):
         """Train on the rows of a batch once, or as often as ``num_train_epochs`` says.
 
         Raises:
-            TrainingError: Nothing of the first batch can be trained; of a later one that is counted.
+            TrainingError: Nothing of the first batch can be trained; later that is counted.
         """
         self._open()
         made = self.rows(batch)
@@ -199,10 +199,8 @@ class GradientAlgorithm(BaseAlgorithm):
         folder = Path(self._context.run_dir) / "weights" / step
         digest = models.publish(self._model, self._tokenizer, folder)
         base = str(self._model.config._name_or_path)
-        weights = Weights(
-            folder, f"{self._resource}-{step}-{digest[:8]}", self._is_adapter(), base
-        )
-        body = {"uri": str(folder), "base_model": base, "name": weights.name}
+        weights = Weights(folder, f"{self._resource}-{step}-{digest[:8]}", self._is_adapter(), base)
+        body = {"uri": str(folder), "base_model": base}
         others = self._announce(weights) if self._announce is not None else None
         return {self._resource: body, **(others or {})}
 

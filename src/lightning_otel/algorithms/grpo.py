@@ -33,6 +33,7 @@ class GRPO(GradientAlgorithm):
 
     name: ClassVar[str] = "grpo"
     needs: CaptureLevel = "exact"
+    needs_logprobs: bool = True
     config = "GRPOConfig"
     group_size: int = 2
 
@@ -55,8 +56,8 @@ class GRPO(GradientAlgorithm):
                 None takes all, and the clip sees to them.
             follow: The resource whose versions, as spans are stamped with them, tell the age of a
                 row; by default the weights. Name the endpoint where agents are given that.
-            **others: As :class:`GradientAlgorithm` takes them; ``num_train_epochs`` is PPO's epochs,
-                ``epsilon`` the clip, ``beta`` the pull to the first model.
+            **others: As :class:`GradientAlgorithm` takes them; ``epsilon`` is the clip, ``beta``
+                the pull to the first model, ``num_train_epochs`` PPO's epochs.
         """
         super().__init__(model, **others)
         self._how = advantage if isinstance(advantage, Advantage) else Advantage(advantage)
@@ -129,7 +130,7 @@ class GRPO(GradientAlgorithm):
             args.gradient_accumulation_steps, args.steps_per_generation = count, 2 * count
         if args.beta and not self._is_adapter():
             shared["reference"] = models.plain(self.reference())
-        return RecordedGRPOTrainer(args=args, rows=rows.rows, **shared)
+        return RecordedGRPOTrainer(args=args, rows=list(rows.rows), **shared)
 
 
 def _refuse(steps: list[Transition], faults: Counter[str]) -> None:

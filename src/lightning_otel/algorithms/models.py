@@ -1,4 +1,4 @@
-"""Models and their weights: loaded, adapted, kept in a checkpoint, and put where an engine finds them.
+"""Models and their weights: loaded, adapted, kept in checkpoints, put where engines find them.
 
 Imports torch, transformers and peft when it is used.
 """
@@ -68,7 +68,7 @@ def loaded(model: Any, settings: Mapping[str, Any]) -> Any:
     causal = library("transformers").AutoModelForCausalLM
     try:
         return causal.from_pretrained(os.fspath(model), **settings)
-    except Exception as exc:  # noqa: BLE001  # damaged files raise errors that are of no kind
+    except Exception as exc:  # damaged files raise errors that are of no kind
         raise ConfigError(
             f"the model {os.fspath(model)!r} cannot be loaded: {_short(exc)}; name a folder with "
             "config.json and weights, or a model that was downloaded before"
@@ -86,7 +86,7 @@ def tokenizer_of(model: Any, tokenizer: Any) -> Any:
     place = tokenizer if tokenizer is not None else model.config._name_or_path
     try:
         return library("transformers").AutoTokenizer.from_pretrained(os.fspath(place))
-    except Exception as exc:  # noqa: BLE001  # as above
+    except Exception as exc:  # as above
         raise ConfigError(
             f"the tokenizer {os.fspath(place)!r} cannot be loaded: {_short(exc)}; give one as "
             "tokenizer="

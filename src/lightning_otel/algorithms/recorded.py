@@ -1,4 +1,4 @@
-"""GRPO on recorded rows: TRL's trainer, with what agents sampled in place of what it would generate.
+"""GRPO on recorded rows: TRL's trainer, with what agents sampled instead of generating.
 
 Nothing of the loss is here. Stock TRL takes the ratio to the weights as they are, and so trains on
 stale data as if it were fresh; here it is taken to the log-probabilities that were recorded.
@@ -8,7 +8,7 @@ Imported only where TRL is installed; it overrides private methods, so releases 
 Source: TRL 1.16, ``trl/trainer/grpo_trainer.py``: ``_compute_loss`` says what a batch holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypedDict
 
@@ -37,7 +37,7 @@ class RecordedRow(TypedDict):
     advantages: Sequence[float]
 
 
-class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined]  # not installed everywhere
+class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not installed everywhere
     """TRL's GRPO trainer on rows that were recorded; ``train_dataset`` holds them.
 
     An epoch is one pass over the rows. Nothing is generated and no reward function is called.
@@ -47,7 +47,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined] 
         self,
         model: Any,
         args: Any,
-        rows: Sequence[RecordedRow],
+        rows: Sequence[Mapping[str, Any]],
         *,
         reference: Any = None,
         **others: Any,
@@ -57,7 +57,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined] 
         Args:
             model: As ``GRPOTrainer`` takes it.
             args: A ``GRPOConfig``.
-            rows: What is trained.
+            rows: What is trained, each a :class:`RecordedRow`.
             reference: The model that ``beta`` holds it to; an adapter's is the model without it.
             **others: As ``GRPOTrainer`` takes them, such as ``processing_class``.
         """
