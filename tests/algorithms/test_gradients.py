@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.adapter.forest import said
-from tests.algorithms import tiny
+from examples.closed_loop import tiny
 from tests.formats.consumers.recorded import TASKS, TRIES, recorded
 
 from lightning_otel.algorithms.base import Batch

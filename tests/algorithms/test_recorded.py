@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.algorithms import tiny
+from examples.closed_loop import tiny
 
 torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")

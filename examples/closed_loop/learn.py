@@ -1,0 +1,44 @@
+"""A trainer beside the agent: GRPO on what was recorded, weights given to the engine while it serves.
+
+    python examples/closed_loop/learn.py STORE MODEL_FOLDER ENGINE_URL STEPS [resume]
+"""
+
+import sys
+
+import torch
+
+import lightning_otel as lo
+from lightning_otel.algorithms.engines import VLLM
+from lightning_otel.trainer import Trainer
+
+BATCH = 32
+LORA = {
+    "r": 8,
+    "lora_alpha": 16,
+    "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "lm_head"],
+}
+
+
+def main() -> None:
+    store, model, engine, steps = sys.argv[1:5]
+    torch.set_num_threads(1)
+    trainer = Trainer(
+        algorithm="grpo",
+        store=lo.Store(store),
+        min_batch_size=BATCH,
+        max_iterations=int(steps),
+        model=model,
+        peft_config=LORA,
+        learning_rate=1e-2,
+        per_device_train_batch_size=BATCH,
+        announce=VLLM(engine, endpoint="llm"),
+        follow="llm",
+        max_staleness=4,
+    )
+    if sys.argv[5:] == ["resume"]:
+        trainer.resume_from_checkpoint("@last")
+    trainer.fit_async().wait()
+
+
+if __name__ == "__main__":
+    main()
