@@ -168,9 +168,12 @@ ENVIRONMENTS = {
             "duckdb-extension-httpfs==1.5.5",
             "duckdb-extension-postgres-scanner==1.5.5",
             "moto[s3,server]>=5.1",
+            "psycopg[binary]>=3.2",
+            "sqlalchemy>=2.0.40",
         ),
-        ("tests/store/test_lake.py", "tests/store/lake"),
-        ("duckdb", "duckdb-extension-ducklake", "moto"),
+        # The queue's contract holds in PostgreSQL as it does in SQLite.
+        ("tests/store/test_lake.py", "tests/store/lake", "tests/queue"),
+        ("duckdb", "duckdb-extension-ducklake", "moto", "psycopg"),
     ),
     # ClickHouse's own engine is in chdb, 530 MB.
     "clickhouse": Environment(
@@ -195,8 +198,8 @@ ENVIRONMENTS = {
             "sqlalchemy>=2.0.40",
             "tensordict>=0.8,!=0.9.0,<=0.10.0",
         ),
-        ("tests/formats/consumers", "tests/algorithms"),
-        ("torch", "trl", "transformers", "datasets", "peft", "verl", "agentlightning"),
+        ("tests/formats/consumers", "tests/algorithms", "tests/runner/test_ray.py"),
+        ("torch", "trl", "transformers", "datasets", "peft", "ray", "verl", "agentlightning"),
         alone=("verl==0.9.1", "agentlightning==0.3.0"),
     ),
     # Its adapters alone: the whole of Agent Lightning brings an LLM gateway, 470 MB.

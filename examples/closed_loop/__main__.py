@@ -21,7 +21,7 @@ from pathlib import Path
 
 import lightning_otel as lo
 from lightning_otel.resources import Resources
-from lightning_otel.runs import Claims, Runs
+from lightning_otel.runs import Runs
 from lightning_otel.state import State
 
 HERE = Path(__file__).resolve().parent
@@ -94,8 +94,40 @@ class Loop:
                 process.wait(20)
 
     def step(self) -> int:
-        found = self.runs.list() if hasattr(self.runs, "list") else []
-        return max((each.step for each in found), default=0)
+        """How many steps of training are kept."""
+        return max((each.step for each in self.runs.all()), default=0)
+
+    def report(self) -> float:
+        """Print the curve, and what became of every rollout; gives what the reward rose by."""
+        run = self.runs.get("@last")
+        measured = self.runs.metrics(run.run_id)
+        rewards = [each.value for each in measured if each.name == "reward"]
+        counted = sum(int(each.value) for each in measured if each.name == "rollouts")
+        claims = self.runs.claims(run)
+        trained, states = claims.trained(), claims.counts()
+        versions = Counter(
+            step.resources.get("llm") for step in self.store.transitions(bodies=False)
+        )
+        edge = max(1, len(rewards) // 8)
+        first = sum(rewards[:edge]) / edge
+        last = sum(rewards[-edge:]) / edge
+        print(f"mean reward of each step\n{curve(rewards)}")
+        print(f"reward {first:.2f} -> {last:.2f} in {len(rewards)} steps")
+        print(f"{len(trained)} rollouts trained, each once; {counted} counted in steps; {states}")
+        print(f"{sum(versions.values())} calls of {len(versions)} versions of the weights")
+        assert run.step == self.steps == len(rewards)
+        assert len(trained) == counted, "a rollout was lost or repeated"
+        return last - first
+
+
+def curve(values: Sequence[float], height: int = 8) -> str:
+    """The values as columns of text, between 0 and 1."""
+    rows = [
+        "".join("█" if value * height >= row + 0.5 else " " for value in values)
+        for row in reversed(range(height))
+    ]
+    labels = ["1.0 │", *["    │"] * (height - 2), "0.0 │"]
+    return "\n".join(label + row for label, row in zip(labels, rows, strict=True))
 
 
 def main() -> None:
@@ -106,6 +138,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         loop = Loop(given.folder or Path(scratch), given.steps)
         loop.run()
+        loop.report()
 
 
 if __name__ == "__main__":

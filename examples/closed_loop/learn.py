@@ -15,7 +15,7 @@ BATCH = 32
 LORA = {
     "r": 8,
     "lora_alpha": 16,
-    "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "lm_head"],
+    "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
 }
 
 

@@ -61,8 +61,8 @@ class State:
             ConfigError: The place is none of these, or its driver is not installed.
         """
         given = os.fspath(place) if place is not None else config.state_place()
-        self._place = given
         self._layout = None if _is_database(given) else Layout(given)
+        self._place = given if self._layout is None else str(self._layout.catalogue)
         self.now_ns = now_ns
         self._ready: set[str] = set()
         self._engine = _engine(given, self._layout)

@@ -1,13 +1,16 @@
-"""The queue's contract: order, leases by the clock, retries, results that count once."""
+"""The queue's contract: order, leases by the clock, retries, results that count once.
+
+It holds in SQLite and in PostgreSQL. ``LIGHTNING_TEST_ROLLOUTS`` is how many eight workers share.
+"""
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ import pytest
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.queue import Lease, Queue
 from lightning_otel.state import State
+
+ROLLOUTS = int(os.environ.get("LIGHTNING_TEST_ROLLOUTS", "100"))
 
 
 class Clock:
@@ -39,9 +44,23 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def queue(tmp_path: Path, clock: Clock) -> Queue:
+def opened(place: str) -> Iterator[Callable[..., Queue]]:
+    """A function that opens the queue that lies there, as another process does."""
+    states: list[State] = []
+
+    def open_queue(**how: Any) -> Queue:
+        states.append(State(place, **how))
+        return Queue(states[-1])
+
+    yield open_queue
+    for state in states:
+        state.close()
+
+
+@pytest.fixture
+def queue(opened: Callable[..., Queue], clock: Clock) -> Queue:
     """An empty queue."""
-    return Queue(State(tmp_path / "traces.duckdb", now_ns=clock))
+    return opened(now_ns=clock)
 
 
 def taken(queue: Queue, worker_id: str = "w", **wanted: Any) -> Lease:
@@ -189,11 +208,13 @@ def test_cancelled_rollout_is_over(queue: Queue) -> None:
         queue.cancel("r9")
 
 
-def test_pause_lets_nobody_take_anything(queue: Queue, tmp_path: Path) -> None:
+def test_pause_lets_nobody_take_anything(
+    queue: Queue, opened: Callable[..., Queue], clock: Clock
+) -> None:
     """It holds for everybody, until it is ended; what runs goes on."""
     queue.put(["a", "b"])
     lease = taken(queue)
-    other = Queue(State(tmp_path / "traces.duckdb"))
+    other = opened(now_ns=clock)
     other.pause()
     other.pause()
 
@@ -285,10 +306,10 @@ def worked_through(queue: Queue, worker_id: str) -> list[str]:
     return found
 
 
-def test_no_two_workers_hold_one_rollout(tmp_path: Path) -> None:
+def test_no_two_workers_hold_one_rollout(opened: Callable[..., Queue]) -> None:
     """Eight at once, threads and forks, each with a queue of its own: each rollout is done once."""
-    queue = Queue(State(tmp_path / "traces.duckdb"))
-    rollouts = queue.put(range(200))
+    queue = opened()
+    rollouts = queue.put(range(ROLLOUTS))
     context = multiprocessing.get_context("fork")
     with context.Pool(4) as pool, ThreadPoolExecutor(4) as threads:
         forks = [pool.apply_async(worked_through, (queue, f"fork-{n}")) for n in range(4)]
@@ -297,23 +318,21 @@ def test_no_two_workers_hold_one_rollout(tmp_path: Path) -> None:
         done += [each for found in others for each in found.result(50)]
 
     assert sorted(done) == sorted(each.rollout_id for each in rollouts)
-    assert queue.counts()["succeeded"] == 200
+    assert queue.counts()["succeeded"] == ROLLOUTS
 
 
-def test_killed_worker_loses_its_lease_alone(tmp_path: Path, clock: Clock) -> None:
+def test_killed_worker_loses_its_lease_alone(queue: Queue, place: str, clock: Clock) -> None:
     """A worker that is killed while it holds a rollout keeps it until its lease ends, no longer."""
-    place = tmp_path / "traces.duckdb"
-    (rollout,) = Queue(State(place, now_ns=clock)).put(["a"], max_attempts=2)
+    (rollout,) = queue.put(["a"], max_attempts=2)
     program = f"""
         import os, signal
         from lightning_otel.queue import Queue
         from lightning_otel.state import State
-        queue = Queue(State({str(place)!r}, now_ns=lambda: {clock.ns}))
+        queue = Queue(State({place!r}, now_ns=lambda: {clock.ns}))
         assert queue.lease("killed", lease_s=30)
         os.kill(os.getpid(), signal.SIGKILL)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=30)
-    queue = Queue(State(place, now_ns=clock))
 
     assert done.returncode == -signal.SIGKILL
     clock.go_on(29)

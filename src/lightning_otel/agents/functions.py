@@ -1,9 +1,11 @@
 """Functions as agents: ``@rollout``, and any callable."""
 
+import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from inspect import Parameter
 from typing import Any, Final, overload
 
@@ -11,6 +13,7 @@ from lightning_otel.agents.agent import Agent, Answer, Resources, finished
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Rollout
 
+_is_by_value: ContextVar[bool] = ContextVar("is_by_value", default=False)
 _BY_NAME: Final = ("resources", "rollout")
 _POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -56,6 +59,8 @@ class FunctionAgent(Agent):
 
     def __reduce__(self) -> Any:
         # A decorated function stands under its name as this object; pickle finds it there.
+        if _is_by_value.get():
+            return _made, (self.function, self._name, self.track_only)
         module = sys.modules.get(getattr(self, "__module__", ""))
         name = str(getattr(self, "__qualname__", ""))
         if module is not None and name and getattr(module, name, None) is self:
@@ -67,6 +72,16 @@ class FunctionAgent(Agent):
         known: dict[str, Any] = {"resources": resources, "rollout": rollout}
         given = [known[name] for name in self._rest]
         return finished(self.function(task, *given, **{name: known[name] for name in self._named}))
+
+
+@contextlib.contextmanager
+def by_value() -> Iterator[None]:
+    """Within, agents are pickled with their functions: for where nothing of theirs is imported."""
+    token = _is_by_value.set(True)
+    try:
+        yield
+    finally:
+        _is_by_value.reset(token)
 
 
 def _made(function: Callable[..., Any], name: str, track_only: str | None) -> FunctionAgent:

@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -140,6 +140,20 @@ def check(checkpoint: Checkpoint, algorithm: str, folder: Path) -> None:
             f"the checkpoint {folder} is one of {checkpoint.algorithm}, not of {algorithm}; make "
             f"the trainer with that algorithm, or start anew"
         )
+
+
+def clear(folder: Path, kept: Collection[Path]) -> None:
+    """Take away what a killed process left: checkpoints that do not count, whole or not.
+
+    Args:
+        folder: Where a run has its checkpoints.
+        kept: Those that stay.
+    """
+    if not folder.exists():
+        return
+    for found in folder.iterdir():
+        if found not in kept:
+            shutil.rmtree(found, ignore_errors=True)
 
 
 def files(folder: Path) -> Path:

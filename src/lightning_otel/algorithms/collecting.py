@@ -64,6 +64,7 @@ class Collector:
         self._versions = versions
         self._asked = Asked.of(setting.select)  # type: ignore[arg-type]  # checked there
         self._is_first = True
+        self._known: list[Group] = []
         self.counts: Counter[str] = Counter()
 
     def next(self, number: int) -> Batch | None:
@@ -172,8 +173,7 @@ class Collector:
         wanted = self._setting.min_batch_size or 1
         while not self._stop.is_set():
             started = time.monotonic()
-            groups = self._found()
-            chosen = self._enough(groups, wanted - _size(held))
+            groups, chosen = self._offered(wanted - _size(held))
             loaded = self._take(chosen) if chosen else None
             if loaded:
                 held.append(loaded)
@@ -191,15 +191,26 @@ class Collector:
         self._give_back(held)
         return None
 
-    def _found(self) -> list[Group]:
+    def _offered(self, short: int) -> tuple[list[Group], Taken]:
+        """What is not taken, and enough of it; looked for anew only where it was not enough."""
+        taken = self._claims.taken().keys()
+        known = [
+            group
+            for group in self._known
+            if taken.isdisjoint(each.rollout_id for each in group.members)
+        ]
+        chosen = self._enough(known, short)
+        if chosen:
+            return known, chosen
         setting = self._setting
-        return find_groups(
+        self._known = find_groups(
             setting.store,
             setting.queue,
             self._asked.wanted,
             is_grouped=self._algorithm.group_size > 1,
-            without=self._claims.taken().keys(),
+            without=taken,
         )
+        return self._known, self._enough(self._known, short)
 
     def _enough(self, groups: Sequence[Group], short: int) -> Taken:
         """Whole groups, the oldest first, until they are enough; none if all are too few."""

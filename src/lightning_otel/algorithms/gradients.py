@@ -172,14 +172,7 @@ class GradientAlgorithm(BaseAlgorithm):
         # So that a resumed run goes on as one that was never stopped.
         models.library("transformers").set_seed(args.seed + self._steps)
         args.seed = args.seed + self._steps
-        with models.quiet():
-            trainer = self.trainer(
-                args,
-                made,
-                model=models.plain(self._model),
-                processing_class=self._tokenizer,
-                optimizers=(self._optimizer, None),
-            )
+        trainer = self._made(args, made)
         # It would print what is logged here.
         trainer.remove_callback(models.library("transformers").PrinterCallback)
         if self._remembered is not None:
@@ -190,6 +183,20 @@ class GradientAlgorithm(BaseAlgorithm):
         trainer.train()
         self._optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         return _means(trainer.state.log_history)
+
+    def _made(self, args: Any, made: Rows) -> Any:
+        shared = {
+            "model": models.plain(self._model),
+            "processing_class": self._tokenizer,
+            "optimizers": (self._optimizer, None),
+        }
+        try:
+            with models.quiet():
+                return self.trainer(args, made, **shared)
+        except (TypeError, ValueError, ImportError, NotImplementedError) as exc:
+            raise ConfigError(
+                f"TRL does not take this model with these settings: {exc}; change what it names"
+            ) from exc
 
     def _published(self) -> dict[str, Any]:
         """Write the weights down, tell of them, and give the bodies that are to be published."""

@@ -145,7 +145,11 @@ def run_workers(
         from lightning_otel.runner.processes import start
 
         return Crew(duty, first.queue, start).run(n, told)
-    raise ConfigError(f"workers are of kind {kind!r}; it must be threads or processes")
+    if kind == "ray":
+        from lightning_otel.runner.ray import starter
+
+        return Crew(duty, first.queue, starter(duty, options or {})).run(n, told)
+    raise ConfigError(f"workers are of kind {kind!r}; it must be threads, processes or ray")
 
 
 def _place(store: Store) -> Path:

@@ -174,7 +174,7 @@ class Claims:
                     CLAIMS.c.consumer == self.consumer, self._is_taken()
                 )
             )
-            return dict(rows.tuples().all())
+            return {row.rollout_id: row.reward for row in rows}
 
     def trained(self) -> dict[str, float | None]:
         """Rollouts that were trained on, each with the reward it then had."""
@@ -184,7 +184,7 @@ class Claims:
                     CLAIMS.c.consumer == self.consumer, CLAIMS.c.state == "trained"
                 )
             )
-            return dict(rows.tuples().all())
+            return {row.rollout_id: row.reward for row in rows}
 
     def counts(self) -> dict[str, int]:
         """How many rollouts are ``claimed`` and ``trained``, and how many left, by reason."""

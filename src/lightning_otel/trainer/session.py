@@ -157,6 +157,9 @@ class Session:
             # Whoever was at work on it before is not any more: what it held is there again.
             claims.rewind(run.step)
             runs.rewind(run.run_id, run.step)
+            kept = {Path(each.place) for each in runs.checkpoints(run.run_id)}
+            read = {self._origin.folder} if self._origin.folder is not None else set()
+            checkpoints.clear(run_dir / "checkpoints", kept | read)
             context = Context(
                 self._setting,
                 self._algorithm,

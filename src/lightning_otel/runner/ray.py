@@ -1,0 +1,97 @@
+"""Workers as Ray actors, on however many machines a Ray cluster has.
+
+Each records into the store of its own machine; the queue is one that all of them reach.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lightning_otel.agents.functions import by_value
+from lightning_otel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_otel.runner.crew import Duty
+
+
+def starter(duty: "Duty", options: Mapping[str, Any]) -> "Callable[[Duty], Actor]":
+    """What starts a worker on the Ray cluster; one is begun on this machine if there is none.
+
+    Args:
+        duty: What the workers are to do.
+        options: Of the actors, by Ray's names.
+
+    Raises:
+        ConfigError: Ray is not installed, or its machines cannot all reach the queue.
+    """
+    try:
+        ray = import_module("ray")
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            "workers on Ray need the extra ray; pip install 'lightning-otel[ray]'"
+        ) from exc
+    if not ray.is_initialized():
+        ray.init()
+    machines = sum(1 for node in ray.nodes() if node["Alive"])
+    if machines > 1 and not duty.state.is_shared:
+        raise ConfigError(
+            f"Ray has {machines} machines, and the queue {duty.state.name} is a file of this one; "
+            "name a database that all reach: State('postgresql+psycopg://user@host/database')"
+        )
+    # A second thread of the actor hears that it is to stop.
+    cls = ray.remote(max_concurrency=2, max_restarts=0)(Worker)
+    made = cls.options(**options) if options else cls
+    return lambda each: Actor(made, each)
+
+
+class Worker:
+    """What runs in an actor."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+
+    def work(self, duty: bytes) -> None:
+        """Do what a pickled duty says, until nothing is left of it."""
+        import pickle
+
+        found: Duty = pickle.loads(duty)
+        found.run(self._stop)
+
+    def stop(self) -> None:
+        """End after the present attempt."""
+        self._stop.set()
+
+
+class Actor:
+    """A worker on Ray, as its starter sees it."""
+
+    def __init__(self, cls: Any, duty: "Duty") -> None:
+        self._ray = import_module("ray")
+        with by_value():
+            packed = self._ray.cloudpickle.dumps(duty)
+        self._actor = cls.remote()
+        self._result = self._actor.work.remote(packed)
+
+    def is_alive(self) -> bool:
+        """Whether it works."""
+        ready, _ = self._ray.wait([self._result], timeout=0)
+        return not ready
+
+    def ended(self) -> str:
+        """Why it died; empty if it came to an orderly end."""
+        try:
+            self._ray.get(self._result)
+        except self._ray.exceptions.RayActorError as exc:
+            return f"its actor died: {exc}"
+        except self._ray.exceptions.RayTaskError as exc:
+            return f"its actor failed: {exc.cause}"
+        return ""
+
+    def stop(self) -> None:
+        """Have it end after its present attempt."""
+        self._actor.stop.remote()
+
+    def kill(self) -> None:
+        """End it now."""
+        self._ray.kill(self._actor)
