@@ -30,7 +30,7 @@ def ask(client: openai.OpenAI, model: str, question: str, sampling: dict[str, fl
     reply = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": question}],
-        max_completion_tokens=12,
+        max_completion_tokens=8,
         **sampling,
     )
     return reply.choices[0].message.content or ""

@@ -6,8 +6,8 @@ and adapters that are loaded and unloaded while it serves, each a model of its o
     python examples/closed_loop/engine.py MODEL_FOLDER PORT_FILE
 
 Source: vLLM 0.33's OpenAI-compatible server (``return_token_ids``, ``return_tokens_as_token_ids``,
-``/v1/load_lora_adapter``, ``/v1/unload_lora_adapter`` with runtime updating allowed). Log-probabilities
-are those after temperature, as with ``--logprobs-mode processed_logprobs``.
+``/v1/load_lora_adapter``, ``/v1/unload_lora_adapter`` with runtime updating allowed).
+Log-probabilities are those after temperature, as with ``--logprobs-mode processed_logprobs``.
 """
 
 import json
@@ -24,7 +24,7 @@ BASE = "base"
 DEFAULT_TOKENS = 16
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A request that is answered with an error, as vLLM answers it."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -77,9 +77,9 @@ class Engine:
         from peft import PeftModel
 
         if name in self.adapters and not in_place:
-            raise Refused(400, f"The lora adapter '{name}' has already been loaded.")
+            raise RefusedError(400, f"The lora adapter '{name}' has already been loaded.")
         if not (Path(path) / "adapter_config.json").exists():
-            raise Refused(404, f"Loading lora {name} failed: No adapter found for {path}")
+            raise RefusedError(404, f"Loading lora {name} failed: No adapter found for {path}")
         with self.lock:
             if name in self.adapters:
                 self.model.delete_adapter(name)
@@ -91,7 +91,7 @@ class Engine:
 
     def unload(self, name: str) -> None:
         if name not in self.adapters:
-            raise Refused(404, f"The lora adapter '{name}' cannot be found.")
+            raise RefusedError(404, f"The lora adapter '{name}' cannot be found.")
         with self.lock:
             # peft keeps one adapter at least; its name is unknown from here on all the same.
             if len(self.adapters) > 1:
@@ -107,12 +107,12 @@ class Engine:
     def sample(self, body: dict[str, Any]) -> Sampled:
         name = body.get("model") or BASE
         if name != BASE and name not in self.adapters:
-            raise Refused(404, f"The model `{name}` does not exist.")
+            raise RefusedError(404, f"The model `{name}` does not exist.")
         for key, neutral in (("top_p", 1), ("min_p", 0), ("n", 1)):
             if body.get(key) not in (None, neutral):
-                raise Refused(400, f"{key} other than {neutral} is not supported here")
+                raise RefusedError(400, f"{key} other than {neutral} is not supported here")
         if body.get("top_k") not in (None, 0, -1):
-            raise Refused(400, "top_k is not supported here")
+            raise RefusedError(400, "top_k is not supported here")
         found = Sampled(name, self.prompt_ids(body))
         with self.lock:
             # Between the check and here it may have been unloaded.
@@ -122,7 +122,7 @@ class Engine:
             else:
                 if name != BASE:
                     if name not in self.adapters:
-                        raise Refused(404, f"The model `{name}` does not exist.")
+                        raise RefusedError(404, f"The model `{name}` does not exist.")
                     self.model.set_adapter(name)
                 self._sample(found, body)
         return found
@@ -189,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
                 found = engine.sample(body)
                 stream = self._stream if body.get("stream") else self._whole
                 return stream(body, found)
-        except Refused as refused:
+        except RefusedError as refused:
             error = {"message": str(refused), "type": "BadRequestError", "code": refused.status}
             return self._answer(refused.status, {"error": error, "object": "error", **error})
         return self._answer(404, {"detail": "Not Found"})

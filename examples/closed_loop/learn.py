@@ -1,6 +1,6 @@
-"""A trainer beside the agent: GRPO on what was recorded, weights given to the engine while it serves.
+"""A trainer beside the agent: GRPO on what was recorded, weights given to the running engine.
 
-    python examples/closed_loop/learn.py STORE MODEL_FOLDER ENGINE_URL STEPS [resume]
+python examples/closed_loop/learn.py STORE MODEL_FOLDER ENGINE_URL STEPS BATCH [resume]
 """
 
 import sys
@@ -11,7 +11,6 @@ import lightning_otel as lo
 from lightning_otel.algorithms.engines import VLLM
 from lightning_otel.trainer import Trainer
 
-BATCH = 32
 LORA = {
     "r": 8,
     "lora_alpha": 16,
@@ -20,22 +19,22 @@ LORA = {
 
 
 def main() -> None:
-    store, model, engine, steps = sys.argv[1:5]
+    store, model, engine, steps, batch = sys.argv[1:6]
     torch.set_num_threads(1)
     trainer = Trainer(
         algorithm="grpo",
         store=lo.Store(store),
-        min_batch_size=BATCH,
+        min_batch_size=int(batch),
         max_iterations=int(steps),
         model=model,
         peft_config=LORA,
-        learning_rate=1e-2,
-        per_device_train_batch_size=BATCH,
+        learning_rate=5e-3,
+        per_device_train_batch_size=int(batch),
         announce=VLLM(engine, endpoint="llm"),
         follow="llm",
         max_staleness=4,
     )
-    if sys.argv[5:] == ["resume"]:
+    if sys.argv[6:] == ["resume"]:
         trainer.resume_from_checkpoint("@last")
     trainer.fit_async().wait()
 

@@ -31,13 +31,19 @@ def tokenizer() -> Any:
     return found
 
 
-def model(seed: int = 0) -> Any:
-    """The model; the same one for the same seed."""
+def model(seed: int = 0, sharpness: float = 1.0) -> Any:
+    """The model; the same one for the same seed.
+
+    Args:
+        seed: Decides the weights.
+        sharpness: How far its answers are from pure chance: an adapter, which leaves the head as it
+            is, can only choose among what the head can say.
+    """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(
+    found = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=VOCABULARY,
             hidden_size=64,
@@ -53,10 +59,13 @@ def model(seed: int = 0) -> Any:
             bos_token_id=None,
         )
     )
+    with torch.no_grad():
+        found.lm_head.weight.mul_(sharpness)
+    return found
 
 
-def saved(folder: Path, seed: int = 0) -> Path:
+def saved(folder: Path, seed: int = 0, sharpness: float = 1.0) -> Path:
     """A folder that holds both, as ``from_pretrained`` reads them."""
-    model(seed).save_pretrained(folder)
+    model(seed, sharpness).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.adapter.forest import said
 from examples.closed_loop import tiny
+from tests.adapter.forest import said
 from tests.formats.consumers.recorded import TASKS, TRIES, recorded
 
 from lightning_otel.algorithms.base import Batch
