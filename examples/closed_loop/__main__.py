@@ -1,8 +1,8 @@
 """A closed loop on two cores: an agent runs, a trainer learns from it, the agent gets better.
 
 Three processes: an engine with vLLM's contract and a tiny real model; an agent that calls it
-through the openai client and is recorded; and a trainer, which is killed on the way and resumed. The agent
-is never stopped, and the weights change under it.
+through the openai client and is recorded; and a trainer, which is killed on the way and resumed.
+The agent is never stopped, and the weights change under it.
 
     pip install 'lightning-otel[train,openai]'
     python examples/closed_loop [--steps 40] [--folder FOLDER]
@@ -66,7 +66,7 @@ class Loop:
         self.runs, self.resources = Runs(self.state), Resources(self.state)
 
     def run(self) -> None:
-        """Begin all three; kill the trainer half way, and resume it; end when the steps are done."""
+        """Begin all three; kill the trainer half way, resume it; end when the steps are done."""
         model = tiny.saved(self.folder / "model", sharpness=8.0)
         port, stop = self.folder / "engine.url", self.folder / "stop"
         engine = start("engine", model, port)

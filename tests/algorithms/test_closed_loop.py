@@ -1,4 +1,4 @@
-"""The closed loop: an engine, an agent and a trainer, three processes; and the engine's contract."""
+"""The closed loop of an engine, an agent and a trainer; and the contract of its engine."""
 
 import itertools
 import math
@@ -130,9 +130,9 @@ def test_an_engine_that_does_not_load_is_told(engine: Engine, tmp_path: Path) ->
     found = adapter(tmp_path / "one", 1)
     with pytest.raises(TrainingError, match="vLLM takes adapters while it serves"):
         VLLM(engine.base_url)(Weights(found.folder, "whole", False, "tiny"))
-    with pytest.raises(TrainingError, match="answered 404: .*No adapter found"):
+    with pytest.raises(TrainingError, match=r"answered 404: .*No adapter found"):
         VLLM(engine.base_url)(Weights(tmp_path / "nowhere", "lost", True, "tiny"))
-    with pytest.raises(TrainingError, match="does not answer"):
+    with pytest.raises(TrainingError, match=r"does not answer"):
         VLLM("http://127.0.0.1:9/v1")(found)
 
 

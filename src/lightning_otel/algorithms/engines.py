@@ -18,7 +18,8 @@ class VLLM:
     """Loads adapters into a vLLM server, and publishes where they answer; give it as ``announce``.
 
     The server must allow it: ``--enable-lora`` with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, a
-    ``--max-lora-rank`` no less than the adapter's, and ``--max-loras`` no less than ``keep``; and it must see the run's folder under the same path.
+    ``--max-lora-rank`` no less than the adapter's, and ``--max-loras`` no less than ``keep``. It
+    must see the run's folder under the same path.
 
     Source: vLLM's documentation of dynamic LoRA serving.
     """

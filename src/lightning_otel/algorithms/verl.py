@@ -2,7 +2,7 @@
 
 verl's trainer, on Ray and GPUs, owns the loop there: it asks for a rollout by a prompt of its
 data set, and gets token ids, masks, log-probabilities and a reward. Here the prompt becomes a
-task in the queue; whatever runner takes it, runs the agent against verl's own engine, and records it.
+task in the queue; whatever runner takes it, runs the agent against verl's engine, and records it.
 
     from lightning_otel.algorithms import verl
     verl.register("lightning", store="traces.duckdb")     # in a module that verl's config names
