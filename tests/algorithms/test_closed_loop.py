@@ -50,8 +50,8 @@ def client(engine: Engine) -> Iterator[openai.OpenAI]:
 
 def adapter(folder: Path, seed: int) -> Weights:
     """An adapter that changes what the model says."""
-    torch.manual_seed(seed)
     model = models.adapted(tiny.model(sharpness=8.0), {"r": 2, "target_modules": ["down_proj"]})
+    torch.manual_seed(seed)
     with torch.no_grad():
         for name, each in model.named_parameters():
             if "lora_B" in name:

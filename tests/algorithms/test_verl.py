@@ -84,8 +84,7 @@ def test_a_prompt_becomes_a_rollout_and_its_rows(
     thread = work(store, place, agent, stop)
     try:
         with_prompt = {"raw_prompt": PROMPT, "data_source": "math", "uid": "u1", "index": 3}
-        with lo.instrument(store):
-            outputs = asyncio.run(_run(with_prompt))
+        outputs = asyncio.run(_run(with_prompt))
     finally:
         stop.set()
         thread.join()

@@ -67,7 +67,7 @@ class VLLM:
         self._post(
             "load_lora_adapter", {"lora_name": weights.name, "lora_path": str(weights.folder)}
         )
-        self._loaded.append(weights.name)
+        self._loaded = [*(each for each in self._loaded if each != weights.name), weights.name]
         while len(self._loaded) > self._keep:
             self._post("unload_lora_adapter", {"lora_name": self._loaded.pop(0)})
         body = {"base_url": self._base_url, "model": weights.name, "sampling": self._sampling}
