@@ -548,3 +548,46 @@ def test_linked_rewards_to_operations_find_their_calls_among_many() -> None:
 
     assert rewards(found.trajectories) == {f"call {i}": float(i) for i in range(1_200)}
     assert len(paths(found.trajectories)) == 1
+
+
+# --- calls that came to nothing ------------------------------------------------------------------
+
+
+def test_a_reward_beyond_a_lost_call_is_noted() -> None:
+    """It goes to the last call that came to something, and not in silence."""
+    forest = Forest()
+    with forest.inside("root"):
+        forest.call("first")
+        forest.call("second", status="ERROR")
+        forest.reward(1.0)
+
+    found = explain(forest)
+
+    assert rewards(found.trajectories) == {"first": 1.0}
+    assert found.report.notes[credit.PASSED_OVER] == 1
+
+
+def test_a_reward_after_a_call_was_asked_again_is_not_noted() -> None:
+    """What followed the lost call is what the reward judges."""
+    forest = Forest()
+    with forest.inside("root"):
+        forest.call("first")
+        forest.call("second", status="ERROR")
+        forest.call("third")
+        forest.reward(1.0)
+
+    found = explain(forest)
+
+    assert rewards(found.trajectories)["third"] == 1.0
+    assert credit.PASSED_OVER not in found.report.notes
+
+
+def test_a_linked_reward_is_not_noted() -> None:
+    """Who names a call means it, whatever was lost since."""
+    forest = Forest()
+    with forest.inside("root"):
+        forest.call("first", response_id="chatcmpl-1")
+        forest.call("second", status="ERROR")
+        forest.reward(1.0, response_id="chatcmpl-1")
+
+    assert credit.PASSED_OVER not in explain(forest).report.notes

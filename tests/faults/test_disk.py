@@ -188,6 +188,41 @@ def test_write_that_hangs_stalls_the_program_once(tmp_path: Path) -> None:
     assert before.slow_held > 50
 
 
+@pytest.mark.parametrize("is_flushed", [False, True], ids=["exit", "force_flush"])
+def test_spans_that_wait_for_a_slow_disk_are_kept_at_the_end(
+    tmp_path: Path,
+    is_flushed: bool,
+) -> None:
+    """L12: the program ends, or flushes, while its spans wait in memory.
+
+    The slow write is a patch of ``os.write``: no disk at hand is slow on command.
+    """
+    host = Host(
+        tmp_path,
+        """
+        write = os.write
+        def slow(descriptor, data):
+            os.write = write
+            time.sleep(1)
+            return write(descriptor, data)
+        end("before")
+        os.write = slow
+        for _ in range(20):
+            end("waits")
+        if sys.argv[1] == "True":
+            print(trace.get_tracer_provider().force_flush())
+            sys.stdout.flush()
+            os._exit(0)
+        """,
+    )
+
+    done = host.run(is_flushed)
+    found = host.accounted()
+
+    assert (done.code, done.output) == (0, "True\n" if is_flushed else "")
+    assert (found.slow_writes, found.slow_held, found.dropped) == (1, 20, {})
+
+
 def test_clock_that_goes_back_leaves_no_negative_duration(tmp_path: Path) -> None:
     """L21: the wall clock is set back by an hour; the order is that of the sequence numbers."""
     host = Host(

@@ -19,6 +19,7 @@ from lightning_otel.adapter.advantages import Outcome
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.calls import (
     CUT,
+    EMBEDDING,
     INCOMPLETE,
     NOT_TRACKED,
     UNREADABLE,
@@ -49,6 +50,8 @@ MARKED_BESIDE_CALLS = "marked by hand beside model calls: the calls make the tra
 INCOMPLETE_MARK = "incomplete: the mark never ended"
 INCOMPLETE_ROLLOUT = "incomplete: the rollout broke off before its end"
 IDLE_MARK = "idle: its agent saw something and never acted"
+_NO_STEP = (EMBEDDING, NOT_TRACKED)
+"""Reasons of calls that nobody expects a reward to judge."""
 _MENDED = (CUT, INCOMPLETE, UNREADABLE)
 """Reasons against one record of a request that do not speak against another."""
 
@@ -86,6 +89,7 @@ class Assembly:
         self._adapter = adapter
         self._dropped: list[Dropped] = []
         self._failed: list[int] = []
+        self._lost: list[int] = []
         self._repeated = tuple(repeated)
         others = [Repair(span.span_id, span.trace_id, REPEATED) for span in self._repeated]
         self._repairs = (*tree.repairs, *others)
@@ -114,7 +118,10 @@ class Assembly:
         told = [] if tree.is_counted else branches.told_by_messages(tree, steps, talks)
         if told:
             tree, moved = reordered(tree, told)
-            self._tree, self._failed = tree, [moved[position] for position in self._failed]
+            self._tree = tree
+            self._failed, self._lost = (
+                [moved[position] for position in each] for each in (self._failed, self._lost)
+            )
             steps = dict(sorted((moved[i], call) for i, call in steps.items()))
             talks = {moved[i]: talk for i, talk in talks.items()}
             others = {moved[i]: moved[kept] for i, kept in others.items()}
@@ -143,11 +150,18 @@ class Assembly:
             dropped=tuple(self._dropped),
             repairs=self._repairs,
             inexact=tally.inexact,
-            notes=tally.notes,
+            notes={**tally.notes, **self._passed_over(placement, rewards)},
         )
         return Adaptation(
             found, report, _credited(placement, rewards, steps), self._outcomes(placement, steps)
         )
+
+    def _passed_over(
+        self, placement: Placement, rewards: Sequence[tuple[int, Reward]]
+    ) -> dict[str, int]:
+        """How many calls have a reward that may be for one that was lost after them, as a note."""
+        found = credit.passed_over(self._tree, placement, rewards, self._lost)
+        return {credit.PASSED_OVER: len(found)} if found else {}
 
     def _composed(self, placement: Placement, steps: Mapping[int, Call]) -> dict[int, float]:
         """The reward of each call that has one."""
@@ -209,10 +223,16 @@ class Assembly:
             if isinstance(call, Call):
                 found[position] = call
             else:
-                self._drop(span, "call", call)
-                if is_failure(call):
-                    self._failed.append(position)
+                self._lose(position, call, span)
         return found
+
+    def _lose(self, position: int, reason: str, span: Span) -> None:
+        """Drop a call that cannot be read, by the span it is known by."""
+        self._drop(span, "call", reason)
+        if is_failure(reason):
+            self._failed.append(position)
+        if reason not in _NO_STEP:
+            self._lost.append(position)
 
     def _merge(self, order: list[int], calls: dict[int, Call]) -> None:
         """Make one call of several records of a request, given the richest first."""
@@ -231,9 +251,7 @@ class Assembly:
         if isinstance(call, Call):
             calls[place] = call
         else:
-            self._drop(tree.spans[order[0]], "call", call)
-            if is_failure(call):
-                self._failed.append(place)
+            self._lose(place, call, tree.spans[order[0]])
 
     def _actions(self, callers: set[str]) -> dict[int, Call]:
         """Actions marked by hand, read as calls, by position; agents with calls have none."""

@@ -4,7 +4,8 @@ A reward is placed once or reported with a reason; it never slides to an earlier
 right one has a reward already, and a call without a reward has None, never 0.
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from lightning_otel.adapter import rules
@@ -28,17 +29,20 @@ __all__ = [
     "NOT_FINAL",
     "NO_CALL_BEFORE",
     "NO_SIBLING",
+    "PASSED_OVER",
     "UNKNOWN_TARGET",
     "UNUSED_PARENT",
     "UNUSED_TARGET",
     "WRONG_LENGTH",
     "discounted",
+    "passed_over",
     "place",
 ]
 
 UNUSED_PARENT: Final = "the call it was given in made no transition"
 UNKNOWN_TARGET: Final = "its link matches no span of the attempt it belongs to"
 UNUSED_TARGET: Final = "its link names a span or response that made no transition"
+PASSED_OVER: Final = "reward beyond a lost call: a later call that came to nothing stood before it"
 
 
 def place(
@@ -134,6 +138,33 @@ class _Sites:
         ]
         part = Finished(tree, own, own).part(position)
         return own if part == NO_PARENT else [call for call in own if tree.contains(part, call)]
+
+
+def passed_over(
+    tree: Tree, done: Placement, rewards: Rewards, lost: Iterable[int]
+) -> frozenset[int]:
+    """Calls with a reward that a rule gave them although a later call of the agent ended before it.
+
+    Args:
+        tree: The attempt's spans.
+        done: Where the rewards went.
+        rewards: Rewards with their positions.
+        lost: Positions of the calls that made no transition.
+    """
+    ends: dict[str, list[int]] = {}
+    for call in sorted(lost, key=tree.ends.__getitem__):
+        for agent in {tree.agents[call], ""}:
+            ends.setdefault(agent, []).append(tree.ends[call])
+    places = {id(reward): position for position, reward in rewards} if ends else {}
+    found: set[int] = set()
+    for reward, calls, by in done.placed if ends else ():
+        if by in rules.NAMED and not reward.links:
+            position = places[id(reward)]
+            before = ends.get(tree.agents[position], [])
+            latest = bisect_right(before, tree.starts[position]) - 1
+            if latest >= 0 and before[latest] > max(map(tree.ends.__getitem__, calls)):
+                found.update(calls)
+    return frozenset(found)
 
 
 def discounted(

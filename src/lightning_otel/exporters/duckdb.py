@@ -14,7 +14,7 @@ from lightning_otel import capture, config
 from lightning_otel.errors import StoreError
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.sdk import copied
-from lightning_otel.store.writer import SpanWriter, writer_for, writer_if_any
+from lightning_otel.store.writer import flush_all, seal_all, writer_for, writer_if_any
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +34,12 @@ class LightningSpanProcessor(SpanProcessor):
         capture.guarded(self._finish, span)
 
     def shutdown(self) -> None:
-        """Seal the process's segment, so that it can be settled at once."""
-        frame = capture.current_frame()
-        if frame is not None and isinstance(frame.sink, SpanWriter):
-            capture.guarded(frame.sink.seal)
+        """Write what waits for a slow disk, and seal the process's segments."""
+        capture.guarded(seal_all)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing is ever pending."""
-        return True
+        """Write what waits in memory, if a disk was slow or full; else nothing is ever pending."""
+        return bool(capture.guarded(flush_all))
 
     def _start(self, span: Span, parent_context: Context | None) -> None:
         frame = capture.current_frame(parent_context)
@@ -100,5 +98,6 @@ class DuckDBSpanExporter(SpanExporter):
             capture.guarded(writer.seal)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing is ever pending."""
-        return True
+        """Write what waits in memory, as the disk was slow or full; else nothing is pending."""
+        writer = writer_if_any(self._layout)
+        return writer is None or bool(capture.guarded(writer.flush))

@@ -119,6 +119,21 @@ class Appender:
                 return len(self.paths), 0
             return len(self.paths) - 1, self.segment.size_bytes
 
+    def flush(self) -> bool:
+        """Write what waits in memory, however slow the disk is; whether nothing waits any more."""
+        self._forget_if_forked()
+        with self._lock:
+            if self._is_writing:
+                return False
+            while self._backlog.lines:
+                self._backlog.ask_again()
+                if self._write_alone(b"", 0) is not None:
+                    return False
+            if self._untold:
+                self._backlog.ask_again()
+                self._write_alone(b"", 0)
+            return True
+
     def seal(self) -> None:
         """Close the segment cleanly, if no span is open; a later span opens a new one.
 
@@ -128,9 +143,7 @@ class Appender:
         with self._lock:
             if self._is_writing:
                 return
-            if self._backlog.lines or self._untold:
-                self._backlog.ask_again()  # it is now or never
-                self._write_alone(b"", 0)
+            self.flush()  # it is now or never
             segment = self.segment
             if segment is None or self._open_lines():
                 return

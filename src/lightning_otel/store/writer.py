@@ -272,6 +272,18 @@ def writer_if_any(layout: Layout) -> SpanWriter | None:
     return _by_catalogue.get(layout.catalogue)
 
 
+def flush_all() -> bool:
+    """Write what waits in memory for any store; whether nothing waits any more."""
+    done = [writer.flush() for writer in list(_by_catalogue.values())]
+    return all(done)
+
+
+def seal_all() -> None:
+    """Close every segment of this process cleanly, as it is about to end."""
+    for writer in list(_by_catalogue.values()):
+        writer.seal()
+
+
 def _forget_all() -> None:
     global _registry_lock
     _registry_lock = threading.RLock()

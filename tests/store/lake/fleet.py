@@ -88,8 +88,10 @@ def spans_of(machine: str, rollout: int) -> list[Span]:
 def record(store: str, machine: str, acknowledged: str) -> None:
     """Record rollouts for ever; say which are kept, after they are."""
     path = Path(acknowledged)
-    # Far from what an earlier life of this machine recorded without coming to say so.
-    rollout = int(path.read_text().split()[-1]) + 10 * BURST if path.exists() else 0
+    rollout = 0
+    if path.exists():
+        # Far from what earlier lives of this machine recorded without coming to say so.
+        rollout = int((path.read_text().split() or "0")[-1]) + random.randrange(10, 10_000) * BURST
     said = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     opened = Store(store)
     while True:
