@@ -90,6 +90,19 @@ def test_readme_data_commands_run(tmp_path: Path, shell: dict[str, str]) -> None
     assert (tmp_path / "everything.duckdb").exists()
 
 
+def test_readme_resources_reach_the_agent(
+    tmp_path: Path, shell: dict[str, str], server: DemoServer
+) -> None:
+    """What is published is in the requests of the next run, whose code is as it was."""
+    block = next(block for block in blocks("bash") if "resources publish" in block)
+
+    out = run(["bash", "-euc", block], tmp_path, shell)
+
+    prompts = [(exchange.request or {})["messages"][0]["content"] for exchange in server.log]
+    assert prompts == ["Answer with a number and nothing else."] * 2
+    assert "system_prompt\tprompt\t1\t1" in out
+
+
 def test_readme_spans_from_elsewhere_arrive(tmp_path: Path, shell: dict[str, str]) -> None:
     """`serve` listens and stops when told to, and `import` reads what a Collector wrote."""
     block = next(block for block in blocks("bash") if "lightning-otel serve" in block)

@@ -150,7 +150,7 @@ def test_canary_gets_its_share(resources: Resources, weight: float) -> None:
 
 def test_canary_share_is_even_over_tenths(resources: Resources) -> None:
     """Chi-square: keys fall evenly on tenths of the range, and independently for two names."""
-    from lightning_otel.resources.assigning import _share
+    from lightning_otel.substitution.assigning import _share
 
     count = 5000
     for name in ("p", "q"):
@@ -213,24 +213,30 @@ def test_stamps_name_each_agents_versions(resources: Resources) -> None:
     resources.publish("system_prompt", "for all")
     resources.publish("planner/system_prompt", "for the planner")
 
+    resources.publish("planner/tool_prompt", "for its tool")
+
     assert stamps(resources.assigned("key")) == {
-        "planner": {"system_prompt": "1"},
+        "planner": {"planner/system_prompt": "1", "planner/tool_prompt": "1"},
         "*": {"system_prompt": "1"},
     }
     assert stamps(resources.assigned("key", agent="planner")) == {
-        "planner": {"system_prompt": "1"},
+        "*": {"planner/system_prompt": "1", "planner/tool_prompt": "1"},
     }
 
 
-def test_running_process_picks_up_what_another_published(resources: Resources, place: str) -> None:
-    """Within the second in which what is known counts as fresh."""
+def test_running_process_picks_up_what_another_published(
+    resources: Resources, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as what is known counts as fresh no more, and not before."""
     resources.publish("p", "one")
     assert resources.assigned("key")["p"].version == 1
+    monkeypatch.setattr("lightning_otel.resources.FRESH_S", 3600.0)
 
     elsewhere(place, "resources.publish('p', 'two', alias='live')")
-    threading.Event().wait(1.05)
+    known = resources.assigned("key")["p"].version
+    monkeypatch.setattr("lightning_otel.resources.FRESH_S", 0.0)
 
-    assert resources.assigned("key")["p"].version == 2
+    assert (known, resources.assigned("key")["p"].version) == (1, 2)
 
 
 def test_assigned_asks_at_most_once_a_second(resources: Resources) -> None:

@@ -1,6 +1,7 @@
 """The small transactional state: made once, private, changed by one at a time, kept whole."""
 
 import os
+import pickle
 import signal
 import sqlite3
 import stat
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from lightning_otel import Store
 from lightning_otel.errors import ConfigError, StateError, StoreVersionError
 from lightning_otel.state import State
 
@@ -102,6 +104,32 @@ def test_killed_change_leaves_nothing_and_nobody_waiting(tmp_path: Path) -> None
 
     assert done.returncode == -signal.SIGKILL
     assert counted(state) == 1
+
+
+def test_state_is_sent_to_another_process_as_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever unpickles it opens the same one, wherever it works; a relative path is made whole."""
+    monkeypatch.chdir(tmp_path)
+    state = made(Path())
+    add_one(state)
+    sent = pickle.dumps(state)
+    monkeypatch.chdir(tmp_path.parent)
+
+    assert counted(pickle.loads(sent)) == 1
+
+
+def test_state_goes_with_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies beside the store's files, unless the environment names a place; it need not be."""
+    store = Store(tmp_path / "traces.duckdb")
+    state = State.beside(store)
+    assert not state.is_made
+    add_one(made(tmp_path))
+    assert state.is_made
+    assert counted(state) == 1
+
+    monkeypatch.setenv("LIGHTNING_OTEL_STATE", str(tmp_path / "other.duckdb"))
+    assert State.beside(store).name.endswith("other.duckdb.d/state.sqlite")
 
 
 def test_newer_state_is_refused(tmp_path: Path) -> None:

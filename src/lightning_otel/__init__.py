@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning_otel.adapter import Advantage, Composition, TripletAdapter
     from lightning_otel.agents import LitAgent, Router, rollout
+    from lightning_otel.algorithms import BaseAlgorithm, StepResult
     from lightning_otel.emitters import (
         emit_action,
         emit_exception,
@@ -20,16 +21,20 @@ if TYPE_CHECKING:
         emit_span,
         emit_state,
     )
+    from lightning_otel.errors import ConfigError
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
     from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.queue import Queue
+    from lightning_otel.resources import Resources
     from lightning_otel.runner import Hook, Runner, run_workers
+    from lightning_otel.state import State
     from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
     from lightning_otel.tracing import Recording, auto_trace, carried, context, operation
-    from lightning_otel.types import Report, Span, Trajectory, Transition
+    from lightning_otel.trainer import Trainer
+    from lightning_otel.types import Prompt, Report, Resource, Span, Trajectory, Transition
 
 _HOMES = {
     "Advantage": "adapter",
@@ -38,6 +43,8 @@ _HOMES = {
     "LitAgent": "agents",
     "Router": "agents",
     "rollout": "agents",
+    "BaseAlgorithm": "algorithms",
+    "StepResult": "algorithms",
     "emit_action": "emitters",
     "emit_exception": "emitters",
     "emit_message": "emitters",
@@ -46,15 +53,18 @@ _HOMES = {
     "emit_reward": "emitters",
     "emit_span": "emitters",
     "emit_state": "emitters",
+    "ConfigError": "errors",
     "DuckDBSpanExporter": "exporters.duckdb",
     "LightningSpanProcessor": "exporters.duckdb",
     "wrap_langchain": "instrumentors.langchain.wrap",
     "instrument": "provider",
     "uninstrument": "provider",
     "Queue": "queue",
+    "Resources": "resources",
     "Hook": "runner",
     "Runner": "runner",
     "run_workers": "runner",
+    "State": "state",
     "Store": "store",
     "Follower": "store.follow",
     "add_transform": "store.transforms",
@@ -64,7 +74,10 @@ _HOMES = {
     "carried": "tracing",
     "context": "tracing",
     "operation": "tracing",
+    "Trainer": "trainer",
+    "Prompt": "types",
     "Report": "types",
+    "Resource": "types",
     "Span": "types",
     "Trajectory": "types",
     "Transition": "types",
@@ -73,19 +86,27 @@ _HOMES = {
 __version__ = "0.1.0"
 __all__ = [
     "Advantage",
+    "BaseAlgorithm",
     "Composition",
+    "ConfigError",
     "DuckDBSpanExporter",
     "Follower",
     "Hook",
     "LightningSpanProcessor",
     "LitAgent",
+    "Prompt",
     "Queue",
     "Recording",
     "Report",
+    "Resource",
+    "Resources",
     "Router",
     "Runner",
     "Span",
+    "State",
+    "StepResult",
     "Store",
+    "Trainer",
     "Trajectory",
     "Transition",
     "TripletAdapter",

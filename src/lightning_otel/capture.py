@@ -57,6 +57,13 @@ class SpanSink(Protocol):
         """Keep an ended SDK span; ``body`` holds the content that is not on the span."""
 
 
+class Applied(Protocol):
+    """Gives what a request is to be made with; never raises, and never waits for long."""
+
+    def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> Mapping[str, Any]:
+        """By name the version of each resource that a key, an agent and what is pinned give."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """What is being recorded here: travels in OpenTelemetry's context.
@@ -67,6 +74,7 @@ class Frame:
         parent: Context that spans take as parent where the current one holds no span.
         recording: Whose frame it is; None for the frame of a whole process.
         asks_for_ids: Whether requests ask their server for the token ids it works with.
+        applied: Gives what requests are made with instead of what the agent wrote; None if nothing.
     """
 
     sink: SpanSink | None
@@ -74,6 +82,7 @@ class Frame:
     parent: Context | None = None
     recording: object = None
     asks_for_ids: bool = False
+    applied: Applied | None = None
 
 
 class _Process:
@@ -135,6 +144,12 @@ def asks_for_ids() -> bool:
     """Whether a request made here asks its server for token ids; only ever where that was told."""
     frame = current_frame()
     return _process.asks_for_ids if frame is None else frame.asks_for_ids
+
+
+def applied() -> Applied | None:
+    """What gives a request made here its resources; None where nothing is to be substituted."""
+    frame = current_frame()
+    return None if frame is None else frame.applied
 
 
 def is_recording() -> bool:

@@ -32,6 +32,12 @@ RETOKENIZATION_FIX_ENV: Final = "LIGHTNING_OTEL_RETOKENIZATION_FIX"
 """Whether requests ask vLLM-like servers for the token ids they work with."""
 TRAIN_ENV: Final = "LIGHTNING_OTEL_TRAIN"
 """Whether a training run may begin; nothing trains unless a program or a person asks for it."""
+COLLECT_ENV: Final = "LIGHTNING_OTEL_COLLECT"
+"""Whether what is captured is kept; without, requests can still be made with live resources."""
+APPLY_ENV: Final = "LIGHTNING_OTEL_APPLY"
+"""Whether requests are made with the resources that are live instead of what the agent wrote."""
+ENDPOINT_KEY_ENV: Final = "LIGHTNING_OTEL_ENDPOINT_KEY"
+"""The key for endpoints elsewhere than where the agent's client sends its own."""
 CONTENT_ENV: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 DEFAULT_STORE: Final = ".lightning/traces.duckdb"
@@ -92,6 +98,21 @@ def state_place() -> str:
 def is_retokenization_fix_enabled() -> bool:
     """Whether ``LIGHTNING_OTEL_RETOKENIZATION_FIX`` has servers asked for token ids; off unless."""
     return _flag(RETOKENIZATION_FIX_ENV, default=False)
+
+
+def is_collect_enabled() -> bool:
+    """Whether spans are kept: ``LIGHTNING_OTEL_COLLECT=0`` keeps none, whatever is recorded."""
+    return _flag(COLLECT_ENV, default=True)
+
+
+def is_apply_enabled() -> bool:
+    """Whether ``LIGHTNING_OTEL_APPLY`` has requests made with live resources; off unless."""
+    return _flag(APPLY_ENV, default=False)
+
+
+def endpoint_key() -> str:
+    """``LIGHTNING_OTEL_ENDPOINT_KEY``, which endpoints of resources are asked with; else empty."""
+    return os.environ.get(ENDPOINT_KEY_ENV, "").strip()
 
 
 def named_state() -> str | None:
@@ -310,6 +331,7 @@ def child_environment(
     agent: str | None = None,
     transforms: Sequence[str] = (),
     enable_retokenization_fix: bool = False,
+    apply: bool = False,
 ) -> dict[str, str]:
     """The environment in which ``lightning-otel run`` starts its child.
 
@@ -322,6 +344,7 @@ def child_environment(
         agent: Who acts where the program does not say; by default whom a run around this one named.
         transforms: Functions that spans pass through, besides those named already.
         enable_retokenization_fix: Whether servers are asked for token ids, whatever is set already.
+        apply: Whether requests are made with live resources, whatever is set already.
     """
     named = ",".join((*named_transforms(), *transforms))
     python_path = os.environ.get("PYTHONPATH")
@@ -330,6 +353,7 @@ def child_environment(
         **({AGENT_ENV: agent} if agent else {}),
         **({TRANSFORMS_ENV: named} if named else {}),
         **({RETOKENIZATION_FIX_ENV: "1"} if enable_retokenization_fix else {}),
+        **({APPLY_ENV: "1"} if apply else {}),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(startup), python_path])),
         STORE_ENV: store,
         RUN_ENV: "1",

@@ -137,6 +137,12 @@ def _settings() -> Iterator[Finding]:
             "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED",
             f"unset {config.ENABLED_ENV} OTEL_SDK_DISABLED",
         )
+    if not config.is_collect_enabled():
+        yield Finding(
+            "problem",
+            "no span is kept, as the environment asks",
+            f"unset {config.COLLECT_ENV}",
+        )
     content = config.content()
     if not content.is_kept:
         yield Finding(

@@ -1,4 +1,4 @@
-"""Text for XML and HTML: escaped, and a table of it. Pure."""
+"""Text as one harmless line, for terminals, XML and HTML, and a table of it. Pure."""
 
 import re
 import unicodedata
@@ -21,11 +21,19 @@ def safe(text: object, cells: int | None = None) -> str:
         text: Anything; what is no text is taken as Python writes it.
         cells: Widths of a narrow character; wide ones take two.
     """
+    return one_line(text, cells).translate(_ESCAPES)
+
+
+def one_line(text: object, cells: int | None = None) -> str:
+    """Text on one line that moves no cursor and turns no writing, cut as :func:`safe` cuts it."""
     found = text if isinstance(text, str) else str(text)
     found = _UNSAFE.sub(lambda match: " " if match[0] in "\t\n\r" else "\ufffd", found)
-    if cells is not None:
-        found = _cut(found, max(1, cells))
-    return found.translate(_ESCAPES)
+    return found if cells is None else _cut(found, max(1, cells))
+
+
+def width_of(text: str) -> int:
+    """How many cells of a terminal a line takes."""
+    return sum(map(_cells, text))
 
 
 def _cut(text: str, cells: int) -> str:

@@ -200,7 +200,12 @@ def start_process() -> None:
     from lightning_otel.store import Store
 
     capture.refresh_settings()
-    writer = Store().writer()
+    store = Store()
+    applied = capture.guarded(applied_of, store) if config.is_apply_enabled() else None
+    is_kept = config.is_collect_enabled()
+    if not is_kept and applied is None:
+        return
+    writer = store.writer() if is_kept else None
     ensure_provider()
     stamps: dict[str, AttributeValue] = {}
     inherited = config.inherited_rollout()
@@ -208,8 +213,38 @@ def start_process() -> None:
         stamps[c.ROLLOUT_ID], stamps[c.ATTEMPT_ID] = inherited
     asks_for_ids = config.is_retokenization_fix_enabled()
     capture.set_process_frame(
-        capture.Frame(writer, stamps, _inherited_parent(), asks_for_ids=asks_for_ids)
+        capture.Frame(
+            writer, stamps, _inherited_parent(), asks_for_ids=asks_for_ids, applied=applied
+        )
     )
+
+
+def applied_of(store: Any) -> capture.Applied | None:
+    """What gives requests their resources, read beside a store in the background.
+
+    Args:
+        store: The store; ``LIGHTNING_OTEL_STATE`` goes before it.
+    """
+    from lightning_otel.substitution.watching import Reader, watch_of
+
+    layout = store.local.layout
+    place = config.named_state() or (str(layout.catalogue) if layout is not None else None)
+    if place is None:
+        log.warning(
+            "resources are not applied: %s is not on this machine; set %s",
+            store.name,
+            config.STATE_ENV,
+        )
+        return None
+
+    def open_reader() -> Reader:
+        # Imports SQLAlchemy: in the background, and only where something is to be applied.
+        from lightning_otel.resources import Resources
+        from lightning_otel.state import State
+
+        return Resources(State(place))
+
+    return watch_of(place, open_reader)
 
 
 def start_run_child() -> None:

@@ -10,6 +10,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import sqlite3
 
     from sqlalchemy.engine import Connection, Engine
+
+    from lightning_otel.store import Store
 
 METADATA: Final = sa.MetaData()
 """Every table: a room that owns one defines it with this, and names it to :meth:`State.ensure`."""
@@ -68,6 +71,13 @@ class State:
         self._engine = _engine(given, self._layout)
         _ENGINES.add(self._engine)
 
+    @classmethod
+    def beside(cls, store: "Store") -> "State":
+        """The state that goes with a store: ``LIGHTNING_OTEL_STATE``, else beside its files."""
+        layout = store.local.layout
+        named = config.named_state()
+        return cls(named if named is not None or layout is None else layout.catalogue)
+
     def __reduce__(self) -> "tuple[Callable[..., State], tuple[object, ...]]":
         # Another process opens connections of its own.
         return _reopened, (self._place, self.now_ns)
@@ -76,6 +86,11 @@ class State:
     def is_shared(self) -> bool:
         """Whether other machines may use it: it is no file of this one."""
         return self._engine.dialect.name != "sqlite"
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is anything to look at; a shared one is taken to be there."""
+        return self._layout is None or _file(self._layout).exists()
 
     @property
     def name(self) -> str:
@@ -153,6 +168,10 @@ def _reopened(place: str, now_ns: Callable[[], int]) -> State:
     return State(place, now_ns=now_ns)
 
 
+def _file(layout: Layout) -> Path:
+    return layout.root / "state.sqlite"
+
+
 def _is_database(given: str) -> bool:
     return "://" in given and not given.startswith(("http://", "https://", "clickhouse://"))
 
@@ -166,7 +185,7 @@ def _engine(given: str, layout: Layout | None) -> "Engine":
                 f"no state at {given.partition('@')[2] or given!r}: {exc}; name one like "
                 "postgresql+psycopg://user@host/database (pip install 'psycopg[binary]')"
             ) from exc
-    path = layout.root / "state.sqlite"
+    path = _file(layout)
     # A connection costs 0.1 ms; kept ones would have to know of threads and forks.
     engine = sa.create_engine(
         f"sqlite:///{path}", poolclass=sa.pool.NullPool, connect_args={"timeout": _BUSY_S}

@@ -26,11 +26,13 @@ def test_demo_shows_the_whole_way(
     assert "10 transitions, 10 with the server's own token ids" in text
     assert "STEP  OBSERVATION" in text
     assert text.count("yes") >= 2
-    assert "   reward  " in text
+    assert "The policy learnt 1 time from such transitions, read back from DuckDB" in text
+    assert "reward  5 values  mean of 5: " in text
+    assert "rollout, in the order they began" in text
     assert "lightning-otel run -- python your_agent.py" in text
     assert "lightning-otel reward @last 1.0" in text
     assert "lightning-otel export triplets -o triplets.jsonl" in text
-    assert done.stderr == "→ lightning-otel ls\n"
+    assert done.stderr == "→ lightning-otel plot --by version\n"
     assert len(Store(path).rollouts().rows()) == 5
 
 
@@ -41,14 +43,29 @@ def test_demo_counts_its_own_run_only(cli: Cli, tmp_path: Path) -> None:
     first, second = (cli("demo", "--rollouts", 3, "--store", path) for _ in range(2))
 
     pictures = [
-        done.stdout.partition("5. Rewards")[2].rpartition(" s, no key")[0]
+        done.stdout.partition("5. The policy")[2].rpartition(" s, no key")[0]
         for done in (first, second)
     ]
     assert pictures[0].rpartition("\n")[0] == pictures[1].rpartition("\n")[0] != ""
     assert "12 spans, 6 calls, 3 traces →" in second.stdout
     assert "6 transitions, 6 with" in second.stdout
-    assert second.stderr == f"→ lightning-otel ls --store {path}\n"
+    assert second.stderr == f"→ lightning-otel plot --by version --store {path}\n"
     assert len(Store(path).rollouts().rows()) == 6
+
+
+def test_demo_keeps_its_curve_and_has_a_control(cli: Cli, tmp_path: Path) -> None:
+    """The picture is a file; shuffled rewards are told, and those in the store stay as they are."""
+    options = ("--rollouts", 4, "--shuffle", "--store", tmp_path / "demo.duckdb")
+
+    done = cli("demo", *options, "--plot", tmp_path / "curve.svg")
+    refused = cli("demo", *options, "--plot", tmp_path / "curve.gif")
+
+    assert "what 4 answers earned, dealt out at random:" in done.stdout
+    assert f"   curve → {tmp_path / 'curve.svg'}\n" in done.stdout
+    assert (tmp_path / "curve.svg").read_text().startswith("<svg")
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert len(Store(tmp_path / "demo.duckdb").rollouts().rows()) == 4
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_help_is_short_and_on_stdout(cli: Cli, command: str) -> None:
     assert done.returncode == 0
     assert done.stderr == ""
     assert done.stdout == short.stdout
-    assert len(done.stdout.splitlines()) <= 30
+    assert len(done.stdout.splitlines()) <= 40
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "..." not in done.stdout.replace("COMMAND...", "").replace("[ARGS]...", "")
 

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import lightning_otel as lo
 
@@ -15,19 +14,14 @@ def doubled(task: int) -> float:
     return 2.0 * task
 
 
-def deadly(task: dict[str, Any]) -> float:
-    """Die at the first attempt, whatever is around; succeed at the next."""
-    mark = Path(task["mark"])
-    if not mark.exists():
-        mark.write_text(str(os.getpid()))
+def dangerous(task: str | float) -> float:
+    """Die at the first attempt if the task is a path; sleep so long if it is a fraction."""
+    if isinstance(task, str) and not Path(task).exists():
+        Path(task).touch()
         with lo.operation("work"):
             os.kill(os.getpid(), signal.SIGKILL)
-    return 1.0
-
-
-def hanging(task: float) -> float:
-    """Take as long as the task says."""
-    time.sleep(task)
+    if isinstance(task, float):
+        time.sleep(task)
     return 1.0
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import os
 import sys
 import threading
 import time
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 import lightning_otel as lo
-from lightning_otel import Store
+from lightning_otel import Router, Store
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, WorkerError
 from lightning_otel.queue import Queue
+from lightning_otel.resources import Resources
 from lightning_otel.runner import Hook, Runner
 from lightning_otel.state import State
 from lightning_otel.types import Resource, Rollout, Span
@@ -192,11 +194,12 @@ def test_runner_stops_when_too_many_threads_hang(
 
 def test_heartbeats_go_on_while_the_agent_blocks(store: Store, queue: Queue) -> None:
     """An attempt may take many times as long as a lease."""
-    (rollout,) = ran(
-        queue,
-        Runner(lambda task: time.sleep(0.9) or 1.0, store=store, queue=queue, lease_s=0.3),
-        ["a"],
-    )
+
+    def agent(task: str) -> float:
+        time.sleep(0.9)
+        return 1.0
+
+    (rollout,) = ran(queue, Runner(agent, store=store, queue=queue, lease_s=0.3), ["a"])
 
     assert (rollout.status, rollout.attempts) == ("succeeded", 1)
 
@@ -238,41 +241,34 @@ def test_runner_waits_for_the_end_of_a_pause(store: Store, queue: Queue) -> None
     assert queue.get(rollout.rollout_id).status == "succeeded"
 
 
-class Assigning:
-    """Resources of the tests: a version for each agent.
-
-    A stand-in for the real ones, so that a test sees exactly what was asked of them.
-    """
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str | None, Mapping[str, int]]] = []
-
-    def assigned(
-        self, key: str, *, agent: str | None = None, pinned: Mapping[str, int] | None = None
-    ) -> dict[str, Resource]:
-        """The pinned version, else the third."""
-        self.asked.append((key, agent, pinned or {}))
-        version = (pinned or {}).get("prompt", 3)
-        return {"prompt": Resource("prompt", version, "prompt", {"template": "{task}!"})}
-
-
 def test_resources_are_assigned_and_stamped(store: Store, queue: Queue) -> None:
     """The agent works with what is its, pinned versions first, and every span says which."""
-    resources = Assigning()
+    resources = Resources(queue.state)
+    for text in ("{task}", "{task}!"):
+        resources.publish("prompt", text, alias="live")
+    resources.publish("planner/prompt", "plan {task}")
 
-    def agent(task: str, resources: Mapping[str, Resource]) -> float:
+    def solver(task: str, resources: Mapping[str, Resource]) -> float:
+        lo.emit_action("act", task)
         return float(resources["prompt"].version)
 
-    runner = Runner(agent, store=store, queue=queue, resources=resources)
-    free, pinned = (
-        *ran(queue, runner, ["a"]),
-        *ran(queue, runner, ["a"], resources={"prompt": 1}),
-    )
+    def planner(task: str, resources: Mapping[str, Resource]) -> float:
+        lo.emit_action("act", task)
+        return 10 + float(resources["prompt"].body["template"] == "plan {task}")
 
-    assert (free.reward, pinned.reward) == (3.0, 1.0)
-    assert resources.asked[0] == (free.rollout_id, "agent", {})
-    stamped = {span.attributes[c.RESOURCES] for span in store.spans(rollout_id=pinned.rollout_id)}
-    assert stamped == {'{"*":{"prompt":"1"}}'}
+    router = Router([solver, planner])
+    runner = Runner(router, store=store, queue=queue, resources=resources)
+    (free,) = ran(queue, runner, ["a"], agent="solver")
+    (pinned,) = ran(queue, runner, ["a"], agent="solver", resources={"prompt": 1})
+    (own,) = ran(queue, runner, ["a"], agent="planner")
+    (absent,) = ran(queue, runner, ["a"], agent="solver", resources={"prompt": 9})
+
+    assert (free.reward, pinned.reward, own.reward) == (2.0, 1.0, 11.0)
+    assert (absent.status, absent.reason.split(":")[0]) == ("failed", "NotFoundError")
+    used = {(step.rollout_id, step.agent): dict(step.resources) for step in store.transitions()}
+    assert used[free.rollout_id, "solver"]["prompt"] == "2"
+    assert used[pinned.rollout_id, "solver"]["prompt"] == "1"
+    assert set(used[own.rollout_id, "planner"].values()) == {"1"}
 
 
 def test_pinned_rollout_without_resources_is_refused(store: Store, queue: Queue) -> None:
@@ -400,3 +396,23 @@ def test_attempts_know_nothing_of_each_other(store: Store, queue: Queue) -> None
     rollouts = ran(queue, Runner(agent, store=store, queue=queue), ["a", "b", "c"])
 
     assert [each.reward for each in rollouts] == [1.0, 1.0, 1.0]
+
+
+def test_forked_child_is_a_worker_of_its_own(store: Store, queue: Queue) -> None:
+    """It goes on with the runner under another name, and disturbs nothing of its parent's."""
+    rollouts = queue.put(range(4))
+    runner = Runner(lambda task: 1.0, store=store, queue=queue)
+    assert runner.step() is not None
+
+    child = os.fork()
+    if not child:
+        done = runner.step()
+        os._exit(0 if done is not None and done.status == "succeeded" else 1)
+    _, code = os.waitpid(child, 0)
+    runner.run()
+
+    assert code == 0
+    assert {each.status for each in queue.rollouts()} == {"succeeded"}
+    workers = [queue.attempts(each.rollout_id)[0].worker_id for each in rollouts]
+    assert workers[0] == workers[2] == workers[3] != workers[1]
+    assert len(store.rollouts().rows()) == 4

@@ -1,7 +1,7 @@
 """Claims: whole groups, by one holder at a time, for each consumer apart, and once."""
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -28,9 +28,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, clock: Clock) -> Runs:
+def runs(place: str, clock: Clock) -> Iterator[Runs]:
     """Runs of an empty state."""
-    return Runs(State(tmp_path / "traces.duckdb", now_ns=clock))
+    state = State(place, now_ns=clock)
+    yield Runs(state)
+    state.close()
 
 
 @pytest.fixture
@@ -135,3 +137,20 @@ def test_many_rollouts_are_claimed_at_once(claims_of: Callable[..., Claims], run
     assert ours.claim({"a": group(*ids)}) == ["a"]
     kept(runs, ours, 1, *ids)
     assert ours.counts() == {"trained": 2_500}
+
+
+def test_each_rollout_is_claimed_by_one_of_many(claims_of: Callable[..., Claims]) -> None:
+    """Holders who claim the same groups at the same time share them out."""
+    holders = [claims_of() for _ in range(4)]
+    groups = {f"g{number}": group(f"r{number}", f"s{number}") for number in range(20)}
+
+    def work(claims: Claims) -> list[str]:
+        found: list[str] = []
+        for key in groups:
+            found += claims.claim({key: groups[key]})
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, holders))
+
+    assert sorted(key for each in found for key in each) == sorted(groups)

@@ -1,7 +1,7 @@
 """Training runs: begun, measured, kept, gone back on, and found again."""
 
 import math
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,9 +11,11 @@ from lightning_otel.state import State
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Runs:
+def runs(place: str) -> Iterator[Runs]:
     """Runs of an empty state."""
-    return Runs(State(tmp_path / "traces.duckdb"))
+    state = State(place)
+    yield Runs(state)
+    state.close()
 
 
 def test_run_is_found_by_its_beginning(runs: Runs) -> None:

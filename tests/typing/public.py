@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, assert_type
 
 import lightning_otel as lo
+from lightning_otel.algorithms import Batch
 from lightning_otel.tracing.operations import Operation
+from lightning_otel.trainer import Fit
 from lightning_otel.types import Call, Reward
 
 
@@ -163,3 +165,29 @@ def credit(store: lo.Store) -> None:
 def min_of(rewards: Mapping[str, float]) -> float:
     """The least of several rewards."""
     return min(rewards.values())
+
+
+class Own(lo.BaseAlgorithm):
+    """An algorithm of one's own."""
+
+    group_size = 2
+
+    def train_step(self, batch: Batch) -> lo.StepResult | None:
+        """Learn nothing."""
+        assert_type(batch.rewards, dict[str, float])
+        return lo.StepResult({"loss": 0.5}, {"prompt": "better"}) if batch else None
+
+
+def train(store: lo.Store) -> None:
+    """Trainers, their algorithms and what comes of them."""
+    trainer = lo.Trainer(store=store, algorithm=Own(), max_iterations=10)
+    fit = trainer.fit(["a task"], val=["another"])
+    assert_type(fit.promoted, tuple[str, ...])
+    assert_type(trainer.train(), Fit)
+    assert_type(trainer.evaluate(["a task"]).reward, float | None)
+    assert_type(trainer.resume_from_checkpoint("latest"), lo.Trainer)
+    with_agent = lo.Trainer(agent, "baseline", resources={"prompt": "a prompt"}, workers=2)
+    fitting = with_agent.fit_async()
+    fitting.stop()
+    assert_type(fitting.wait(), Fit | None)
+    lo.Trainer(algorithm=3)  # type: ignore[arg-type]  # no algorithm

@@ -20,6 +20,7 @@ class BaseAlgorithm:
         extra: The extra of this package that installs what it imports; empty if none.
         group_size: How many rewarded rollouts of a group it needs to compare them; 1 compares none.
         needs_reward: Whether only rollouts with a reward are of use.
+        needs_steps: Whether only rollouts of which calls were recorded are of use.
         needs_logprobs: Whether the probabilities that tokens were sampled with must be known.
     """
 
@@ -28,6 +29,7 @@ class BaseAlgorithm:
     extra: str = ""
     group_size: int = 1
     needs_reward: bool = True
+    needs_steps: bool = True
     needs_logprobs: bool = False
 
     def run(self, context: Context) -> None:

@@ -9,6 +9,7 @@ class Baseline(BaseAlgorithm):
     """Runs the tasks, or reads what was recorded, and reports the mean reward of each batch."""
 
     name: ClassVar[str] = "baseline"
+    needs_steps = False
 
     def __init__(self) -> None:
         self._rollouts = 0

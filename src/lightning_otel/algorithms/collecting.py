@@ -33,6 +33,9 @@ _FOREVER_NS: Final = (1 << 63) - 1
 _PATIENCE: Final = 5
 """How many times as long as a look takes there is rest before the next one."""
 
+_MOST: Final = 1024
+"""Rollouts in a batch whose size nobody named: they are in memory with all their messages."""
+
 Taken = dict[str, tuple[Member, ...]]
 """Rollouts by group."""
 
@@ -140,13 +143,16 @@ class Collector:
                 return groups
 
     def _groups_of(self, rollouts: Sequence[Rollout]) -> list[Group]:
+        taken = self._claims.taken()  # what was left before a kill stays so
+        rollouts = [each for each in rollouts if each.rollout_id not in taken]
         members = {each.rollout_id: queued(each) for each in rollouts}
         silent = [key for key, each in members.items() if each.reward is None and not each.lost]
         if silent:
             wanted = Asked.of({"rollout_id": silent}).wanted
             here = recorded(self._setting.store, wanted)
             for key in silent:
-                members[key] = with_spans(members[key], here.get(key, (None,))[0])
+                if key in here:
+                    members[key] = with_spans(members[key], here[key].member)
         groups: dict[str, list[Member]] = {}
         is_grouped = self._algorithm.group_size > 1
         for each in rollouts:
@@ -213,13 +219,17 @@ class Collector:
         return self._known, self._enough(self._known, short)
 
     def _enough(self, groups: Sequence[Group], short: int) -> Taken:
-        """Whole groups, the oldest first, until they are enough; none if all are too few."""
+        """Whole groups, the oldest first, until they are enough; none if all are too few.
+
+        Where nobody said what is enough, it is all there are, within reason.
+        """
         waited_ns = time.time_ns() - int(self._setting.reward_timeout_s * 1e9)
         before_ns = waited_ns if self._setting.follows else _FOREVER_NS
         found: Taken = {}
         size = 0
+        most = _MOST if self._setting.min_batch_size is None else short
         for key, members in self._chosen(groups, before_ns):
-            if size >= short:
+            if size >= most:
                 break
             found[key] = members
             size += len(members)
@@ -292,8 +302,13 @@ class Collector:
         return kept, self._loaded(kept) if left else found
 
     def _loaded(self, groups: Taken) -> Loaded:
-        needs_reward = self._algorithm.needs_reward
-        return load(self._setting.store, self._asked, groups, needs_reward=needs_reward)
+        return load(
+            self._setting.store,
+            self._asked,
+            groups,
+            needs_reward=self._algorithm.needs_reward,
+            needs_steps=self._algorithm.needs_steps,
+        )
 
     def _capture_faults(self, found: Loaded) -> dict[str, str]:
         """Rollouts whose tokens the algorithm cannot use.

@@ -266,7 +266,7 @@ class Context:
         self._unpublished = {}
         self.publish_kept(number, unpublished)
         self._drop_old()
-        if self._progress is not None:
+        if self._progress is not None and done:
             self._progress(number, self._setting.max_iterations, self._measured)
         return folder
 

@@ -1,11 +1,13 @@
 """Which rollouts there are to learn from, in the groups they are compared in."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.errors import StoreMissingError
+from lightning_otel.store.damage import answered
+from lightning_otel.store.source import INDEX_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute
 
 if TYPE_CHECKING:
@@ -15,17 +17,17 @@ if TYPE_CHECKING:
     from lightning_otel.types import Rollout
 
 BROKE_OFF: Final = "broke off: its process died in it"
-OTHER_MODE: Final = "another mode: it is for validation or testing"
 NO_REWARD: Final = "no reward"
 
-_RECORDED: Final = """
-SELECT rollout_id, attempt_id, status, reward, end_ns, task FROM rollouts
+_RECORDED: Final = f"""
+SELECT rollout_id, attempt_id, status, reward, end_ns, task, mode FROM rollouts
+LEFT JOIN (
+  SELECT {ROLLOUT} AS rollout_id, any_value({attribute(c.MODE)}) AS mode FROM spans
+  WHERE contains(attributes::VARCHAR, '{c.MODE}') GROUP BY 1
+) USING (rollout_id)
 WHERE (?::VARCHAR[] IS NULL OR list_contains(?::VARCHAR[], rollout_id))
   AND start_ns >= ? AND start_ns < ?
 ORDER BY start_ns, rollout_id"""
-_MODES: Final = f"""
-SELECT {ROLLOUT} AS rollout_id, any_value({attribute(c.MODE)}) AS mode FROM spans
-WHERE contains(attributes::VARCHAR, '{c.MODE}') GROUP BY 1"""
 _LATEST_NS: Final = (1 << 63) - 1
 
 
@@ -63,8 +65,16 @@ class Group(NamedTuple):
     is_closed: bool
 
 
-def recorded(store: "Store", wanted: "Selection") -> dict[str, tuple[Member, str]]:
-    """The selected rollouts of a store, each with its task, by the attempt that counts.
+class Recorded(NamedTuple):
+    """A rollout as a store has it: of its attempts the one that counts, its task and its mode."""
+
+    member: Member
+    task: str
+    mode: str | None
+
+
+def recorded(store: "Store", wanted: "Selection") -> dict[str, Recorded]:
+    """The selected rollouts of a store, the oldest first.
 
     Args:
         store: The store; one that is not there yet has none.
@@ -72,38 +82,23 @@ def recorded(store: "Store", wanted: "Selection") -> dict[str, tuple[Member, str
     """
     ids = None if wanted.rollout_ids is None else list(wanted.rollout_ids)
     since_ns, until_ns = wanted.since_ns or 0, wanted.until_ns or _LATEST_NS
-    found: dict[str, tuple[Member, str]] = {}
+    found: dict[str, Recorded] = {}
     try:
-        rows = store.sql(_RECORDED, [ids, ids, since_ns, until_ns]).rows()
+        con = store.source.connect(("spans", "rollouts"), (*INDEX_COLUMNS, "attributes"))
     except StoreMissingError:
-        return {}
-    for row in rows:
-        member = _recorded(row)
-        held = found.get(member.rollout_id)
+        return found
+    given = [ids, ids, since_ns, until_ns]
+    rows = answered(con, store.layout, lambda: con.execute(_RECORDED, given).fetchall())
+    for rollout_id, attempt_id, status, reward, end_ns, task, mode in rows:
+        held = found.get(rollout_id)
         # As advantages say it: of several attempts the latest that has a reward counts.
-        if held is None or member.reward is not None or held[0].reward is None:
-            found[member.rollout_id] = member, row["task"] or ""
+        if held is None or reward is not None or held.member.reward is None:
+            is_over = status != "running"
+            lost = BROKE_OFF if status == "incomplete" and reward is None else ""
+            ended_ns = end_ns if is_over else None
+            member = Member(rollout_id, attempt_id, reward, is_over, ended_ns, lost)
+            found[rollout_id] = Recorded(member, task or "", mode)
     return found
-
-
-def _recorded(row: Mapping[str, Any]) -> Member:
-    is_over = row["status"] != "running"
-    return Member(
-        row["rollout_id"],
-        row["attempt_id"],
-        row["reward"],
-        is_over,
-        row["end_ns"] if is_over else None,
-        BROKE_OFF if row["status"] == "incomplete" and row["reward"] is None else "",
-    )
-
-
-def modes(store: "Store") -> dict[str, str]:
-    """What the rollouts of a store are for, where that was stamped."""
-    try:
-        return {row["rollout_id"]: row["mode"] for row in store.sql(_MODES).rows()}
-    except StoreMissingError:
-        return {}
 
 
 def queued(rollout: "Rollout") -> Member:
@@ -143,17 +138,16 @@ def find_groups(
     """
     here = recorded(store, wanted)
     known = {rollout.rollout_id: rollout for rollout in queue.rollouts()}
-    # Those that wait or were cancelled have no spans, and still belong to their groups.
-    stamped = modes(store) if here.keys() - known.keys() - set(without) else {}
     groups: dict[str, tuple[bool, list[Member]]] = {}
+    # Those that wait or were cancelled have no spans, and still belong to their groups.
     for rollout_id in dict.fromkeys([*here, *known] if wanted.rollout_ids is None else here):
         if rollout_id in without:
             continue
-        rollout = known.get(rollout_id)
-        mode = rollout.mode if rollout is not None else stamped.get(rollout_id)
-        if not _is_for(mode, wanted.mode):
+        rollout, seen = known.get(rollout_id), here.get(rollout_id)
+        task, mode = (seen.task, seen.mode) if seen is not None else ("", None)
+        if not _is_for(rollout.mode if rollout is not None else mode, wanted.mode):
             continue
-        member, task = here.get(rollout_id, (None, ""))
+        member = seen.member if seen is not None else None
         if rollout is not None:
             member = with_spans(queued(rollout), member)
         if member is None:

@@ -44,6 +44,7 @@ def load(
     groups: Mapping[str, Collection[Member]],
     *,
     needs_reward: bool = False,
+    needs_steps: bool = True,
 ) -> Loaded:
     """The trajectories of groups of rollouts, with advantages among the members of each.
 
@@ -52,6 +53,8 @@ def load(
         asked: How spans become transitions, and which are wanted.
         groups: Rollouts by group.
         needs_reward: Whether one without a reward is of no use.
+        needs_steps: Whether one of which no call was recorded is of no use; else its reward is the
+            one that was given to it as a whole.
     """
     group_of = {each.rollout_id: key for key, held in groups.items() for each in held}
     counts = {each.rollout_id: each for held in groups.values() for each in held}
@@ -74,9 +77,12 @@ def load(
         and each.key.rollout_id in counts
         and each.key.attempt_id == counts[each.key.rollout_id].attempt_id
     }
-    faults = {rollout_id: NO_STEPS for rollout_id in counts if rollout_id not in paths}
+    if not needs_steps:
+        given = {key: each.reward for key, each in counts.items() if each.reward is not None}
+        rewards = {**given, **rewards}
+    faults = {key: NO_STEPS for key in counts if needs_steps and key not in paths}
     if needs_reward:
-        faults |= {each: NO_REWARD for each in paths if each not in rewards}
+        faults |= {key: NO_REWARD for key in counts if key not in rewards and key not in faults}
     return Loaded(paths, rewards, faults)
 
 

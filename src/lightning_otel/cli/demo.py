@@ -9,7 +9,7 @@ import click
 from lightning_otel.cli.output import counted, print_table, program, shown, suggest
 
 if TYPE_CHECKING:
-    from lightning_otel.demo import Outcome
+    from lightning_otel.demo import Lesson
     from lightning_otel.store import Store
 
 _SHOWN_STEPS = 6
@@ -26,15 +26,20 @@ Your own agent, unchanged:
     show_default=True, help="Store to write.",
 )  # fmt: skip
 @click.option(
-    "--rollouts", type=click.IntRange(min=1), default=24, show_default=True,
+    "--rollouts", type=click.IntRange(min=1), default=240, show_default=True,
     help="How many tasks the agent works on.",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Decides tasks and luck.")
-def demo(store: str, rollouts: int, seed: int) -> None:
-    """Run the offline demo: a simulated model, a real agent, real spans, real transitions."""
-    from lightning_otel.demo import run_agent
+@click.option("--shuffle", is_flag=True, help="A control: deal the rewards out at random.")
+@click.option("--plot", "picture", metavar="FILE", help="Write the curve: FILE.svg or FILE.html.")
+def demo(store: str, rollouts: int, seed: int, shuffle: bool, picture: str | None) -> None:
+    """Run the offline demo: a simulated model, a real agent, a policy that learns from spans."""
+    from lightning_otel.demo import train
+    from lightning_otel.plot import check_picture
     from lightning_otel.store import Store
 
+    if picture is not None:
+        check_picture(picture)
     started_ns = time.time_ns()
     opened = Store(store)
     click.echo("1. An OpenAI-compatible server with a toy policy starts on this machine.")
@@ -42,15 +47,19 @@ def demo(store: str, rollouts: int, seed: int) -> None:
     with click.progressbar(
         length=rollouts, label="   rollouts", file=sys.stderr, hidden=not sys.stderr.isatty()
     ) as progress:
-        outcomes = run_agent(
-            opened, rollouts=rollouts, seed=seed, progress=lambda outcome: progress.update(1)
+        lesson = train(
+            opened,
+            rollouts=rollouts,
+            seed=seed,
+            is_shuffled=shuffle,
+            progress=lambda outcome: progress.update(1),
         )
     _show_spans(opened, started_ns)
-    _show_transitions(opened, outcomes)
-    _show_rewards(outcomes)
+    _show_transitions(opened, started_ns, lesson)
+    _show_rewards(opened, started_ns, lesson, picture)
     click.echo(f"\n{(time.time_ns() - started_ns) / 1e9:.1f} s, no key, no network.\n")
     click.echo(_OWN_AGENT.format(program()))
-    suggest("ls", store)
+    suggest("plot --by version", store)
 
 
 def _show_spans(opened: "Store", started_ns: int) -> None:
@@ -65,11 +74,12 @@ def _show_spans(opened: "Store", started_ns: int) -> None:
     )
 
 
-def _show_transitions(opened: "Store", outcomes: "list[Outcome]") -> None:
+def _show_transitions(opened: "Store", started_ns: int, lesson: "Lesson") -> None:
     from lightning_otel.adapter.messages import plain_text
 
-    ours = {outcome.rollout_id for outcome in outcomes}
-    steps = [step for step in opened.transitions() if step.rollout_id in ours]
+    ours = {outcome.rollout_id for outcome in lesson.outcomes}
+    found = opened.transitions(since=started_ns)
+    steps = [step for step in found if step.rollout_id in ours]
     exact = sum(step.capture == "exact" for step in steps)
     click.echo(
         f"4. Spans became {counted(len(steps), 'transition')}, {exact} with the server's own token "
@@ -90,16 +100,25 @@ def _show_transitions(opened: "Store", outcomes: "list[Outcome]") -> None:
     print_table(rows, columns, texts=("observation", "action"))
 
 
-def _show_rewards(outcomes: "list[Outcome]") -> None:
-    from lightning_otel.plot import bar, running_mean, sparkline
+def _show_rewards(opened: "Store", started_ns: int, lesson: "Lesson", picture: str | None) -> None:
+    from lightning_otel.cli.plotting import print_charts
+    from lightning_otel.plot import bar, plot_training_metrics
 
-    rewards = [outcome.reward for outcome in outcomes]
-    mean = sum(rewards) / len(rewards)
-    click.echo("\n5. Rewards, one character a rollout, and the mean so far:\n")
-    click.echo(f"   reward  {sparkline(rewards)}")
-    click.echo(f"   mean    {sparkline(running_mean(rewards))}  {mean:.2f}")
-    for label, share in (("right", mean), ("wrong", 1 - mean)):
-        click.echo(f"   {label}   {bar(share)} {share:.0%}")
-    wrong = next((outcome for outcome in outcomes if not outcome.reward), None)
+    rounds = counted(len(lesson.versions), "time")
+    dealt = ", dealt out at random" if lesson.is_shuffled else ""
+    click.echo(
+        f"\n5. The policy learnt {rounds} from such transitions, read back from DuckDB; what "
+        f"{lesson.steps} answers earned{dealt}:\n"
+    )
+    found = plot_training_metrics(opened, "reward", picture, since=started_ns)
+    print_charts(found)
+    size = max(1, len(lesson.outcomes) // len(lesson.versions))
+    click.echo()
+    for label, part in (("first", lesson.outcomes[:size]), ("last", lesson.outcomes[-size:])):
+        share = sum(outcome.reward for outcome in part) / len(part)
+        click.echo(f"   {label:<5} {len(part)}  {bar(share)} {share:.0%} right")
+    if picture is not None:
+        click.echo(f"   curve → {shown(picture)}")
+    wrong = next((outcome for outcome in lesson.outcomes if not outcome.reward), None)
     if wrong is not None:
-        click.echo(f"   e.g. {shown(wrong.question)} → {shown(wrong.answer)}")
+        click.echo(f"   at first, e.g. {shown(wrong.question)} → {shown(wrong.answer)}")

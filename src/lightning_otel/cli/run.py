@@ -1,6 +1,7 @@
 """``run``: a program as it is, recorded as one rollout, with its own exit code."""
 
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -48,6 +49,7 @@ _NOTHING_CAPTURED = 3
     is_flag=True,
     help="Have requests ask vLLM-like servers for token ids and logprobs.",
 )
+@click.option("--apply", is_flag=True, help="Have requests made with the resources that are live.")
 @click.option("--quiet", is_flag=True, help="No closing lines.")
 @store_option
 def run(
@@ -59,6 +61,7 @@ def run(
     reward_evaluator: str | None,
     transforms: Sequence[str],
     enable_retokenization_fix: bool,
+    apply: bool,
     quiet: bool,
     store: str | None,
 ) -> int:
@@ -84,7 +87,7 @@ def run(
     options = tracing.Options(
         store=opened, rollout_id=rollout_id, task=_json_or_text(task), agent=agent,
         reward_evaluator=evaluator,
-        enable_retokenization_fix=enable_retokenization_fix or None,
+        enable_retokenization_fix=enable_retokenization_fix or None, apply=apply or None,
     )  # fmt: skip
     try:
         program = find_program(command)
@@ -152,7 +155,19 @@ class _Run:
         if not isinstance(self._problem, ConfigError):
             say_error(self._problem.what, self._problem.why, self._problem.remedy)
             talk("the program runs without recording")
-        return run_child(program, None)
+        return run_child(program, self._bare_environment())
+
+    def _bare_environment(self) -> dict[str, str] | None:
+        """What a program needs to be given resources where nothing is kept; None for nothing."""
+        from lightning_otel import config
+        from lightning_otel.tracing import Recording
+
+        is_applied = self._options.get("apply") or config.is_apply_enabled()
+        if not is_applied or not config.is_enabled() or config.is_collect_enabled():
+            return None
+        rollout_id = self._options.get("rollout_id") or f"rollout-{secrets.token_hex(8)}"
+        unrecorded = Recording(rollout_id=rollout_id)
+        return _environment(self._opened, unrecorded, self._options, self._transforms)
 
     def _record(self, program: Sequence[str]) -> int:
         from lightning_otel import provider, tracing
@@ -281,6 +296,8 @@ def _problem(opened: "Store") -> LightningOtelError | None:
             "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED; "
             f"unset {config.ENABLED_ENV} OTEL_SDK_DISABLED"
         )
+    if not config.is_collect_enabled():
+        return ConfigError(f"nothing is kept, as {config.COLLECT_ENV} asks; unset it")
     try:
         opened.layout.create()
     except StoreError as exc:
@@ -307,4 +324,5 @@ def _environment(
         agent=options.get("agent"),
         transforms=transforms,
         enable_retokenization_fix=bool(options.get("enable_retokenization_fix")),
+        apply=bool(options.get("apply")),
     )

@@ -3,13 +3,19 @@
 The server is also what the tests and examples talk to.
 """
 
+import contextlib
+import math
 import random
-from collections.abc import Callable
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_otel import config
 from lightning_otel.demo.agent import solve
+from lightning_otel.demo.learning import learn
+from lightning_otel.demo.policy import ToyPolicy
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.emitters import emit_reward
 from lightning_otel.errors import ConfigError
@@ -25,6 +31,24 @@ class Outcome:
     answer: str
     reward: float
     rollout_id: str
+
+
+class Lesson(NamedTuple):
+    """What came of learning.
+
+    Attributes:
+        outcomes: Of each task, in order.
+        versions: The versions of the policy, in order; each worked on one round of tasks.
+        steps: How many transitions it learnt from.
+        likely: How likely each style of answer is in the end.
+        is_shuffled: Whether the rewards were dealt to any of the answers.
+    """
+
+    outcomes: list[Outcome]
+    versions: list[str]
+    steps: int
+    likely: dict[str, float]
+    is_shuffled: bool = False
 
 
 def tasks(count: int, seed: int) -> list[tuple[str, int]]:
@@ -53,6 +77,75 @@ def run_agent(
         ConfigError: The ``openai`` package is not installed, or recording is switched off.
         StoreError: The store cannot be made.
     """
+    with _client(store, ToyPolicy(), seed) as client:
+        return list(_worked(store, client, tasks(rollouts, seed), progress))
+
+
+def train(
+    store: Store,
+    *,
+    rollouts: int = 240,
+    batch: int = 24,
+    seed: int = 0,
+    is_shuffled: bool = False,
+    progress: Callable[[Outcome], None] = lambda outcome: None,
+) -> Lesson:
+    """Let the agent work, a round of tasks at a time, and the policy learn after each round.
+
+    What it learns from are the transitions of the round, read back from the store.
+
+    Args:
+        store: Where the spans go, and the transitions come from.
+        rollouts: How many tasks in all.
+        batch: How many tasks in a round.
+        seed: Decides tasks and the policy's luck.
+        is_shuffled: A control: the rewards of a round are dealt to any of its answers before the
+            policy sees them. Those in the store stay as they are.
+        progress: Told each outcome as it comes.
+
+    Raises:
+        ConfigError: The ``openai`` package is not installed, or recording is switched off.
+        StoreError: The store cannot be made, or does not hold what was recorded.
+    """
+    policy, asked = ToyPolicy(), tasks(rollouts, seed)
+    name = f"toy-{secrets.token_hex(3)}"
+    lesson = Lesson([], [], 0, {}, is_shuffled)
+    dealt_by = random.Random(seed) if is_shuffled else None
+    with _client(store, policy, seed) as client:
+        for start in range(0, rollouts, batch):
+            version, since_ns = f"{name}@{start // batch + 1}", time.time_ns()
+            lesson.versions.append(version)
+            part = asked[start : start + batch]
+            lesson.outcomes.extend(_worked(store, client, part, progress, version))
+            back = store.transitions(since=since_ns, resource_version=version, rewarded=True)
+            lesson = lesson._replace(steps=lesson.steps + learn(policy, back, dealt_by=dealt_by))
+    likely = {style: math.exp(logprob) for style, logprob in policy.logprobs().items()}
+    return lesson._replace(likely=likely)
+
+
+def _worked(
+    store: Store,
+    client: Any,
+    asked: Iterable[tuple[str, int]],
+    progress: Callable[[Outcome], None],
+    version: str | None = None,
+) -> Iterator[Outcome]:
+    """Work on tasks one after the other, each a rollout of its own."""
+    stamp: Any = {} if version is None else {"resource_version": version, "mode": "train"}
+    for question, want in asked:
+        task = {"question": question}
+        with auto_trace(store=store, name="demo", task=task, agent="calc", **stamp) as recording:
+            answer = solve(client, question)
+            reward = float(answer.rstrip(".").endswith(f" {want}"))
+            emit_reward(reward)
+        outcome = Outcome(question, answer, reward, recording.rollout_id)
+        progress(outcome)
+        yield outcome
+
+
+@contextlib.contextmanager
+def _client(store: Store, policy: ToyPolicy, seed: int) -> Iterator[Any]:
+    """An ``openai`` client of a server that answers from a policy."""
     client_class = _openai()
     if not config.is_enabled():
         raise ConfigError(
@@ -60,20 +153,11 @@ def run_agent(
             f"unset {config.ENABLED_ENV} OTEL_SDK_DISABLED"
         )
     store.writer()
-    outcomes = []
     with (
-        DemoServer(seed=seed) as server,
+        DemoServer(policy, seed=seed) as server,
         client_class(base_url=server.base_url, api_key="none-needed") as client,
     ):
-        for question, want in tasks(rollouts, seed):
-            task = {"question": question}
-            with auto_trace(store=store, name="demo", task=task, agent="calc") as recording:
-                answer = solve(client, question)
-                reward = float(answer.rstrip(".").endswith(f" {want}"))
-                emit_reward(reward)
-            outcomes.append(Outcome(question, answer, reward, recording.rollout_id))
-            progress(outcomes[-1])
-    return outcomes
+        yield client
 
 
 def _openai() -> Any:

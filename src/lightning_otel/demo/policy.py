@@ -21,6 +21,7 @@ _PIECE = re.compile(r"\s*\S+|\s+")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 STYLES = ("copy", "guess", "round")
+_ANSWER = "The answer is {}"
 
 
 def pieces(text: str) -> list[str]:
@@ -211,9 +212,18 @@ class ToyPolicy:
             return _certain(Reply(text=f"The tool said: {result}"))
         logprobs = self.logprobs()
         (style,) = rng.choices(STYLES, [math.exp(logprobs[style]) for style in STYLES])
-        text = f"The answer is {_told(numbers[-1], style)}"
+        text = _ANSWER.format(_told(numbers[-1], style))
         rest = len(pieces(text)) - 1
         return Reply(text=text, logprobs=(logprobs[style], *[0.0] * rest))
+
+
+def style_of(result: str, answer: str) -> str | None:
+    """The style in which an answer reports a tool's result; None if it is none of the policy's."""
+    numbers = _NUMBER.findall(result)
+    if not numbers:
+        return None
+    texts = {_ANSWER.format(_told(numbers[-1], style)): style for style in STYLES}
+    return texts.get(answer)
 
 
 def _certain(reply: Reply) -> Reply:

@@ -78,7 +78,7 @@ class DuckDBSpanExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append the batch; FAILURE, with one warning, where the store cannot be made."""
-        if capture.is_recording():
+        if capture.is_recording() or not config.is_collect_enabled():
             return SpanExportResult.SUCCESS
         try:
             writer = writer_for(self._layout)

@@ -4,6 +4,7 @@ Any number of threads, processes and machines put rollouts in and take them out;
 worker at a time, under a lease that ends by itself when its worker dies.
 """
 
+import contextlib
 import json
 import secrets
 import time
@@ -141,13 +142,12 @@ class Queue:
             modes: What it takes rollouts for; None is all.
             lease_s: How long the lease lasts without a heartbeat, seconds.
         """
-        self._expire()
-        waiting = _waiting(agents, modes)
-        with self.state.read() as connection:
-            if _is_paused(connection) or connection.execute(waiting.limit(1)).first() is None:
+        waiting = _waiting(agents, modes).limit(1)
+        with self._looking() as connection:  # who finds nothing keeps nobody waiting
+            if _is_paused(connection) or connection.execute(waiting).first() is None:
                 return None
         with self.state.change() as connection:
-            row = connection.execute(waiting.limit(1).with_for_update(skip_locked=True)).first()
+            row = connection.execute(waiting.with_for_update(skip_locked=True)).first()
             if row is None or _is_paused(connection):
                 return None
             now_ns = self.state.now_ns()
@@ -209,14 +209,15 @@ class Queue:
         Raises:
             NotFoundError: There is no such rollout.
         """
-        self._expire()
         with self.state.change() as connection:
+            now_ns = self.state.now_ns()
+            self._expire(connection, now_ns)
             row = connection.execute(_of(rollout_id).with_for_update()).one_or_none()
             if row is None:
                 raise _unknown(rollout_id)
             if row.status in FINAL:
                 return False
-            attempts.cancel(connection, row, reason or "cancelled", self.state.now_ns())
+            attempts.cancel(connection, row, reason or "cancelled", now_ns)
             return True
 
     def reward(self, rollout_id: str, reward: float) -> None:
@@ -260,13 +261,12 @@ class Queue:
             agents: As :meth:`lease` takes them.
             modes: As :meth:`lease` takes them.
         """
-        self._expire()
         may_return = sa.and_(
             ROLLOUTS.c.status == "running", ROLLOUTS.c.attempts < ROLLOUTS.c.max_attempts
         )
         unfinished = sa.or_(ROLLOUTS.c.status == "queuing", may_return)
         wanted = sa.select(ROLLOUTS.c.position).where(unfinished, *_wanted(agents, modes))
-        with self.state.read() as connection:
+        with self._looking() as connection:
             return connection.execute(wanted.limit(1)).first() is None
 
     def get(self, rollout_id: str) -> Rollout:
@@ -275,8 +275,7 @@ class Queue:
         Raises:
             NotFoundError: There is no such rollout.
         """
-        self._expire()
-        with self.state.read() as connection:
+        with self._looking() as connection:
             row = connection.execute(_of(rollout_id)).one_or_none()
         if row is None:
             raise _unknown(rollout_id)
@@ -295,18 +294,17 @@ class Queue:
             mode: Only those of one mode.
             ids: Only these; what is not there is left out.
         """
-        self._expire()
         query = sa.select(ROLLOUTS).order_by(ROLLOUTS.c.position)
         if status is not None:
             query = query.where(ROLLOUTS.c.status == status)
         if mode is not None:
             query = query.where(ROLLOUTS.c.mode == mode)
         if ids is None:
-            with self.state.read() as connection:
+            with self._looking() as connection:
                 return [rollout_of(row) for row in connection.execute(query)]
         asked = list(ids)
         found: dict[str, Rollout] = {}
-        with self.state.read() as connection:
+        with self._looking() as connection:
             for some in _pieces(asked):
                 rows = connection.execute(query.where(ROLLOUTS.c.rollout_id.in_(some)))
                 found.update((row.rollout_id, rollout_of(row)) for row in rows)
@@ -314,30 +312,27 @@ class Queue:
 
     def attempts(self, rollout_id: str) -> list[Attempt]:
         """Every attempt at a rollout, in order; empty if there was none."""
-        self._expire()
         wanted = sa.select(ATTEMPTS).where(ATTEMPTS.c.rollout_id == rollout_id)
-        with self.state.read() as connection:
+        with self._looking() as connection:
             return attempts_of(connection.execute(wanted.order_by(ATTEMPTS.c.attempt)))
 
     def counts(self, mode: Mode | None = None) -> dict[RolloutStatus, int]:
         """How many rollouts stand where; every status is named."""
-        self._expire()
         query = sa.select(ROLLOUTS.c.status, sa.func.count()).group_by(ROLLOUTS.c.status)
         if mode is not None:
             query = query.where(ROLLOUTS.c.mode == mode)
-        with self.state.read() as connection:
+        with self._looking() as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {status: found.get(status, 0) for status in get_args(RolloutStatus)}
 
     def reasons(self) -> Counter[tuple[AttemptStatus, str]]:
         """How many attempts did not succeed, by how they ended and why."""
-        self._expire()
         query = (
             sa.select(ATTEMPTS.c.status, ATTEMPTS.c.reason, sa.func.count())
             .where(ATTEMPTS.c.status.not_in(("running", "succeeded")))
             .group_by(ATTEMPTS.c.status, ATTEMPTS.c.reason)
         )
-        with self.state.read() as connection:
+        with self._looking() as connection:
             rows = connection.execute(query).all()
         return Counter({(status, reason): count for status, reason, count in rows})
 
@@ -372,10 +367,9 @@ class Queue:
             )
 
     def _unfinished(self, ids: Sequence[str]) -> bool:
-        self._expire()
         column = ROLLOUTS.c.rollout_id
         status: dict[str, str] = {}
-        with self.state.read() as connection:
+        with self._looking() as connection:
             for some in _pieces(ids):
                 query = sa.select(column, ROLLOUTS.c.status).where(column.in_(some))
                 status.update((each, where) for each, where in connection.execute(query))
@@ -384,16 +378,24 @@ class Queue:
                 raise _unknown(each)
         return any(where not in FINAL for where in status.values())
 
-    def _expire(self) -> None:
-        """End the attempts whose time has run out, of whichever worker."""
-        now_ns = self.state.now_ns()
-        over = sa.select(ROLLOUTS).where(attempts.is_over(now_ns))
-        with self.state.read() as connection:  # which is the usual case, and keeps nobody waiting
-            if connection.execute(over.limit(1)).first() is None:
+    @contextlib.contextmanager
+    def _looking(self) -> "Iterator[Connection]":
+        """A connection to read from, to which no attempt runs whose time has run out."""
+        over = sa.select(ROLLOUTS.c.position).where(attempts.is_over(self.state.now_ns())).limit(1)
+        with self.state.read() as connection:
+            if connection.execute(over).first() is None:
+                yield connection
                 return
         with self.state.change() as connection:
-            rows = connection.execute(over.with_for_update(skip_locked=True)).all()
-            attempts.expire(connection, rows, now_ns)
+            self._expire(connection, self.state.now_ns())
+        with self.state.read() as connection:
+            yield connection
+
+    def _expire(self, connection: "Connection", now_ns: int) -> None:
+        """End the attempts whose time has run out, of whichever worker."""
+        over = sa.select(ROLLOUTS).where(attempts.is_over(now_ns))
+        rows = connection.execute(over.with_for_update(skip_locked=True)).all()
+        attempts.expire(connection, rows, now_ns)
 
 
 def _check(

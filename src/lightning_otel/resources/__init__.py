@@ -18,12 +18,15 @@ import sqlalchemy as sa
 
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import bodies, tables
-from lightning_otel.resources.assigning import CANARY, LIVE, Standing, assigned, stamps
 from lightning_otel.state import State
+from lightning_otel.substitution.assigning import CANARY, LIVE, Standing, assigned, stamps
 from lightning_otel.types import Resource, ResourceKind
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
+
+    from lightning_otel.resources.comparing import Comparison
+    from lightning_otel.store import Store
 
 __all__ = ["CANARY", "LIVE", "Resources", "stamps"]
 
@@ -274,6 +277,47 @@ class Resources:
         """
         held = {name: self.get(name, version) for name, version in (pinned or {}).items()}
         return assigned(self.standings(), key, agent, held)
+
+    def compare(
+        self,
+        name: str,
+        a: int | str = LIVE,
+        b: int | str = CANARY,
+        store: "Store | None" = None,
+        *,
+        is_paired: bool = True,
+    ) -> "Comparison":
+        """Whether one version is better than another, by the rewards of rollouts made with them.
+
+        Of each task that was done with both the mean rewards are compared, and each task counts
+        once; the 95 % interval is that of Student's t.
+
+        Args:
+            name: The resource.
+            a: One version, by number or alias.
+            b: The other.
+            store: Where the rollouts are; by default the store that is used where none is named.
+            is_paired: Whether only tasks done with both count. Without, all rollouts of either are
+                compared, as of traffic in which no task comes twice.
+
+        Raises:
+            ConfigError: Too few rollouts tell of both.
+            NotFoundError: There is no such version.
+        """
+        from lightning_otel.resources.comparing import compared
+        from lightning_otel.store import Store
+
+        versions = [self.get(name, each).version for each in (a, b)]
+        opened = store if store is not None else Store()
+        return compared(name, versions[0], versions[1], opened, is_paired=is_paired)
+
+    def diff(self, name: str, a: int | str = LIVE, b: int | str = CANARY) -> str:
+        """What two versions say, line by line, as ``diff -u`` has it; empty if the same.
+
+        Raises:
+            NotFoundError: There is no such version.
+        """
+        return bodies.difference(self.get(name, a), self.get(name, b))
 
     def standings(self) -> Mapping[str, Standing]:
         """What may be assigned, by name, no older than a second."""

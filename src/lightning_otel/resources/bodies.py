@@ -1,5 +1,6 @@
 """What the body of a resource may be: anything else is refused as it is published."""
 
+import difflib
 import hashlib
 import json
 import math
@@ -9,7 +10,7 @@ from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Prompt, ResourceKind
+from lightning_otel.types import Prompt, Resource, ResourceKind
 
 MAX_BYTES: Final = 1 << 20
 _ROLES: Final = ("user", "assistant", "tool")
@@ -202,3 +203,22 @@ def _weights(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
     if base is not None and not isinstance(base, str):
         raise ConfigError(f"the base_model of {name} is {base!r}; write its name")
     return {"uri": uri, **({"base_model": base} if base else {})}
+
+
+def difference(a: Resource, b: Resource) -> str:
+    """The bodies of two versions, line by line, as ``diff -u`` has it; empty if they are the same.
+
+    Args:
+        a: One version.
+        b: The other.
+    """
+    lines = difflib.unified_diff(_lines(a), _lines(b), str(a), str(b), lineterm="")
+    return "\n".join(lines)
+
+
+def _lines(resource: Resource) -> list[str]:
+    body = dict(resource.body)
+    template = str(body.pop("template", ""))
+    rest = {name: value for name, value in body.items() if value}
+    text = json.dumps(rest, ensure_ascii=False, indent=2, sort_keys=True) if rest else ""
+    return [*template.splitlines(), *text.splitlines()]

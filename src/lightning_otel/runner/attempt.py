@@ -4,9 +4,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from numbers import Real
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from opentelemetry import trace
 
@@ -16,6 +15,7 @@ from lightning_otel.agents import Agent, Answer
 from lightning_otel.agents.agent import finished
 from lightning_otel.emitters import emit_reward
 from lightning_otel.errors import ConfigError
+from lightning_otel.resources import stamps
 from lightning_otel.store import Store
 from lightning_otel.tracing import Recording, RewardEvaluator, auto_trace
 from lightning_otel.types import Resource, Rollout
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from lightning_otel.runner.hooks import Hooks
 
 log = logging.getLogger(__name__)
-
-_NEITHER: Final = (str, bytes, bytearray)
 
 
 class ResourceSource(Protocol):
@@ -74,7 +72,7 @@ class Course(NamedTuple):
                 mode=rollout.mode,
                 agent=agent.name,
                 track_only=agent.track_only,
-                resources=_stamped(assigned),
+                resources=stamps(assigned) or None,
             ) as recording:
                 given = self._acted(agent, rollout, assigned, recording)
             return Outcome(_final(recording) if given is None else given, "", recording)
@@ -119,12 +117,6 @@ class Course(NamedTuple):
             self.hooks.trace_end(agent, rollout, recording)
 
 
-def _stamped(assigned: Mapping[str, Resource]) -> dict[str, dict[str, str]] | None:
-    if not assigned:
-        return None
-    return {"*": {name: str(resource.version) for name, resource in assigned.items()}}
-
-
 def _emitted(answer: Answer, *, is_judged: bool) -> float | None:
     """The reward an agent gave back, which is emitted; of several the primary, None if none."""
     if answer is None:
@@ -133,7 +125,7 @@ def _emitted(answer: Answer, *, is_judged: bool) -> float | None:
         primary = next(iter(answer), None)
         emit_reward(answer, primary=primary)
         return float(answer[primary])
-    if isinstance(answer, _NEITHER) or not (isinstance(answer, Real) or _is_scalar(answer)):
+    if not hasattr(answer, "__float__"):  # as numbers have, and arrays of one
         who = "the reward evaluator" if is_judged else "the agent"
         raise ConfigError(
             f"{who} gave back a {type(answer).__name__}, which is no reward; give a number, "
@@ -141,11 +133,6 @@ def _emitted(answer: Answer, *, is_judged: bool) -> float | None:
         )
     emit_reward(float(answer))
     return float(answer)
-
-
-def _is_scalar(answer: Any) -> bool:
-    """Whether it is an array of one number, as of NumPy or torch."""
-    return hasattr(answer, "__float__") and hasattr(answer, "item")
 
 
 def _final(recording: Recording) -> float | None:

@@ -198,8 +198,11 @@ def _threads(
     try:
         for thread in threads:
             thread.join()
-    finally:  # an interrupted program waits for no attempt
+    except BaseException:  # an interrupted program waits for no attempt
         over.set()
+        for runner in runners:
+            queue.lost(runner.worker_id, "the worker was interrupted")
+        raise
     if failed:
         raise failed[0]
     return queue.taken(runner.worker_id for runner in runners)

@@ -91,7 +91,7 @@ class Runner:
         """
         self.agent = agent_of(agent)
         self.store = store if isinstance(store, Store) else Store(store)
-        self.queue = queue if queue is not None else Queue(_state_of(self.store))
+        self.queue = queue if queue is not None else Queue(State.beside(self.store))
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
         self._pid = os.getpid()
         self._hooks = Hooks(hooks, self)
@@ -245,8 +245,3 @@ def _hand_of(runner: Runner) -> Hand:
     hand = Hand(f"attempts of {runner.worker_id}")
     weakref.finalize(runner, hand.end)
     return hand
-
-
-def _state_of(store: Store) -> State:
-    layout = store.local.layout
-    return State(layout.catalogue if layout is not None else None)

@@ -4,8 +4,9 @@ A claim is a lease: one that is neither extended nor acknowledged runs out, and 
 there again. Claims of different consumers know nothing of each other.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
@@ -16,6 +17,8 @@ from lightning_otel.state import State
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
+
+_LOCK: Final = 0x6C6F7463  # any number that nothing else in a shared PostgreSQL database takes
 
 ClaimState: TypeAlias = Literal["claimed", "trained", "left"]
 
@@ -68,7 +71,7 @@ class Claims:
         """
         claimed: list[str] = []
         ids = [each.rollout_id for members in groups.values() for each in members]
-        with self._state.change() as connection:
+        with self._changing() as connection:
             taken = self._taken(connection, ids)
             for group_id, members in groups.items():
                 if members and taken.isdisjoint(each.rollout_id for each in members):
@@ -85,7 +88,7 @@ class Claims:
             reason: Why.
         """
         given = list(members)
-        with self._state.change() as connection:
+        with self._changing() as connection:
             held = self._own(connection, [each.rollout_id for each in given])
             taken = self._taken(connection, [each.rollout_id for each in given])
             free = [e for e in given if e.rollout_id not in taken or e.rollout_id in held]
@@ -199,6 +202,17 @@ class Claims:
                 found[reason if state == "left" else state] += count
         return dict(found.most_common())
 
+    @contextlib.contextmanager
+    def _changing(self) -> "Iterator[Connection]":
+        """A transaction that nobody else claims in.
+
+        SQLite lets one change anything at a time; in PostgreSQL two would both find a rollout free.
+        """
+        with self._state.change() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+            yield connection
+
     def _held(self) -> "sa.ColumnElement[bool]":
         return sa.and_(
             CLAIMS.c.consumer == self.consumer,
@@ -210,12 +224,12 @@ class Claims:
         return sa.or_(CLAIMS.c.state != "claimed", CLAIMS.c.until_ns > self._state.now_ns())
 
     def _taken(self, connection: "Connection", rollout_ids: Sequence[str]) -> set[str]:
-        """Of these, what cannot be claimed; what ran out is locked, so that one alone takes it."""
+        """Of these, what cannot be claimed."""
         found: set[str] = set()
         for ids in _parts(rollout_ids):
             chosen = sa.and_(CLAIMS.c.consumer == self.consumer, CLAIMS.c.rollout_id.in_(ids))
             statement = sa.select(CLAIMS.c.rollout_id).where(chosen, self._is_taken())
-            found.update(connection.scalars(statement.with_for_update()))
+            found.update(connection.scalars(statement))
         return found
 
     def _own(self, connection: "Connection", rollout_ids: Sequence[str]) -> set[str]:

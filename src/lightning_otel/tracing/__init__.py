@@ -112,7 +112,9 @@ def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
             be async where what it judges is; ``transforms``, functions that each span passes
             through before it is written: each gets a span, as it starts and as it ends, and gives
             the one to keep, or None to keep none; ``enable_retokenization_fix``, which has requests
-            ask vLLM-like servers for token ids and logprobs, off by default.
+            ask vLLM-like servers for token ids and logprobs, off by default; ``apply``, which has
+            requests made with the resources that are live for the agent (``docs/resources.md``),
+            also off by default.
 
     Returns:
         A context manager and decorator; or the decorated function.

@@ -42,6 +42,7 @@ class _Luggage:
         transforms: Names of the functions that spans pass through; one that cannot be found there
             fails, so that nothing is let out.
         asks_for_ids: Whether requests ask their server for token ids.
+        applies: Whether requests are made with live resources.
     """
 
     store: str | None
@@ -49,6 +50,7 @@ class _Luggage:
     parent: Mapping[str, str]
     transforms: tuple[str, ...] = ()
     asks_for_ids: bool = False
+    applies: bool = False
 
 
 class _Carried:
@@ -132,7 +134,8 @@ def _packed(context: Context) -> _Luggage:
     store = str(layout.catalogue) if layout is not None else Store(":memory:").name
     transforms = frame.sink.transforms if isinstance(frame.sink, TransformingSink) else ()
     names = tuple(map(name_of, transforms))
-    return _Luggage(store, dict(frame.stamps), parent, names, frame.asks_for_ids)
+    applies = frame.applied is not None
+    return _Luggage(store, dict(frame.stamps), parent, names, frame.asks_for_ids, applies)
 
 
 def _unpacked(luggage: _Luggage) -> Context:
@@ -153,7 +156,13 @@ def _unpacked(luggage: _Luggage) -> Context:
     sink: capture.SpanSink = store.writer()
     if luggage.transforms:
         sink = TransformingSink(store.writer(), [Named(name) for name in luggage.transforms])
-    frame = capture.Frame(sink, luggage.stamps, above, asks_for_ids=luggage.asks_for_ids)
+    frame = capture.Frame(
+        sink,
+        luggage.stamps,
+        above,
+        asks_for_ids=luggage.asks_for_ids,
+        applied=capture.guarded(provider.applied_of, store) if luggage.applies else None,
+    )
     return capture.in_frame(frame, parent)
 
 

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, TypedDict
 
 from opentelemetry.context import Context
@@ -61,6 +62,7 @@ class Options(TypedDict, total=False):
     reward_evaluator: RewardEvaluator | None
     transforms: Iterable[Transform] | None
     enable_retokenization_fix: bool | None
+    apply: bool | None
 
 
 class Scope:
@@ -94,23 +96,29 @@ class Scope:
                 log.warning("nothing is recorded: %s", exc)
 
     def _begin(self, name: str, has_root: bool) -> None:  # noqa: FBT001
-        provider.ensure_provider()
         outer = capture.current_frame()
         store = self._destination(outer)
-        writer = store.writer()
+        applied = self._applied(outer, store)
+        is_kept = config.is_collect_enabled()
+        if not is_kept and applied is None:
+            return
+        provider.ensure_provider()
+        writer = store.writer() if is_kept else None
         capture.guarded(provider.instrument)
         stamps, is_part = self._stamps(outer.stamps if outer is not None else {})
         rollout_id, attempt_id = str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID])
-        recording = Recording(store, rollout_id, attempt_id, self._options.get("task"))
+        task = self._options.get("task")
+        recording = Recording(store if is_kept else None, rollout_id, attempt_id, task)
         frame = capture.Frame(
-            self._sink(writer, outer),
+            self._sink(writer, outer) if writer is not None else None,
             stamps,
             outer.parent if outer else None,
             recording,
             self._asks_for_ids(outer),
+            applied,
         )
         context = capture.in_frame(frame, capture.parent_context())
-        if not is_part:
+        if not is_part and writer is not None:
             self._lost_before = writer.lost
         if has_root:
             with capture.attached(context):
@@ -134,6 +142,15 @@ class Scope:
             return bool(named)
         is_set = config.is_retokenization_fix_enabled
         return outer.asks_for_ids if outer is not None else is_set()
+
+    def _applied(self, outer: capture.Frame | None, store: Store) -> capture.Applied | None:
+        """What gives requests their resources, if that was asked for here, around, or for all."""
+        named = self._options.get("apply")
+        if named is None and outer is not None:
+            return outer.applied
+        if named if named is not None else config.is_apply_enabled():
+            return capture.guarded(provider.applied_of, store)
+        return None
 
     def _destination(self, outer: capture.Frame | None) -> Store:
         """The store named here, else the enclosing recording's, else the default one."""
@@ -176,8 +193,8 @@ class Scope:
         if not self._take(exc, result):
             return
         try:
-            with self.attached(), self._guarding_evaluator():
-                reward = self._applied()
+            with self._judging(), self._guarding_evaluator():
+                reward = self._judged()
                 if inspect.isawaitable(reward):
                     _refuse(reward)
                 else:
@@ -190,8 +207,8 @@ class Scope:
         if not self._take(exc, result):
             return
         try:
-            with self.attached(), self._guarding_evaluator():
-                reward = self._applied()
+            with self._judging(), self._guarding_evaluator():
+                reward = self._judged()
                 _keep(await reward if inspect.isawaitable(reward) else reward)
         finally:
             self._end_root(exc)
@@ -202,7 +219,17 @@ class Scope:
         was_over, self._is_over = self._is_over, True
         return not was_over and self._context is not None
 
-    def _applied(self) -> Any:
+    def _judging(self) -> AbstractContextManager[None]:
+        """Makes the rollout's context current for whoever judges it, with no resource applied.
+
+        A model that judges is not the agent that is tuned.
+        """
+        frame = capture.current_frame(self._context) if self._context is not None else None
+        if self._context is None or frame is None or frame.applied is None:
+            return self.attached()
+        return capture.attached(capture.in_frame(replace(frame, applied=None), self._context))
+
+    def _judged(self) -> Any:
         evaluator = self._options.get("reward_evaluator")
         return evaluator(self.recording) if evaluator is not None else None
 

@@ -24,6 +24,7 @@ from lightning_otel.resources import Resources
 from lightning_otel.runs import Metric, Runs, TrainingRun
 from lightning_otel.state import State
 from lightning_otel.store import Store
+from lightning_otel.store.asked import Asked
 from lightning_otel.trainer.promotion import Verdict, mean_reward, reasons
 from lightning_otel.trainer.session import Fit, Origin, Session, origin
 from lightning_otel.types import Mode
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from lightning_otel.runner.crew import Kind
     from lightning_otel.tracing import RewardEvaluator
 
-__all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict"]
+__all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict", "state_of"]
 
 Progress = Callable[[int, int | None, Mapping[str, float]], None]
 
@@ -92,7 +93,7 @@ class Trainer:
             store: Where rollouts are recorded; by default the default store.
             resources: Bodies by name; those that have no version yet are published as live.
             min_batch_size: The fewest rollouts a step learns from; by default all of ``train``, or
-                one that is recorded.
+                of what is recorded all there are, 1024 at most.
             max_iterations: How many steps a run has; by default one for ``train``, and as many as
                 there is experience for if it is recorded.
             samples: Rollouts of each task, which are compared; by default what the algorithm needs.
@@ -119,12 +120,13 @@ class Trainer:
         """
         self.algorithm = made(algorithm, **options)
         self.store = store if isinstance(store, Store) else Store(store)
-        self.state = state if state is not None else self._state()
+        self.state = state if state is not None else state_of(self.store)
         self.queue, self.resources, self.runs = (
             Queue(self.state),
             Resources(self.state),
             Runs(self.state),
         )
+        Asked.of({**(select or {})})  # type: ignore[typeddict-item]  # refused here, not later
         _check(min_batch_size, max_iterations, samples, self.algorithm)
         self._setting = Setting(
             store=self.store,
@@ -144,16 +146,20 @@ class Trainer:
             timeout_s=timeout_s,
             reward_timeout_s=reward_timeout_s,
             seed=seed,
-            progress=progress,
         )
-        self._given = dict(resources or {})
         self._options = options
         self._consumer = consumer
         self._min_gain = min_gain
         self._run_dir = Path(run_dir) if run_dir is not None else self._beside("runs")
         self._origin: Origin | None = None
-        self.run: TrainingRun | None = None
+        self.progress = progress
+        """Told after each step; see the argument."""
+        self.latest: TrainingRun | None = None
         """The latest run of this trainer."""
+        known = set(self.resources.names()) if resources else set()
+        for name, body in (resources or {}).items():
+            if name not in known:
+                self.resources.publish(name, body, alias="live")
 
     def add_agent(self, agent: object) -> None:
         """Name the agent, where the trainer was made without."""
@@ -174,7 +180,9 @@ class Trainer:
 
     train = fit
 
-    def fit_async(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> "Fitting":
+    def fit_async(
+        self, train: Sequence[Any] = (), val: Sequence[Any] = (), *, follow: bool = True
+    ) -> "Fitting":
         """Train beside whoever records: wait for new experience for as long as it is not stopped.
 
         The agent may run in any number of other processes, which write the same store. It goes on
@@ -183,17 +191,18 @@ class Trainer:
         Args:
             train: As for :meth:`fit`.
             val: As for :meth:`fit`.
+            follow: Without, it ends where :meth:`fit` would.
 
         Returns:
             What stops it, waits for it, and can be awaited.
         """
         stop = threading.Event()
-        setting = replace(self._set(train, val), follows=True)
+        setting = replace(self._set(train, val), follows=follow)
         return Fitting(lambda: self._fit(setting, stop), stop)
 
     train_async = fit_async
 
-    async def run_async(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> Fit:
+    async def run(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> Fit:
         """As :meth:`fit`, for a program with an event loop, which goes on meanwhile."""
         return await asyncio.to_thread(self.fit, train, val)
 
@@ -217,7 +226,6 @@ class Trainer:
             ConfigError: There is no agent.
         """
         require_agent(self._setting)
-        self._publish_given()
         live = {
             name: number
             for name in self.resources.names()
@@ -230,7 +238,7 @@ class Trainer:
 
     def metrics(self, names: Sequence[str] | None = None) -> list[Metric]:
         """What the latest run of this trainer measured, by step and name."""
-        return [] if self.run is None else self.runs.metrics(self.run.run_id, names=names)
+        return [] if self.latest is None else self.runs.metrics(self.latest.run_id, names=names)
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
         """Copy the latest checkpoint to a folder; whole, or not at all.
@@ -241,7 +249,7 @@ class Trainer:
         Raises:
             TrainingError: There is none yet, or something else stands there.
         """
-        found = self.runs.checkpoints(self.run.run_id) if self.run is not None else []
+        found = self.runs.checkpoints(self.latest.run_id) if self.latest is not None else []
         if not found:
             raise TrainingError("no step is kept yet; save_checkpoint() after fit()")
         checkpoints.copy(Path(found[0].place), Path(path))
@@ -267,7 +275,6 @@ class Trainer:
             )
         if setting.train:
             require_agent(setting)
-        self._publish_given()
         goes_on, self._origin = self._origin, None
         session = Session(
             setting,
@@ -278,24 +285,19 @@ class Trainer:
             config=self._config(setting),
             consumer=self._consumer,
             goes_on=goes_on,
+            remembers=self.latest is not None and goes_on is None,
             min_gain=self._min_gain,
         )
         try:
             return session.fit()
         finally:
-            self.run = session.run
+            self.latest = session.run
             if session.run is not None:
                 # The algorithm remembers, so that what it was trained on is not to come again.
                 self._consumer = session.run.consumer
 
     def _set(self, train: Sequence[Any], val: Sequence[Any]) -> Setting:
-        return replace(self._setting, train=list(train), val=list(val))
-
-    def _publish_given(self) -> None:
-        known = set(self.resources.names()) if self._given else set()
-        for name, body in self._given.items():
-            if name not in known:
-                self.resources.publish(name, body, alias="live")
+        return replace(self._setting, train=list(train), val=list(val), progress=self.progress)
 
     def _config(self, setting: Setting) -> dict[str, Any]:
         return {
@@ -310,16 +312,16 @@ class Trainer:
             "options": {name: repr(value)[:200] for name, value in self._options.items()},
         }
 
-    def _state(self) -> State:
-        layout = self.store.local.layout
-        named = config.named_state()
-        if named is not None or layout is None:
-            return State(named)
-        return State(layout.catalogue)
-
     def _beside(self, name: str) -> Path:
         layout = self.store.local.layout
         return Path(".lightning", name) if layout is None else layout.root / name
+
+
+def state_of(store: Store | str | os.PathLike[str] | None) -> State:
+    """Where the queue, resources and runs of a store lie, unless ``LIGHTNING_OTEL_STATE`` says."""
+    opened = store if isinstance(store, Store) else Store(store)
+    layout, named = opened.local.layout, config.named_state()
+    return State(named if named is not None or layout is None else layout.catalogue)
 
 
 class Fitting:

@@ -65,7 +65,10 @@ def promote(
         return Verdict(reason="stopped before the held-out tasks were done: by hand")
     for name in verdict.promoted:
         # It is what was measured that becomes live, whatever became the canary meanwhile.
-        setting.resources.set_alias(name, "live", context.versions[name])
+        if setting.resources.aliases(name).get("canary") == context.versions[name]:
+            setting.resources.promote(name)
+        else:
+            setting.resources.set_alias(name, "live", context.versions[name])
     return verdict
 
 

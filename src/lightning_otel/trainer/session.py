@@ -1,10 +1,10 @@
 """One training run in one process: begun or resumed, alone in its folder, and brought to an end."""
 
+import contextlib
 import fcntl
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,12 @@ from lightning_otel.algorithms import checkpoint as checkpoints
 from lightning_otel.algorithms.checkpoint import Checkpoint
 from lightning_otel.algorithms.groups import recorded
 from lightning_otel.algorithms.setting import Setting
-from lightning_otel.errors import NotFoundError, TrainingError
+from lightning_otel.errors import (
+    ConfigError,
+    LightningOtelError,
+    NotFoundError,
+    TrainingError,
+)
 from lightning_otel.runs import Claims, RunStatus, TrainingRun
 from lightning_otel.store.asked import Asked
 from lightning_otel.trainer.promotion import Verdict, promote
@@ -118,6 +123,7 @@ class Session:
         config: Mapping[str, Any],
         consumer: str = "",
         goes_on: Origin | None = None,
+        remembers: bool = False,
         min_gain: float = 0.0,
     ) -> None:
         """Name what is to be done.
@@ -131,6 +137,7 @@ class Session:
             config: What is written down of it.
             consumer: Whose claims it works with; by default its own.
             goes_on: Where it goes on from; by default it begins.
+            remembers: Whether the algorithm knows of an earlier run what a checkpoint must hold.
             min_gain: How much more held-out reward makes a candidate live.
         """
         self._setting = setting
@@ -141,6 +148,7 @@ class Session:
         self._config = config
         self._consumer = consumer
         self._origin = goes_on or Origin()
+        self._remembers = remembers
         self._min_gain = min_gain
         self.run: TrainingRun | None = None
 
@@ -174,11 +182,12 @@ class Session:
             try:
                 return self._fitted(context, claims)
             except BaseException as exc:
-                claims.rewind(context.step)
                 is_told = isinstance(exc, KeyboardInterrupt)
                 status: RunStatus = "stopped" if is_told else "failed"
                 reason = f"{type(exc).__name__}: {exc}"[:_LONGEST_REASON]
-                runs.set_status(run.run_id, status, "interrupted" if is_told else reason)
+                with contextlib.suppress(LightningOtelError):  # what went wrong is told, and first
+                    claims.rewind(context.step)
+                    runs.set_status(run.run_id, status, "interrupted" if is_told else reason)
                 raise
 
     def _begun(self) -> TrainingRun:
@@ -193,7 +202,7 @@ class Session:
         self._restore(context)
         with context.alive():
             if not context.should_stop():
-                self._algorithm.run(context)
+                self._learn(context)
             context.finish()
             is_stopped = self._stop.is_set()
             verdict = Verdict(reason="stopped: by hand")
@@ -212,14 +221,28 @@ class Session:
         }
         return Fit(runs.get(run.run_id), metrics, made, verdict, context.left_out)
 
+    def _learn(self, context: Context) -> None:
+        try:
+            self._algorithm.run(context)
+        except ModuleNotFoundError as exc:
+            if not self._algorithm.extra:
+                raise
+            raise ConfigError(
+                f"{name_of(self._algorithm)} needs {exc.name}, which is not installed; "
+                f"pip install 'lightning-otel[{self._algorithm.extra}]'"
+            ) from exc
+
     def _restore(self, context: Context) -> None:
         found = self._origin
         if found.kept is None or found.folder is None:
+            if self._remembers:
+                context.commit(step=0)  # a kill before the first step must not forget it
             return
         self._algorithm.load_state_dict(found.kept.state)
         self._algorithm.load(checkpoints.files(found.folder))
         if found.run is None:
             context.versions.clear()  # versions of elsewhere mean something else here
+            context.commit(step=0)
             return
         for each in self._setting.runs.checkpoints(context.run.run_id):
             if each.step == context.step:
@@ -227,20 +250,20 @@ class Session:
                 context.publish_kept(each.step, each.unpublished)
 
     def _late(self, claims: Claims) -> int:
-        """How many rollouts got another reward after they were trained on."""
-        trained = claims.trained()
+        """How many recorded rollouts got another reward after they were trained on."""
+        trained = {} if self._setting.train else claims.trained()
         if not trained:
             return 0
         wanted = Asked.of({"rollout_id": list(trained)}).wanted
         here = recorded(self._setting.store, wanted)
         return sum(
-            here[key][0].reward not in (None, reward)
+            here[key].member.reward not in (None, reward)
             for key, reward in trained.items()
             if key in here and reward is not None
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def _alone(run_dir: Path) -> Iterator[Path]:
     """The folder of a run, which no other process of this machine is at work on."""
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

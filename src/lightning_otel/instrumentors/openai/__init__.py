@@ -12,7 +12,11 @@ from typing import Any
 from lightning_otel import capture
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai import asking
-from lightning_otel.instrumentors.openai.request import ModelRequest, current_request
+from lightning_otel.instrumentors.openai.request import (
+    ModelRequest,
+    current_request,
+    endpoint_of,
+)
 
 
 class OpenAIInstrumentor(LibraryInstrumentor):
@@ -42,7 +46,16 @@ _instrumentor = OpenAIInstrumentor()
 def _begin(client: Any, options: Any, stream: bool) -> ModelRequest | None:  # noqa: FBT001
     if not _instrumentor.is_wanted():
         return None
-    return ModelRequest.begin(client, options, is_stream=stream)
+    applied = capture.applied()
+    if applied is None or endpoint_of(options.method, str(options.url)) is None:
+        return ModelRequest.begin(client, options, is_stream=stream)
+    # Only where it was asked for.
+    from lightning_otel.instrumentors.openai.substituting import substituted
+
+    made = capture.guarded(substituted, applied, client, options)
+    if made is None:
+        return ModelRequest.begin(client, options, is_stream=stream)
+    return ModelRequest.begin(client, made.options, is_stream=stream, resources=made.stamp)
 
 
 def _sync_request(original: Any) -> Any:
@@ -52,6 +65,7 @@ def _sync_request(original: Any) -> Any:
         model_request = capture.guarded(_begin, self, options, stream)
         if model_request is None:
             return original(self, cast_to, options, stream=stream, **kwargs)
+        options = model_request.options
         try:
             with capture.attached(model_request.context):
                 asked = capture.guarded(asking.asking, model_request, options)
@@ -90,6 +104,7 @@ def _async_request(original: Any) -> Any:
         model_request = capture.guarded(_begin, self, options, stream)
         if model_request is None:
             return await original(self, cast_to, options, stream=stream, **kwargs)
+        options = model_request.options
         try:
             with capture.attached(model_request.context):
                 asked = capture.guarded(asking.asking, model_request, options)

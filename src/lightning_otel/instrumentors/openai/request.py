@@ -79,8 +79,11 @@ def current_request() -> "ModelRequest | None":
 class ModelRequest:
     """A call's span, fed by the request's JSON and the response's bytes."""
 
-    def __init__(self, client: Any, endpoint: Endpoint, operation: capture.Operation) -> None:
+    def __init__(
+        self, client: Any, options: Any, endpoint: Endpoint, operation: capture.Operation
+    ) -> None:
         self.client = client
+        self.options = options
         self.endpoint = endpoint
         self.operation = operation
         operation.request = self
@@ -90,8 +93,17 @@ class ModelRequest:
         self._started_s = time.perf_counter()
 
     @classmethod
-    def begin(cls, client: Any, options: Any, *, is_stream: bool) -> "ModelRequest | None":
-        """Start the span of a request to a model; None for any other request."""
+    def begin(
+        cls, client: Any, options: Any, *, is_stream: bool, resources: str | None = None
+    ) -> "ModelRequest | None":
+        """Start the span of a request to a model; None for any other request.
+
+        Args:
+            client: The client that sends it.
+            options: The client's options of it, as it is sent.
+            is_stream: Whether the answer is streamed.
+            resources: The versions it is made with, as spans say it, where some were substituted.
+        """
         endpoint = endpoint_of(options.method, str(options.url))
         if endpoint is None:
             return None
@@ -102,19 +114,21 @@ class ModelRequest:
         attributes: Attributes = {
             c.OPERATION: endpoint.OPERATION,
             c.PROVIDER: _provider(type(client)),  # type: ignore[arg-type]  # a class has a hash
-            **_server(client),
+            **_server(client, str(options.url)),
         }
         if isinstance(model, str):
             attributes[c.REQUEST_MODEL] = model
         if is_stream:
             attributes[c.REQUEST_STREAM] = True
+        if resources is not None:
+            attributes[c.RESOURCES] = resources
         attributes.update(capture.guarded(endpoint.request_attributes, body) or {})
         # Read before sending: the program may change its own lists while it waits.
         content = None
         if capture.content_policy().is_kept:
             content = capture.guarded(endpoint.request_content, body)
         name = f"{endpoint.OPERATION} {model}" if isinstance(model, str) else endpoint.OPERATION
-        return cls(client, endpoint, call_slot.start_call(name, attributes, content))
+        return cls(client, options, endpoint, call_slot.start_call(name, attributes, content))
 
     def observe(self, response: Any) -> None:
         """Note the HTTP response: read after the client has read it, or as it passes by."""
@@ -163,6 +177,7 @@ class ModelRequest:
             return
         # Apart, both and the answer's body are freed at once.
         operation.request, self.context, self._response = None, Context(), None
+        self.options = None
         read = capture.guarded(self._read, body, first_chunk_s)
         if exc is not None:
             operation.fail(exc)
@@ -266,10 +281,13 @@ def _provider(client: type) -> str:
     return "azure.ai.openai" if is_azure else "openai"
 
 
-def _server(client: Any) -> Attributes:
+def _server(client: Any, sent_to: str) -> Attributes:
     url = client.base_url
-    port = url.port
-    found: Attributes = {c.SERVER_ADDRESS: url.host}
+    host, port = url.host, url.port
+    if "://" in sent_to:  # a whole address, which the client's own does not count for
+        parts = urlsplit(sent_to)
+        host, port = parts.hostname or host, parts.port
+    found: Attributes = {c.SERVER_ADDRESS: host}
     if port is not None:
         found[c.SERVER_PORT] = port
     return found

@@ -69,14 +69,18 @@ def assigned(
 
 
 def stamps(resources: Mapping[str, Resource]) -> dict[str, dict[str, str]]:
-    """Versions as ``context(resources=…)`` takes them: by agent those of each resource.
+    """Versions as ``context(resources=…)`` takes them: by agent the version of each resource.
 
-    What is of one agent alone is stamped on that agent's spans, and the rest on all.
+    What was assigned to whoever acts is stamped on every span; what is another agent's, on those of
+    that agent.
+
+    Args:
+        resources: What was assigned, by name.
     """
     found: dict[str, dict[str, str]] = {}
-    for name, resource in resources.items():
-        agent, _, plain = resource.name.rpartition("/")
-        if name == resource.name or not agent:
-            found.setdefault(agent or "*", {})[plain] = str(resource.version)
+    own = {resource.name for name, resource in resources.items() if name != resource.name}
+    for resource in resources.values():
+        agent = resource.name.rpartition("/")[0] if resource.name not in own else ""
+        found.setdefault(agent or "*", {})[resource.name] = str(resource.version)
     # The first pattern that names a resource counts.
     return {agent: found[agent] for agent in sorted(found, key=lambda agent: agent == "*")}

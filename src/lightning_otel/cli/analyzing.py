@@ -1,0 +1,127 @@
+"""``analyze``: what happened in one rollout, and what stands out."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import click
+
+from lightning_otel.cli.output import (
+    has_colours,
+    print_json,
+    print_rows,
+    print_table,
+    shown,
+    store_option,
+    styled,
+    suggest,
+    terminal_width,
+)
+from lightning_otel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_otel.analysis import Analysis, Step
+
+_COLUMNS: Final = (
+    "step", "observation", "action", "reward", "credit", "advantage", "tokens", "time", "cost",
+    "capture",
+)  # fmt: skip
+_TEXTS: Final = ("step", "observation", "action", "credit", "advantage", "cost")
+_MANY: Final = 200
+_BROKEN: Final = frozenset({"error", "incomplete", "uncredited", "left_out", "no_steps"})
+
+
+@click.command()
+@click.argument("rollout", metavar="[ROLLOUT]", default="@last")
+@click.option(
+    "--price", "prices", multiple=True, metavar="[MODEL=]IN,OUT",
+    help="What a million tokens in and out cost; MODEL may be a glob.",
+)  # fmt: skip
+@click.option(
+    "--advantage", type=click.Choice(["grpo", "rloo", "dr_grpo"]),
+    help="Compare it with the other rollouts of its task.",
+)  # fmt: skip
+@click.option("--all", "every", is_flag=True, help="Every step, however many there are.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@store_option
+def analyze(
+    rollout: str,
+    prices: Sequence[str],
+    advantage: str | None,
+    every: bool,
+    as_json: bool,
+    store: str | None,
+) -> None:
+    """Say of one rollout what happened, step by step, and what stands out; @last by default."""
+    from lightning_otel.analysis import analyze_episode
+
+    found = analyze_episode(
+        rollout, store, prices=dict(map(_price, prices)), advantage=cast(Any, advantage)
+    )
+    if as_json:
+        print_json(found.as_json())
+        return
+    _print(found, every=every)
+    suggest(f"show {shown(found.rollout_id)}", store)
+
+
+def _price(text: str) -> tuple[str, tuple[float, float]]:
+    model, _, pair = text.rpartition("=")
+    try:
+        price_in, price_out = map(float, pair.split(","))
+    except ValueError as exc:
+        raise ConfigError(
+            f"--price {text} is no price; write IN,OUT of a million tokens, or MODEL=IN,OUT"
+        ) from exc
+    return model or "*", (price_in, price_out)
+
+
+def _print(found: "Analysis", *, every: bool) -> None:
+    width, is_coloured = terminal_width(), has_colours()
+
+    def say(text: str, style: str = "") -> None:
+        click.echo(styled([(shown(text), style)], width, is_coloured=is_coloured))
+
+    say(found.headline(), "bold")
+    if found.task:
+        say(f"task {found.task}", "dim")
+    rows = list(_rows(found.steps))
+    if sys.stdout.isatty() and rows:
+        kept = rows if every else rows[:_MANY]
+        print_table(kept, _COLUMNS, _TEXTS)
+        if len(kept) < len(rows):
+            say(f"the first {_MANY} of {len(rows)} steps · --all for the rest", "dim")
+    elif rows:
+        print_rows(rows, _COLUMNS)
+    for given in found.rewards:
+        words = [given.name, f"{given.value:g}" if _is_number(given.value) else str(given.value)]
+        where = f"→ {', '.join(given.steps)} by {given.by}" if given.steps else given.left_out
+        say(f"reward {' '.join(word for word in (*words, where) if word)}", "green")
+    for each in found.findings:
+        say(f"! {each.text}", "red" if each.kind in _BROKEN else "yellow")
+    if not found.findings:
+        say("nothing stands out", "dim")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _rows(steps: "Iterable[Step]") -> Iterable[dict[str, Any]]:
+    for step in steps:
+        yield {
+            "step": step.label,
+            "observation": step.observation,
+            "action": step.action,
+            "reward": step.reward,
+            "credit": ", ".join(step.credit),
+            "advantage": None if step.advantage is None else f"{step.advantage:.3g}",
+            "tokens": f"{_known(step.input_tokens)}→{_known(step.output_tokens)}",
+            "time": "?" if step.duration_s is None else f"{step.duration_s:.3g} s",
+            "cost": None if step.cost is None else f"{step.cost:.3g}",
+            "capture": step.capture,
+        }
+
+
+def _known(count: int | None) -> str:
+    return "?" if count is None else str(count)

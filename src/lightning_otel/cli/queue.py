@@ -1,0 +1,148 @@
+"""``queue``: what waits, runs and is over; pause, resume, cancel."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+import click
+
+from lightning_otel.cli import Guessing
+from lightning_otel.cli.output import (
+    age,
+    counted,
+    json_options,
+    print_json,
+    print_rows,
+    store_option,
+    suggest,
+    talk,
+)
+from lightning_otel.errors import StoreMissingError
+from lightning_otel.types import Mode, Rollout, RolloutStatus
+
+if TYPE_CHECKING:
+    from lightning_otel.queue import Queue
+
+_MODES: Final = click.Choice(get_args(Mode))
+_STATUSES: Final = click.Choice(get_args(RolloutStatus))
+_COLUMNS: Final = ("rollout_id", "status", "mode", "agent", "attempts", "reward", "age", "reason")
+
+
+@click.group(cls=Guessing, invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@store_option
+@click.pass_context
+def queue(ctx: click.Context, as_json: bool, store: str | None) -> None:
+    """Count rollouts by where they stand, and failed attempts by why; or one of the commands."""
+    ctx.obj = store
+    if ctx.invoked_subcommand is not None:
+        return
+    opened = _opened(store)
+    modes: dict[str, dict[str, int]] = {
+        mode: {str(status): count for status, count in opened.counts(mode).items()}
+        for mode in get_args(Mode)
+    }
+    reasons = [
+        {"attempts": count, "status": status, "reason": reason}
+        for (status, reason), count in opened.reasons().most_common()
+    ]
+    if as_json:
+        print_json({"is_paused": opened.is_paused, "modes": modes, "reasons": reasons})
+        return
+    print_rows(
+        [{"mode": mode, **counts} for mode, counts in modes.items() if any(counts.values())],
+        ("mode", *get_args(RolloutStatus)),
+    )
+    for each in reasons:
+        attempts = counted(int(str(each["attempts"])), "attempt")
+        talk(f"{attempts} {each['status']}: {each['reason']}")
+    if opened.is_paused:
+        talk("paused: nobody takes anything")
+        suggest("queue resume", store)
+
+
+@queue.command("ls")
+@click.option("--status", type=_STATUSES, help="Only those that stand there.")
+@click.option("--mode", type=_MODES, help="Only those of one mode.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@json_options
+@click.pass_obj
+def list_rollouts(
+    store: str | None,
+    status: RolloutStatus | None,
+    mode: Mode | None,
+    limit: int,
+    as_json: bool,
+    as_jsonl: bool,
+) -> None:
+    """List rollouts, the newest first."""
+    found = _opened(store).rollouts(status, mode)[::-1]
+    columns: tuple[str, ...] = _COLUMNS
+    if as_json or as_jsonl:
+        columns = (*(name for name in columns if name != "age"), "task", "group_id", "created_ns")
+    print_rows(
+        [_row(rollout) for rollout in found[:limit]], columns, as_json=as_json, as_jsonl=as_jsonl
+    )
+    if len(found) > limit:
+        talk(f"{len(found) - limit} more; --limit {len(found)} lists all")
+
+
+@queue.command()
+@click.pass_obj
+def pause(store: str | None) -> None:
+    """Let nobody take anything; what runs goes on."""
+    opened = _opened(store)
+    opened.pause()
+    counts = opened.counts()
+    talk(f"paused: {counts['queuing']} wait, {counts['running']} still run")
+    suggest("queue resume", store)
+
+
+@queue.command()
+@click.pass_obj
+def resume(store: str | None) -> None:
+    """End a pause."""
+    opened = _opened(store)
+    opened.resume()
+    talk(f"resumed: {opened.counts()['queuing']} wait")
+
+
+@queue.command()
+@click.argument("rollout_ids", metavar="ROLLOUT…", nargs=-1, required=True)
+@click.option("--reason", default="", help="Why, which is kept with it.")
+@click.pass_obj
+def cancel(store: str | None, rollout_ids: Sequence[str], reason: str) -> None:
+    """End rollouts that wait or run; their workers learn of it within seconds."""
+    opened = _opened(store)
+    for each in rollout_ids:
+        done = opened.cancel(each, reason)
+        talk(f"{each} cancelled" if done else f"{each} was over: {opened.get(each).status}")
+
+
+def _opened(store: str | None) -> "Queue":
+    """The queue, which looking at does not make."""
+    from lightning_otel.queue import Queue
+    from lightning_otel.state import State
+    from lightning_otel.store import Store
+
+    state = State.beside(Store(store))
+    if not state.is_made:
+        raise StoreMissingError(
+            f"nothing was ever queued in {state.name}; put rollouts in with Queue(…).put(tasks)"
+        )
+    return Queue(state)
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
+    return {
+        "rollout_id": rollout.rollout_id,
+        "status": rollout.status,
+        "mode": rollout.mode,
+        "agent": rollout.agent,
+        "attempts": rollout.attempts,
+        "reward": rollout.reward,
+        "age": age(rollout.created_ns),
+        "reason": rollout.reason,
+        "task": rollout.task,
+        "group_id": rollout.group_id,
+        "created_ns": rollout.created_ns,
+    }

@@ -1,0 +1,242 @@
+"""``resources``: what agents are given, in versions, and which of them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lightning_otel.cli import Guessing
+from lightning_otel.cli.output import (
+    age,
+    counted,
+    json_options,
+    json_text,
+    print_json,
+    print_rows,
+    shown,
+    store_option,
+    suggest,
+    talk,
+)
+from lightning_otel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_otel.resources import Resources
+    from lightning_otel.types import Resource
+
+_KINDS = click.Choice(["prompt", "endpoint", "weights"])
+
+
+@click.group(cls=Guessing)
+def resources() -> None:
+    """Publish prompts, models and weights, say which version agents are given, and take it back."""
+
+
+def _opened(store: str | None, *, is_reading: bool = False) -> "Resources":
+    from lightning_otel import config
+    from lightning_otel.resources import Resources
+    from lightning_otel.state import State
+    from lightning_otel.store.layout import Layout
+
+    place = config.named_state() or store or config.store_path()
+    if is_reading and "://" not in place:
+        Layout(place).require()
+    return Resources(State(place))
+
+
+def _version(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def _named(text: str) -> tuple[str, int | str]:
+    """The name and version in ``NAME@VERSION``; live where none is named."""
+    name, _, version = text.partition("@")
+    return name, _version(version or "live")
+
+
+@resources.command("list")
+@json_options
+@store_option
+def list_resources(as_json: bool, as_jsonl: bool, store: str | None) -> None:
+    """List the resources: what is live, what is canary for which share."""
+    opened = _opened(store, is_reading=True)
+    rows = []
+    for name in opened.names():
+        aliases = opened.aliases(name)
+        newest = opened.versions(name)[-1]
+        share = f"{opened.canary_weight(name):.0%}" if "canary" in aliases else None
+        rows.append(
+            {
+                "name": name, "kind": newest.kind, "newest": newest.version,
+                "live": aliases.get("live"), "canary": aliases.get("canary"), "share": share,
+                "age": age(newest.created_ns),
+            }
+        )  # fmt: skip
+    print_rows(
+        rows, ("name", "kind", "newest", "live", "canary", "share", "age"),
+        as_json=as_json, as_jsonl=as_jsonl,
+    )  # fmt: skip
+    if not rows:
+        talk("no resource was published yet")
+        suggest("resources publish system_prompt 'Be brief.'", store)
+
+
+@resources.command()
+@click.argument("target", metavar="NAME[@VERSION]")
+@json_options
+@store_option
+def show(target: str, as_json: bool, as_jsonl: bool, store: str | None) -> None:
+    """Show one version, or of a name alone what became of each."""
+    opened = _opened(store, is_reading=True)
+    if "@" in target:
+        found = opened.get(*_named(target))
+        if as_json or as_jsonl:
+            (print_json if as_json else _print_line)(_told(found))
+        else:
+            _print_body(found)
+        return
+    names = {version: alias for alias, version in sorted(opened.aliases(target).items())}
+    rows = [
+        {**_told(each), "alias": names.get(each.version), "age": age(each.created_ns)}
+        for each in opened.versions(target)
+    ]
+    is_table = sys.stdout.isatty() and not (as_json or as_jsonl)
+    columns = ("version", "alias", "kind", "parent", "run_id", "metrics", "age")
+    bodies = () if is_table else ("body",)
+    print_rows(rows, (*columns, *bodies), as_json=as_json, as_jsonl=as_jsonl)
+
+
+def _print_line(found: object) -> None:
+    click.echo(json_text(found))
+
+
+def _told(resource: "Resource") -> dict[str, Any]:
+    fields = ("name", "version", "kind", "body", "sha256", "parent", "run_id", "metrics")
+    return {**{field: getattr(resource, field) for field in fields}, "at_ns": resource.created_ns}
+
+
+def _print_body(resource: "Resource") -> None:
+    if resource.kind != "prompt":
+        print_json(resource.body)
+        return
+    for line in str(resource.body["template"]).splitlines():
+        click.echo(shown(line))
+    for example in resource.prompt.examples:
+        click.echo(f"── {shown(example.get('role'))}: {shown(example.get('content'))}")
+
+
+@resources.command()
+@click.argument("name")
+@click.argument("body", required=False)
+@click.option("--file", "path", type=click.Path(path_type=Path), help="Read it from a file.")
+@click.option("--kind", type=_KINDS, help="What it is; guessed by default.")
+@click.option("--alias", help="Name it live, canary, or with a word of your own.")
+@click.option("--weight", type=float, help="The share that is given a canary, 0 to 1.")
+@click.option("--parent", type=int, help="The version it was made from.")
+@store_option
+def publish(
+    name: str,
+    body: str | None,
+    path: Path | None,
+    kind: Any,
+    alias: str | None,
+    weight: float | None,
+    parent: int | None,
+    store: str | None,
+) -> None:
+    """Publish a version: resources publish system_prompt 'Be brief.' --alias canary.
+
+    BODY is a prompt's text, or JSON: chat messages of which the first is the system's, or an object
+    such as {"model": "m", "sampling": {"temperature": 0.2}}.
+    """
+    if (body is None) == (path is None):
+        raise ConfigError("publish takes a BODY or a --file, one of the two")
+    text = body if path is None else path.read_text(encoding="utf-8")
+    assert text is not None
+    opened = _opened(store)
+    made = opened.publish(name, _parsed(text), kind=kind, alias=alias, weight=weight, parent=parent)
+    click.echo(str(made))
+    _tell_aliases(opened, name)
+
+
+def _parsed(text: str) -> Any:
+    """What begins like JSON and is some, as values; anything else is a prompt's text."""
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(text)
+        except ValueError:
+            pass
+    return text
+
+
+@resources.command()
+@click.argument("name")
+@click.argument("alias")
+@click.argument("version")
+@click.option("--weight", type=float, help="The share that is given a canary, 0 to 1.")
+@store_option
+def alias(name: str, alias: str, version: str, weight: float | None, store: str | None) -> None:
+    """Say what an alias means: resources alias system_prompt canary 3 --weight 0.2.
+
+    The version none takes the alias away.
+    """
+    opened = _opened(store, is_reading=True)
+    number = None if version == "none" else opened.get(name, _version(version)).version
+    opened.set_alias(name, alias, number, weight=weight)
+    _tell_aliases(opened, name)
+
+
+@resources.command()
+@click.argument("name")
+@store_option
+def promote(name: str, store: str | None) -> None:
+    """Make the canary live for all."""
+    opened = _opened(store, is_reading=True)
+    click.echo(str(opened.promote(name)))
+    _tell_aliases(opened, name)
+
+
+@resources.command()
+@click.argument("name")
+@store_option
+def rollback(name: str, store: str | None) -> None:
+    """Make live what was live before; running agents follow within a second or two."""
+    opened = _opened(store, is_reading=True)
+    click.echo(str(opened.rollback(name)))
+    _tell_aliases(opened, name)
+
+
+@resources.command()
+@click.argument("name")
+@click.argument("a", default="live")
+@click.argument("b", default="canary")
+@click.option(
+    "--unpaired", is_flag=True, help="Compare all rollouts, not only tasks done with both."
+)
+@store_option
+def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
+    """Compare two versions, live and canary by default: what they say, and what rewards say."""
+    from lightning_otel.store import Store
+
+    opened = _opened(store, is_reading=True)
+    for line in opened.diff(name, _version(a), _version(b)).splitlines():
+        click.echo(shown(line))
+    try:
+        found = opened.compare(name, _version(a), _version(b), Store(store), is_paired=not unpaired)
+    except ConfigError as exc:
+        talk(exc.what)
+        return
+    verdict = "better" if found.is_better else "worse" if found.is_worse else "not told apart"
+    click.echo(f"{found}: {verdict}")
+    for reason, count in found.left_out.items():
+        talk(f"{counted(count, 'rollout')} left out: {reason}")
+
+
+def _tell_aliases(opened: "Resources", name: str) -> None:
+    said = []
+    for word, version in sorted(opened.aliases(name).items()):
+        share = f" for {opened.canary_weight(name):.0%}" if word == "canary" else ""
+        said.append(f"{word} is {name}@{version}{share}")
+    talk("; ".join(said) or f"{name} has no alias: nobody is given it")

@@ -1,0 +1,209 @@
+"""``train``: an algorithm learns from a store, or from tasks an agent is run on."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lightning_otel.cli.output import (
+    counted,
+    json_options,
+    json_text,
+    print_json,
+    print_rows,
+    store_option,
+    suggest,
+    talk,
+)
+from lightning_otel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_otel.trainer import Fit, Fitting, Trainer
+
+_COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
+
+
+@click.command()
+@click.argument("algorithm", required=False)
+@click.option("--agent", metavar="MODULE:NAME", help="What tasks are run with.")
+@click.option("--tasks", metavar="FILE", help="Tasks to learn from: JSON lines.")
+@click.option("--val", metavar="FILE", help="Held-out tasks: what earns more on them becomes live.")
+@click.option("--option", "-o", "options", multiple=True, metavar="NAME=VALUE",
+              help="Of the algorithm; any number.")  # fmt: skip
+@click.option("--min-batch-size", type=click.IntRange(min=1), help="Rollouts a step, at least.")
+@click.option("--max-iterations", type=click.IntRange(min=1), help="Steps, at most.")
+@click.option("--samples", type=click.IntRange(min=1), help="Rollouts of each task.")
+@click.option("--workers", type=click.IntRange(min=0), default=1, show_default=True,
+              help="Rollouts at once; 0 where runners elsewhere take them.")  # fmt: skip
+@click.option("--kind", type=click.Choice(["threads", "processes", "ray"]), default="threads",
+              show_default=True, help="What workers are.")  # fmt: skip
+@click.option("--consumer", default="", help="Runs that share it never train on the same rollout.")
+@click.option("--follow", is_flag=True, help="Wait for new experience until stopped.")
+@click.option("--resume", metavar="RUN", help="Go on with a run (@last), or from a checkpoint.")
+@click.option("--save", metavar="FOLDER", help="Copy the last checkpoint there.")
+@click.option("--list", "is_list", is_flag=True, help="List the runs there were.")
+@json_options
+@store_option
+def train(
+    algorithm: str | None,
+    agent: str | None,
+    tasks: str | None,
+    val: str | None,
+    options: tuple[str, ...],
+    follow: bool,
+    resume: str | None,
+    save: str | None,
+    is_list: bool,
+    as_json: bool,
+    as_jsonl: bool,
+    store: str | None,
+    **more: Any,
+) -> None:
+    """Have an algorithm learn: train baseline, or that of a package, on what is recorded.
+
+    With --agent and --tasks it runs the agent itself. What it makes is given to agents as canary;
+    with --val it becomes live if it earns more on those tasks. Ctrl-C ends it after its step.
+    """
+    if is_list:
+        _list(store, as_json=as_json, as_jsonl=as_jsonl)
+        return
+    if algorithm is None:
+        from lightning_otel import algorithms
+
+        raise ConfigError(f"no algorithm is named; there are {', '.join(algorithms.names())}")
+    # The agent's module may stand here, and workers in other processes import it again.
+    sys.path.insert(0, os.getcwd())
+    trainer = _trainer(algorithm, agent, options, store, more)
+    if resume:
+        trainer.resume_from_checkpoint(resume)
+    train_tasks, val_tasks = _tasks(tasks), _tasks(val)
+    with _progress(trainer):
+        # A step is never cut off: the run goes on beside, and is told to stop.
+        fitting = trainer.fit_async(train_tasks, val_tasks, follow=follow)
+        fit = _waited(fitting)
+    if save:
+        trainer.save_checkpoint(save)
+    if as_jsonl:
+        click.echo(json_text(_told(fit)))
+    elif as_json:
+        print_json(_told(fit))
+    _say(fit, store)
+
+
+def _trainer(
+    algorithm: str, agent: str | None, options: Sequence[str], store: str | None, more: Any
+) -> "Trainer":
+    from lightning_otel.trainer import Trainer
+
+    given = {name: value for name, value in more.items() if value is not None}
+    return Trainer(
+        _loaded(agent) if agent else None, algorithm, store=store, **given, **_options(options)
+    )
+
+
+def _loaded(where: str) -> Any:
+    module, _, name = where.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ConfigError(f"cannot load {where!r}: {exc}; write it as module:name") from exc
+
+
+def _options(given: Sequence[str]) -> dict[str, Any]:
+    """Each option's value, as JSON where it is that, else as text."""
+    found: dict[str, Any] = {}
+    for each in given:
+        name, mark, text = each.partition("=")
+        if not mark or not name.isidentifier():
+            raise ConfigError(f"the option {each!r} names no value; write it as name=value")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def _tasks(name: str | None) -> list[Any]:
+    """The tasks of a file, one a line."""
+    if name is None:
+        return []
+    lines = Path(name).read_text(encoding="utf-8").splitlines()
+    found: list[Any] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                found.append(json.loads(line))
+            except ValueError as exc:
+                raise ConfigError(f"{name}, line {number}: {exc}; write a task a line") from exc
+    if not found:
+        raise ConfigError(f"{name} holds no task; write one a line, as JSON")
+    return found
+
+
+@contextmanager
+def _progress(trainer: "Trainer") -> Iterator[None]:
+    from lightning_otel.plot import Progress
+
+    with Progress() as progress:
+        trainer.progress = progress
+        yield
+
+
+def _waited(fitting: "Fitting") -> "Fit":
+    """What the run came to; a signal ends it after its step."""
+    told = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        told.set()
+        fitting.stop()
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while (fit := fitting.wait(0.2)) is None:
+            if told.is_set():
+                talk("stopping after this step; it is kept")
+                told.clear()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    return fit
+
+
+def _told(fit: "Fit") -> dict[str, Any]:
+    return {
+        "run_id": fit.run.run_id,
+        "status": fit.run.status,
+        "step": fit.run.step,
+        "metrics": dict(fit.metrics),
+        "resources": {name: made.version for name, made in fit.resources.items()},
+        "promoted": list(fit.promoted),
+        "reason": fit.verdict.reason,
+        "left_out": dict(fit.left_out),
+    }
+
+
+def _say(fit: "Fit", store: str | None) -> None:
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(fit.metrics.items()))
+    talk(f"{fit.run.run_id} {fit.run.status} after {counted(fit.run.step, 'step')}: {metrics}")
+    for name, made in fit.resources.items():
+        where = "live" if name in fit.promoted else "canary"
+        talk(f"{name} version {made.version} is {where}: {fit.verdict.reason}")
+    suggest("train --list", store)
+
+
+def _list(store: str | None, *, as_json: bool, as_jsonl: bool) -> None:
+    from lightning_otel.runs import Runs
+    from lightning_otel.trainer import state_of
+
+    runs = Runs(state_of(store)).all()
+    rows = [{name: getattr(run, name) for name in _COLUMNS} for run in runs]
+    print_rows(rows, _COLUMNS, as_json=as_json, as_jsonl=as_jsonl)

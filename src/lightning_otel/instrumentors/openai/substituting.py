@@ -1,0 +1,271 @@
+"""A request made with the resources that are live, instead of what the agent wrote.
+
+Only where ``apply`` was asked for. The agent's own objects stay as they are; what is recorded is
+what is sent; and a fault of ours, or a resource that does not fit, leaves the request as it was.
+
+Source: OpenAI's API reference: which parameters chat completions, responses and completions take.
+"""
+
+import copy
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from opentelemetry import trace
+
+from lightning_otel import call_slot, capture, config
+from lightning_otel import conventions as c
+from lightning_otel.adapter.tracking import resources_of, resources_text
+from lightning_otel.errors import ConfigError
+from lightning_otel.instrumentors.openai import fields
+from lightning_otel.substitution import Given, pins
+from lightning_otel.types import Prompt, Resource
+
+log = logging.getLogger(__name__)
+
+CHAT: Final = "/chat/completions"
+RESPONSES: Final = "/responses"
+_SYSTEM: Final = ("system", "developer")
+_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_NOT_RESPONSES: Final = frozenset(
+    {"stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias"}
+)
+"""What the Responses API refuses."""
+_PLAIN_HEADERS: Final = ("accept", "content-type", "idempotency-key", "user-agent", "x-stainless-")
+"""Beginnings of headers that hold no secret, and go to any server."""
+
+_told: set[str] = set()
+
+
+class Substituted(NamedTuple):
+    """A request to be made.
+
+    Attributes:
+        options: The client's options of it.
+        stamp: The versions it is made with, as spans say it.
+    """
+
+    options: Any
+    stamp: str
+
+
+def substituted(applied: capture.Applied, client: Any, options: Any) -> Substituted | None:
+    """The request with what it is given; None where nothing is, and it is sent as it is.
+
+    Args:
+        applied: Gives it.
+        client: The client that sends it.
+        options: The client's options of it, which stay as they are.
+    """
+    path = f"/{urlsplit(str(options.url)).path.strip('/')}"
+    is_embedding = path.endswith("/embeddings")
+    if is_embedding or options.files or not isinstance(options.json_data, Mapping):
+        return None
+    frame = capture.current_frame()
+    stamps: Mapping[str, Any] = frame.stamps if frame is not None else {}
+    agent = _acting_agent(stamps)
+    named = resources_of(agent or "", stamps.get(c.RESOURCES))
+    pinned, foreign = pins(named, agent)
+    found = applied.given(_key(stamps), agent, pinned)
+    given = Given.of({name: found[name] for name in found if name not in foreign})
+    if given.prompt is None and given.endpoint is None:
+        return None
+    try:
+        made, used = _made(given, client, options, path, getattr(frame, "recording", None))
+    except ConfigError as exc:
+        if str(exc) not in _told:
+            _told.add(str(exc))
+            log.warning("a request is sent as the agent wrote it: %s", exc)
+        return None
+    if not used:
+        return None
+    versions = {resource.name: str(resource.version) for resource in used}
+    return Substituted(made, resources_text({"*": versions}, stamps.get(c.RESOURCES)))
+
+
+def _acting_agent(stamps: Mapping[str, Any]) -> str | None:
+    """Who acts: whom the framework's call or the recording names, else the nearest agent's span."""
+    slot = call_slot.open_slot()
+    context = capture.parent_context()
+    nearest = slot.operation if slot is not None else None
+    if nearest is None:
+        named = stamps.get(c.AGENT_NAME, _agent_on(trace.get_current_span(context)))
+        nearest = capture.operation_of(context)
+    else:
+        named = _agent_on(nearest.span)
+    while not isinstance(named, str) and nearest is not None:
+        named, nearest = _agent_on(nearest.span), nearest.outer
+    return named if isinstance(named, str) else None
+
+
+def _agent_on(span: Any) -> str | None:
+    named = (getattr(span, "attributes", None) or {}).get(c.AGENT_NAME)
+    return named if isinstance(named, str) else None
+
+
+def _key(stamps: Mapping[str, Any]) -> str:
+    """What the choice of a canary sticks to: the rollout, else the trace."""
+    rollout_id = stamps.get(c.ROLLOUT_ID)
+    if rollout_id is not None:
+        return str(rollout_id)
+    return format(trace.get_current_span().get_span_context().trace_id, "032x")
+
+
+def _made(
+    given: Given, client: Any, options: Any, path: str, recording: object
+) -> tuple[Any, list[Resource]]:
+    """The options of the request, and what of the given they were made with."""
+    is_responses = path.endswith(RESPONSES)
+    body = {**options.json_data, **(options.extra_json or {})}
+    changes: dict[str, Any] = {}
+    used: list[Resource] = []
+    made = copy.copy(options)
+    if given.prompt is not None and (is_responses or path.endswith(CHAT)):
+        instruct = _instructed_responses if is_responses else _instructed_chat
+        changes.update(instruct(given.prompt.prompt, body, getattr(recording, "task", None)))
+        used.append(given.prompt)
+    if given.endpoint is not None:
+        changes.update(_sampled(given.endpoint.body, body, path))
+        url = given.endpoint.body.get("base_url")
+        if isinstance(url, str):
+            _readdress(made, client, url)
+        used.append(given.endpoint)
+    made.json_data = {**options.json_data, **changes}
+    if options.extra_json:
+        # What stands there goes before the rest of the body.
+        extra = options.extra_json
+        made.extra_json = {name: changes.get(name, extra[name]) for name in extra}
+    return made, used
+
+
+def _text(prompt: Prompt, own: object, task: object) -> str:
+    """The prompt's text; ``{system_prompt}`` in it is the agent's own, ``{task}`` the task."""
+    values: dict[str, Any] = {}
+    if task is not None:
+        values["task"] = task if isinstance(task, str) else fields.dump(task)
+    if "system_prompt" in prompt.placeholders:
+        parts = fields.content_parts(own)
+        values["system_prompt"] = "\n".join(str(part.get("content", "")) for part in parts)
+    return prompt.format(**values)
+
+
+def _instructed_chat(prompt: Prompt, body: Mapping[str, Any], task: object) -> dict[str, Any]:
+    """The messages with this system prompt and its examples, which come before the conversation."""
+    given = body.get("messages")
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise ConfigError(f"its messages are {type(given).__name__}; substitution wants a list")
+    return {"messages": _instructed(prompt, given, task, list(prompt.examples), is_needed=True)}
+
+
+def _instructed_responses(prompt: Prompt, body: Mapping[str, Any], task: object) -> dict[str, Any]:
+    """The instructions, or what stands for them in the input, and the examples in the input."""
+    given = body.get("input")
+    # What the server remembers begins with the examples already.
+    is_bare = given is None or bool(body.get("previous_response_id") or body.get("conversation"))
+    examples = [] if is_bare else [_input_message(each) for each in prompt.examples]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given or []
+    if not isinstance(items, Sequence) or isinstance(items, str):
+        raise ConfigError(f"its input is {type(given).__name__}; substitution wants text or a list")
+    own = body.get("instructions")
+    is_in_input = own is None and bool(items) and _role(items[0]) in _SYSTEM
+    found: dict[str, Any] = {}
+    if not is_in_input:
+        found["instructions"] = _text(prompt, own, task)
+    if is_in_input or examples:
+        found["input"] = _instructed(prompt, items, task, examples, is_needed=is_in_input)
+    return found
+
+
+def _instructed(
+    prompt: Prompt, items: Sequence[Any], task: object, examples: list[Any], *, is_needed: bool
+) -> list[Any]:
+    """Messages with another system message and examples after what leads.
+
+    Args:
+        prompt: The prompt.
+        items: The agent's messages.
+        task: The rollout's task, for the prompt.
+        examples: What comes before the conversation.
+        is_needed: Whether the prompt stands among the messages.
+    """
+    lead = next((i for i, each in enumerate(items) if _role(each) not in _SYSTEM), len(items))
+    leading: list[Any] = list(items[:lead])
+    if is_needed and leading:
+        own = leading[0]
+        leading[0] = {**own, "content": _text(prompt, own.get("content"), task)}
+    elif is_needed:
+        leading = [{"role": "system", "content": _text(prompt, None, task)}]
+    return [*leading, *copy.deepcopy(examples), *items[lead:]]
+
+
+def _role(message: object) -> object:
+    return message.get("role") if isinstance(message, Mapping) else None
+
+
+def _input_message(example: Mapping[str, Any]) -> dict[str, Any]:
+    """An example as the Responses API takes it."""
+    role, content = example.get("role"), example.get("content")
+    if role not in ("user", "assistant") or not isinstance(content, str) or len(example) > 2:
+        raise ConfigError(
+            "its examples hold tools or media, which the Responses API writes otherwise; "
+            "publish examples of text"
+        )
+    return {"role": role, "content": content}
+
+
+def _sampled(endpoint: Mapping[str, Any], body: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Model and sampling, by the names that the request's API has for them."""
+    is_responses, is_chat = path.endswith(RESPONSES), path.endswith(CHAT)
+    found: dict[str, Any] = {}
+    for name, value in endpoint.get("sampling", {}).items():
+        if name in _LIMITS:
+            name = "max_output_tokens" if is_responses else _limit(name, body, is_chat=is_chat)
+        elif name == "reasoning_effort" and not is_chat:
+            if is_responses:
+                found["reasoning"] = {**(body.get("reasoning") or {}), "effort": value}
+            continue
+        elif is_responses and name in _NOT_RESPONSES:
+            continue
+        found[name] = copy.deepcopy(value)
+    if endpoint.get("model"):
+        found["model"] = endpoint["model"]
+    return found
+
+
+def _limit(name: str, body: Mapping[str, Any], *, is_chat: bool) -> str:
+    """What a limit of tokens is called: as the agent calls it, since two are refused."""
+    if not is_chat:
+        return "max_tokens"
+    said = next((known for known in _LIMITS[:2] if known in body), None)
+    return said or (name if name in _LIMITS[:2] else _LIMITS[0])
+
+
+def _readdress(options: Any, client: Any, base_url: str) -> None:
+    """Send to another server, which is not told the secrets that the client has for its own."""
+    url = str(options.url)
+    if urlsplit(url).netloc or any(
+        cls.__name__ == "BaseAzureClient" for cls in type(client).__mro__
+    ):
+        raise ConfigError("its client writes whole addresses; leave base_url out of the endpoint")
+    options.url = f"{base_url.rstrip('/')}/{url.lstrip('/')}"
+    if _origin(base_url) == _origin(str(client.base_url)):
+        return
+    # The class that leaves a header out, of the client's own library, which is not imported here.
+    omit = getattr(sys.modules.get("openai"), "Omit", str)
+    own = options.headers if isinstance(options.headers, Mapping) else {}
+    options.headers = {
+        **{
+            name: value if name.lower().startswith(_PLAIN_HEADERS) else omit()
+            for name, value in {**client.default_headers, **own}.items()
+            if name in own or not name.lower().startswith(_PLAIN_HEADERS)
+        },
+        "Authorization": f"Bearer {config.endpoint_key() or 'none'}",
+    }
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, port

@@ -1,0 +1,125 @@
+"""What is asked of curves, and where its answer lies: in the store's views or in the runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, get_args
+
+from lightning_otel.adapter.selection import Selection
+from lightning_otel.errors import ConfigError
+from lightning_otel.plot import rollouts
+from lightning_otel.plot.curves import Axis, Chart
+
+if TYPE_CHECKING:
+    from lightning_otel.state import State
+    from lightning_otel.store import Store
+
+_ALIASES: Final = {"success": "success_rate", "steps": "length", "rewards": "reward"}
+_USUAL: Final = ("reward", "success_rate", "length", "tokens")
+_USUAL_OF_RUNS: Final = ("reward", "loss")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be drawn.
+
+    Attributes:
+        metrics: Names of ``rollouts.METRICS``, or of what runs logged; none are the usual ones.
+        axis: What lies along the charts; None is the steps for what only runs logged, else the
+            rollouts.
+        runs: Beginnings of run ids; then all metrics are those of runs.
+        wanted: Which rollouts, by time and mode.
+        success: The reward from which on a rollout has succeeded.
+        window: Values in a moving mean; None for a tenth of them.
+        bins: Points of a line at most.
+    """
+
+    metrics: Sequence[str] = ()
+    axis: Axis | None = None
+    runs: Sequence[str] = ()
+    wanted: Selection = field(default_factory=Selection)
+    success: float = rollouts.SUCCESS
+    window: int | None = None
+    bins: int = 400
+
+    def __post_init__(self) -> None:
+        if self.axis not in (None, *get_args(Axis)):
+            raise ConfigError(
+                f"nothing can be drawn by {self.axis!r}; by {', '.join(get_args(Axis))}"
+            )
+        if self.runs and self.axis not in (None, "step"):
+            raise ConfigError(
+                f"a run has steps, and cannot be drawn by {self.axis}; leave that out"
+            )
+        for name, value in (("window", self.window), ("bins", self.bins)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+
+
+def charts(store: "Store", asked: Asked) -> list[Chart]:
+    """The charts asked for, in order.
+
+    Raises:
+        ConfigError: There is no metric of a name, or SQLAlchemy is not installed to look for it.
+        StoreMissingError: There is no store.
+    """
+    names = [_ALIASES.get(name, name) for name in asked.metrics]
+    is_of_runs = asked.axis == "step" or bool(asked.runs)
+    own = [] if is_of_runs else [name for name in names or _USUAL if name in rollouts.METRICS]
+    rest = [name for name in dict.fromkeys(names) if name not in own]
+    found: dict[str, Chart] = {}
+    if own:
+        given = rollouts.Asked(asked.wanted, asked.success, asked.window, asked.bins)
+        of_rollouts = rollouts.charts(
+            store, list(dict.fromkeys(own)), asked.axis or "rollout", given
+        )
+        found |= {chart.metric: chart for chart in of_rollouts}
+    if rest or not names:
+        of_runs = _of_runs(store, asked, rest, is_of_runs=is_of_runs)
+        found |= {chart.metric: chart for chart in of_runs}
+    return list(found.values()) if not names else [found[name] for name in dict.fromkeys(names)]
+
+
+def _of_runs(
+    store: "Store", asked: Asked, names: Sequence[str], *, is_of_runs: bool
+) -> list[Chart]:
+    """Charts of runs: of the metrics named, else of the usual ones that were logged."""
+    state = _state_of(store)
+    if state is None:
+        if not names:
+            return []
+        raise ConfigError(_unknown(names, ()))
+    from lightning_otel.plot import runs
+
+    there = runs.logged(state, asked.runs)
+    if unknown := [name for name in names if name not in there]:
+        raise ConfigError(_unknown(unknown, there))
+    if names and asked.axis not in (None, "step"):
+        raise ConfigError(
+            f"{', '.join(names)} was logged by steps, and cannot be drawn by {asked.axis}; "
+            "leave that out"
+        )
+    if not names:
+        usual = _USUAL_OF_RUNS if is_of_runs else ("loss",)
+        names = [name for name in usual if name in there and (is_of_runs or asked.axis is None)]
+        names = names or (there if is_of_runs else [])
+    return runs.charts(state, names, runs=asked.runs, window=asked.window, bins=asked.bins)
+
+
+def _unknown(names: Sequence[str], there: Sequence[str]) -> str:
+    known = [*rollouts.METRICS, *(name for name in there if name not in rollouts.METRICS)]
+    return f"no metric {', '.join(map(repr, names))}; there are {', '.join(known)}"
+
+
+def _state_of(store: "Store") -> "State | None":
+    """The state that the runs of a store lie in; None if there is none yet."""
+    from lightning_otel import config
+
+    place = config.state_place()
+    if place == config.store_path():  # no other is set: it lies beside the store
+        layout = store.local.layout
+        if layout is None or not (layout.root / "state.sqlite").exists():
+            return None  # to ask would make it
+        place = str(layout.catalogue)
+    from lightning_otel.state import State
+
+    return State(place)

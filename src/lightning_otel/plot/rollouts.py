@@ -1,0 +1,296 @@
+"""Curves of what rollouts came to: reward, success, length, tokens, duration; by SQL on the views.
+
+However many rollouts there are, what leaves the database is as many points as can be drawn.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.selection import Selection
+from lightning_otel.plot.curves import Axis, Chart, Point, Series
+from lightning_otel.store.sql import ROLLOUT, attribute
+
+if TYPE_CHECKING:
+    from lightning_otel.store import Store
+
+MOST_VERSIONS: Final = 400
+SUCCESS: Final = 0.5
+"""A reward from which on a rollout has succeeded, where nothing else is said."""
+_SCALE: Final = float(1 << 40)
+"""Means are taken of that part of each value, as sums of huge ones would be infinite; it is a power
+of two, and changes no digit."""
+
+
+class _Metric(NamedTuple):
+    """What is measured of a rollout.
+
+    Attributes:
+        title: In words.
+        value: SQL over ``own``; NULL where the rollout has none.
+        lacks: What is said of rollouts without one.
+    """
+
+    title: str
+    value: str
+    lacks: str
+
+
+_IS_OVER: Final = "status <> 'running'"
+METRICS: Final[Mapping[str, _Metric]] = {
+    "reward": _Metric("reward", "reward", "without a reward"),
+    "success_rate": _Metric(
+        "success rate", "CASE WHEN reward IS NOT NULL THEN (reward >= $success)::INT END",
+        "without a reward",
+    ),
+    "length": _Metric(
+        "length, calls to a model", f"CASE WHEN {_IS_OVER} THEN calls END", "not over yet"
+    ),
+    "tokens": _Metric(
+        "tokens, in and out", f"CASE WHEN {_IS_OVER} THEN input_tokens + output_tokens END",
+        "not over yet, or without counted tokens",
+    ),
+    "input_tokens": _Metric(
+        "tokens in", f"CASE WHEN {_IS_OVER} THEN input_tokens END",
+        "not over yet, or without counted tokens",
+    ),
+    "output_tokens": _Metric(
+        "tokens out", f"CASE WHEN {_IS_OVER} THEN output_tokens END",
+        "not over yet, or without counted tokens",
+    ),
+    "duration": _Metric(
+        "duration, seconds", f"CASE WHEN {_IS_OVER} THEN (end_ns - start_ns) / 1e9 END",
+        "not over yet",
+    ),
+}  # fmt: skip
+"""What can be measured of every rollout, by the name it is asked for."""
+
+# Of several attempts at a rollout the latest counts; of rewards the latest there is.
+_OWN: Final = """
+own AS MATERIALIZED (
+  SELECT rollout_id, max(start_ns) AS start_ns, arg_max(end_ns, start_ns) AS end_ns,
+    arg_max(status, start_ns) AS status, arg_max(reward, start_ns) AS reward,
+    arg_max(calls, start_ns) AS calls,
+    arg_max_null(input_tokens, start_ns) AS input_tokens,
+    arg_max_null(output_tokens, start_ns) AS output_tokens
+  FROM rollouts GROUP BY rollout_id
+)"""
+_STAMPS: Final = f"""
+stamps AS MATERIALIZED (
+  SELECT {ROLLOUT} AS rollout_id, arg_min({attribute(c.MODE)}, start_ns) AS mode,
+    arg_min(coalesce({attribute(c.RESOURCE_VERSION)}, {attribute(c.RESOURCES)}), start_ns)
+      AS version
+  FROM spans GROUP BY 1
+)"""
+
+
+class Asked(NamedTuple):
+    """Which rollouts, and how their values become points.
+
+    Attributes:
+        wanted: Of its fields those of time and mode count.
+        success: The reward from which on a rollout has succeeded.
+        window: Values in a moving mean; None for a tenth of them, and at least five.
+        bins: Points at most.
+    """
+
+    wanted: Selection = Selection()
+    success: float = SUCCESS
+    window: int | None = None
+    bins: int = 400
+
+
+def charts(store: "Store", metrics: Sequence[str], axis: Axis, asked: Asked) -> list[Chart]:
+    """A chart a metric, in the order asked for; without a series where there is no value.
+
+    Args:
+        store: Where the rollouts are.
+        metrics: Names of ``METRICS``.
+        axis: ``rollout``, ``time`` or ``version``.
+        asked: Which rollouts.
+
+    Raises:
+        StoreMissingError: There is no store.
+    """
+    if axis == "version":
+        query = _by_version(metrics)
+    else:
+        query = _in_order(metrics, axis, is_stamped=asked.wanted.mode is not None)
+    found: dict[str, list[Mapping[str, Any]]] = {name: [] for name in metrics}
+    given = _parameters(query, asked)
+    for row in store.sql(given.text, given.values):
+        found[row["metric"]].append(row)
+    return [_chart(name, axis, found[name], asked) for name in metrics]
+
+
+class _Query(NamedTuple):
+    text: str
+    values: list[object]
+
+
+def _parameters(text: str, asked: Asked) -> _Query:
+    """The query with its parameters in the order they stand in it, as the store takes them."""
+    given: dict[str, object] = {
+        "$success": asked.success,
+        "$window": asked.window,
+        "$bins": asked.bins,
+        "$since": asked.wanted.since_ns,
+        "$until": asked.wanted.until_ns,
+        "$mode": asked.wanted.mode,
+        "$versions": MOST_VERSIONS,
+    }
+    places = sorted(
+        (at, name) for name in given for at in _places(text, name)
+    )  # no name begins with another
+    for name in given:
+        text = text.replace(name, "?")
+    return _Query(text, [given[name] for _, name in places])
+
+
+def _places(text: str, name: str) -> Iterable[int]:
+    at = text.find(name)
+    while at >= 0:
+        yield at
+        at = text.find(name, at + 1)
+
+
+def _finite(value: str) -> str:
+    return f"CASE WHEN isfinite(({value})::DOUBLE) THEN ({value})::DOUBLE END"
+
+
+def _long(metrics: Sequence[str], *, is_stamped: bool) -> str:
+    """Common table expressions: ``counted`` holds a row a rollout and metric, with its value."""
+    rows = " UNION ALL ".join(
+        f"SELECT '{name}' AS metric, rollout_id, start_ns, version, "
+        f"{_finite(METRICS[name].value)} AS value FROM wanted"
+        for name in metrics
+    )
+    stamps = f", {_STAMPS}" if is_stamped else ""
+    joined = "LEFT JOIN stamps USING (rollout_id)" if is_stamped else ""
+    version = "coalesce(version, '')" if is_stamped else "''"
+    mode = "AND ($mode::VARCHAR IS NULL OR mode = $mode)" if is_stamped else ""
+    return f"""
+WITH {_OWN}{stamps},
+wanted AS MATERIALIZED (
+  SELECT own.*, {version} AS version FROM own {joined}
+  WHERE start_ns >= coalesce($since::BIGINT, start_ns)
+    AND start_ns < coalesce($until::BIGINT, start_ns + 1) {mode}
+),
+counted AS ({rows})"""
+
+
+def _in_order(metrics: Sequence[str], axis: Axis, *, is_stamped: bool) -> str:
+    """One row a metric and bin, and of each metric one without a bin, which counts what lacks."""
+    slot = (
+        "least($bins - 1, (start_ns - from_ns)::HUGEINT * $bins // greatest(1, to_ns - from_ns))"
+        if axis == "time"
+        else "(place - 1) * least($bins, total) // total"
+    )
+    x = "max(start_ns)" if axis == "time" else "max(place)"
+    return f"""{_long(metrics, is_stamped=is_stamped)},
+held AS (
+  SELECT *, row_number() OVER (PARTITION BY metric ORDER BY start_ns, rollout_id) AS place,
+    count(*) OVER (PARTITION BY metric) AS total,
+    coalesce($window::BIGINT, greatest(5, count(*) OVER (PARTITION BY metric) // 10)) AS size,
+    min(start_ns) OVER (PARTITION BY metric) AS from_ns,
+    max(start_ns) OVER (PARTITION BY metric) AS to_ns
+  FROM counted WHERE value IS NOT NULL
+),
+moving AS (
+  SELECT *, avg(value / {_SCALE}) OVER near * {_SCALE} AS mean, count(*) OVER near AS mean_count
+  FROM held WINDOW near AS (PARTITION BY metric ORDER BY place
+    ROWS BETWEEN (size - 1) PRECEDING AND CURRENT ROW)
+),
+binned AS (
+  SELECT metric, {slot} AS bin, {x} AS x, avg(value / {_SCALE}) * {_SCALE} AS value,
+    min(value) AS low, max(value) AS high, count(*) AS count, arg_max(mean, place) AS mean,
+    arg_max(mean_count, place) AS mean_count, any_value(size) AS size
+  FROM moving GROUP BY metric, bin
+)
+SELECT * FROM binned
+UNION ALL BY NAME
+SELECT metric, count(*) FILTER (value IS NULL) AS count FROM counted GROUP BY metric
+ORDER BY metric, bin NULLS LAST"""
+
+
+def _by_version(metrics: Sequence[str]) -> str:
+    """One row a metric and version, the same beside them for what lacks a value or is too much."""
+    return f"""{_long(metrics, is_stamped=True)},
+grouped AS (
+  SELECT metric, version AS label, avg(value / {_SCALE}) * {_SCALE} AS value, min(value) AS low,
+    max(value) AS high, count(value) AS count, min(start_ns) AS first_ns,
+    stddev_samp(value / {_SCALE}) * {_SCALE} / sqrt(count(value)) AS error
+  FROM counted WHERE version <> '' GROUP BY metric, version HAVING count(value) > 0
+),
+ranked AS (
+  SELECT *, row_number() OVER (PARTITION BY metric ORDER BY first_ns, label) AS x,
+    count(*) OVER (PARTITION BY metric) - row_number() OVER (
+      PARTITION BY metric ORDER BY first_ns, label) AS later
+  FROM grouped
+)
+SELECT metric, x, label, value, low, high, count, error, value AS mean, count AS mean_count,
+  1 AS size, x AS bin FROM ranked WHERE later < $versions
+UNION ALL BY NAME
+SELECT metric, count(*) FILTER (version <> '' AND value IS NULL) AS count,
+  count(*) FILTER (version = '') AS unstamped,
+  count(DISTINCT version) FILTER (version <> '' AND value IS NOT NULL) AS versions
+FROM counted GROUP BY metric
+ORDER BY metric, bin NULLS LAST"""
+
+
+def _chart(name: str, axis: Axis, rows: Sequence[Mapping[str, Any]], asked: Asked) -> Chart:
+    points = tuple(_point(row) for row in rows if row["bin"] is not None)
+    window = max([int(row["size"]) for row in rows if row["bin"] is not None], default=1)
+    title = METRICS[name].title
+    if name == "success_rate":
+        title = f"success rate, reward from {asked.success:g} on"
+    series = (Series("", points, window),) if points else ()
+    return Chart(name, title, axis, series, tuple(_notes(name, rows, len(points))))
+
+
+def _point(row: Mapping[str, Any]) -> Point:
+    return Point(
+        x=int(row["x"]),
+        value=row["value"],
+        low=row["low"],
+        high=row["high"],
+        count=int(row["count"]),
+        mean=row["mean"],
+        mean_count=int(row["mean_count"]),
+        error=row.get("error"),
+        label=version_label(row["label"]) if row.get("label") else "",
+    )
+
+
+def _notes(name: str, rows: Sequence[Mapping[str, Any]], drawn: int) -> Iterable[str]:
+    for row in rows:
+        if row["bin"] is not None:
+            continue
+        if row["count"]:
+            yield f"{_rollouts(row['count'])} {METRICS[name].lacks}"
+        if row.get("unstamped"):
+            yield f"{_rollouts(row['unstamped'])} without a resource version"
+        if row.get("versions", 0) > drawn:
+            yield f"{row['versions'] - drawn:,} earlier versions are not drawn"
+
+
+def _rollouts(count: int) -> str:
+    return f"{count:,} rollout{'' if count == 1 else 's'}"
+
+
+def version_label(text: str) -> str:
+    """A version as people write it: as it was stamped, or each resource as ``name@version``."""
+    if not text.startswith("{"):
+        return text
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(found, dict) or not all(isinstance(held, dict) for held in found.values()):
+        return text
+    return ", ".join(
+        f"{'' if agents == '*' else f'{agents}/'}{name}@{version}"
+        for agents, held in sorted(found.items())
+        for name, version in sorted(held.items())
+    )

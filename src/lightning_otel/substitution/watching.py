@@ -1,0 +1,168 @@
+"""What may be assigned, read in the background: a request of the traced program never waits for it.
+
+The state is read in a thread of its own, at most once a second and only while requests are made;
+each request is given what was read last. Faults are told once and leave the program as it is.
+"""
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from lightning_otel import capture
+from lightning_otel.errors import LightningOtelError
+from lightning_otel.substitution.assigning import Standing, assigned
+from lightning_otel.types import Resource
+
+log = logging.getLogger(__name__)
+
+FRESH_S: Final = 1.0
+"""How old what was read may be before it is read anew, while requests go on with it."""
+STALE_S: Final = 5.0
+"""How old it may be before a request waits for what is being read: nobody asked for a while."""
+FIRST_S: Final = 2.0
+"""How long the first request may wait: the libraries that read are loaded then, too."""
+CATCH_UP_S: Final = 0.2
+"""How long a request may wait after a pause."""
+
+
+class Reader(Protocol):
+    """Reads the state; as :class:`Resources` does."""
+
+    def standings(self) -> Mapping[str, Standing]:
+        """What may be assigned, by name."""
+
+    def get(self, name: str, version: int | str) -> Resource:
+        """One version."""
+
+
+class Watch:
+    """What may be assigned in this process, kept fresh while it is asked."""
+
+    def __init__(self, open_reader: Callable[[], Reader]) -> None:
+        """Name what reads; it is opened, and what it needs is imported, in the background.
+
+        Args:
+            open_reader: Opens it.
+        """
+        self._open = open_reader
+        self._reader: Reader | None = None
+        self._standings: Mapping[str, Standing] = {}
+        self._read_s: float | None = None
+        self._begun_s = self._tried_s = -math.inf
+        self._pinned: dict[tuple[str, int], Resource | None] = {}
+        # Set while nothing is being read.
+        self._done = threading.Event()
+        self._is_reading = False
+        # Guards _is_reading: one thread alone reads.
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to read, so that the first request finds it read."""
+        if self._read_s is None:
+            self._refresh()
+
+    def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> dict[str, Resource]:
+        """What a request is given: as ``Resources.assigned`` says, as of what was read last.
+
+        Args:
+            key: What the choice sticks to.
+            agent: Who acts.
+            pinned: Versions by name that are given whatever is live.
+        """
+        for pin in pinned.items():
+            self._pinned.setdefault(pin, None)
+        read_s, now_s = self._read_s, time.monotonic()
+        is_pin_unread = any(self._pinned[pin] is None for pin in pinned.items())
+        if read_s is None or now_s - read_s >= FRESH_S or is_pin_unread:
+            self._refresh()
+            if read_s is None:
+                self._wait(FIRST_S)
+            elif is_pin_unread or now_s - read_s >= STALE_S:
+                self._wait(CATCH_UP_S)
+        held = {name: self._pinned[name, version] for name, version in pinned.items()}
+        found = {name: resource for name, resource in held.items() if resource is not None}
+        given = assigned(self._standings, key, agent, found)
+        # A pin that cannot be read is not the same as none: what it names is left to the agent.
+        return {name: given[name] for name in given if name in found or name not in held}
+
+    def _wait(self, limit_s: float) -> None:
+        # Counted from when the reading began: where a database hangs, few requests wait at all.
+        left_s = self._begun_s + limit_s - time.monotonic()
+        if left_s > 0:
+            self._done.wait(left_s)
+
+    def _refresh(self) -> None:
+        with self._lock:
+            if self._is_reading or time.monotonic() - self._tried_s < FRESH_S:
+                return
+            self._is_reading, self._begun_s = True, time.monotonic()
+            self._done.clear()
+        try:
+            threading.Thread(target=self._read, name="lightning-otel-apply", daemon=True).start()
+        except RuntimeError:  # the interpreter is ending
+            self._is_reading = False
+            self._done.set()
+
+    def _read(self) -> None:
+        try:
+            if self._reader is None:
+                self._reader = self._open()
+            self._standings = self._reader.standings()
+            for name, version in [pin for pin, held in list(self._pinned.items()) if not held]:
+                self._pinned[name, version] = _read_pin(self._reader, name, version)
+            self._read_s = time.monotonic()
+        except LightningOtelError as exc:
+            _tell_once(f"resources are not applied anew: {exc}")
+        except Exception:  # noqa: BLE001  # capture never raises into the traced program
+            capture.note_fault()
+        finally:
+            self._tried_s = time.monotonic()
+            self._is_reading = False
+            self._done.set()
+
+
+def _read_pin(reader: Reader, name: str, version: int) -> Resource | None:
+    try:
+        return reader.get(name, version)
+    except LightningOtelError as exc:
+        _tell_once(f"{name}@{version} is not applied: {exc}")
+        return None
+
+
+_told: set[str] = set()
+
+
+def _tell_once(text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        log.warning("%s", text)
+
+
+_watches: dict[str, Watch] = {}
+
+
+def watch_of(place: str, open_reader: Callable[[], Reader]) -> Watch:
+    """The process's watch of a place, begun if there is none.
+
+    Args:
+        place: Where what it reads stands.
+        open_reader: Opens what reads there.
+    """
+    watch = _watches.get(place)
+    if watch is None:
+        watch = _watches.setdefault(place, Watch(open_reader))
+    watch.start()
+    return watch
+
+
+def _begin_anew() -> None:
+    # The thread that was reading is the parent's: nothing would ever say that it is done.
+    for watch in _watches.values():
+        Watch.__init__(watch, watch._open)
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -1,0 +1,174 @@
+"""``resources``: publish, look, move aliases and take back, at the command line."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_otel import Store, auto_trace, emit_reward
+from lightning_otel.demo.server import DemoServer
+from lightning_otel.resources import Resources
+from lightning_otel.state import State
+
+AGENT = """\
+import sys
+import openai
+client = openai.OpenAI(base_url=sys.argv[1], api_key="k", max_retries=0)
+for line in sys.stdin:
+    client.chat.completions.create(
+        model="toy",
+        messages=[{"role": "system", "content": "own"}, {"role": "user", "content": line}],
+    )
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> list[str]:
+    """The option that names the store."""
+    return ["--store", str(tmp_path / "store" / "traces.duckdb")]
+
+
+def test_from_publication_to_rollback(cli: Any, at: list[str], tmp_path: Path) -> None:
+    """What is printed is the version that came of it; what is said is who is given what."""
+    file = tmp_path / "prompt.txt"
+    file.write_text("Be kind.\nAnswer.")
+
+    first = cli("resources", "publish", "system_prompt", "Be brief.\nAnswer.", *at)
+    second = cli(
+        "resources", "publish", "system_prompt", "--file", file, "--alias", "canary",
+        "--weight", "0.25", *at,
+    )  # fmt: skip
+    listed = cli("resources", "list", "--json", *at)
+    shown = cli("resources", "show", "system_prompt@canary", *at)
+    history = cli("resources", "show", "system_prompt", "--jsonl", *at)
+    difference = cli("resources", "diff", "system_prompt", *at)
+    promoted = cli("resources", "promote", "system_prompt", *at)
+    back = cli("resources", "rollback", "system_prompt", *at)
+    none = cli("resources", "alias", "system_prompt", "live", "none", *at)
+
+    assert (first.stdout, second.stdout) == ("system_prompt@1\n", "system_prompt@2\n")
+    assert second.stderr == "canary is system_prompt@2 for 25%; live is system_prompt@1\n"
+    (row,) = json.loads(listed.stdout)
+    assert {name: row[name] for name in ("newest", "live", "canary", "share")} == {
+        "newest": 2, "live": 1, "canary": 2, "share": "25%",
+    }  # fmt: skip
+    assert shown.stdout == "Be kind.\nAnswer.\n"
+    assert [json.loads(line)["alias"] for line in history.stdout.splitlines()] == ["live", "canary"]
+    assert "-Be brief.\n+Be kind.\n Answer.\n" in difference.stdout
+    assert "0 tasks that were done with both" in difference.stderr
+    assert promoted.stdout == "system_prompt@2\n"
+    assert back.stdout == "system_prompt@1\n"
+    assert none.stderr == "system_prompt has no alias: nobody is given it\n"
+
+
+def test_diff_says_which_is_better(
+    cli: Any, at: list[str], store: Store, server: DemoServer
+) -> None:
+    """Bodies first, then the paired rewards with their interval."""
+    import openai
+
+    resources = Resources(State(store.name))
+    resources.publish("endpoint", {"model": "a"})
+    resources.publish("endpoint", {"model": "b"}, alias="canary")
+    with openai.OpenAI(base_url=server.base_url, api_key="k") as client:
+        for task in range(8):
+            for version in (1, 2):
+                stamped = {"*": {"endpoint": version}}
+                with auto_trace(store=store, task=task, resources=stamped):
+                    client.chat.completions.create(
+                        model="toy", messages=[{"role": "user", "content": "q"}]
+                    )
+                    emit_reward(float(version))
+
+    done = cli("resources", "diff", "endpoint", "--store", store.name)
+
+    assert '-  "model": "a"\n+  "model": "b"\n' in done.stdout
+    assert "= +1.000 [+1.000, +1.000] (8 tasks; 8 and 8 rollouts" in done.stdout
+    assert done.stdout.endswith(": better\n")
+
+
+def test_mistakes_are_explained(cli: Any, at: list[str]) -> None:
+    """What is wrong, and what to do; nothing is made by looking."""
+    missing = cli("resources", "list", *at)
+    both = cli("resources", "publish", "p", *at)
+    bad = cli("resources", "publish", "endpoint", '{"model": "m", "api_key": "k"}', *at)
+    cli("resources", "publish", "p", "text", *at)
+    unknown = cli("resources", "show", "q", *at)
+    guess = cli("resources", "publsh", "p")
+
+    assert missing.returncode == 4
+    assert (both.returncode, bad.returncode, unknown.returncode, guess.returncode) == (2, 2, 3, 2)
+    assert "keys of a server stay with the agent" in bad.stderr
+    assert "did you mean 'publish'" in guess.stderr
+
+
+@pytest.fixture
+def running(store: Store, server: DemoServer) -> Iterator["subprocess.Popen[str]"]:
+    """An agent that knows nothing of us, under `run --apply`; each line it reads is a call."""
+    command = [
+        sys.executable, "-m", "lightning_otel", "run", "--apply", "--store", store.name, "--",
+        sys.executable, "-c", AGENT, server.base_url,
+    ]  # fmt: skip
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        yield process
+        process.kill()
+
+
+def test_running_agent_follows_without_a_restart(
+    cli: Any, running: "subprocess.Popen[str]", store: Store, server: DemoServer
+) -> None:
+    """Published and rolled back while the agent runs: its next requests are made so."""
+
+    def call_until(prompt: str) -> int:
+        for count in range(1, 300):
+            assert running.stdin is not None
+            assert running.stdout is not None
+            running.stdin.write("hello\n")
+            running.stdin.flush()
+            assert running.stdout.readline() == "done\n"
+            if (server.log[-1].request or {})["messages"][0]["content"] == prompt:
+                return count
+            time.sleep(0.05)
+        raise AssertionError(f"{prompt!r} is not used")
+
+    assert call_until("own") == 1
+    at = ("--store", store.name)
+    cli("resources", "publish", "system_prompt", "better", *at)
+    call_until("better")
+    cli("resources", "publish", "system_prompt", "worse", "--alias", "live", *at)
+    call_until("worse")
+    cli("resources", "rollback", "system_prompt", *at)
+    call_until("better")
+    _, err = running.communicate(timeout=40)
+
+    assert running.returncode == 0, err
+    found = [step.resource_version for path in store.trajectories() for step in path.transitions]
+    sent = [(exchange.request or {})["messages"][0]["content"] for exchange in server.log]
+    versions = {"own": None, "better": "system_prompt@1", "worse": "system_prompt@2"}
+    assert found == [versions[prompt] for prompt in sent]
+
+
+def test_run_applies_where_nothing_is_kept(
+    cli: Any, at: list[str], server: DemoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run --apply` with collecting off: the requests are changed, and no span is written."""
+    cli("resources", "publish", "system_prompt", "better", *at)
+    monkeypatch.setenv("LIGHTNING_OTEL_COLLECT", "0")
+    command = ["run", "--apply", *at, "--", sys.executable, "-c", AGENT, server.base_url]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_otel", *command],
+        input="hello\n", capture_output=True, text=True, timeout=50,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert (server.log[-1].request or {})["messages"][0]["content"] == "better"
+    assert "nothing is kept, as LIGHTNING_OTEL_COLLECT asks" in done.stderr
+    assert not Store(at[1]).spans().rows()

@@ -1,0 +1,124 @@
+"""Curves as SVG and as an HTML page: what they show, and that nothing in them can act."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.plot.made import chart_of, series_of
+from tests.test_picture import ATTACKS, parsed, texts
+
+from lightning_otel.plot import Chart, Curves, page, svg
+from lightning_otel.plot.curves import Point, Series
+
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066\u061c\u200f\u2028]")
+TAGS = {
+    "html", "head", "meta", "title", "style", "body", "h1", "svg", "rect", "text", "path", "circle",
+    "g", "details", "summary", "table", "thead", "tbody", "tr", "th", "td", "p",
+}  # fmt: skip
+
+
+class _Seen(HTMLParser):
+    """The tags and attributes of a page, as a browser reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+
+
+def test_a_chart_has_scales_titles_and_numbers() -> None:
+    """Both axes are labelled, the line is drawn, and each point is told where the pointer rests."""
+    root = parsed(svg([chart_of([0.0, 0.5, 1.0])]))
+
+    said = texts(root)
+    assert {"reward", "3 values", "0", "0.2", "1", "2", "3"} <= set(said)
+    assert "rollout, in the order they began" in said
+    told = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert "rollout 2 · 0.5 (1 value)" in told
+    lines = [e.get("d") for e in root.iter("{http://www.w3.org/2000/svg}path")]
+    assert "M84.0 278.0L392.0 168.0L700.0 58.0" in lines
+
+
+def test_bins_have_a_band_and_versions_whiskers() -> None:
+    """What many values are drawn as says how far they lie apart."""
+    one = Point(1, 0.5, 0.0, 1.0, 4, 0.5, 4, error=0.25, label="a@1")
+    two = Point(2, 0.7, 0.5, 1.0, 4, 0.6, 8, error=0.1, label="a@2")
+    plain = (replace(one, error=None), replace(two, error=None))
+    binned = Chart("reward", "reward", "rollout", (Series("", plain, 8),))
+    versions = Chart("reward", "reward", "version", (Series("", (one, two)),))
+
+    pictures = [svg([binned]), svg([versions])]
+
+    assert ["band s0" in picture for picture in pictures] == [True, False]
+    assert ["whisker s0" in picture for picture in pictures] == [False, True]
+    assert "mean of the last 8" in pictures[0]
+    assert "version a@1 · 0.5 ± 0.25 (mean of 4)" in pictures[1]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[], [1.0], [2.0] * 9, [-1.0, -5.0], [1.7e308, -1.7e308], [float(n) for n in range(5000)]],
+    ids=["none", "one", "equal", "negative", "huge", "many"],
+)
+def test_any_values_are_drawn(values: list[float]) -> None:
+    """Every picture is whole, of bounded size, and holds no number that is none."""
+    drawn = svg([chart_of(values)])
+
+    parsed(drawn)
+    assert "nan" not in drawn.lower().replace("dominant", "")
+    assert "inf" not in drawn
+    assert len(drawn) < 600_000
+    assert texts(parsed(svg([]))) == ["nothing to draw"]
+
+
+def test_both_schemes_are_styled() -> None:
+    """Light is the default, dark where the reader's screen is; both have their own ground."""
+    drawn = svg([chart_of([1.0, 2.0])])
+
+    assert "prefers-color-scheme:dark" in drawn
+    assert drawn.count("svg.curve .bg{fill:") == 2
+    assert drawn.count("svg.curve .s0{stroke:") == 2
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=range(len(ATTACKS)))
+def test_nothing_in_a_name_acts(attack: str) -> None:
+    """Runs, versions, metrics and notes are text in SVG and in HTML, whatever they say."""
+    lines = (series_of([1.0, 2.0], attack, attack), series_of([2.0], attack, attack))
+    chart = Chart(attack, attack, "version", lines, (attack,))
+
+    picture, html = svg([chart]), page([chart], attack)
+
+    parsed(picture)
+    seen = _Seen()
+    seen.feed(html)
+    assert seen.tags <= TAGS
+    assert not {name for name in seen.attributes if name.startswith("on") or "href" in name}
+    assert "<script" not in picture + html
+    assert not CONTROL.search(picture + html.rstrip("\n"))
+    assert "src=" not in re.sub("<title>.*?</title>|>[^<]*<", "><", html)
+
+
+def test_a_page_asks_nobody(tmp_path: Path) -> None:
+    """One file: no script, no address but the namespace's, and a policy that forbids the rest."""
+    Curves([chart_of([0.0, 1.0]), chart_of([1.0], [2.0])]).save(tmp_path / "curves.html")
+
+    html = (tmp_path / "curves.html").read_text()
+    assert html.count("<svg") == 2
+    assert "default-src 'none'" in html
+    assert set(re.findall(r"https?://[^\"' ]+", html)) == {"http://www.w3.org/2000/svg"}
+    assert (tmp_path / "curves.html").stat().st_mode & 0o077 == 0
+    assert '<td style="text-align:left">run-2</td>' in html
+
+
+def test_a_notebook_shows_the_picture() -> None:
+    """Curves are their SVG there, and text where they are printed."""
+    found = Curves([chart_of([0.0, 1.0])])
+
+    parsed(found._repr_html_())
+    assert str(found).startswith("reward  2 values  0 -> 1\n")

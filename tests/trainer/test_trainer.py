@@ -1,0 +1,593 @@
+"""The trainer: an agent or a store, an algorithm, resources that get better; nothing unasked."""
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.made import Ledger, record, reward_later, spans_of
+
+import lightning_otel as lo
+from lightning_otel import Store
+from lightning_otel.algorithms import Batch, StepResult
+from lightning_otel.errors import ConfigError, NotFoundError, TrainingError
+from lightning_otel.trainer import Trainer
+from lightning_otel.types import Resource
+
+
+class Better(Ledger):
+    """Makes the prompt one word longer at each step."""
+
+    def train_step(self, batch: Batch) -> StepResult:
+        """Take the rows, and publish a longer prompt."""
+        super().train_step(batch)
+        return StepResult({"loss": 0.5}, {"prompt": "good " * (batch.number + 1)})
+
+
+class Worse(Ledger):
+    """Makes a prompt that nobody should be given."""
+
+    def train_step(self, batch: Batch) -> StepResult:
+        """Publish it."""
+        return StepResult({}, {"prompt": "bad"})
+
+
+def polite(task: Any, resources: Mapping[str, Resource]) -> float:
+    """Earn a tenth for each good word."""
+    prompt = resources["prompt"].format()
+    lo.emit_action("say", prompt)
+    return prompt.count("good") / 10
+
+
+def test_fit_learns_from_tasks_and_publishes_as_canary(store: Store) -> None:
+    """Each step runs the newest version; what came of it is live only after held-out reward."""
+    trainer = Trainer(
+        polite, Better(), store=store, resources={"prompt": "good"}, max_iterations=3, workers=2
+    )
+
+    fit = trainer.fit(["a", "b"])
+
+    rewards = [each.value for each in trainer.metrics(["reward"])]
+    assert rewards == pytest.approx([0.1, 0.2, 0.3])
+    assert (fit.run.status, fit.run.step) == ("succeeded", 3)
+    assert trainer.resources.get("prompt", "canary").body["template"] == "good " * 4
+    assert trainer.resources.get("prompt").version == 1
+    assert fit.promoted == ()
+    assert "no held-out tasks" in fit.verdict.reason
+    assert fit.resources["prompt"].parent == 3
+    assert fit.resources["prompt"].run_id == fit.run.run_id
+    steps = [step for path in store.trajectories(mode="train") for step in path.transitions]
+    assert sorted(step.resources["prompt"] for step in steps) == ["1", "1", "2", "2", "3", "3"]
+
+
+def test_candidate_is_promoted_on_held_out_reward(store: Store) -> None:
+    """It becomes live where it earns more on tasks it was not trained on."""
+    trainer = Trainer(polite, Better(), store=store, resources={"prompt": "good"}, min_gain=0.05)
+
+    fit = trainer.fit(["a"], val=["x", "y"])
+
+    assert fit.promoted == ("prompt",)
+    assert (fit.verdict.live, fit.verdict.candidate) == pytest.approx((0.1, 0.2))
+    assert trainer.resources.get("prompt").body["template"] == "good good "
+    assert {r.mode for r in trainer.queue.rollouts()} == {"train", "val"}
+
+
+@pytest.mark.parametrize(("algorithm", "min_gain"), [(Worse(), 0.0), (Better(), 0.2)])
+def test_candidate_that_earns_too_little_stays_canary(
+    store: Store, algorithm: Ledger, min_gain: float
+) -> None:
+    """What is live stays so, and the reason is told."""
+    trainer = Trainer(
+        polite, algorithm, store=store, resources={"prompt": "good"}, min_gain=min_gain
+    )
+
+    fit = trainer.fit(["a"], val=["x"])
+
+    assert fit.promoted == ()
+    assert "more is needed" in fit.verdict.reason
+    assert trainer.resources.get("prompt").body["template"] == "good"
+
+
+def test_candidate_under_which_the_agent_fails_is_not_promoted(store: Store) -> None:
+    """A task without a reward is not left out of the comparison in silence."""
+
+    def fragile(task: str, resources: Mapping[str, Resource]) -> float:
+        if task == "hard" and resources["prompt"].version > 1:
+            raise ValueError("too polite")
+        return polite(task, resources)
+
+    trainer = Trainer(fragile, Better(), store=store, resources={"prompt": "good"}, max_attempts=1)
+
+    fit = trainer.fit(["a"], val=["x", "hard"])
+
+    assert fit.promoted == ()
+    assert "1 of 2 held-out tasks have a reward no more" in fit.verdict.reason
+
+
+def test_fit_on_recorded_rollouts_takes_each_once(store: Store) -> None:
+    """The seeds' form: a store and an algorithm; the next call trains on what is new."""
+    record(store, {f"t{number}": [0.5] for number in range(5)})
+    trainer = Trainer(store=store, algorithm=Ledger(), min_batch_size=2, max_iterations=10)
+
+    first = trainer.train()
+    store.add(spans_of("new", "another", 1.0))
+    second = trainer.fit()
+
+    assert (first.run.step, second.run.step) == (2, 1)
+    assert isinstance(trainer.algorithm, Ledger)
+    assert len(set(trainer.algorithm.rows)) == len(trainer.algorithm.rows) == 6
+
+
+def test_held_out_rollouts_are_never_trained_on(store: Store) -> None:
+    """Rollouts of the modes val and test stay out, whoever recorded them."""
+    for number, mode in enumerate(["train", "val", "test", None]):
+        store.add(spans_of(f"r{number}", "t", 1.0, mode=mode))
+    algorithm = Ledger()
+
+    Trainer(store=store, algorithm=algorithm).fit()
+
+    assert algorithm.rows == ["r0", "r3"]
+
+
+def test_group_waits_until_it_is_whole(store: Store) -> None:
+    """A group with a rollout that has no reward yet is learnt from once the reward is there."""
+    algorithm = Ledger(2)
+    trainer = Trainer(store=store, algorithm=algorithm, samples=2, reward_timeout_s=60)
+    _, (first, second) = None, trainer.queue.put(["t"], samples=2)
+    for rollout, reward in ((first, 1.0), (second, None)):
+        lease = trainer.queue.lease("w")
+        assert lease is not None
+        store.add(spans_of(rollout.rollout_id, "t", reward))
+        trainer.queue.succeed(lease, reward)
+    fitting = trainer.fit_async()
+    time.sleep(0.8)
+    before = list(algorithm.rows)
+    reward_later(store, second.rollout_id, 0.0)
+    wait_until(lambda: len(algorithm.rows) == 2)
+    fitting.stop()
+    fit = fitting.wait(20)
+
+    assert before == []
+    assert fit is not None
+    assert fit.run.status == "stopped"
+    assert sorted(algorithm.rows) == sorted([first.rollout_id, second.rollout_id])
+
+
+def test_group_that_waited_too_long_is_trained_without_the_rest(store: Store) -> None:
+    """What is left out is counted with its reason."""
+
+    def sometimes(task: str) -> float | None:
+        lo.emit_action("say", task)
+        return None if next(numbers) == 1 else 1.0
+
+    numbers = itertools.count()
+    trainer = Trainer(sometimes, Ledger(2), store=store, samples=3, reward_timeout_s=0.3)
+
+    fit = trainer.fit(["t"])
+
+    assert fit.left_out == {"no reward in time": 1}
+    assert fit.metrics["rollouts"] == 2
+    assert fit.metrics["left_out/no reward in time"] == 1
+
+
+def test_reward_that_comes_after_training_is_counted(store: Store) -> None:
+    """It is not trained on again unless somebody says so."""
+
+    class Late(Ledger):
+        def train_step(self, batch: Batch) -> StepResult:
+            reward_later(store, batch.rollout_ids[0], -1.0)
+            return StepResult()
+
+    record(store, {"t": [1.0]})
+
+    fit = Trainer(store=store, algorithm=Late()).fit()
+
+    assert fit.metrics["late_rewards"] == 1
+
+
+def test_failed_rollouts_are_left_out_and_told_of(store: Store) -> None:
+    """An agent that raises is data, as long as others of the step do not."""
+
+    def fails(task: str) -> float:
+        lo.emit_action("say", task)
+        if task == "bad":
+            raise ValueError("no idea")
+        return 1.0
+
+    trainer = Trainer(fails, "baseline", store=store, max_attempts=1)
+
+    fit = trainer.fit(["good", "bad"])
+
+    assert fit.left_out == {"failed": 1}
+    assert fit.metrics["mean_reward"] == 1.0
+    with pytest.raises(TrainingError, match=r"none of the 2 .* step 1 .*ValueError: no idea"):
+        trainer.fit(["bad", "bad"])
+    assert trainer.runs.get("@last").status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "algorithm", "options", "message"),
+    [
+        ({}, Ledger(), {}, r"needs 1 rewarded rollouts .* has 0 new ones"),
+        ({"a": [None]}, Ledger(), {}, r"1 new ones, 1 of them over and 0 with a reward"),
+        ({"a": [1.0]}, Ledger(), {"min_batch_size": 3}, r"needs 3 rewarded .* 1 with a reward"),
+        ({"a": [1.0], "b": [0.0]}, Ledger(2), {}, r"2 rewarded .* groups of at most 1, .*samples"),
+    ],
+)
+def test_too_little_to_learn_from_is_refused(
+    store: Store,
+    recorded: dict[str, list[float | None]],
+    algorithm: Ledger,
+    options: dict[str, Any],
+    message: str,
+) -> None:
+    """Before a step is taken, with what there is and what to do."""
+    record(store, recorded)
+
+    with pytest.raises(TrainingError, match=message):
+        Trainer(store=store, algorithm=algorithm, **options).fit()
+
+    assert algorithm.rows == []
+
+
+class Exact(Ledger):
+    """Needs tokens, and the probabilities they were sampled with."""
+
+    needs = "exact"
+    needs_logprobs = True
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({}, "mixed capture levels: 1 of 2 rollouts .*text only: no token ids"),
+        ({"tokens": True, "temperature": 0.7, "logprobs_mode": "raw"}, "of the wrong mode: raw"),
+        ({"tokens": True, "temperature": 0.7}, "not known whether logprobs are raw"),
+    ],
+)
+def test_tokens_that_cannot_be_trained_on_are_refused(
+    store: Store, second: dict[str, Any], message: str
+) -> None:
+    """Before a step is taken; nothing stays claimed."""
+    store.add(spans_of("r1", "t", 1.0, tokens=True))
+    store.add(spans_of("r2", "t", 0.0, **second))
+    trainer = Trainer(store=store, algorithm=Exact(), min_batch_size=2)
+
+    with pytest.raises(TrainingError, match=message):
+        trainer.fit()
+
+    assert trainer.runs.claims(trainer.runs.get("@last")).counts() == {}
+
+
+def test_exact_rollouts_alone_can_be_selected(store: Store) -> None:
+    """As the refusal says."""
+    store.add(spans_of("r1", "t", 1.0, tokens=True))
+    store.add(spans_of("r2", "t", 0.0))
+    algorithm = Exact()
+
+    Trainer(store=store, algorithm=algorithm, select={"rollout_id": "r1"}).fit()
+
+    assert algorithm.rows == ["r1"]
+
+
+def test_unusable_tokens_after_the_first_step_are_left_out(store: Store) -> None:
+    """A run that lasts goes on; what it cannot use is counted."""
+    for number in range(4):
+        store.add(spans_of(f"r{number}", "t", 1.0, tokens=number != 2))
+    algorithm = Exact()
+
+    fit = Trainer(store=store, algorithm=algorithm, min_batch_size=1).fit()
+
+    assert algorithm.rows == ["r0", "r1", "r3"]
+    assert list(fit.left_out.values()) == [1]
+    assert next(iter(fit.left_out)).startswith("text only")
+
+
+def test_advantages_compare_the_rollouts_of_the_batch(store: Store) -> None:
+    """Groups are those that were claimed, whatever else the store holds."""
+    seen: list[Batch] = []
+
+    class Seeing(Ledger):
+        def train_step(self, batch: Batch) -> StepResult:
+            seen.append(batch)
+            return StepResult()
+
+    record(store, {"t": [0.0, 1.0, 2.0], "u": [5.0]})
+
+    Trainer(
+        store=store, algorithm=Seeing(2), max_iterations=1, select={"advantage": "dr_grpo"}
+    ).fit()
+
+    (batch,) = seen
+    found = {p.rollout_id: p.transitions[0].advantage for p in batch}
+    assert found == {"r0-t": -1.0, "r1-t": 0.0, "r2-t": 1.0}
+    assert batch.rewards == {"r0-t": 0.0, "r1-t": 1.0, "r2-t": 2.0}
+    assert {p.transitions[0].group_id for p in batch} == set(batch.groups)
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Wait, and fail if it does not come about."""
+    until = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_fit_async_follows_a_store_that_is_written_on(store: Store) -> None:
+    """Experience that comes while it waits is trained on; stopping keeps what was learnt."""
+    algorithm = Ledger()
+    trainer = Trainer(store=store, algorithm=algorithm, min_batch_size=2)
+    fitting = trainer.fit_async()
+    assert store.layout is not None
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, str(store.layout.catalogue)])
+    wait_until(lambda: bool(trainer.runs.all()) and trainer.runs.get("@last").step == 2, 40)
+    is_writing = agent.poll() is None
+    fitting.stop()
+
+    fit = asyncio.run(awaited(fitting))
+
+    assert fit.run.status == "stopped"
+    assert not fitting.is_running
+    assert fit.run.step >= 2
+    assert algorithm.rows == [f"r{number}" for number in range(2 * fit.run.step)]
+    assert is_writing
+    agent.kill()
+    agent.wait()
+
+
+AGENT = """
+import itertools, sys, time
+import lightning_otel as lo
+for number in itertools.count():
+    with lo.auto_trace(store=sys.argv[1], rollout_id=f"r{number}", task=number):
+        lo.emit_action("say", number)
+        lo.emit_reward(1.0)
+    time.sleep(0.2)
+"""
+
+
+async def awaited(given: Any) -> Any:
+    """What is awaited."""
+    return await given
+
+
+def test_fit_async_tells_why_it_failed(store: Store) -> None:
+    """Where it is waited for."""
+
+    class Failing(Ledger):
+        def train_step(self, batch: Batch) -> StepResult:
+            raise RuntimeError("no memory left")
+
+    record(store, {"t": [1.0]})
+    trainer = Trainer(store=store, algorithm=Failing())
+
+    with pytest.raises(RuntimeError, match="no memory left"):
+        trainer.fit_async().wait(20)
+
+    run = trainer.runs.get("@last")
+    assert (run.status, run.reason) == ("failed", "RuntimeError: no memory left")
+    assert trainer.runs.claims(run).counts() == {}
+
+
+def test_resume_goes_on_where_the_run_was(store: Store, tmp_path: Path) -> None:
+    """From a saved checkpoint, elsewhere; rows after it come again, those before do not."""
+    record(store, {f"t{number}": [1.0] for number in range(4)})
+    trainer = Trainer(store=store, algorithm=Ledger(), min_batch_size=1, max_iterations=2)
+    trainer.fit()
+    saved = trainer.save_checkpoint(tmp_path / "latest.pt")
+    more = Trainer(store=store, algorithm=Ledger(), min_batch_size=1, max_iterations=3)
+    more.resume_from_checkpoint().fit()
+
+    again = Trainer(store=store, algorithm=Ledger(), min_batch_size=1)
+    fit = again.resume_from_checkpoint(saved).fit()
+
+    assert isinstance(again.algorithm, Ledger)
+    assert again.algorithm.rows == ["r0-t0", "r1-t1", "r2-t2", "r3-t3"]
+    assert len(trainer.runs.all()) == 1
+    assert (fit.run.run_id, fit.run.step) == (trainer.runs.all()[0].run_id, 4)
+    assert {path.suffix for path in saved.rglob("*") if path.is_file()} == {".json", ".txt"}
+    trainer.save_checkpoint(saved)  # it may be replaced
+
+
+def test_checkpoint_of_another_algorithm_is_refused(store: Store, tmp_path: Path) -> None:
+    """As are one that is damaged, one of a later release, and what is none."""
+    record(store, {"t": [1.0]})
+    trainer = Trainer(store=store, algorithm=Ledger())
+    trainer.fit()
+    saved = trainer.save_checkpoint(tmp_path / "saved")
+    other = Trainer(store=store, algorithm="baseline")
+    same = Trainer(store=store, algorithm=Ledger())
+
+    for place in (saved, "@last"):
+        with pytest.raises(TrainingError, match="of Ledger, not of baseline"):
+            other.resume_from_checkpoint(place)
+    with pytest.raises(TrainingError, match="no checkpoint at"):
+        same.resume_from_checkpoint(tmp_path / "nosuch")
+    with pytest.raises(NotFoundError, match="no training run"):
+        same.resume_from_checkpoint("nosuch")
+    header = saved / "checkpoint.json"
+    found = json.loads(header.read_text())
+    for text, message in (
+        (header.read_text()[:-5], "is damaged"),
+        (json.dumps({**found, "format": 9}), "has format 9"),
+    ):
+        header.write_text(text)
+        with pytest.raises(TrainingError, match=message):
+            same.resume_from_checkpoint(saved)
+    with pytest.raises(TrainingError, match="is there and no checkpoint"):
+        trainer.save_checkpoint(tmp_path)
+
+
+def test_resume_elsewhere_begins_a_run_with_what_was_learnt(store: Store, tmp_path: Path) -> None:
+    """A checkpoint that was carried to another place is kept there at once."""
+    record(store, {"t": [1.0]})
+    first = Trainer(store=store, algorithm=Ledger())
+    first.fit()
+    saved = first.save_checkpoint(tmp_path / "saved")
+    other = Store(tmp_path / "other")
+    with pytest.raises(TrainingError, match="needs 1 rewarded"):
+        Trainer(store=other, algorithm=Ledger()).resume_from_checkpoint(saved).fit()
+
+    record(other, {"u": [1.0]})
+    again = Trainer(store=other, algorithm=Ledger())
+    again.resume_from_checkpoint().fit()
+
+    assert isinstance(again.algorithm, Ledger)
+    assert again.algorithm.rows == ["r0-t", "r0-u"]
+
+
+def test_missing_library_names_the_extra(store: Store) -> None:
+    """What an algorithm imports when it runs comes with an extra."""
+
+    class Needy(Ledger):
+        extra = "train"
+
+        def train_step(self, batch: Batch) -> StepResult:
+            __import__("no_such_library")
+            return StepResult()
+
+    record(store, {"t": [1.0]})
+
+    with pytest.raises(
+        ConfigError, match=r"no_such_library.*pip install 'lightning-otel\[train\]'"
+    ):
+        Trainer(store=store, algorithm=Needy()).fit()
+
+
+def test_two_processes_are_not_at_work_on_one_run(store: Store) -> None:
+    """The second is refused, and the first does not notice."""
+    trainer = Trainer(store=store, algorithm=Ledger())
+    fitting = trainer.fit_async()
+    wait_until(lambda: bool(trainer.runs.all()) and lock_of(store).exists())
+    time.sleep(0.1)
+    other = Trainer(store=store, algorithm=Ledger())
+
+    with pytest.raises(TrainingError, match="another process is at work"):
+        other.resume_from_checkpoint().fit()
+
+    fitting.stop()
+    fit = fitting.wait(20)
+    assert fit is not None
+    assert fit.run.status == "stopped"
+
+
+def lock_of(store: Store) -> Path:
+    """The lock of the only run."""
+    assert store.layout is not None
+    return next((store.layout.root / "runs").glob("*/lock"), Path("nosuch"))
+
+
+def test_state_that_is_no_json_is_refused(store: Store) -> None:
+    """No pickle: what is no JSON belongs into files."""
+
+    class Odd(Ledger):
+        def state_dict(self) -> dict[str, Any]:
+            return {"lock": threading.Lock()}
+
+    record(store, {"t": [1.0]})
+
+    with pytest.raises(ConfigError, match=r"state_dict\(\) of Odd is no JSON.*save\(\)"):
+        Trainer(store=store, algorithm=Odd()).fit()
+
+
+def test_evaluate_says_what_the_agent_earns(store: Store) -> None:
+    """Of what is live, or of a version that is named; failures are counted, not averaged."""
+
+    def agent(task: str, resources: Mapping[str, Resource]) -> float:
+        if task == "hard":
+            raise ValueError("no idea")
+        return polite(task, resources)
+
+    trainer = Trainer(agent, store=store, resources={"prompt": "good"}, max_attempts=1)
+    trainer.resources.publish("prompt", "good good good")
+
+    live = trainer.evaluate(["a", "hard"])
+    newer = trainer.evaluate(["a"], {"prompt": 2})
+
+    assert live.reward == pytest.approx(0.1)
+    assert live.unrewarded == {"ValueError: no idea": 1}
+    assert newer.reward == pytest.approx(0.3)
+    assert [len(each.trajectories) for each in newer.rollouts] == [1]
+    assert {r.mode for r in trainer.queue.rollouts()} == {"test"}
+
+
+def test_nothing_trains_where_training_is_switched_off(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a switch of its own: recorded rollouts are trained on where capture is off."""
+    record(store, {"t": [1.0]})
+    monkeypatch.setenv("LIGHTNING_OTEL", "0")
+    assert Trainer(store=store, algorithm=Ledger()).fit().run.step == 1
+    monkeypatch.setenv("LIGHTNING_OTEL", "1")
+    monkeypatch.setenv("LIGHTNING_OTEL_TRAIN", "0")
+
+    with pytest.raises(ConfigError, match="switched off by LIGHTNING_OTEL_TRAIN"):
+        Trainer(store=store, algorithm=Ledger()).fit()
+
+
+def test_tasks_without_an_agent_are_refused(store: Store) -> None:
+    """Unless a runner elsewhere takes them."""
+    with pytest.raises(ConfigError, match="there is no agent"):
+        Trainer(store=store, algorithm=Ledger()).fit(["a"])
+    with pytest.raises(ConfigError, match="there is no agent"):
+        Trainer(store=store).evaluate(["a"])
+
+
+def test_rollouts_are_taken_by_a_runner_elsewhere(store: Store) -> None:
+    """With no workers of its own, the trainer waits for those that others run."""
+    from lightning_otel.runner import Runner
+
+    trainer = Trainer(store=store, algorithm=Better(), resources={"prompt": "good"}, workers=0)
+    runner = Runner(polite, store=store, queue=trainer.queue, resources=trainer.resources)
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: runner.run(until_empty=False, stop=stop))
+    thread.start()
+
+    fit = trainer.fit(["a"])
+    stop.set()
+    thread.join(20)
+
+    assert fit.metrics["reward"] == pytest.approx(0.1)
+
+
+def test_seeds_names_work(store: Store) -> None:
+    """An agent may be added later, and trained from a program with an event loop."""
+    trainer = Trainer(store=store, algorithm="baseline")
+    trainer.add_agent(lambda task: float(task))
+
+    fit = asyncio.run(trainer.run([1, 2, 3]))
+
+    assert fit.metrics["mean_reward"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"algorithm": "nosuch"}, "no algorithm 'nosuch'"),
+        ({"algorithm": "baselin"}, "did you mean 'baseline'"),
+        ({"algorithm": "baseline", "epochs": 3}, "Baseline cannot be made of"),
+        ({"algorithm": Ledger(), "epochs": 3}, "unknown options epochs"),
+        ({"algorithm": Ledger(2), "samples": 1}, "compares 2 rollouts"),
+        ({"min_batch_size": 0}, "min_batch_size is 0"),
+        ({"select": {"agent": "x"}}, "cannot be selected by agent"),
+    ],
+)
+def test_wrong_options_are_refused(store: Store, given: dict[str, Any], message: str) -> None:
+    """When the trainer is made, and not after an hour."""
+    with pytest.raises(ConfigError, match=message):
+        Trainer(store=store, **given)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """Trainers end with all they began."""
+    yield
+    left = [each.name for each in threading.enumerate() if each.name.startswith("lightning-otel")]
+    assert left == []
