@@ -1,5 +1,6 @@
 """Each algorithm trains on a batch, refuses what cannot be, and goes on where it stopped."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -104,8 +105,11 @@ def test_a_resumed_run_is_one_that_never_stopped(
 
 def test_metrics_are_the_trainers(base: Path, paths: list[Trajectory]) -> None:
     """What TRL logs comes back under its own names, beside how much was trained."""
+    before = random.getstate()
+
     found = GRPO(str(base), **FAST).train_step(batch_of(paths)).metrics
 
+    assert random.getstate() == before  # ids of spans are drawn from it
     assert found["rows"] == len(TASKS) * TRIES
     assert found["learning_rate"] == FAST["learning_rate"]
     assert found["grad_norm"] > 0

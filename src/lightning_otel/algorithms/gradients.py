@@ -163,7 +163,8 @@ class GradientAlgorithm(BaseAlgorithm):
                 raise TrainingError(_nothing(batch, made.left))
             log.info("nothing of a batch can be trained: %s", dict(made.left))
             return StepResult(metrics)
-        logged = self._train(made)
+        with models.chance_of_its_own():
+            logged = self._train(made)
         self._steps += 1
         return StepResult({**logged, **metrics}, self._published())
 
@@ -221,8 +222,9 @@ class GradientAlgorithm(BaseAlgorithm):
         model, tokenizer, peft_config = self._given
         found = models.loaded(model, self._settings.get("model_init_kwargs") or {})
         self._tokenizer = models.tokenizer_of(found, tokenizer)
-        models.library("transformers").set_seed(args.seed)  # an adapter begins with chance
-        self._model = models.adapted(found, peft_config)
+        with models.chance_of_its_own():
+            models.library("transformers").set_seed(args.seed)  # an adapter begins with chance
+            self._model = models.adapted(found, peft_config)
 
     def reference(self) -> Any:
         """The model as it was at first, frozen; for trainers that compare with it."""

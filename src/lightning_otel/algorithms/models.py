@@ -6,6 +6,7 @@ Imports torch, transformers and peft when it is used.
 import contextlib
 import hashlib
 import os
+import random
 import shutil
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -31,6 +32,20 @@ def library(name: str) -> Any:
             f"training of weights needs {name}, which cannot be imported ({exc}); "
             f"pip install 'lightning-otel[{EXTRA}]'"
         ) from exc
+
+
+@contextlib.contextmanager
+def chance_of_its_own() -> Iterator[None]:
+    """Python's own chance goes on after it as if trainers had not seeded it anew.
+
+    OpenTelemetry draws the ids of traces and spans from it: seeded alike at each step, the agents
+    of the next one would have ids that are taken, and their spans would count as repeated.
+    """
+    held = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(held)
 
 
 @contextlib.contextmanager
