@@ -1,6 +1,12 @@
 """What every test of an algorithm has: no hub is asked, and one thread, as models here are tiny."""
 
+import sys
+from pathlib import Path
+
 import pytest
+
+# The tiny model and its engine are the example's.
+sys.path.append(str(Path(__file__).resolve().parent.parent.parent))
 
 
 @pytest.fixture(autouse=True)

@@ -141,13 +141,13 @@ def test_the_loop_closes(tmp_path: Path) -> None:
 
     ``python examples/closed_loop`` is its long form: 40 steps, and a rise of 0.3.
     """
-    loop = Loop(tmp_path, steps=8, batch=16)
+    loop = Loop(tmp_path, steps=6, batch=16)
 
     loop.run()
 
     found = loop.report()
-    assert found.steps == 8
+    assert found.steps == 6
     assert found.trained == found.counted == sum(found.states.values())
     assert math.isfinite(found.rise)
-    assert found.versions > 3
+    assert found.versions >= 3
     assert found.longest_gap_s < 30
