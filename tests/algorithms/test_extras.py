@@ -1,4 +1,4 @@
-"""Without their libraries the algorithms say which extra to install, and cost nothing to look at."""
+"""Without their libraries the algorithms say which extra to install, and cost nothing to make."""
 
 import subprocess
 import sys
