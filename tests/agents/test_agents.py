@@ -14,6 +14,7 @@ import lightning_otel as lo
 from lightning_otel import LitAgent, Router, Store
 from lightning_otel import conventions as c
 from lightning_otel.agents import FunctionAgent, agent_of, rollout
+from lightning_otel.agents import agent as agent_module
 from lightning_otel.agents.agent import interrupt
 from lightning_otel.agents.functions import by_value
 from lightning_otel.errors import ConfigError
@@ -227,6 +228,19 @@ def test_async_agent_can_be_interrupted_from_elsewhere() -> None:
 
     assert seen == ["cancelled"]
     assert not interrupt(threading.current_thread())
+
+
+def test_interrupt_that_comes_early_is_not_lost() -> None:
+    """It may come when the loop is there, and what it is to run is not."""
+    loop = agent_module._loop()
+    loop.cancel()
+
+    async def agent(task: str) -> None:
+        await asyncio.sleep(60)
+
+    with pytest.raises(asyncio.CancelledError):
+        answer(agent)
+    answer(later)
 
 
 def word(name: str) -> FunctionAgent:

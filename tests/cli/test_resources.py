@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_otel import Store, auto_trace, emit_reward
+from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.resources import Resources
 from lightning_otel.state import State
@@ -67,24 +67,17 @@ def test_from_publication_to_rollback(cli: Any, at: list[str], tmp_path: Path) -
     assert none.stderr == "system_prompt has no alias: nobody is given it\n"
 
 
-def test_diff_says_which_is_better(
-    cli: Any, at: list[str], store: Store, server: DemoServer
-) -> None:
+def test_diff_says_which_is_better(cli: Any, store: Store) -> None:
     """Bodies first, then the paired rewards with their interval."""
-    import openai
-
     resources = Resources(State(store.name))
     resources.publish("endpoint", {"model": "a"})
     resources.publish("endpoint", {"model": "b"}, alias="canary")
-    with openai.OpenAI(base_url=server.base_url, api_key="k") as client:
-        for task in range(8):
-            for version in (1, 2):
-                stamped = {"*": {"endpoint": version}}
-                with auto_trace(store=store, task=task, resources=stamped):
-                    client.chat.completions.create(
-                        model="toy", messages=[{"role": "user", "content": "q"}]
-                    )
-                    emit_reward(float(version))
+    for task in range(8):
+        for version in (1, 2):
+            stamped = {"*": {"endpoint": version}}
+            with auto_trace(store=store, task=task, resources=stamped):
+                emit_action("what was done")
+                emit_reward(float(version))
 
     done = cli("resources", "diff", "endpoint", "--store", store.name)
 
@@ -111,6 +104,7 @@ def test_mistakes_are_explained(cli: Any, at: list[str]) -> None:
 @pytest.fixture
 def running(store: Store, server: DemoServer) -> Iterator["subprocess.Popen[str]"]:
     """An agent that knows nothing of us, under `run --apply`; each line it reads is a call."""
+    Resources(State(store.name)).publish("system_prompt", "one")
     command = [
         sys.executable, "-m", "lightning_otel", "run", "--apply", "--store", store.name, "--",
         sys.executable, "-c", AGENT, server.base_url,
@@ -138,20 +132,18 @@ def test_running_agent_follows_without_a_restart(
             time.sleep(0.05)
         raise AssertionError(f"{prompt!r} is not used")
 
-    assert call_until("own") == 1
     at = ("--store", store.name)
-    cli("resources", "publish", "system_prompt", "better", *at)
-    call_until("better")
-    cli("resources", "publish", "system_prompt", "worse", "--alias", "live", *at)
-    call_until("worse")
+    assert call_until("one") == 1
+    cli("resources", "publish", "system_prompt", "two", "--alias", "live", *at)
+    call_until("two")
     cli("resources", "rollback", "system_prompt", *at)
-    call_until("better")
+    call_until("one")
     _, err = running.communicate(timeout=40)
 
     assert running.returncode == 0, err
     found = [step.resource_version for path in store.trajectories() for step in path.transitions]
     sent = [(exchange.request or {})["messages"][0]["content"] for exchange in server.log]
-    versions = {"own": None, "better": "system_prompt@1", "worse": "system_prompt@2"}
+    versions = {"one": "system_prompt@1", "two": "system_prompt@2"}
     assert found == [versions[prompt] for prompt in sent]
 
 

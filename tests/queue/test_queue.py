@@ -20,6 +20,7 @@ from lightning_otel.queue import Lease, Queue
 from lightning_otel.state import State
 
 ROLLOUTS = int(os.environ.get("LIGHTNING_TEST_ROLLOUTS", "100"))
+LIMIT_S = 50 + ROLLOUTS / 20
 
 
 class Clock:
@@ -306,6 +307,7 @@ def worked_through(queue: Queue, worker_id: str) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(LIMIT_S + 10)
 def test_no_two_workers_hold_one_rollout(opened: Callable[..., Queue]) -> None:
     """Eight at once, threads and forks, each with a queue of its own: each rollout is done once."""
     queue = opened()
@@ -314,8 +316,8 @@ def test_no_two_workers_hold_one_rollout(opened: Callable[..., Queue]) -> None:
     with context.Pool(4) as pool, ThreadPoolExecutor(4) as threads:
         forks = [pool.apply_async(worked_through, (queue, f"fork-{n}")) for n in range(4)]
         others = [threads.submit(worked_through, queue, f"thread-{n}") for n in range(4)]
-        done = [each for found in forks for each in found.get(50)]
-        done += [each for found in others for each in found.result(50)]
+        done = [each for found in forks for each in found.get(LIMIT_S)]
+        done += [each for found in others for each in found.result(LIMIT_S)]
 
     assert sorted(done) == sorted(each.rollout_id for each in rollouts)
     assert queue.counts()["succeeded"] == ROLLOUTS

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 import lightning_otel as lo
 from lightning_otel import Router, Store
 from lightning_otel import conventions as c
+from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, WorkerError
 from lightning_otel.queue import Queue
 from lightning_otel.resources import Resources
@@ -271,14 +273,40 @@ def test_resources_are_assigned_and_stamped(store: Store, queue: Queue) -> None:
     assert set(used[own.rollout_id, "planner"].values()) == {"1"}
 
 
-def test_pinned_rollout_without_resources_is_refused(store: Store, queue: Queue) -> None:
+def takes_some(task: str, resources: Mapping[str, Resource]) -> float:
+    """An agent that works with resources."""
+    return 1.0
+
+
+def takes_none(task: str) -> float:
+    """An agent that does not."""
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "has_resources", "why"),
+    [
+        (takes_some, False, "give Runner(resources=…)"),
+        (
+            takes_none,
+            True,
+            "pinned to prompt, which takes_none does not take; write it as (task, resources)",
+        ),
+    ],
+)
+def test_pinned_rollout_that_cannot_be_is_refused(
+    store: Store, queue: Queue, agent: Any, has_resources: bool, why: str
+) -> None:
     """It never runs with something else in silence."""
-    (rollout,) = ran(
-        queue, Runner(lambda task: 1.0, store=store, queue=queue), ["a"], resources={"prompt": 1}
-    )
+    resources = Resources(queue.state)
+    resources.publish("prompt", "Be brief.")
+    given = resources if has_resources else None
+    runner = Runner(agent, store=store, queue=queue, resources=given)
+
+    (rollout,) = ran(queue, runner, ["a"], resources={"prompt": 1})
 
     assert rollout.status == "failed"
-    assert "give Runner(resources=…)" in rollout.reason
+    assert why in rollout.reason
 
 
 class Telling(Hook):
@@ -416,3 +444,36 @@ def test_forked_child_is_a_worker_of_its_own(store: Store, queue: Queue) -> None
     workers = [queue.attempts(each.rollout_id)[0].worker_id for each in rollouts]
     assert workers[0] == workers[2] == workers[3] != workers[1]
     assert len(store.rollouts().rows()) == 4
+
+
+def test_unchanged_agent_is_given_its_resources_in_its_requests(
+    store: Store, queue: Queue, server: DemoServer
+) -> None:
+    """Where that is asked for; the version a rollout is pinned to goes before the live one."""
+    resources = Resources(queue.state)
+    for text in ("Be brief.", "Be kind."):
+        resources.publish("system_prompt", text, alias="live")
+
+    def agent(task: str) -> float:
+        with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
+            client.chat.completions.create(
+                model="toy",
+                messages=[
+                    {"role": "system", "content": "Be."},
+                    {"role": "user", "content": task},
+                ],
+            )
+        return 1.0
+
+    how: dict[str, Any] = {"store": store, "queue": queue, "resources": resources}
+    ran(queue, Runner(agent, **how), ["a"])
+    ran(queue, Runner(agent, **how, apply=True), ["b"], resources={"system_prompt": 1})
+    ran(queue, Runner(agent, **how, apply=True), ["c"])
+
+    requests = [each.request or {} for each in server.log]
+    assert [each["messages"][0]["content"] for each in requests] == ["Be.", "Be brief.", "Be kind."]
+    assert [dict(step.resources) for step in store.transitions()] == [
+        {},
+        {"system_prompt": "1"},
+        {"system_prompt": "2"},
+    ]

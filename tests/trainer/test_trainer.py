@@ -177,6 +177,24 @@ def test_group_that_waited_too_long_is_trained_without_the_rest(store: Store) ->
     assert fit.metrics["left_out/no reward in time"] == 1
 
 
+def test_rest_of_a_queued_group_is_counted(store: Store) -> None:
+    """Where others ran it: what has no reward is left out of a group that is trained on."""
+    algorithm = Ledger(2)
+    trainer = Trainer(store=store, algorithm=algorithm)
+    rollouts = trainer.queue.put(["t"], samples=3)
+    for rollout, reward in zip(rollouts, (1.0, None, 0.0), strict=True):
+        lease = trainer.queue.lease("w")
+        assert lease is not None
+        store.add(spans_of(rollout.rollout_id, "t", reward))
+        trainer.queue.succeed(lease, reward)
+
+    fit = trainer.fit()
+
+    assert sorted(algorithm.rows) == sorted([rollouts[0].rollout_id, rollouts[2].rollout_id])
+    assert fit.left_out == {"no reward in time": 1}
+    assert trainer.runs.claims(fit.run).counts() == {"trained": 2, "no reward in time": 1}
+
+
 def test_reward_that_comes_after_training_is_counted(store: Store) -> None:
     """It is not trained on again unless somebody says so."""
 
@@ -358,6 +376,25 @@ async def awaited(given: Any) -> Any:
     return await given
 
 
+def test_store_of_another_machine_is_learnt_from(
+    store: Store,
+    served: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rollouts come over HTTP; what was claimed and learnt lies where the trainer is."""
+    monkeypatch.chdir(tmp_path)
+    record(store, {"a": [1.0, 0.0], "b": [0.5]})
+    remote = Store(served(store))
+    algorithm = Ledger(2)
+
+    fit = Trainer(store=remote, algorithm=algorithm).train()
+
+    assert sorted(algorithm.rows) == ["r0-a", "r1-a"]
+    assert (fit.run.status, fit.run.step) == ("succeeded", 1)
+    assert (tmp_path / ".lightning" / "runs" / fit.run.run_id / "checkpoints").is_dir()
+
+
 def test_fit_async_tells_why_it_failed(store: Store) -> None:
     """Where it is waited for."""
 
@@ -441,6 +478,33 @@ def test_resume_elsewhere_begins_a_run_with_what_was_learnt(store: Store, tmp_pa
 
     assert isinstance(again.algorithm, Ledger)
     assert again.algorithm.rows == ["r0-t", "r0-u"]
+
+
+def test_resumed_run_puts_no_task_twice(store: Store) -> None:
+    """Rollouts that were run for a step that failed are those the step is taken with again."""
+
+    class Stumbling(Ledger):
+        stumbles = True
+
+        def train_step(self, batch: Batch) -> StepResult:
+            if batch.number == 2 and Stumbling.stumbles:
+                raise RuntimeError("no memory left")
+            return super().train_step(batch)
+
+    told: list[tuple[int, int | None, float]] = []
+    first = Trainer(polite, Stumbling(), store=store, resources={"prompt": "x"}, max_iterations=3)
+    first.progress = lambda step, of, metrics: told.append((step, of, metrics["rollouts"]))
+    with pytest.raises(RuntimeError):
+        first.fit(["a", "b"])
+    Stumbling.stumbles = False
+    again = Trainer(polite, Stumbling(), store=store, max_iterations=3, progress=first.progress)
+    again.resume_from_checkpoint().fit(["a", "b"])
+
+    rollouts = [each.rollout_id for each in again.queue.rollouts()]
+    assert isinstance(again.algorithm, Ledger)
+    assert sorted(again.algorithm.rows) == sorted(rollouts)
+    assert len(rollouts) == 6
+    assert told == [(1, 3, 2.0), (2, 3, 2.0), (3, 3, 2.0)]
 
 
 def test_missing_library_names_the_extra(store: Store) -> None:

@@ -7,7 +7,7 @@ import lightning_otel as lo
 from lightning_otel.algorithms import Batch
 from lightning_otel.tracing.operations import Operation
 from lightning_otel.trainer import Fit
-from lightning_otel.types import Call, Reward
+from lightning_otel.types import Call, Reward, Rollout
 
 
 def agent(task: str) -> str:
@@ -162,6 +162,20 @@ def credit(store: lo.Store) -> None:
     lo.TripletAdapter("best")  # type: ignore[arg-type]  # no such rule
 
 
+def resources(store: lo.Store) -> None:
+    """Versions, aliases, who is given which, and whether one is better."""
+    found = lo.Resources(lo.State("traces.duckdb"))
+    assert_type(found.publish("system_prompt", lo.Prompt("Do {task}")), lo.Resource)
+    assert_type(found.get("system_prompt").format(task="it"), str)
+    assert_type(
+        found.assigned("r1", agent="a", pinned={"system_prompt": 1}), dict[str, lo.Resource]
+    )
+    assert_type(found.compare("system_prompt", 1, "live", store).is_better, bool)
+    found.publish("endpoint", {"model": "m"}, kind="model")  # type: ignore[arg-type]  # no kind
+    with lo.auto_trace(apply=True, resources={"*": {"system_prompt": 1}}):
+        pass
+
+
 def min_of(rewards: Mapping[str, float]) -> float:
     """The least of several rewards."""
     return min(rewards.values())
@@ -191,3 +205,32 @@ def train(store: lo.Store) -> None:
     fitting.stop()
     assert_type(fitting.wait(), Fit | None)
     lo.Trainer(algorithm=3)  # type: ignore[arg-type]  # no algorithm
+
+
+@lo.rollout
+def solve(task: str, resources: Mapping[str, lo.Resource]) -> float:
+    """Act on a task."""
+    return float(len(resources))
+
+
+class Solver(lo.LitAgent[str]):
+    """Act on a task, later."""
+
+    async def training_rollout_async(
+        self, task: str, resources: Mapping[str, lo.Resource], rollout: Rollout
+    ) -> float:
+        """Act to learn from it."""
+        return 1.0
+
+
+def run_agents(store: lo.Store) -> None:
+    """The blocks of docs/rollouts.md."""
+    queue = lo.Queue(lo.State.beside(store))
+    rollouts = queue.put(["2+2"], samples=2, mode="val", timeout_s=60)
+    assert_type(rollouts, list[Rollout])
+    router = lo.Router({"solver": Solver(), "other": solve}, rule=lambda task: "solver")
+    runner = lo.Runner(router, store=store, queue=queue, reward_evaluator=judge)
+    assert_type(runner.step(), Rollout | None)
+    assert_type(lo.run_workers(4, solve, kind="processes", store=store, queue=queue), int)
+    for each in queue.wait([each.rollout_id for each in rollouts], timeout_s=60):
+        assert_type(each.reward, float | None)

@@ -26,9 +26,11 @@ class Agent(ABC):
     Attributes:
         track_only: The agents within whose calls become training data, as ``auto_trace`` takes
             them; None is all.
+        takes_resources: Whether it works with what it is given; else only its requests can be.
     """
 
     track_only: str | None = None
+    takes_resources: bool = True
 
     @property
     def name(self) -> str:
@@ -97,6 +99,7 @@ class _Loop:
         self.pid = os.getpid()
         self._runner = asyncio.Runner()
         self._task: asyncio.Task[Any] | None = None
+        self._is_cancelled = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """What a coroutine gives back, run in the caller's context."""
@@ -110,11 +113,13 @@ class _Loop:
         finally:
             with _lock:
                 del _running[ident]
-            self._task = None
+            self._task, self._is_cancelled = None, False
             _cancel_rest(loop)
 
     async def _noted(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         self._task = asyncio.current_task()
+        if self._is_cancelled and self._task is not None:  # before it was there
+            self._task.cancel()
         return await coroutine
 
     def cancel(self) -> None:
@@ -122,6 +127,7 @@ class _Loop:
         self._runner.get_loop().call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
+        self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
 

@@ -43,6 +43,7 @@ class FunctionAgent(Agent):
         self._name = name or str(getattr(function, "__name__", type(function).__name__))
         self.track_only = track_only
         self._rest, self._named = _taken(function)
+        self.takes_resources = "resources" in (*self._rest, *self._named)
         functools.update_wrapper(self, function, updated=())
 
     @property

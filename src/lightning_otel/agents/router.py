@@ -120,7 +120,7 @@ class _Named(Agent):
 
     def __init__(self, agent: Agent, name: str) -> None:
         self._agent, self._name = agent, name
-        self.track_only = agent.track_only
+        self.track_only, self.takes_resources = agent.track_only, agent.takes_resources
 
     @property
     def name(self) -> str:

@@ -183,6 +183,8 @@ class Collector:
             loaded = self._take(chosen) if chosen else None
             if loaded:
                 held.append(loaded)
+                closed = [each for each in groups if each.is_closed and each.group_id in loaded[0]]
+                self._leave_rest(closed, chosen)
             if _size(held) >= wanted:
                 return self._batch(number, held)
             if chosen:
@@ -223,7 +225,7 @@ class Collector:
 
         Where nobody said what is enough, it is all there are, within reason.
         """
-        waited_ns = time.time_ns() - int(self._setting.reward_timeout_s * 1e9)
+        waited_ns = self._setting.queue.state.now_ns() - int(self._setting.reward_timeout_s * 1e9)
         before_ns = waited_ns if self._setting.follows else _FOREVER_NS
         found: Taken = {}
         size = 0

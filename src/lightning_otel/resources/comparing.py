@@ -173,6 +173,8 @@ def version_in(name: str, step: Transition) -> int | None:
     """
     agent, _, plain = name.rpartition("/")
     text = step.resources.get(name)
+    if f"{step.agent}/{name}" in step.resources:
+        return None  # the agent's own, which may be stamped by its plain name, too
     if text is None and agent and step.agent == agent:
         text = step.resources.get(plain)
     return int(text) if text is not None and text.isdecimal() else None

@@ -2,21 +2,23 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from opentelemetry import trace
 
-from lightning_otel import capture
+from lightning_otel import capture, config
 from lightning_otel import conventions as c
 from lightning_otel.agents import Agent, Answer
 from lightning_otel.agents.agent import finished
 from lightning_otel.emitters import emit_reward
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, StateError
 from lightning_otel.resources import stamps
 from lightning_otel.store import Store
+from lightning_otel.substitution import SUBSTITUTED
 from lightning_otel.tracing import Recording, RewardEvaluator, auto_trace
 from lightning_otel.types import Resource, Rollout
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from lightning_otel.runner.hooks import Hooks
 
 log = logging.getLogger(__name__)
+
+_READ_S: Final = 10.0
 
 
 class ResourceSource(Protocol):
@@ -56,6 +60,7 @@ class Course(NamedTuple):
     resources: ResourceSource | None
     hooks: "Hooks"
     reward_evaluator: RewardEvaluator | None
+    apply: bool | None
 
     def run(self, agent: Agent, lease: "Lease") -> Outcome:
         """Make the attempt; whatever goes wrong in it is its outcome."""
@@ -73,6 +78,7 @@ class Course(NamedTuple):
                 agent=agent.name,
                 track_only=agent.track_only,
                 resources=stamps(assigned) or None,
+                apply=self.apply,
             ) as recording:
                 given = self._acted(agent, rollout, assigned, recording)
             return Outcome(_final(recording) if given is None else given, "", recording)
@@ -82,16 +88,28 @@ class Course(NamedTuple):
             return Outcome(None, _reason(exc), recording)
 
     def _assigned(self, agent: Agent, rollout: Rollout) -> Mapping[str, Resource]:
-        if self.resources is not None:
-            return self.resources.assigned(
-                rollout.rollout_id, agent=agent.name, pinned=rollout.resources
-            )
-        if rollout.resources:
+        """What the attempt is made with; nothing is said to be which does not reach the agent."""
+        pinned = rollout.resources
+        if pinned and self.resources is None:
             raise ConfigError(
-                f"the rollout is pinned to {dict(rollout.resources)}, and the runner has no "
-                "resources; give Runner(resources=…)"
+                f"the rollout is pinned to {dict(pinned)}, and the runner has no resources; give "
+                "Runner(resources=…)"
             )
-        return {}
+        if self.resources is None:
+            return {}
+        found = self.resources.assigned(rollout.rollout_id, agent=agent.name, pinned=pinned)
+        if agent.takes_resources:
+            return found
+        is_applied = config.is_apply_enabled() if self.apply is None else self.apply
+        reaching = SUBSTITUTED if is_applied else ()
+        lost = sorted(name for name in pinned if name.rpartition("/")[2] not in reaching)
+        if lost:
+            raise ConfigError(
+                f"the rollout is pinned to {', '.join(lost)}, which {agent.name} does not take; "
+                f"write it as (task, resources), or name them {' and '.join(SUBSTITUTED)} and have "
+                "its requests made with them: apply=True"
+            )
+        return {name: found[name] for name in reaching if name in found}
 
     def _acted(
         self,
@@ -105,6 +123,8 @@ class Course(NamedTuple):
             trace.get_current_span().set_attribute(c.TASK_ID, rollout.group_id)
         self.hooks.trace_start(agent, rollout, recording)
         try:
+            if not agent.takes_resources:
+                _await_applied(agent, rollout, assigned)
             answer = agent.run(rollout.task, assigned, rollout)
             recording.result = answer
             if self.reward_evaluator is not None:
@@ -115,6 +135,28 @@ class Course(NamedTuple):
             raise
         finally:
             self.hooks.trace_end(agent, rollout, recording)
+
+
+def _await_applied(agent: Agent, rollout: Rollout, assigned: Mapping[str, Resource]) -> None:
+    """Wait until requests are made with what the attempt is said to be made with.
+
+    Raises:
+        StateError: They are not, since it cannot be read.
+    """
+    frame = capture.current_frame()
+    applied = frame.applied if frame is not None else None
+    if applied is None or not assigned:
+        return
+    pinned = {name: resource.version for name, resource in assigned.items()}
+    until_s = time.monotonic() + _READ_S
+    while True:
+        given = applied.given(rollout.rollout_id, agent.name, pinned)
+        missing = [name for name in pinned if name not in given]
+        if not missing:
+            return
+        if time.monotonic() > until_s:
+            raise StateError(f"{', '.join(missing)} could not be read to be applied within a while")
+        time.sleep(0.05)
 
 
 def _emitted(answer: Answer, *, is_judged: bool) -> float | None:

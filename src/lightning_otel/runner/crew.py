@@ -41,6 +41,7 @@ class Duty:
     resources: "Callable[[State], ResourceSource] | None"
     hooks: Sequence[Hook]
     reward_evaluator: RewardEvaluator | None
+    apply: bool | None
     modes: Collection[Mode] | None
     lease_s: float
     until_empty: bool
@@ -54,6 +55,7 @@ class Duty:
             resources=None if self.resources is None else self.resources(self.state),
             hooks=self.hooks,
             reward_evaluator=self.reward_evaluator,
+            apply=self.apply,
             modes=self.modes,
             lease_s=self.lease_s,
             worker_id=self.worker_id,
@@ -88,6 +90,7 @@ def run_workers(
     resources: ResourceSource | None = None,
     hooks: Sequence[Hook] = (),
     reward_evaluator: RewardEvaluator | None = None,
+    apply: bool | None = None,
     modes: Collection[Mode] | None = None,
     lease_s: float = LEASE_S,
     until_empty: bool = True,
@@ -110,6 +113,7 @@ def run_workers(
         resources: As for :class:`Runner`.
         hooks: As for :class:`Runner`; for processes they are to pickle.
         reward_evaluator: As for :class:`Runner`.
+        apply: As for :class:`Runner`.
         modes: As for :class:`Runner`.
         lease_s: As for :class:`Runner`.
         until_empty: As for :meth:`Runner.run`.
@@ -134,6 +138,7 @@ def run_workers(
         resources=None if resources is None else type(resources),
         hooks=tuple(hooks),
         reward_evaluator=reward_evaluator,
+        apply=apply,
         modes=modes,
         lease_s=lease_s,
         until_empty=until_empty,
@@ -175,6 +180,7 @@ def _threads(
             resources=resources,
             hooks=duty.hooks,
             reward_evaluator=duty.reward_evaluator,
+            apply=duty.apply,
             modes=duty.modes,
             lease_s=duty.lease_s,
             worker_id=f"{duty.worker_id}-{number}",

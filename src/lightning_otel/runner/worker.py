@@ -65,6 +65,7 @@ class Runner:
         resources: ResourceSource | None = None,
         hooks: Iterable[Hook] = (),
         reward_evaluator: RewardEvaluator | None = None,
+        apply: bool | None = None,
         modes: Collection[Mode] | None = None,
         lease_s: float = LEASE_S,
         worker_id: str | None = None,
@@ -80,6 +81,8 @@ class Runner:
             hooks: Called around each attempt.
             reward_evaluator: Judges each attempt in the agent's place: gives the reward of a
                 recording, whose ``result`` is what the agent gave back.
+            apply: Whether the requests of an agent that does not take resources are made with them;
+                by default as ``LIGHTNING_OTEL_APPLY`` says, which is off.
             modes: What rollouts are taken for; None is all.
             lease_s: After how many seconds unheard of the worker counts as dead.
             worker_id: What the queue calls it; no two workers may have the same.
@@ -95,7 +98,7 @@ class Runner:
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
         self._pid = os.getpid()
         self._hooks = Hooks(hooks, self)
-        self._course = Course(self.store, resources, self._hooks, reward_evaluator)
+        self._course = Course(self.store, resources, self._hooks, reward_evaluator, apply)
         self._agents = self.agent.names
         self._modes = modes
         self._lease_s = lease_s

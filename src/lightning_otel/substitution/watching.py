@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+from opentelemetry.instrumentation.utils import suppress_instrumentation
+
 from lightning_otel import capture
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.substitution.assigning import Standing, assigned
@@ -87,7 +89,8 @@ class Watch:
         found = {name: resource for name, resource in held.items() if resource is not None}
         given = assigned(self._standings, key, agent, found)
         # A pin that cannot be read is not the same as none: what it names is left to the agent.
-        return {name: given[name] for name in given if name in found or name not in held}
+        known = {*found, *(name.removeprefix(f"{agent}/") for name in found)}
+        return {name: given[name] for name in given if name in known or name not in held}
 
     def _wait(self, limit_s: float) -> None:
         # Counted from when the reading began: where a database hangs, few requests wait at all.
@@ -109,12 +112,9 @@ class Watch:
 
     def _read(self) -> None:
         try:
-            if self._reader is None:
-                self._reader = self._open()
-            self._standings = self._reader.standings()
-            for name, version in [pin for pin, held in list(self._pinned.items()) if not held]:
-                self._pinned[name, version] = _read_pin(self._reader, name, version)
-            self._read_s = time.monotonic()
+            # What others' instrumentors make of a database's calls is no part of the agent's work.
+            with suppress_instrumentation():
+                self._read_all()
         except LightningOtelError as exc:
             _tell_once(f"resources are not applied anew: {exc}")
         except Exception:  # noqa: BLE001  # capture never raises into the traced program
@@ -123,6 +123,14 @@ class Watch:
             self._tried_s = time.monotonic()
             self._is_reading = False
             self._done.set()
+
+    def _read_all(self) -> None:
+        if self._reader is None:
+            self._reader = self._open()
+        self._standings = self._reader.standings()
+        for name, version in [pin for pin, held in list(self._pinned.items()) if not held]:
+            self._pinned[name, version] = _read_pin(self._reader, name, version)
+        self._read_s = time.monotonic()
 
 
 def _read_pin(reader: Reader, name: str, version: int) -> Resource | None:

@@ -5,6 +5,8 @@ import copy
 import inspect
 import json
 import logging
+import os
+import pickle
 import threading
 import time
 from dataclasses import replace
@@ -28,21 +30,21 @@ from tests.instrumentors.openai.test_surfaces import (
     sent,
 )
 
-from lightning_otel import Store, auto_trace, carried, context, emit_reward
+from lightning_otel import Store, auto_trace, capture, carried, context, emit_reward
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.instrumentors.openai import substituting
 from lightning_otel.resources import Resources
+from lightning_otel.resources.comparing import version_in
 from lightning_otel.state import State
 from lightning_otel.substitution import Given, assigning, watching
 from lightning_otel.tracing import Recording, Traced
 
 ALL = SURFACES | JSON_SURFACES
 SHAPES = [
-    "chat", "chat sampling", "chat history", "chat generator", "chat raw",
-    "chat streaming response", "chat stream", "chat stream helper", "responses",
-    "responses tools", "responses items", "responses stream", "beta responses", "embeddings many",
-    "completions many", "by hand", "chat parse", "responses parse tools",
+    "chat sampling", "chat history", "chat generator", "chat raw", "chat stream",
+    "chat stream helper", "responses", "responses items", "responses stream", "embeddings many",
+    "completions many", "by hand", "chat parse",
 ]  # fmt: skip
 BETTER = "Answer with one word."
 EXAMPLES: Any = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "two"}]
@@ -110,8 +112,6 @@ def test_surface_is_sent_with_what_is_live_and_recorded_so(
     name: str, store: Store, server: DemoServer, facts: Any, resources: Resources
 ) -> None:
     """On every surface the server gets the prompt, and the span says what the server got."""
-    if name == "beta responses" and "responses" not in dir(openai.resources.beta.Beta):
-        pytest.skip(f"openai {openai.__version__} has no such surface")
     resources.publish("system_prompt", BETTER)
     resources.publish("endpoint", {"sampling": {"temperature": 0.75}})
     knows_prompts = name.startswith(("chat", "responses", "beta", "by hand"))
@@ -153,7 +153,7 @@ def test_async_surface_is_sent_with_what_is_live(
     assert prompt_of(exchange) == (BETTER if knows_prompts else None)
 
 
-@pytest.mark.parametrize("name", ["chat sampling", "chat stream", "responses items", "embeddings"])
+@pytest.mark.parametrize("name", ["chat stream", "responses items", "embeddings"])
 @pytest.mark.parametrize("is_asked", [False, True])
 def test_nothing_to_apply_sends_the_agents_own_bytes(
     name: str, is_asked: bool, store: Store, server: DemoServer, resources: Resources
@@ -431,6 +431,24 @@ def test_named_versions_are_pinned(
     assert "system_prompt@9 is not applied" in caplog.text
 
 
+def test_pinned_version_of_an_agents_own_goes_before_a_plain_one(
+    store: Store, server: DemoServer, resources: Resources
+) -> None:
+    """Both may be stamped, as a runner does, though there is no such version of the common one."""
+    resources.publish("system_prompt", "for all")
+    for text in ("one", "two"):
+        resources.publish("planner/system_prompt", text)
+    named = {"*": {"system_prompt": 2, "planner/system_prompt": 2}}
+
+    with applied(store, agent="planner", resources=named) as recording, client_of(server) as client:
+        ask(client)
+
+    assert prompt_of(server.log[-1]) == "two"
+    ((step,),) = [path.transitions for path in recording.trajectories()]
+    assert version_in("planner/system_prompt", step) == 2
+    assert version_in("system_prompt", step) is None
+
+
 def test_canary_is_given_to_whole_rollouts(
     store: Store, server: DemoServer, resources: Resources
 ) -> None:
@@ -504,6 +522,49 @@ def test_inner_recordings_decide_for_themselves(
 
     prompts = [prompt_of(exchange) for exchange in server.log]
     assert prompts == ["Be brief.", BETTER, BETTER]
+
+
+def test_option_goes_along_to_other_processes(store: Store) -> None:
+    """A carried function that is pickled applies where it is run as where it came from."""
+    with applied(store):
+        applying = pickle.dumps(carried(capture.applied))
+    with auto_trace(store=store):
+        other = pickle.dumps(carried(capture.applied))
+
+    assert isinstance(pickle.loads(applying)(), watching.Watch)
+    assert pickle.loads(other)() is None
+
+
+@pytest.mark.parametrize(
+    ("value", "option", "is_applied"),
+    [("1", None, True), ("true", False, False), ("0", None, False), ("0", True, True)],
+)
+def test_environment_decides_where_no_option_does(
+    value: str,
+    option: bool | None,
+    is_applied: bool,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is named in the program goes before the environment."""
+    monkeypatch.setenv("LIGHTNING_OTEL_APPLY", value)
+
+    with auto_trace(store=store, apply=option):
+        assert (capture.applied() is not None) is is_applied
+
+
+def test_state_elsewhere_is_named_by_the_environment(
+    store: Store, server: DemoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents whose spans go to stores of their own may share what they are given."""
+    shared = tmp_path / "shared" / "traces.duckdb"
+    Resources(State(shared)).publish("system_prompt", BETTER)
+    monkeypatch.setenv("LIGHTNING_OTEL_STATE", str(shared))
+
+    with applied(store), client_of(server) as client:
+        ask(client)
+
+    assert prompt_of(server.log[-1]) == BETTER
 
 
 def test_every_fault_of_ours_sends_the_agents_own_request(
@@ -594,6 +655,21 @@ def test_state_that_hangs_holds_up_only_the_first_request(
 
     assert 0.15 < took[0] < 5
     assert max(took[1:]) < 0.1
+
+
+def test_forked_child_reads_for_itself(resources: Resources) -> None:
+    """Whatever the parent was reading as it forked, nobody in the child waits for that."""
+    resources.publish("system_prompt", BETTER)
+    reader = Hanging()
+    watch = watching.watch_of(f"{resources.state.name} forked", lambda: reader)
+    watch._open = lambda: Resources(resources.state)
+    child = os.fork()
+    if not child:
+        found = watch.given("key", None, {})
+        os._exit(0 if str(found.get("system_prompt")) == "system_prompt@1" else 1)
+    reader.end.set()
+
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_watch_reads_at_its_pace(resources: Resources, monkeypatch: pytest.MonkeyPatch) -> None:
