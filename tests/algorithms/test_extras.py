@@ -23,6 +23,15 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, name
     assert algorithm.extra == models.EXTRA == "train"
 
 
+def test_names_that_users_know_are_there() -> None:
+    """Agent Lightning's names for them, and ours; what is none is no attribute."""
+    assert algorithms.PPO is algorithms.GRPO is algorithms.get("PPO") is algorithms.get("grpo")
+    assert algorithms.SupervisedFineTuning is algorithms.SFT is algorithms.get("sft")
+    assert algorithms.PPO(model="anything", learning_rate=3e-4).name == "grpo"
+    with pytest.raises(AttributeError, match="no attribute 'Anything'"):
+        _ = algorithms.Anything
+
+
 def test_a_missing_verl_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is registered where there is nobody to register with."""
     monkeypatch.setitem(sys.modules, "verl", None)

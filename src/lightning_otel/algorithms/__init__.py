@@ -5,6 +5,7 @@ A member is a class with :class:`BaseAlgorithm`'s methods and registers under th
 they need when they run.
 """
 
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
@@ -14,6 +15,25 @@ from lightning_otel.errors import ConfigError
 GROUP: Final = "lightning_otel.algorithms"
 
 __all__ = ["BaseAlgorithm", "Batch", "Context", "StepResult", "get", "made", "name_of", "names"]
+
+
+_HOMES: Final = {
+    "DPO": ("dpo", "DPO"),
+    "GRPO": ("grpo", "GRPO"),
+    "KTO": ("kto", "KTO"),
+    # Names that Agent Lightning's users know; PPO's clipped loss is GRPO's.
+    "PPO": ("grpo", "GRPO"),
+    "SFT": ("sft", "SFT"),
+    "SupervisedFineTuning": ("sft", "SFT"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import an algorithm's class when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home, found = _HOMES[name]
+    return getattr(import_module(f"{__name__}.{home}"), found)
 
 
 def names() -> list[str]:
