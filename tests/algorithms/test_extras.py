@@ -24,9 +24,9 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, name
 
 
 def test_names_that_users_know_are_there() -> None:
-    """Agent Lightning's names for them, and ours; what is none is no attribute."""
+    """By their classes' names; PPO, as Agent Lightning's users say, is GRPO's clipped loss."""
     assert algorithms.PPO is algorithms.GRPO is algorithms.get("PPO") is algorithms.get("grpo")
-    assert algorithms.SupervisedFineTuning is algorithms.SFT is algorithms.get("sft")
+    assert algorithms.SFT is algorithms.get("sft")
     assert algorithms.PPO(model="anything", learning_rate=3e-4).name == "grpo"
     with pytest.raises(AttributeError, match="no attribute 'Anything'"):
         _ = algorithms.Anything

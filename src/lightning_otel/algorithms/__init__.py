@@ -5,7 +5,6 @@ A member is a class with :class:`BaseAlgorithm`'s methods and registers under th
 they need when they run.
 """
 
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
@@ -17,23 +16,12 @@ GROUP: Final = "lightning_otel.algorithms"
 __all__ = ["BaseAlgorithm", "Batch", "Context", "StepResult", "get", "made", "name_of", "names"]
 
 
-_HOMES: Final = {
-    "DPO": ("dpo", "DPO"),
-    "GRPO": ("grpo", "GRPO"),
-    "KTO": ("kto", "KTO"),
-    # Names that Agent Lightning's users know; PPO's clipped loss is GRPO's.
-    "PPO": ("grpo", "GRPO"),
-    "SFT": ("sft", "SFT"),
-    "SupervisedFineTuning": ("sft", "SFT"),
-}
-
-
 def __getattr__(name: str) -> Any:
-    """Import an algorithm's class when it is first used."""
-    if name not in _HOMES:
+    """An installed algorithm by its class: ``from lightning_otel.algorithms import APO``."""
+    # What is written small is a module of this folder.
+    if name.islower() or name.startswith("_") or name.lower() not in _found():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home, found = _HOMES[name]
-    return getattr(import_module(f"{__name__}.{home}"), found)
+    return get(name)
 
 
 def names() -> list[str]:
