@@ -181,22 +181,29 @@ ENVIRONMENTS = {
         ("tests/store/contract", "tests/store/test_clickhouse.py"),
         ("chdb", "clickhouse-connect", "duckdb"),
     ),
-    # Whoever reads our formats. Of verl the data classes and the algorithms, which need no more
-    # than this; the whole of it holds transformers below what TRL is tested with. Of Agent
-    # Lightning its types.
+    # Whoever reads our formats, and who trains. Of verl the data classes, the algorithms and the
+    # agent loop, which need no more than this; the whole of it holds transformers below what TRL is
+    # tested with. Of Agent Lightning its types.
     "trainers": Environment(
         (
             "torch==2.13.0",
             "trl>=1.16,<1.17",
+            "cachetools",
             "codetiming",
+            "fastapi",
+            "hydra-core>=1.3",
             "omegaconf>=2.3",
+            "openai>=2.20",
+            "peft>=0.19",
+            "pillow",
             "pydantic>=2.11",
             "ray>=2.41",
             "sqlalchemy>=2.0.40",
             "tensordict>=0.8,!=0.9.0,<=0.10.0",
+            "uvicorn",
         ),
-        ("tests/formats/consumers", "tests/runner/test_ray.py"),
-        ("torch", "trl", "transformers", "datasets", "ray", "verl", "agentlightning"),
+        ("tests/formats/consumers", "tests/algorithms", "tests/runner/test_ray.py"),
+        ("torch", "trl", "transformers", "datasets", "peft", "ray", "verl", "agentlightning"),
         alone=("verl==0.9.1", "agentlightning==0.3.0"),
     ),
     # Its adapters and its store alone: the whole of Agent Lightning brings an LLM gateway, 470 MB.

@@ -1,0 +1,96 @@
+"""Engines told of new weights while they serve: an adapter becomes a model of its own name.
+
+Nobody has to stop: what is being answered is answered by the weights it began with, and who asks
+for the new name gets the new ones. So a canary is a model's name, and a rollback too.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_otel.algorithms.gradients import Weights
+from lightning_otel.errors import ConfigError, TrainingError
+
+
+class VLLM:
+    """Loads adapters into a vLLM server, and publishes where they answer; give it as ``announce``.
+
+    The server must allow it: ``--enable-lora`` with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, a
+    ``--max-lora-rank`` no less than the adapter's, and ``--max-loras`` no less than ``keep``. It
+    must see the run's folder under the same path.
+
+    Source: vLLM's documentation of dynamic LoRA serving.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        endpoint: str = "llm",
+        sampling: Mapping[str, Any] | None = None,
+        keep: int = 4,
+        timeout_s: float = 120.0,
+    ) -> None:
+        """Name the server.
+
+        Args:
+            base_url: As clients are given it, with the ``/v1``.
+            endpoint: The resource that says where the weights answer.
+            sampling: What its requests are sampled with; by default the model's own distribution,
+                so that log-probabilities are what the trainer takes them for.
+            keep: How many adapters stay loaded; older ones are unloaded. Those that agents may
+                still ask for must be among them.
+            timeout_s: How long loading may take, seconds.
+        """
+        if keep < 2:
+            raise ConfigError(f"keep is {keep}; while agents move to new weights both are needed")
+        self._base_url = base_url.rstrip("/")
+        self._endpoint = endpoint
+        self._sampling = dict(sampling or {"temperature": 1.0, "top_p": 1.0})
+        self._keep = keep
+        self._timeout_s = timeout_s
+        self._loaded: list[str] = []
+
+    def __call__(self, weights: Weights) -> dict[str, Any]:
+        """Load weights; gives the endpoint where they answer.
+
+        Raises:
+            TrainingError: They are no adapter, or the server does not load them.
+        """
+        if not weights.is_adapter:
+            raise TrainingError(
+                "vLLM takes adapters while it serves, and these are whole weights; train one: "
+                "peft_config={'r': 16}, or give a function of your own as announce="
+            )
+        self._post(
+            "load_lora_adapter", {"lora_name": weights.name, "lora_path": str(weights.folder)}
+        )
+        self._loaded = [*(each for each in self._loaded if each != weights.name), weights.name]
+        while len(self._loaded) > self._keep:
+            self._post("unload_lora_adapter", {"lora_name": self._loaded.pop(0)})
+        body = {"base_url": self._base_url, "model": weights.name, "sampling": self._sampling}
+        return {self._endpoint: body}
+
+    def _post(self, action: str, body: Mapping[str, Any]) -> None:
+        url = f"{self._base_url}/{action}"
+        asked = urllib.request.Request(
+            url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=self._timeout_s) as answer:
+                answer.read()
+        except urllib.error.HTTPError as exc:
+            told = exc.read().decode("utf-8", "replace")
+            # Loaded before a kill, or gone with a restart of the server: as it should be.
+            if "already been loaded" in told or (action[:2] == "un" and exc.code == 404):
+                return
+            raise TrainingError(
+                f"{url} answered {exc.code}: {told[:300]}; start vLLM with --enable-lora and "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+            ) from exc
+        except OSError as exc:
+            raise TrainingError(
+                f"{url} does not answer: {exc}; is the engine running there?"
+            ) from exc

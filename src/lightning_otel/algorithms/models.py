@@ -1,0 +1,221 @@
+"""Models and their weights: loaded, adapted, kept in checkpoints, put where engines find them.
+
+Imports torch, transformers and peft when it is used.
+"""
+
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_otel.errors import ConfigError
+
+EXTRA: Final = "train"
+_WEIGHTS: Final = "weights.pt"
+
+
+def library(name: str) -> Any:
+    """A library that the extra installs.
+
+    Raises:
+        ConfigError: It is not installed, or cannot be imported.
+    """
+    try:
+        return import_module(name)
+    except ImportError as exc:
+        raise ConfigError(
+            f"training of weights needs {name}, which cannot be imported ({exc}); "
+            f"pip install 'lightning-otel[{EXTRA}]'"
+        ) from exc
+
+
+@contextlib.contextmanager
+def chance_of_its_own() -> Iterator[None]:
+    """Python's own chance goes on after it as if trainers had not seeded it anew.
+
+    OpenTelemetry draws the ids of traces and spans from it: seeded alike at each step, the agents
+    of the next one would have ids that are taken, and their spans would count as repeated.
+    """
+    held = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(held)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No bars on the screen for work of a moment; whoever wants them has them again after."""
+    bars = library("datasets").utils.logging
+    was_shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            bars.enable_progress_bar()
+
+
+def precision() -> dict[str, bool]:
+    """Settings that a machine without an accelerator needs; TRL asks for bfloat16 on one."""
+    if library("torch").accelerator.is_available():
+        return {}
+    return {"use_cpu": True, "bf16": False}
+
+
+def loaded(model: Any, settings: Mapping[str, Any]) -> Any:
+    """A causal language model by its folder or name; one that is loaded already as it is.
+
+    Args:
+        model: Which.
+        settings: Keywords of ``from_pretrained``, such as ``dtype``.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    if not isinstance(model, str | os.PathLike):
+        return model
+    causal = library("transformers").AutoModelForCausalLM
+    try:
+        return causal.from_pretrained(os.fspath(model), **settings)
+    except Exception as exc:  # damaged files raise errors that are of no kind
+        raise ConfigError(
+            f"the model {os.fspath(model)!r} cannot be loaded: {_short(exc)}; name a folder with "
+            "config.json and weights, or a model that was downloaded before"
+        ) from exc
+
+
+def tokenizer_of(model: Any, tokenizer: Any) -> Any:
+    """The tokenizer that belongs to a model, unless another one is given.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
+        return tokenizer
+    place = tokenizer if tokenizer is not None else model.config._name_or_path
+    try:
+        return library("transformers").AutoTokenizer.from_pretrained(os.fspath(place))
+    except Exception as exc:  # as above
+        raise ConfigError(
+            f"the tokenizer {os.fspath(place)!r} cannot be loaded: {_short(exc)}; give one as "
+            "tokenizer="
+        ) from exc
+
+
+def adapted(model: Any, peft_config: Any) -> Any:
+    """The model with an adapter to be trained, all else of it frozen; as it is without a setting.
+
+    Args:
+        model: The model.
+        peft_config: One of peft's, or a mapping of what ``LoraConfig`` takes; None for none.
+
+    Raises:
+        ConfigError: The adapter cannot be made.
+    """
+    if peft_config is None:
+        return model
+    peft = library("peft")
+    try:
+        if isinstance(peft_config, Mapping):
+            peft_config = peft.LoraConfig(**{"task_type": "CAUSAL_LM", **peft_config})
+        return peft.get_peft_model(model, peft_config)
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(
+            f"no adapter can be made of peft_config {peft_config!r:.200}: {_short(exc)}; see "
+            "peft.LoraConfig"
+        ) from exc
+
+
+def plain(model: Any) -> Any:
+    """The model without what an earlier trainer put around its forward pass."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for each in (model, base):
+        for name in ("forward", "_original_forward"):
+            vars(each).pop(name, None)
+    return model
+
+
+def save(model: Any, optimizer: Any, folder: Path) -> None:
+    """Write all that training changes: trained parameters, and what the optimizer remembers.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer; None before the first step.
+        folder: Where to.
+    """
+    kept = {
+        "parameters": {name: each.detach().cpu() for name, each in _trained(model)},
+        "optimizer": None if optimizer is None else optimizer.state_dict(),
+    }
+    library("torch").save(kept, folder / _WEIGHTS)
+
+
+def load(model: Any, folder: Path) -> Any:
+    """Read what :func:`save` wrote into the model; gives the optimizer's state.
+
+    Args:
+        model: The same model as it was loaded at first.
+        folder: Where from.
+
+    Raises:
+        ConfigError: The file is not of this model, or damaged.
+    """
+    torch = library("torch")
+    path = folder / _WEIGHTS
+    try:
+        kept = torch.load(path, map_location="cpu", weights_only=True)
+        held = dict(_trained(model))
+        missing = held.keys() ^ kept["parameters"].keys()
+        if missing:
+            raise ValueError(f"other parameters, such as {min(missing)}")
+        with torch.no_grad():
+            for name, values in kept["parameters"].items():
+                held[name].copy_(values)
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError) as exc:
+        raise ConfigError(
+            f"the checkpoint {path} is not of this model: {_short(exc)}; resume with the model, "
+            "peft_config and dtype that it was made with"
+        ) from exc
+    return kept["optimizer"]
+
+
+def _trained(model: Any) -> list[tuple[str, Any]]:
+    return [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+
+
+def publish(model: Any, tokenizer: Any, folder: Path) -> str:
+    """Write the weights, of an adapter it alone, as ``from_pretrained`` and engines read them.
+
+    The folder appears whole, by a rename. One of that name was written by a step that was not
+    kept, and gives way.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer, which lies beside whole weights.
+        folder: Where to.
+
+    Returns:
+        The SHA-256 of the weights, in hex.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    writing = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(writing, ignore_errors=True)
+    model.save_pretrained(writing)
+    if not hasattr(model, "peft_config"):
+        tokenizer.save_pretrained(writing)
+    found = hashlib.sha256()
+    for path in sorted(writing.glob("*.safetensors")):
+        found.update(path.read_bytes())
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(writing, folder)
+    return found.hexdigest()
+
+
+def _short(exc: Exception) -> str:
+    return " ".join(str(exc).split())[:300] or type(exc).__name__

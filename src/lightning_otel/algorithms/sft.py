@@ -1,0 +1,48 @@
+"""SFT: supervised training on what agents answered, of the best rollouts or of all.
+
+Source: TRL's ``SFTTrainer``.
+"""
+
+from typing import Any, ClassVar
+
+from lightning_otel.adapter.rows import is_trainable
+from lightning_otel.algorithms import models, tables
+from lightning_otel.algorithms.base import Batch
+from lightning_otel.algorithms.comparison import distinct
+from lightning_otel.algorithms.gradients import GradientAlgorithm, Rows
+
+
+class SFT(GradientAlgorithm):
+    """Trains on recorded answers: their own token ids where all have them, else their messages."""
+
+    name: ClassVar[str] = "sft"
+    config = "SFTConfig"
+
+    def __init__(self, model: Any = None, *, threshold: float | None = None, **others: Any) -> None:
+        """Say what is trained.
+
+        Args:
+            model: As :class:`GradientAlgorithm` takes it, and what else it takes.
+            threshold: Only trajectories whose last reward is no less; by default all.
+            **others: As :class:`GradientAlgorithm` takes them.
+        """
+        super().__init__(model, **others)
+        self._threshold = threshold
+        self.needs_reward = threshold is not None
+
+    def rows(self, batch: Batch) -> Rows:
+        """Whole conversations, of which what the agent said is trained."""
+        steps = distinct(batch)
+        exact = sum(map(is_trainable, steps))
+        self._format = "tokens" if exact == len(steps) else "sft"
+        rows, left = tables.made(self._format, batch, threshold=self._threshold)
+        return Rows(rows, left, {"exact": exact / max(len(steps), 1)})
+
+    def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
+        """TRL's; of messages, what the assistant said is trained alone."""
+        is_text = self._format == "sft"
+        if is_text and "assistant_only_loss" not in self._settings:
+            args.assistant_only_loss = True
+        columns = ("messages", "tools") if is_text else ("input_ids", "labels")
+        table = tables.dataset(self._format, rows.rows, columns)
+        return models.library("trl").SFTTrainer(args=args, train_dataset=table, **shared)

@@ -1,0 +1,190 @@
+"""verl: its agent loop, which runs a rollout for each prompt and gives back its exact tokens.
+
+verl's trainer, on Ray and GPUs, owns the loop there: it asks for a rollout by a prompt of its
+data set, and gets token ids, masks, log-probabilities and a reward. Here the prompt becomes a
+task in the queue; whatever runner takes it, runs the agent against verl's engine, and records it.
+
+    from lightning_otel.algorithms import verl
+    verl.register("lightning", store="traces.duckdb")     # in a module that verl's config names
+
+Source: verl 0.9.1, ``experimental/agent_loop/agent_loop.py`` (``AgentLoopBase``, ``register``,
+``AgentLoopOutput``) and ``trainer/ppo/v1/agent_loop_tq.py``, where a run may give several outputs.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any, Final
+
+from lightning_otel.adapter.rows import explain
+from lightning_otel.algorithms.sampling import NO_LOGPROBS
+from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.queue import Queue
+from lightning_otel.state import State
+from lightning_otel.store import Store
+from lightning_otel.types import Mode, Trajectory
+
+EXTRA: Final = "verl"
+_LIBRARY: Final = "verl.experimental.agent_loop.agent_loop"
+_OF_VERL: Final = ("raw_prompt", "index", "agent_name", "uid", "session_id", "global_steps")
+
+
+def register(
+    name: str = "lightning",
+    *,
+    store: Store | str | os.PathLike[str] | None = None,
+    state: State | None = None,
+    agent: str | None = None,
+    timeout_s: float = 600.0,
+    is_listed: bool = True,
+) -> type[Any]:
+    """Make an agent loop of ours known to verl by a name; gives its class.
+
+    Args:
+        name: What ``actor_rollout_ref.rollout.agent.default_agent_loop`` says.
+        store: Where runners record.
+        state: Where the queue is; by default beside the store.
+        agent: Which agent is to take the rollouts; by default any.
+        timeout_s: How long a rollout may take, seconds.
+        is_listed: Whether a rollout of several token sequences gives them all, which verl's
+            transfer-queue trainers take; if not, it gives the last one.
+
+    Raises:
+        ConfigError: verl is not installed, or cannot be imported.
+    """
+    library = _library()
+    held = store if isinstance(store, Store) else Store(store)
+    layout = held.local.layout
+    place = state if state is not None else State(None if layout is None else layout.catalogue)
+
+    class LightningLoop(library.AgentLoopBase):  # type: ignore[misc, name-defined]  # not installed everywhere
+        """Queues a rollout, waits for it, and gives its rows."""
+
+        async def run(self, sampling_params: Mapping[str, Any], **sample: Any) -> Any:
+            outputs = await asyncio.to_thread(
+                rolled_out,
+                held,
+                Queue(place),
+                task_of(sample),
+                agent=agent,
+                timeout_s=timeout_s,
+            )
+            return outputs if is_listed else outputs[-1]
+
+    # verl's workers make it by its module and name.
+    LightningLoop.__name__ = LightningLoop.__qualname__ = f"Loop_{name}"
+    LightningLoop.__module__ = __name__
+    globals()[LightningLoop.__name__] = LightningLoop
+    library.register(name)(LightningLoop)
+    return LightningLoop
+
+
+def task_of(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """The task of a rollout: the prompt's messages, and what else its row of the data set says.
+
+    Args:
+        sample: The keywords that verl runs a loop with.
+    """
+    messages = sample.get("raw_prompt")
+    if messages is None:
+        raise ConfigError(
+            "verl gives no messages; set data.return_raw_chat=True, so that the agent has a task"
+        )
+    plain = (str, int, float, bool, dict, list, type(None))
+    more = {
+        key: value
+        for key, value in sample.items()
+        if key not in _OF_VERL and isinstance(value, plain)
+    }
+    return {"messages": list(messages), **more}
+
+
+def rolled_out(
+    store: Store,
+    queue: Queue,
+    task: Mapping[str, Any],
+    *,
+    agent: str | None = None,
+    mode: Mode = "train",
+    timeout_s: float = 600.0,
+) -> list[Any]:
+    """Run a task by whoever takes it from the queue; gives verl's outputs of what was recorded.
+
+    Args:
+        store: Where runners record.
+        queue: The queue.
+        task: The task.
+        agent: Which agent is to take it; by default any.
+        mode: What it is for.
+        timeout_s: How long it may take, seconds.
+
+    Raises:
+        TrainingError: It failed, or did not end in time, or nothing of it can be trained.
+    """
+    (rollout,) = queue.put([dict(task)], mode=mode, agent=agent, timeout_s=timeout_s)
+    found = queue.wait([rollout.rollout_id], timeout_s)
+    ended = found[0] if found else queue.get(rollout.rollout_id)
+    if ended.status != "succeeded":
+        if ended.status in ("queuing", "running"):
+            queue.cancel(ended.rollout_id, "verl waits no longer")
+        raise TrainingError(
+            f"the rollout {ended.rollout_id} is {ended.status} after {timeout_s:g} s at most: "
+            f"{ended.reason or 'no runner ended it'}; look at it: "
+            f"lightning-otel tree {ended.rollout_id}"
+        )
+    paths = list(store.trajectories(rollout_id=ended.rollout_id))
+    return outputs_of(paths, reward=ended.reward)
+
+
+def outputs_of(trajectories: Iterable[Trajectory], *, reward: float | None = None) -> list[Any]:
+    """``AgentLoopOutput`` of each exact token sequence of one rollout, all with its reward.
+
+    Args:
+        trajectories: Those of the rollout.
+        reward: What it earned; by default the last reward in it.
+
+    Raises:
+        TrainingError: There is no sequence or no reward, or log-probabilities are missing.
+        ConfigError: verl is not installed.
+    """
+    library = _library()
+    rows, told = explain(trajectories)
+    if not rows:
+        why = next(iter(told.left), "no call of a model was recorded")
+        raise TrainingError(f"nothing of the rollout can be trained: {why}")
+    if any(len(row.logprobs) != len(row.completion_ids) for row in rows):
+        raise TrainingError(f"not all of the rollout can be trained: {NO_LOGPROBS}")
+    steps = sorted((step for row in rows for step in row.transitions), key=lambda s: s.end_ns)
+    given = [step.reward for step in steps if step.reward is not None]
+    reward = reward if reward is not None or not given else given[-1]
+    if reward is None:
+        raise TrainingError("the rollout has no reward; the agent must return or emit one")
+    return [
+        library.AgentLoopOutput(
+            prompt_ids=list(row.prompt_ids),
+            response_ids=list(row.completion_ids),
+            response_mask=list(row.loss_mask),
+            response_logprobs=list(row.logprobs),
+            reward_score=reward,
+            num_turns=2 * len(row.transitions),
+            metrics=library.AgentLoopMetrics(),
+            extra_fields={
+                "rollout_id": row.transitions[0].rollout_id,
+                "agent": row.transitions[0].agent,
+                # Copied from the last output to the others.
+                "reward_extra_info": {},
+            },
+        )
+        for row in sorted(rows, key=lambda row: row.transitions[-1].end_ns)
+    ]
+
+
+def _library() -> Any:
+    try:
+        return import_module(_LIBRARY)
+    except ImportError as exc:
+        raise ConfigError(
+            f"this needs verl, which cannot be imported ({exc}); pip install "
+            f"'lightning-otel[{EXTRA}]' in an environment of its own"
+        ) from exc

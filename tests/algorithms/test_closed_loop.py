@@ -1,0 +1,153 @@
+"""The closed loop of an engine, an agent and a trainer; and the contract of its engine."""
+
+import itertools
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from examples.closed_loop import tiny
+
+import lightning_otel as lo
+from lightning_otel.errors import TrainingError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from examples.closed_loop.__main__ import Loop  # noqa: E402
+from examples.closed_loop.engine import BASE, Engine  # noqa: E402
+
+from lightning_otel.algorithms import models  # noqa: E402
+from lightning_otel.algorithms.engines import VLLM  # noqa: E402
+from lightning_otel.algorithms.gradients import Weights  # noqa: E402
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+ASKED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Who are you?"}],
+    "max_completion_tokens": 6,
+    "logprobs": True,
+    "seed": 7,
+    "extra_body": {"return_token_ids": True},
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A running engine with a tiny model."""
+    with Engine(tiny.saved(tmp_path_factory.mktemp("model"), sharpness=8.0)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[openai.OpenAI]:
+    """The openai client before it."""
+    with openai.OpenAI(base_url=engine.base_url, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def adapter(folder: Path, seed: int) -> Weights:
+    """An adapter that changes what the model says."""
+    model = models.adapted(tiny.model(sharpness=8.0), {"r": 2, "target_modules": ["down_proj"]})
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if "lora_B" in name:
+                each.normal_(std=2.0)
+    digest = models.publish(model, None, folder)
+    return Weights(folder, f"weights-{digest[:8]}", True, "tiny")
+
+
+def test_the_engine_tells_what_it_sampled(engine: Engine, client: openai.OpenAI) -> None:
+    """Ids and logprobs are the model's own; a stream adds up to the same; recorded, it is exact."""
+    with lo.auto_trace() as recording:
+        whole = client.chat.completions.create(model=BASE, temperature=0.7, **ASKED)
+    chunks = list(client.chat.completions.create(model=BASE, temperature=0.7, stream=True, **ASKED))
+
+    choice: Any = whole.choices[0]
+    prompt_ids: list[int] = whole.model_extra["prompt_token_ids"]  # type: ignore[index]  # is there
+    ids = choice.model_extra["token_ids"]
+    told = [each.logprob for each in choice.logprobs.content]
+    model = tiny.model(sharpness=8.0)
+    with torch.no_grad():
+        scores = model(torch.tensor([[*prompt_ids, *ids]])).logits[0, len(prompt_ids) - 1 : -1]
+    wanted = torch.log_softmax(scores / 0.7, -1)
+    assert told == pytest.approx([float(wanted[i, t]) for i, t in enumerate(ids)], abs=1e-4)
+    streamed = [
+        t for c in chunks for x in c.choices for t in (x.model_extra or {}).get("token_ids", [])
+    ]
+    assert streamed == ids
+    assert chunks[0].model_extra["prompt_token_ids"] == prompt_ids  # type: ignore[index]  # is there
+    (path,) = recording.trajectories()
+    (step,) = path.transitions
+    assert (list(step.prompt_ids), list(step.response_ids)) == (prompt_ids, ids)
+    assert list(step.logprobs) == pytest.approx(told)
+
+
+def test_weights_are_swapped_while_it_serves(
+    engine: Engine, client: openai.OpenAI, tmp_path: Path
+) -> None:
+    """Each adapter answers under its own name at once; old ones go, and nobody waits."""
+    announce = VLLM(engine.base_url, keep=2)
+    stop, answered = threading.Event(), itertools.count()
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            while not stop.is_set():
+                client.chat.completions.create(model=BASE, **ASKED)
+                next(answered)
+        except BaseException as exc:  # noqa: BLE001  # looked at below
+            failures.append(exc)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    bodies = [announce(adapter(tmp_path / str(n), n)) for n in range(3)]
+    first = announce(adapter(tmp_path / "2", 2))  # the same weights again, as after a kill
+    stop.set()
+    thread.join()
+
+    names = [body["llm"]["model"] for body in bodies]
+    assert first == bodies[2]
+    assert not failures
+    assert next(answered) > 0
+    listed = {each.id for each in client.models.list()}
+    assert names[2] in listed
+    assert names[0] not in listed
+    said = [
+        client.chat.completions.create(model=name, **ASKED).choices[0].model_extra["token_ids"]  # type: ignore[index]  # is there
+        for name in (BASE, names[2])
+    ]
+    assert said[0] != said[1]
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.chat.completions.create(model=names[0], **ASKED)
+
+
+def test_an_engine_that_does_not_load_is_told(engine: Engine, tmp_path: Path) -> None:
+    """No adapter, nobody there, a folder that the engine does not see."""
+    found = adapter(tmp_path / "one", 1)
+    with pytest.raises(TrainingError, match="vLLM takes adapters while it serves"):
+        VLLM(engine.base_url)(Weights(found.folder, "whole", False, "tiny"))
+    with pytest.raises(TrainingError, match=r"answered 404: .*No adapter found"):
+        VLLM(engine.base_url)(Weights(tmp_path / "nowhere", "lost", True, "tiny"))
+    with pytest.raises(TrainingError, match=r"does not answer"):
+        VLLM("http://127.0.0.1:9/v1")(found)
+
+
+def test_the_loop_closes(tmp_path: Path) -> None:
+    """Three processes; the reward rises, the trainer is killed and resumed, the agent never stops.
+
+    ``python examples/closed_loop`` is its long form: 40 steps, and a rise of 0.3.
+    """
+    loop = Loop(tmp_path, steps=6, batch=16)
+
+    loop.run()
+
+    found = loop.report()
+    assert found.steps == 6
+    assert found.trained == found.counted == sum(found.states.values())
+    assert math.isfinite(found.rise)
+    assert found.versions >= 3
+    assert found.longest_gap_s < 30

@@ -1,0 +1,248 @@
+"""Each algorithm trains on a batch, refuses what cannot be, and goes on where it stopped."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from examples.closed_loop import tiny
+from tests.adapter.forest import said
+from tests.formats.consumers.recorded import TASKS, TRIES, recorded
+
+from lightning_otel.algorithms.base import Batch
+from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.types import Trajectory, Transition
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from lightning_otel.algorithms.dpo import DPO  # noqa: E402
+from lightning_otel.algorithms.grpo import GRPO  # noqa: E402
+from lightning_otel.algorithms.kto import KTO  # noqa: E402
+from lightning_otel.algorithms.sft import SFT  # noqa: E402
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+FAST: dict[str, Any] = {"learning_rate": 1e-3}
+LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
+MAKERS: dict[str, Callable[..., Any]] = {"sft": SFT, "kto": KTO, "dpo": DPO, "grpo": GRPO}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model."""
+    return tiny.saved(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Trajectory]:
+    """Two tasks, four tries each, of two steps; half of them were right."""
+    store = recorded(tmp_path_factory.mktemp("recorded") / "traces.duckdb")
+    return list(store.trajectories(credit="discounted", gamma=1.0))
+
+
+def batch_of(paths: list[Trajectory], number: int = 1) -> Batch:
+    """The trajectories as a trainer gives them: grouped by task, with their rewards."""
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        groups.setdefault(f"task-{int(path.rollout_id[1:]) // TRIES}", []).append(path.rollout_id)
+    rewards = {path.rollout_id: path.transitions[-1].reward or 0.0 for path in paths}
+    return Batch(paths, number=number, rewards=rewards, groups=groups)
+
+
+def changed(paths: list[Trajectory], change: Callable[[Transition], Transition]) -> Batch:
+    """The batch with every step changed."""
+    return batch_of(
+        [replace(path, transitions=tuple(map(change, path.transitions))) for path in paths]
+    )
+
+
+def parameters(algorithm: Any) -> dict[str, Any]:
+    """A copy of what the algorithm has trained so far."""
+    return {
+        name: each.detach().clone()
+        for name, each in algorithm._model.named_parameters()
+        if each.requires_grad
+    }
+
+
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["whole", "adapter"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_resumed_run_is_one_that_never_stopped(
+    base: Path, paths: list[Trajectory], tmp_path: Path, name: str, adapter: Any
+) -> None:
+    """Every batch moves the weights; and one, a checkpoint and another are two."""
+    steps = 1
+    # Each answer another one, or pairs of them would say nothing.
+    held = changed(paths, lambda s: replace(s, action=(said("assistant", f"Try {s.rollout_id}."),)))
+
+    def made() -> Any:
+        return MAKERS[name](str(base), peft_config=adapter, **FAST)
+
+    straight, broken, resumed = made(), made(), made()
+    losses = []
+    for _ in range(2 * steps):
+        losses.append(straight.train_step(held).metrics["loss"])
+    for _ in range(steps):
+        broken.train_step(held)
+    before = parameters(broken)
+    broken.save(tmp_path)
+    resumed.load_state_dict(broken.state_dict())
+    resumed.load(tmp_path)
+    for _ in range(steps):
+        resumed.train_step(held)
+
+    found, wanted = parameters(resumed), parameters(straight)
+    assert resumed.state_dict()["steps"] == 2 * steps
+    assert all(torch.equal(found[each], wanted[each]) for each in wanted)
+    assert any(not torch.equal(found[each], before[each]) for each in wanted)
+    if name != "grpo":
+        assert losses[-1] < losses[0]
+    if adapter:
+        assert all("lora" in each for each in wanted)
+
+
+def test_metrics_are_the_trainers(base: Path, paths: list[Trajectory]) -> None:
+    """What TRL logs comes back under its own names, beside how much was trained."""
+    before = random.getstate()
+
+    found = GRPO(str(base), **FAST).train_step(batch_of(paths)).metrics
+
+    assert random.getstate() == before  # ids of spans are drawn from it
+    assert found["rows"] == len(TASKS) * TRIES
+    assert found["learning_rate"] == FAST["learning_rate"]
+    assert found["grad_norm"] > 0
+    assert {"loss", "entropy", "clip_ratio/region_mean"} <= found.keys()
+    assert "train_runtime" not in found
+
+
+def test_settings_are_the_librarys(base: Path, paths: list[Trajectory]) -> None:
+    """Settings go through by their own names; what is none is told, with what may be meant."""
+    twice = GRPO(
+        str(base),
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=2,
+        num_train_epochs=2,
+        lr_scheduler_type="linear",
+        **FAST,
+    )
+
+    metrics = twice.train_step(batch_of(paths)).metrics
+
+    assert metrics["learning_rate"] < FAST["learning_rate"]
+    with pytest.raises(ConfigError, match="no option 'learning_rat'; did you mean 'learning_rate'"):
+        SFT(str(base), learning_rat=1e-3).train_step(batch_of(paths))
+    with pytest.raises(ConfigError, match="output_dir cannot be set"):
+        KTO(str(base), output_dir="here")
+    with pytest.raises(ConfigError, match="DPOConfig does not take these settings"):
+        DPO(str(base), optim="no such one", **FAST).train_step(batch_of(paths))
+
+
+def test_models_that_cannot_be_loaded_are_told(tmp_path: Path, paths: list[Trajectory]) -> None:
+    """No model, none at that place, a damaged one, and a checkpoint of another."""
+    with pytest.raises(ConfigError, match="GRPO has no model to train"):
+        GRPO()
+    with pytest.raises(ConfigError, match="nowhere' cannot be loaded"):
+        GRPO(str(tmp_path / "nowhere")).train_step(batch_of(paths))
+    damaged = tiny.saved(tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(ConfigError, match="damaged' cannot be loaded"):
+        SFT(str(damaged), **FAST).train_step(batch_of(paths))
+    whole = tiny.saved(tmp_path / "whole")
+    trained = SFT(str(whole), **FAST)
+    trained.train_step(batch_of(paths))
+    trained.save(tmp_path)
+    with pytest.raises(ConfigError, match="is not of this model: other parameters"):
+        SFT(str(whole), peft_config=LORA, **FAST).load(tmp_path)
+    with pytest.raises(ConfigError, match="no adapter can be made"):
+        SFT(str(whole), peft_config={"ranks": 4}, **FAST).train_step(batch_of(paths))
+
+
+def _text(step: Transition) -> Transition:
+    return replace(step, prompt_ids=(), response_ids=(), logprobs=(), capture="text")
+
+
+def _at(**sampling: Any) -> Callable[[Transition], Transition]:
+    return lambda step: replace(step, sampling=sampling)
+
+
+def test_grpo_refuses_before_a_step(base: Path, paths: list[Trajectory]) -> None:
+    """Text, mixed capture levels, other logprobs, and rewards that say nothing: told, no step."""
+    mixed = [
+        replace(path, transitions=tuple(map(_text, path.transitions))) if number % 2 else path
+        for number, path in enumerate(paths)
+    ]
+    grpo = GRPO(str(base), **FAST)
+    cases = {
+        "mixed capture levels: 8 of 16": batch_of(mixed),
+        "no token ids": changed(paths, _text),
+        "16 of 16 steps have no logprobs": changed(paths, lambda s: replace(s, logprobs=())),
+        "logprobs of the wrong mode": changed(paths, _at(temperature=0.7, logprobs_mode="raw")),
+        "logprobs of an unknown mode": changed(paths, _at(temperature=0.7)),
+        "another temperature than the trainer's; set temperature=0.7": changed(
+            paths, _at(temperature=0.7, logprobs_mode="processed")
+        ),
+        "truncating sampling": changed(paths, _at(top_p=0.9)),
+        "not sampled: temperature 0": changed(paths, _at(temperature=0.0)),
+        "8 × no advantage: no other rollout of its group": Batch(
+            paths[:4],
+            number=1,
+            rewards={path.rollout_id: 1.0 for path in paths[:4]},
+            groups={path.rollout_id: [path.rollout_id] for path in paths[:4]},
+        ),
+        "8 × no advantage: its rollout has no reward": Batch(
+            paths[:4], number=1, rewards={}, groups={"one": [p.rollout_id for p in paths[:4]]}
+        ),
+        "16 × no difference": Batch(
+            paths,
+            number=1,
+            rewards={path.rollout_id: 1.0 for path in paths},
+            groups={"one": [path.rollout_id for path in paths]},
+        ),
+    }
+
+    for reason, batch in cases.items():
+        with pytest.raises(TrainingError, match=reason):
+            grpo.train_step(batch)
+
+    assert grpo.state_dict()["steps"] == 0
+    warm = GRPO(str(base), temperature=0.7, **FAST)
+    warm.train_step(changed(paths, _at(temperature=0.7, logprobs_mode="processed")))
+    assert warm.state_dict()["steps"] == 1
+
+
+def test_later_batches_are_counted_not_refused(base: Path, paths: list[Trajectory]) -> None:
+    """A batch of a running training that holds nothing to learn takes no step, and says why."""
+    grpo = GRPO(str(base), **FAST)
+    grpo.train_step(batch_of(paths))
+    before = parameters(grpo)
+
+    found = grpo.train_step(changed(paths, _text))
+
+    assert found.metrics == {"left_out/no token ids": 16.0, "rows": 0.0}
+    assert not found.resources
+    assert all(torch.equal(before[name], each) for name, each in parameters(grpo).items())
+
+
+def test_sft_keeps_the_best(base: Path, paths: list[Trajectory]) -> None:
+    """Exact tokens are trained as they are, text by its template; a threshold keeps the best."""
+    best = SFT(str(base), threshold=1.0, **FAST)
+    text = SFT(str(base), **FAST)
+
+    exact = best.train_step(batch_of(paths)).metrics
+    messages = text.train_step(changed(paths, _text)).metrics
+
+    assert exact["rows"] == len(paths) / 2
+    assert exact["exact"] == 1.0
+    assert exact["left_out/reward below the threshold"] == len(paths)
+    assert messages["rows"] == len(paths)
+    assert messages["exact"] == 0.0
+    with pytest.raises(TrainingError, match="16 × reward below the threshold"):
+        SFT(str(base), threshold=9.0, **FAST).train_step(batch_of(paths))
+
+
+def test_dpo_without_pairs_is_refused(base: Path, paths: list[Trajectory]) -> None:
+    """Answers that earned the same make no pair."""
+    with pytest.raises(TrainingError, match="whose reward differs by enough"):
+        DPO(str(base), **FAST).train_step(changed(paths, lambda step: replace(step, reward=1.0)))
