@@ -37,14 +37,6 @@ def __getattr__(name: str) -> Any:
     return get(name)
 
 
-def __getattr__(name: str) -> Any:
-    """An installed algorithm by its class: ``from lightning_otel.algorithms import APO``."""
-    # What is written small is a module of this folder.
-    if name.islower() or name.startswith("_") or name.lower() not in _found():
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return get(name)
-
-
 def names() -> list[str]:
     """The algorithms that are installed, ours first."""
     found = _found()
