@@ -11,14 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import sqlalchemy as sa
 
-from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.errors import ConfigError
 from lightning_otel.queue import attempts
+from lightning_otel.queue.given import check_put, finite, task_json
+from lightning_otel.queue.questions import fitting, is_paused, named, pieces, unknown, waiting_for
 from lightning_otel.queue.tables import (
     ATTEMPTS,
     PAUSES,
@@ -41,7 +41,6 @@ __all__ = ["FINAL", "Attempt", "AttemptStatus", "Lease", "Queue"]
 
 FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
 """The statuses in which a rollout stays."""
-_MANY: Final = 5000  # ids in one statement; PostgreSQL takes 65,535 values
 _SHORTEST_WAIT_S: Final = 0.01
 _LONGEST_WAIT_S: Final = 0.25
 
@@ -91,8 +90,8 @@ class Queue:
         Raises:
             ConfigError: A task is no JSON value, or a number makes no sense.
         """
-        _check(tasks, mode, samples, max_attempts, timeout_s)
-        texts = [_json(task) for task in tasks]
+        check_put(tasks, mode, samples, max_attempts, timeout_s)
+        texts = [task_json(task) for task in tasks]
         if group_ids is not None and len(group_ids) != len(texts):
             raise ConfigError(
                 f"there are {len(group_ids)} group_ids for {len(texts)} tasks; give one each"
@@ -142,13 +141,13 @@ class Queue:
             modes: What it takes rollouts for; None is all.
             lease_s: How long the lease lasts without a heartbeat, seconds.
         """
-        waiting = _waiting(agents, modes).limit(1)
+        waiting = waiting_for(agents, modes).limit(1)
         with self._looking() as connection:  # who finds nothing keeps nobody waiting
-            if _is_paused(connection) or connection.execute(waiting).first() is None:
+            if is_paused(connection) or connection.execute(waiting).first() is None:
                 return None
         with self.state.change() as connection:
             row = connection.execute(waiting.with_for_update(skip_locked=True)).first()
-            if row is None or _is_paused(connection):
+            if row is None or is_paused(connection):
                 return None
             now_ns = self.state.now_ns()
             return attempts.begin(connection, row, worker_id, lease_s=lease_s, now_ns=now_ns)
@@ -169,7 +168,7 @@ class Queue:
             lease: What its worker holds.
             reward: Its reward, if it is known; it must be finite.
         """
-        value = None if reward is None else _finite(reward)
+        value = None if reward is None else finite(reward)
         with self.state.change() as connection:
             now_ns = self.state.now_ns()
             row = attempts.held(connection, lease, now_ns)
@@ -212,9 +211,9 @@ class Queue:
         with self.state.change() as connection:
             now_ns = self.state.now_ns()
             self._expire(connection, now_ns)
-            row = connection.execute(_of(rollout_id).with_for_update()).one_or_none()
+            row = connection.execute(named(rollout_id).with_for_update()).one_or_none()
             if row is None:
-                raise _unknown(rollout_id)
+                raise unknown(rollout_id)
             if row.status in FINAL:
                 return False
             attempts.cancel(connection, row, reason or "cancelled", now_ns)
@@ -227,18 +226,18 @@ class Queue:
             NotFoundError: There is no such rollout.
             ConfigError: The reward is no finite number.
         """
-        value = _finite(reward)
+        value = finite(reward)
         with self.state.change() as connection:
             found = connection.execute(
                 sa.update(ROLLOUTS).where(ROLLOUTS.c.rollout_id == rollout_id).values(reward=value)
             )
             if not found.rowcount:
-                raise _unknown(rollout_id)
+                raise unknown(rollout_id)
 
     def pause(self) -> None:
         """Let nobody take anything until :meth:`resume`; what runs goes on."""
         with self.state.change() as connection:
-            if not _is_paused(connection):
+            if not is_paused(connection):
                 connection.execute(sa.insert(PAUSES).values(since_ns=self.state.now_ns()))
 
     def resume(self) -> None:
@@ -250,7 +249,7 @@ class Queue:
     def is_paused(self) -> bool:
         """Whether nobody may take anything."""
         with self.state.read() as connection:
-            return _is_paused(connection)
+            return is_paused(connection)
 
     def is_empty(
         self, *, agents: Collection[str] | None = None, modes: Collection[Mode] | None = None
@@ -265,7 +264,7 @@ class Queue:
             ROLLOUTS.c.status == "running", ROLLOUTS.c.attempts < ROLLOUTS.c.max_attempts
         )
         unfinished = sa.or_(ROLLOUTS.c.status == "queuing", may_return)
-        wanted = sa.select(ROLLOUTS.c.position).where(unfinished, *_wanted(agents, modes))
+        wanted = sa.select(ROLLOUTS.c.position).where(unfinished, *fitting(agents, modes))
         with self._looking() as connection:
             return connection.execute(wanted.limit(1)).first() is None
 
@@ -276,9 +275,9 @@ class Queue:
             NotFoundError: There is no such rollout.
         """
         with self._looking() as connection:
-            row = connection.execute(_of(rollout_id)).one_or_none()
+            row = connection.execute(named(rollout_id)).one_or_none()
         if row is None:
-            raise _unknown(rollout_id)
+            raise unknown(rollout_id)
         return rollout_of(row)
 
     def rollouts(
@@ -305,7 +304,7 @@ class Queue:
         asked = list(ids)
         found: dict[str, Rollout] = {}
         with self._looking() as connection:
-            for some in _pieces(asked):
+            for some in pieces(asked):
                 rows = connection.execute(query.where(ROLLOUTS.c.rollout_id.in_(some)))
                 found.update((row.rollout_id, rollout_of(row)) for row in rows)
         return [found[each] for each in asked if each in found]
@@ -363,19 +362,19 @@ class Queue:
         with self.state.read() as connection:
             return sum(
                 connection.scalar(count.where(ATTEMPTS.c.worker_id.in_(some))) or 0
-                for some in _pieces(worker_ids)
+                for some in pieces(worker_ids)
             )
 
     def _unfinished(self, ids: Sequence[str]) -> bool:
         column = ROLLOUTS.c.rollout_id
         status: dict[str, str] = {}
         with self._looking() as connection:
-            for some in _pieces(ids):
+            for some in pieces(ids):
                 query = sa.select(column, ROLLOUTS.c.status).where(column.in_(some))
                 status.update((each, where) for each, where in connection.execute(query))
         for each in ids:
             if each not in status:
-                raise _unknown(each)
+                raise unknown(each)
         return any(where not in FINAL for where in status.values())
 
     @contextlib.contextmanager
@@ -396,69 +395,3 @@ class Queue:
         over = sa.select(ROLLOUTS).where(attempts.is_over(now_ns))
         rows = connection.execute(over.with_for_update(skip_locked=True)).all()
         attempts.expire(connection, rows, now_ns)
-
-
-def _check(
-    tasks: object, mode: str, samples: int, max_attempts: int, timeout_s: float | None
-) -> None:
-    if isinstance(tasks, (str, bytes, Mapping)):
-        raise ConfigError(f"tasks is one {type(tasks).__name__}; put a list of tasks")
-    if mode not in get_args(Mode):
-        raise ConfigError(f"mode is {mode!r}; it must be one of {', '.join(get_args(Mode))}")
-    for name, number in (("samples", samples), ("max_attempts", max_attempts)):
-        if number < 1:
-            raise ConfigError(f"{name} is {number!r}; it must be 1 or more")
-    if timeout_s is not None and not 0 < timeout_s < float("inf"):
-        raise ConfigError(f"timeout_s is {timeout_s!r}; give seconds above 0, or None for any time")
-
-
-def _json(task: object) -> str:
-    try:
-        return json.dumps(task, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise ConfigError(
-            f"the task {str(task)[:80]!r} cannot be written as JSON ({exc}); "
-            "give text, numbers, lists and dicts"
-        ) from exc
-
-
-def _finite(reward: float) -> float:
-    value = float(reward)
-    if not isfinite(value):
-        raise ConfigError(f"reward is {reward!r}; it must be finite")
-    return value
-
-
-def _wanted(
-    agents: Collection[str] | None, modes: Collection[Mode] | None
-) -> "Iterator[sa.ColumnElement[bool]]":
-    if agents is not None:
-        yield sa.or_(ROLLOUTS.c.agent.is_(None), ROLLOUTS.c.agent.in_(list(agents)))
-    if modes is not None:
-        yield ROLLOUTS.c.mode.in_(list(modes))
-
-
-def _waiting(
-    agents: Collection[str] | None, modes: Collection[Mode] | None
-) -> "sa.Select[tuple[Any, ...]]":
-    """Those a worker may take, the next one first."""
-    waiting = sa.select(ROLLOUTS).where(ROLLOUTS.c.status == "queuing", *_wanted(agents, modes))
-    return waiting.order_by(ROLLOUTS.c.priority.desc(), ROLLOUTS.c.position)
-
-
-def _of(rollout_id: str) -> "sa.Select[tuple[Any, ...]]":
-    return sa.select(ROLLOUTS).where(ROLLOUTS.c.rollout_id == rollout_id)
-
-
-def _is_paused(connection: "Connection") -> bool:
-    return connection.execute(sa.select(PAUSES.c.number).limit(1)).first() is not None
-
-
-def _pieces(ids: Iterable[str]) -> Iterator[list[str]]:
-    rest = iter(ids)
-    while some := list(islice(rest, _MANY)):
-        yield some
-
-
-def _unknown(rollout_id: str) -> NotFoundError:
-    return NotFoundError(f"no rollout {rollout_id!r} is in the queue; put() gives the ids")
