@@ -264,14 +264,17 @@ def test_run_requires_spans_on_success_only(
 
 
 @pytest.fixture
-def hangup() -> Iterator[None]:
-    """SIGHUP ends programs started here, also if the tests run under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def usual_signals() -> Iterator[None]:
+    """What ends programs started here, also if the tests run under nohup or behind a shell's ``&``."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGHUP, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("hangup")
+@pytest.mark.usefixtures("usual_signals")
 def test_run_hands_signals_on(script: Callable[..., Path], tmp_path: Path) -> None:
     """A signal sent to ``run`` reaches the program, whose answer to it counts."""
     program = script(

@@ -63,7 +63,7 @@ def test_train_runs_an_agent_on_tasks(
 @pytest.mark.parametrize(
     ("given", "code", "message"),
     [
-        ([], 2, "there are baseline"),
+        ([], 2, "there are apo, baseline"),
         (["nosuch"], 2, "no algorithm 'nosuch'"),
         (["baseline"], 1, "needs 1 rewarded rollouts"),
         (["baseline", "-o", "epochs"], 2, "write it as name=value"),

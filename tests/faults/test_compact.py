@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.faults.harness import IS_FULL
 
 _PRELUDE = """
 import os, random, signal, sys, time
@@ -178,7 +179,7 @@ def _run(script: str, *arguments: object) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("retains", "rename"), [(False, 1), (True, 3)])
+@pytest.mark.parametrize(("retains", "rename"), [(False, 1), (True, 3)] if IS_FULL else [(True, 3)])
 def test_compact_killed_at_every_step_is_done_by_the_next_one(
     tmp_path: Path, retains: bool, rename: int
 ) -> None:

@@ -206,21 +206,27 @@ def test_no_link_leads_our_writing_elsewhere(
 
 
 def test_nothing_of_ours_reads_code_from_data() -> None:
-    """No module imports pickle or its like, evaluates text, or loads with what can run code."""
+    """No module imports pickle or its like, evaluates text, or loads with what can run code.
+
+    But one, which writes: GEPA reads its own state as a pickle, and is given it so.
+    """
     found = [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path in SOURCE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if is_unsafe(node)
     ]
+    writing = SOURCE / "algorithms/apo/memory.py"
 
-    assert found == []
+    assert found == ["algorithms/apo/memory.py:7"]
+    assert "pickle.load" not in writing.read_text()
     assert len(list(SOURCE.rglob("*.py"))) > 100
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        "torch.load(p, weights_only=False)",
         "import pickle", "import os, pickle as p", "from pickle import loads", "import dill.source",
         "from multiprocessing import pickle", "eval('1')", "builtins.exec(x)", "torch.load(p)",
         "importlib.import_module('pickle')", "__import__('marshal')", "pandas.read_pickle(p)",
@@ -245,4 +251,9 @@ def is_unsafe(node: ast.AST) -> bool:
         return node.attr in {"read_pickle", "to_pickle", "loads_pickle", "exec", "eval"}
     if isinstance(node, ast.keyword):
         return node.arg == "allow_pickle" and getattr(node.value, "value", True) is not False
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in UNSAFE_CALLS:
+        return False
+    # So it reads numbers alone.
+    return not any(
+        each.arg == "weights_only" and ast.unparse(each.value) == "True" for each in node.keywords
+    )

@@ -63,9 +63,7 @@ def test_unknown_category_gets_what_all_have(store: Store, resources: Resources)
     found = learned("video", resources=resources, store=store)
 
     assert (str(found.resource), found.is_general) == ("system_prompt@1", True)
-    with pytest.raises(
-        NotFoundError, match=r"none of tone\[video\], video/tone, tone; publish one"
-    ):
+    with pytest.raises(NotFoundError, match=r"neither tone\[video\] nor tone; publish one"):
         learned("video", "tone", resources=resources, store=store)
     with pytest.raises(ConfigError, match="min_rollouts is 0"):
         learned("image", resources=resources, store=store, min_rollouts=0)

@@ -237,7 +237,7 @@ class GradientAlgorithm(BaseAlgorithm):
                     f"{type(self).__name__} compares with the model as it was, which a loaded one "
                     "does not stay; give its folder: model='path/to/model'"
                 )
-            self._first = found.eval().requires_grad_(False)
+            self._first = found.train(False).requires_grad_(False)
         return self._first
 
     def _arguments(self) -> Any:

@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import pickle
 import signal
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -34,7 +33,7 @@ class Process:
         self._process = context.Process(target=_work, args=(duty, told), name=duty.worker_id)
         try:
             self._process.start()
-        except (pickle.PicklingError, TypeError, AttributeError) as exc:
+        except Exception as exc:  # whatever an object raises that cannot be sent
             raise ConfigError(
                 f"the agent {duty.agent.name!r} (or a hook or evaluator) cannot be sent to another "
                 f"process ({exc}); define it at the top of a module, or run threads"

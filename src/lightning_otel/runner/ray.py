@@ -51,12 +51,9 @@ class Worker:
     def __init__(self) -> None:
         self._stop = threading.Event()
 
-    def work(self, duty: bytes) -> None:
-        """Do what a pickled duty says, until nothing is left of it."""
-        import pickle
-
-        found: Duty = pickle.loads(duty)
-        found.run(self._stop)
+    def work(self, duty: "Duty") -> None:
+        """Do what a duty says, until nothing is left of it."""
+        duty.run(self._stop)
 
     def stop(self) -> None:
         """End after the present attempt."""
@@ -69,9 +66,9 @@ class Actor:
     def __init__(self, cls: Any, duty: "Duty") -> None:
         self._ray = import_module("ray")
         with by_value():
-            packed = self._ray.cloudpickle.dumps(duty)
+            sent = self._ray.put(duty)
         self._actor = cls.remote()
-        self._result = self._actor.work.remote(packed)
+        self._result = self._actor.work.remote(sent)
 
     def is_alive(self) -> bool:
         """Whether it works."""
