@@ -265,7 +265,7 @@ def test_run_requires_spans_on_success_only(
 
 @pytest.fixture
 def usual_signals() -> Iterator[None]:
-    """What ends programs started here, also if the tests run under nohup or behind a shell's ``&``."""
+    """Signals end programs started here, also if the tests run under nohup or in the background."""
     before = {each: signal.getsignal(each) for each in (signal.SIGHUP, signal.SIGINT)}
     for number in before:
         signal.signal(number, signal.SIG_DFL)
