@@ -10,10 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.store.writer import writer_if_any
+
+settings.register_profile(
+    "shared machine",
+    # Other examples every time; more of them at once with LIGHTNING_TEST_EXAMPLES=1000.
+    max_examples=int(os.environ.get("LIGHTNING_TEST_EXAMPLES", "30")),
+    # A busy machine is no fault of the code's.
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("shared machine")
 
 _connect = socket.socket.connect
 _KEPT_CLIENTS = "langchain_openai.chat_models._client_utils"
