@@ -107,13 +107,12 @@ ENVIRONMENTS = {
             "langchain-core==1.4.0",
             "langchain-openai==1.1.10",
             "langgraph==1.2.4",
-            "autogen-agentchat==0.7.5",
-            "autogen-ext[openai]==0.7.5",
             "opentelemetry-sdk==1.40.0",
             "sqlalchemy==2.0.40",
         ),
-        tuple(path for path in TOGETHER if not path.endswith("openai_agents")),
-        tuple(name for name in TOGETHER_SHOWN if name != "openai-agents"),
+        # AutoGen's oldest release is its newest.
+        tuple(path for path in TOGETHER if not path.endswith(("openai_agents", "autogen"))),
+        tuple(name for name in TOGETHER_SHOWN if name not in ("openai-agents", "autogen-core")),
     ),
     "oldest-agents": Environment(
         # It needs a newer openai than the oldest that the rest holds on.

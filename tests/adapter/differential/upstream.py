@@ -4,6 +4,7 @@ Its adapters run from its own files as they were released. What its packages imp
 LLM gateway, trainers, servers: 400 MB) is left out; ``LIGHTNING_TEST_WHOLE`` imports all of it.
 """
 
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -31,6 +32,8 @@ def _make_loose() -> None:
     for name in _LOOSE:
         module = types.ModuleType(name)
         module.__path__ = [os.path.join(folder, *name.split(".")[1:])]
+        # For whoever asks whether it is there.
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         sys.modules[name] = module
 
 
