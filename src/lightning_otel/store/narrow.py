@@ -153,12 +153,17 @@ class _Pass:
         self.con.execute(f"SET threads = {min(THREADS, os.cpu_count() or 1)}")
         try:
             self._rows = NarrowRows(self.con, layout)
-            may_move = f"SELECT 1 FROM every WHERE {_MAY_MOVE} LIMIT 1"
-            hold_moved(self.con, layout, lambda: bool(self.con.execute(may_move).fetchall()))
+            hold_moved(self.con, layout, self._may_move)
             answered(self.con, layout, self._plan)
         except BaseException:
             self.close()
             raise
+
+    def _may_move(self) -> bool:
+        """Whether there is a reward that may be one for another rollout."""
+        self._rows.define()  # anew, where a file turned out to be damaged
+        found = self.con.execute(f"SELECT 1 FROM every WHERE {_MAY_MOVE} LIMIT 1")
+        return bool(found.fetchall())
 
     def _connected(self, name: str) -> "duckdb.DuckDBPyConnection":
         con = self._source.connect(("spans",), INDEX_COLUMNS)
