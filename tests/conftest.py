@@ -5,7 +5,9 @@ import os
 import socket
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,33 @@ settings.register_profile(
 )
 settings.load_profile("shared machine")
 
+BY_TURNS = (
+    "tests/examples/", "tests/faults/", "tests/processes/", "tests/viewer/", "tests/serve/api/",
+    "tests/store/contract/", "tests/store/test_damage.py", "tests/store/test_plugins.py",
+    "tests/store/test_rebuild.py", "tests/store/test_redact.py", "tests/store/test_views.py",
+    "tests/tracing/test_carrying.py", "tests/runner/", "tests/testing/", "tests/test_notebook.py",
+    "tests/test_pages.py", "tests/cli/test_redact.py", "tests/cli/test_reference.py",
+    "tests/instrumentors/autogen/test_endings.py",
+)  # fmt: skip
+"""What takes a third of the time. CI, which must end, runs a quarter of these tests a commit."""
+_TURNS = 4
+
 _connect = socket.socket.connect
 _KEPT_CLIENTS = "langchain_openai.chat_models._client_utils"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With LIGHTNING_TEST_TURN=0 to 3, a quarter of the tests that take long; without, all."""
+    turn = os.environ.get("LIGHTNING_TEST_TURN")
+    if turn is None:
+        return
+
+    def is_due(item: pytest.Item) -> bool:
+        takes_long = item.nodeid.startswith(BY_TURNS)
+        return not takes_long or zlib.crc32(item.nodeid.encode()) % _TURNS == int(turn)
+
+    config.hook.pytest_deselected(items=[each for each in items if not is_due(each)])
+    items[:] = [each for each in items if is_due(each)]
 
 
 def _connect_to_loopback(self: socket.socket, address: Any) -> Any:
@@ -86,11 +113,14 @@ def server() -> Iterator[DemoServer]:
 
 @pytest.fixture
 def served() -> Iterator[Callable[..., str]]:
-    """A function that serves a store on loopback, by the real web app; gives the URL with token."""
+    """A function that serves a store on loopback, by the real web app; gives the URL with token.
+
+    With a key and no token it gives the bare URL: whatever reads needs the key.
+    """
     ends: list[Callable[[], None]] = []
 
-    def serve(store: Store, token: str = "a-token-of-some-length") -> str:
-        url, end = _serve(store, token)
+    def serve(store: Store, token: str = "a-token-of-some-length", *, key: str = "") -> str:
+        url, end = _serve(store, token, key)
         ends.append(end)
         return url.replace("://", f"://:{token}@") if token else url
 
@@ -99,11 +129,13 @@ def served() -> Iterator[Callable[..., str]]:
         end()
 
 
-def _serve(store: Store, token: str) -> tuple[str, Callable[[], None]]:
+def _serve(store: Store, token: str, key: str) -> tuple[str, Callable[[], None]]:
     """The URL of a served store, and what ends the server."""
     from hypercorn.asyncio import serve
     from hypercorn.config import Config
 
+    from lightning_otel.serve.api.hub import Hub
+    from lightning_otel.serve.api.rooms import Rooms
     from lightning_otel.serve.app import make_app
     from lightning_otel.serve.intake import Intake
     from lightning_otel.serve.server import access_for, open_door
@@ -114,7 +146,10 @@ def _serve(store: Store, token: str) -> tuple[str, Callable[[], None]]:
     settings.graceful_timeout = 1
     settings.accesslog = settings.errorlog = None
     intake = Intake(store)
-    app = make_app(store, intake, access_for("127.0.0.1", token))
+    rooms = Rooms(store)
+    hub = Hub(store, rooms)
+    access = replace(access_for("127.0.0.1", token), key=key)
+    app = make_app(store, intake, access, rooms, hub)
     loop = asyncio.new_event_loop()
     told = asyncio.Event()
 
@@ -127,6 +162,7 @@ def _serve(store: Store, token: str) -> tuple[str, Callable[[], None]]:
     thread.start()
 
     def end() -> None:
+        loop.call_soon_threadsafe(hub.close)
         loop.call_soon_threadsafe(told.set)
         thread.join(10)
         intake.close()

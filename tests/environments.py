@@ -207,6 +207,7 @@ ENVIRONMENTS = {
             "tests/formats/consumers",
             "tests/algorithms/test_closed_loop.py",
             "tests/algorithms/test_gradients.py",
+            "tests/algorithms/test_kill.py",
             "tests/algorithms/test_page.py",
             "tests/algorithms/test_recorded.py",
             "tests/algorithms/test_verl.py",

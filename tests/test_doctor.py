@@ -145,6 +145,7 @@ def test_examine_knows_which_is_active(recorded: Store, install: Callable[..., N
 
 
 @pytest.mark.parametrize("code", ["import not_there_at_all", "None.x", "1 + 'a'"])
+@pytest.mark.pain(16)
 def test_examine_finds_an_instrumentor_that_breaks(
     recorded: Store, install: Callable[..., None], code: str
 ) -> None:

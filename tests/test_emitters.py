@@ -568,6 +568,7 @@ def test_span_holds_metadata_and_task_and_can_be_rewarded(store: Store) -> None:
     assert reward.attributes[f"{c.LINK_PREFIX}.0.value_match"] == span_id
 
 
+@pytest.mark.pain(1)
 def test_every_emitter_outside_a_recording_gives_none_and_says_so_once(
     warnings_in: Warnings,
 ) -> None:
@@ -644,6 +645,7 @@ def test_reward_matches_attributes(recording: Recording) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.pain(21)
 def test_reward_takes_a_number_for_each_step(recording: Recording) -> None:
     """A sequence is kept as JSON beside its sum, which is what other tools read."""
     emit_reward([1, None, np.float32(0.5)])

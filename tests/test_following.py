@@ -1,29 +1,25 @@
 """What docs/following.md says is run as it stands there."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.forwarding.collector import Endpoint
+from tests.pages import DOCS, blocks, python
 
-PAGE = Path(__file__).parent.parent / "docs" / "following.md"
-
-
-def blocks(language: str) -> list[str]:
-    """The page's code blocks of one language, in order."""
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PAGE = DOCS / "following.md"
 
 
 def test_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python blocks record, redact and follow; the commands forward what they recorded."""
     monkeypatch.delenv("LIGHTNING_OTEL_STORE")
-    program = [sys.executable, "-W", "error", "-c", "\n".join(blocks("python"))]
+    program = python(PAGE)
     endpoint = Endpoint()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.url)
     done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, timeout=50)
-    _, once, rollout = blocks("bash")[0].splitlines()
+    (commands,) = blocks(PAGE, "bash")
+    _, once, rollout = commands.splitlines()
     words = [line.partition("#")[0].split()[1:] for line in (once, rollout)]
     words[0][2] = endpoint.url
     sent = [

@@ -1,20 +1,15 @@
 """What docs/looking.md says is run as it stands there."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from tests.pages import DOCS, blocks
 
-PAGE = Path(__file__).parent.parent / "docs" / "looking.md"
-
-
-def blocks(language: str) -> list[str]:
-    """The page's code blocks of one language, in order."""
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PAGE = DOCS / "looking.md"
 
 
 def test_commands_show_what_the_demo_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +20,7 @@ def test_commands_show_what_the_demo_did(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("LIGHTNING_OTEL_STORE", raising=False)
 
     done = subprocess.run(
-        ["bash", "-euc", blocks("bash")[0]],
+        ["bash", "-euc", *blocks(PAGE, "bash")],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -46,7 +41,7 @@ def test_commands_show_what_the_demo_did(tmp_path: Path, monkeypatch: pytest.Mon
 def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks record a step, show it, and write it as a conversation."""
     monkeypatch.delenv("LIGHTNING_OTEL_STORE", raising=False)
-    program = "\n".join([*blocks("python"), "print(recording._repr_html_()[:4])"])
+    program = "\n".join([*blocks(PAGE, "python"), "print(recording._repr_html_()[:4])"])
 
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],

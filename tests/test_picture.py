@@ -71,6 +71,7 @@ def arrows(root: ElementTree.Element) -> int:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=range(len(ATTACKS)))
+@pytest.mark.pain(20)
 def test_nothing_in_a_name_acts(attack: str) -> None:
     """Every place that shows a user's text shows it as text, in XML and in HTML."""
     forest = Forest(rollout_id=attack)
@@ -151,6 +152,7 @@ def test_a_late_reward_does_not_squeeze_the_time() -> None:
     assert not any(text.endswith(" h") for text in texts(root))
 
 
+@pytest.mark.pain(12)
 def test_a_huge_trace_is_bounded_and_says_so() -> None:
     """Of many spans the first and last are drawn, and what is left out is counted."""
     forest = Forest()
@@ -225,5 +227,5 @@ def test_notebooks_show_recordings_and_tables(tmp_path: Path) -> None:
     assert "<script>" not in shown + steps
     assert "&lt;/td&gt;&lt;script&gt;" in steps
     assert shown.count("<tr>") == 21
-    assert "the first 20 rows" in shown
+    assert "the first 20 of 50 rows" in shown
     assert Recording()._repr_html_() == "&lt;Recording of nothing&gt;"

@@ -75,6 +75,45 @@ def process(tmp_path: Path) -> Process:
     return Process(tmp_path)
 
 
+SEEDED = """
+import random
+for turn in range(2):
+    random.seed(7)
+    with lo.auto_trace():
+        lo.emit_action("say", turn)
+    assert random.random() == random.Random(7).random()
+"""
+
+
+@pytest.mark.parametrize("setup", ["", "own_provider()\n"])
+def test_ids_of_a_seeded_program_are_never_repeated(process: Process, setup: str) -> None:
+    """Neither within a run nor by the next one, in a provider of ours or theirs."""
+    runs = [process.run(setup + SEEDED) for _ in range(2)]
+
+    assert [run.returncode for run in runs] == [0, 0], runs
+    spans = process.spans()
+    assert len(spans) == 8
+    assert len({span.span_id for span in spans}) == 8
+    assert len({span.trace_id for span in spans}) == len({span.rollout_id for span in spans}) == 4
+
+
+def test_ids_that_the_user_chose_stay(process: Process) -> None:
+    """A provider with another generator, such as that of AWS X-Ray, is left with it."""
+    done = process.run(
+        """
+        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+        class Counting(RandomIdGenerator):
+            def generate_trace_id(self):
+                return 7
+        own_provider(id_generator=Counting())
+        with lo.auto_trace():
+            print(trace.get_current_span().get_span_context().trace_id)
+        """
+    )
+
+    assert done.stdout == "7\n", done.stderr
+
+
 def test_existing_provider_is_joined_and_keeps_all_it_had(process: Process) -> None:
     """The user's provider stays, its exporter still gets every span, without the content."""
     done = process.run(

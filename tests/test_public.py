@@ -23,6 +23,7 @@ def in_new_process(script: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.pain(11)
 def test_import_is_light() -> None:
     """The bare import pulls in nothing but the standard library, and none of our own rooms."""
     script = (
@@ -117,3 +118,15 @@ def test_convention_keys_are_each_named_once() -> None:
     assert len(set(keys.values())) == len(keys)
     assert set(conventions.BODY_KEYS) <= conventions.CONTENT_KEYS <= set(keys.values())
     assert len(keys) > 80
+
+
+@pytest.mark.parametrize("name", ["Trainer", "Queue", "Resources", "State", "run_workers"])
+def test_a_name_whose_extra_is_missing_names_the_extra(name: str) -> None:
+    """Without SQLAlchemy, what needs it says what to install, not that a module is missing."""
+    script = (
+        "import sys; sys.modules['sqlalchemy'] = None; import lightning_otel\n"
+        f"try: lightning_otel.{name}\n"
+        "except lightning_otel.ConfigError as exc: print(exc)"
+    )
+
+    assert in_new_process(script).endswith("; pip install 'lightning-otel[learn]'")

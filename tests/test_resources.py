@@ -124,6 +124,34 @@ def test_promote_and_rollback_move_live(resources: Resources) -> None:
     assert resources.get("p").version == 1
 
 
+def test_withdrawn_canary_is_given_to_nobody(resources: Resources, place: str) -> None:
+    """The alias goes, live stays, and the reason is kept for whoever looks, in any process."""
+    resources.publish("p", "one")
+    resources.publish("p", "two", alias="canary", weight=1.0)
+    assert str(resources.assigned("key")["p"]) == "p@2"
+
+    taken = resources.withdraw("p", "worse by 0.2")
+
+    assert str(taken) == "p@2"
+    assert str(resources.assigned("key")["p"]) == "p@1"
+    assert resources.aliases("p") == {"live": 1}
+    (kept,) = Resources(State(place)).withdrawals("p")
+    assert (kept.version, kept.reason) == (2, "worse by 0.2")
+    with pytest.raises(NotFoundError, match="p has no canary"):
+        resources.withdraw("p")
+    resources.publish("p", "three", alias="canary")
+    with pytest.raises(NotFoundError, match="p@2 is no canary"):
+        resources.withdraw("p", version=2)
+    with pytest.raises(NotFoundError, match="there is no resource 'q'"):
+        resources.withdraw("q")
+    resources.set_alias("p", "canary", 2)
+    assert resources.withdraw("p").version == 2
+    resources.set_alias("p", "canary", 2)
+    resources.set_alias("p", "canary", None)
+    reasons = [each.reason for each in resources.withdrawals("p")]
+    assert reasons == ["worse by 0.2", "by hand", "by hand"]
+
+
 def test_live_can_be_taken_away_and_brought_back(resources: Resources) -> None:
     """Without live the agent is left to itself; rollback brings back what was."""
     resources.publish("p", "one")

@@ -1,27 +1,19 @@
 """What docs/resources.md says is run as it stands there, and names what there is."""
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from tests.pages import DOCS, python, ran
 
 from lightning_otel.cli.resources import resources
 from lightning_otel.resources import bodies
 
-PAGE = Path(__file__).parent.parent / "docs" / "resources.md"
+PAGE = DOCS / "resources.md"
 
 
-def test_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_runs(tmp_path: Path) -> None:
     """From publication to rollback; what cannot be compared yet is told, not made up."""
-    monkeypatch.delenv("LIGHTNING_OTEL_STORE")
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    program = [sys.executable, "-W", "error", "-c", "\n".join(blocks)]
+    done = ran(python(PAGE), tmp_path)
 
-    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, timeout=50)
-
-    assert done.returncode == 0, done.stderr
     first, told, *difference = done.stdout.splitlines()
     assert first == "system_prompt@1 system_prompt@2"
     assert "there are 0 tasks that were done with both, and 8 are the fewest" in told

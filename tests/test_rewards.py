@@ -1,28 +1,14 @@
 """What docs/rewards.md says is run as it stands there, and prints what it says."""
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from tests.pages import DOCS, blocks, python, ran
 
-PAGE = Path(__file__).parent.parent / "docs" / "rewards.md"
-
-
-def blocks(language: str) -> list[str]:
-    """The page's code blocks of one language, in order."""
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PAGE = DOCS / "rewards.md"
 
 
-def test_page_runs_and_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_runs_and_prints_what_it_says(tmp_path: Path) -> None:
     """The Python blocks, one after the other in an empty folder, print the page's outputs."""
-    monkeypatch.delenv("LIGHTNING_OTEL_STORE")
+    done = ran(python(PAGE), tmp_path)
 
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", "\n".join(blocks("python"))],
-        capture_output=True, text=True, cwd=tmp_path, timeout=50,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "".join(blocks("text"))
+    assert done.stdout == "".join(blocks(PAGE, "text"))

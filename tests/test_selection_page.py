@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.pages import DOCS, python, ran
 
 from lightning_otel.adapter.selection import Wanted
 
-PAGE = Path(__file__).parent.parent / "docs" / "selection.md"
+PAGE = DOCS / "selection.md"
 RECORD = """
 import lightning_otel as lo
 for agent in ("planner", "planner-draft"):
@@ -20,15 +20,10 @@ for agent in ("planner", "planner-draft"):
 """
 
 
-def test_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_runs(tmp_path: Path) -> None:
     """Of two agents' steps the one that is wanted is found, and no reason to leave any out."""
-    monkeypatch.delenv("LIGHTNING_OTEL_STORE")
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    program = [sys.executable, "-W", "error", "-c", "\n".join([RECORD, *blocks])]
+    done = ran(python(PAGE, before=RECORD), tmp_path)
 
-    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, timeout=50)
-
-    assert done.returncode == 0, done.stderr
     assert done.stdout == "1 {}\n"
 
 

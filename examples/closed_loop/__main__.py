@@ -6,6 +6,8 @@ The agent is never stopped, and the weights change under it.
 
     pip install 'lightning-otel[train,openai]'
     python examples/closed_loop [--steps 40] [--folder FOLDER]
+
+It ends with a table of what was to be shown, and with 1 if any of it does not hold.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -64,6 +67,8 @@ class Loop:
         self.store.layout.create()
         self.state = State(self.store.layout.catalogue)
         self.runs, self.resources = Runs(self.state), Resources(self.state)
+        self.killed = Killed()
+        self.agent_code: int | None = None
 
     def run(self) -> None:
         """Begin all three; kill the trainer half way, resume it; end when the steps are done."""
@@ -85,7 +90,7 @@ class Loop:
             processes.append(trainer)
             wait_for("step", lambda: self.step() >= self.steps // 2, among=processes)
             trainer.kill()
-            trainer.wait()
+            self.killed = Killed(trainer.wait(), self.step())
             processes[-1] = trainer = start("learn", *asked, "resume")
             wait_for("end", lambda: trainer.poll() is not None, among=[engine, agent])
             if trainer.returncode or agent.poll() is not None:
@@ -94,7 +99,7 @@ class Loop:
             stop.touch()
             # The agent ends its rollout by itself; the engine goes last.
             for process in processes[1:2]:
-                process.wait(30)
+                self.agent_code = process.wait(30)
             for process in reversed(processes):
                 if process.poll() is None:
                     process.send_signal(signal.SIGTERM)
@@ -109,27 +114,43 @@ class Loop:
         run = self.runs.get("@last")
         measured = self.runs.metrics(run.run_id)
         rewards = [each.value for each in measured if each.name == "reward"]
-        counted = sum(int(each.value) for each in measured if each.name == "rollouts")
         claims = self.runs.claims(run)
         calls = sorted(self.store.transitions(bodies=False), key=lambda call: call.start_ns)
         gaps = [after.start_ns - call.end_ns for call, after in itertools.pairwise(calls)]
-        edge = max(1, len(rewards) // 8)
+        ended = self.store.sql("SELECT status, count(*) AS n FROM rollouts GROUP BY status").rows()
+        statuses = {each["status"]: each["n"] for each in ended}
         found = Report(
             rewards=rewards,
-            rise=(sum(rewards[-edge:]) - sum(rewards[:edge])) / edge,
             steps=run.step,
+            runs=len(self.runs.all()),
             trained=len(claims.trained()),
-            counted=counted,
+            counted=sum(int(each.value) for each in measured if each.name == "rollouts"),
             states=claims.counts(),
+            rollouts=sum(statuses.values()),
+            broken=sum(count for status, count in statuses.items() if status != "succeeded"),
             versions=len({call.resources.get("llm") for call in calls}),
+            calls=len(calls),
             longest_gap_s=max(gaps, default=0) / 1e9,
+            agent_code=self.agent_code,
+            killed=self.killed,
         )
-        print(f"mean reward of each step\n{curve(rewards)}")
-        print(f"it rose by {found.rise:.2f} in {found.steps} steps")
-        print(f"{found.trained} rollouts trained, {counted} counted in steps: {found.states}")
-        print(f"{len(calls)} calls of {found.versions} versions of the weights;", end=" ")
-        print(f"the agent paused for {found.longest_gap_s:.1f} s at most")
+        print(f"mean reward of each step\n{curve(rewards)}\n")
         return found
+
+
+class Killed(NamedTuple):
+    """How the trainer was ended on the way, and after which step; as yet not at all."""
+
+    code: int | None = None
+    step: int = 0
+
+
+class Check(NamedTuple):
+    """Something that was to be shown, what was found, and whether that is it."""
+
+    what: str
+    found: str
+    holds: bool
 
 
 @dataclass(frozen=True)
@@ -138,23 +159,84 @@ class Report:
 
     Attributes:
         rewards: Mean reward of each step.
-        rise: Its last eighth less its first.
         steps: How many steps are kept.
+        runs: How many training runs there were: a resumed one goes on as the same.
         trained: How many rollouts were trained on, by the claims.
         counted: How many were, by the steps' metrics: more if one was repeated.
         states: How many rollouts were claimed, by what became of them.
+        rollouts: How many the agent made.
+        broken: How many of them did not end well.
         versions: How many versions of the weights the agent called.
+        calls: How often it did.
         longest_gap_s: How long the agent made no call at most, seconds.
+        agent_code: What the agent ended with when it was told to stop.
+        killed: How the trainer was ended on the way.
     """
 
     rewards: list[float]
-    rise: float
     steps: int
+    runs: int
     trained: int
     counted: int
     states: dict[str, int]
+    rollouts: int
+    broken: int
     versions: int
+    calls: int
     longest_gap_s: float
+    agent_code: int | None
+    killed: Killed
+
+    def checks(self, steps: int, rise: float) -> list[Check]:
+        """What was to be shown, and whether it holds.
+
+        Args:
+            steps: How many steps there were to be.
+            rise: How much more the last eighth of them was to earn than the first.
+        """
+        edge = max(1, len(self.rewards) // 8)
+        before, after = sum(self.rewards[:edge]) / edge, sum(self.rewards[-edge:]) / edge
+        left = {each: n for each, n in self.states.items() if each not in ("trained", "claimed")}
+        told = ", ".join(f"{n} {each.partition(':')[0]}" for each, n in left.items()) or "none"
+        waiting = self.rollouts - sum(self.states.values())
+        code, step = self.killed
+        once = self.trained == self.counted > 0
+        held = self.states.get("claimed", 0)
+        return [
+            Check("mean reward before", f"{before:.3f}, of the first {edge} steps", True),
+            Check("mean reward after", f"{after:.3f}, of the last {edge}", True),
+            Check(f"it rose by {rise:g} or more", f"{after - before:+.3f}", after - before >= rise),
+            Check(f"steps, {steps} at most", str(self.steps), 0 < self.steps <= steps),
+            Check("rows trained exactly once", f"{self.trained} of {self.counted} taken", once),
+            Check("rows lost", str(held), held == 0),
+            Check("rows left out, by reason", told, True),
+            Check("rows that wait for another step", str(waiting), waiting >= 0),
+            Check(
+                "weights swapped live",
+                f"{self.versions - 1} times",
+                self.versions > max(1, steps // 2),
+            ),
+            Check("calls of the agent", str(self.calls), self.calls >= self.trained),
+            Check(
+                "interruptions of the agent",
+                f"{self.broken}; it paused for {self.longest_gap_s:.1f} s at most",
+                self.broken == 0 and self.agent_code == 0 and self.longest_gap_s < 30,
+            ),
+            Check(
+                "trainer killed",
+                f"by signal {-code if code else 'none'} after step {step}",
+                code == -signal.SIGKILL and 0 < step < steps,
+            ),
+            Check("and resumed", f"as {self.runs} run", self.runs == 1 and self.steps > step),
+        ]
+
+
+def table(checks: Sequence[Check]) -> str:
+    """The checks as lines of text."""
+    width = max(len(each.what) for each in checks)
+    return "\n".join(
+        f"{'ok  ' if each.holds else 'FAIL'}  {each.what:{width}}  {each.found}" for each in checks
+    )
 
 
 def curve(values: Sequence[float], height: int = 8) -> str:
@@ -171,12 +253,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=32, help="rollouts of a step")
+    parser.add_argument("--rise", type=float, default=0.3, help="of the mean reward, at least")
     parser.add_argument("--folder", type=Path, help="keep store, weights and runs here")
     given = parser.parse_args()
+    began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         loop = Loop(given.folder or Path(scratch), steps=given.steps, batch=given.batch)
         loop.run()
-        loop.report()
+        checks = loop.report().checks(given.steps, given.rise)
+    print(table(checks))
+    print(f"in {time.monotonic() - began_s:.0f} s")
+    if not all(each.holds for each in checks):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

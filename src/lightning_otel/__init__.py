@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Advantage, Composition, TripletAdapter
-    from lightning_otel.agents import LitAgent, Router, rollout
+    from lightning_otel.agents import LitAgent, Router, llm_rollout, prompt_rollout, rollout
     from lightning_otel.algorithms import BaseAlgorithm, StepResult
     from lightning_otel.analysis import analyze_episode
+    from lightning_otel.debugging import set_debug_mode
     from lightning_otel.emitters import (
         emit_action,
         emit_exception,
@@ -49,9 +50,12 @@ _HOMES = {
     "analyze_episode": "analysis",
     "LitAgent": "agents",
     "Router": "agents",
+    "llm_rollout": "agents",
+    "prompt_rollout": "agents",
     "rollout": "agents",
     "BaseAlgorithm": "algorithms",
     "StepResult": "algorithms",
+    "set_debug_mode": "debugging",
     "emit_action": "emitters",
     "emit_exception": "emitters",
     "emit_message": "emitters",
@@ -97,6 +101,19 @@ _HOMES = {
     "Trajectory": "types",
     "Transition": "types",
 }
+
+_ELSEWHERE = {
+    "AgentLightning": "Trainer",
+    "LLM": "a resource such as {'base_url': …, 'model': …}; agents are given its Resource.endpoint",
+    "LightningStore": "Store",
+    "LitAgentRunner": "Runner",
+    "ParallelConfig": "Trainer(workers=…, kind='processes')",
+    "PromptTemplate": "Prompt",
+    "ProxyLLM": "a resource such as {'base_url': …}; calls are recorded without a proxy",
+    "TraceAdapter": "TripletAdapter",
+    "Tracer": "auto_trace() to record, analyze_episode() to look at a rollout",
+}
+"""Names of Agent Lightning's, and of what is written about it, that are called otherwise here."""
 
 __version__ = "0.1.0"
 __all__ = [
@@ -145,12 +162,15 @@ __all__ = [
     "emit_state",
     "instrument",
     "learned",
+    "llm_rollout",
     "operation",
     "plot_training_metrics",
+    "prompt_rollout",
     "remove_transform",
     "reward_from_feedback",
     "rollout",
     "run_workers",
+    "set_debug_mode",
     "uninstrument",
     "wrap_langchain",
 ]
@@ -160,7 +180,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name from its home, once."""
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        said = f"; here it is {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{said}")
     value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

@@ -8,6 +8,7 @@ allows that, and the SDK's attribute limits cannot cut it.
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import config
+from lightning_otel import config, debugging
 from lightning_otel import conventions as c
 from lightning_otel.scrub import scrub, scrub_error
 
@@ -62,6 +63,13 @@ class Applied(Protocol):
 
     def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> Mapping[str, Any]:
         """By name the version of each resource that a key, an agent and what is pinned give."""
+
+    def held(self, standings: Mapping[str, Any] | None = None) -> "Applied":
+        """The same for one rollout, which ends with what its first request was given.
+
+        Args:
+            standings: What that was, if it was made in another process.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +251,11 @@ def tracer() -> trace.Tracer:
     return _process.tracer
 
 
+def use_tracer(tracer: trace.Tracer) -> None:
+    """Have all our spans come from this tracer from now on."""
+    _process.tracer = tracer
+
+
 def faults() -> int:
     """How many of our own faults were kept from this program so far."""
     return _process.faults
@@ -251,6 +264,8 @@ def faults() -> int:
 def note_fault() -> None:
     """Count a fault of ours that is being handled; the first one is a warning, the rest debug."""
     _process.faults += 1
+    if debugging.is_on:
+        debugging.tell(f"fault   {type(sys.exception()).__name__}: {sys.exception()}")
     level = logging.WARNING if _process.faults == 1 else logging.DEBUG
     with contextlib.suppress(Exception):  # the program's own log handlers may raise
         log.log(level, "a span could not be captured; the program goes on", exc_info=True)
@@ -269,8 +284,16 @@ def is_wanted() -> bool:
     """Whether a call made here and now should become a span."""
     context = otel_context.get_current()
     if current_frame(context) is None and not _process.is_global:
+        if debugging.is_on:
+            debugging.tell_missed(
+                "no recording is open here; use auto_trace(), carried() or lightning-otel run"
+            )
         return False
-    return not context.get(_SUPPRESS_KEY)
+    if not context.get(_SUPPRESS_KEY):
+        return True
+    if debugging.is_on:
+        debugging.tell_missed("the program suppresses instrumentation here")
+    return False
 
 
 def take_body() -> Mapping[str, str]:

@@ -6,7 +6,7 @@ Nonsense in a variable never stops a program: the default is taken and one warni
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,8 @@ ENABLED_ENV: Final = "LIGHTNING_OTEL"
 STATE_ENV: Final = "LIGHTNING_OTEL_STATE"
 TOKEN_ENV: Final = "LIGHTNING_OTEL_TOKEN"
 EXPORT_CONTENT_ENV: Final = "LIGHTNING_OTEL_EXPORT_CONTENT"
+DEBUG_ENV: Final = "LIGHTNING_OTEL_DEBUG"
+"""Whether what is kept and what is not, and why, is told on stderr."""
 ROLLOUT_ENV: Final = "LIGHTNING_OTEL_ROLLOUT_ID"
 ATTEMPT_ENV: Final = "LIGHTNING_OTEL_ATTEMPT_ID"
 RUN_ENV: Final = "LIGHTNING_OTEL_RUN"
@@ -39,6 +41,13 @@ APPLY_ENV: Final = "LIGHTNING_OTEL_APPLY"
 ENDPOINT_KEY_ENV: Final = "LIGHTNING_OTEL_ENDPOINT_KEY"
 """The key for endpoints elsewhere than where the agent's client sends its own."""
 CONTENT_ENV: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+
+PREFIX: Final = "LIGHTNING_OTEL"
+OURS: Final = tuple(
+    sorted(value for name, value in globals().items()
+           if name.endswith("_ENV") and str(value).startswith(PREFIX))
+)  # fmt: skip
+"""Every variable of our own that is read."""
 
 DEFAULT_STORE: Final = ".lightning/traces.duckdb"
 
@@ -80,6 +89,36 @@ def _flag(name: str, *, default: bool) -> bool:
     return default
 
 
+def is_set(name: str) -> bool:
+    """Whether a variable says anything, be it nonsense."""
+    return bool(os.environ.get(name, "").strip())
+
+
+def unknown_names() -> list[str]:
+    """Variables that are set, begin nearly as ours do, and are read by nobody."""
+    begins = (PREFIX, "LIGHTNINGOTEL", "LIGHTNING_OTLP", "LIGTHNING_OTEL", "LIGHTING_OTEL")
+    return sorted(name for name in os.environ if name.startswith(begins) and name not in OURS)
+
+
+def misunderstood() -> Iterator[tuple[str, str]]:
+    """Each variable whose value is not understood, and what it should be."""
+    for name in (
+        ENABLED_ENV, DEBUG_ENV, "OTEL_SDK_DISABLED", EXPORT_CONTENT_ENV, RETOKENIZATION_FIX_ENV,
+        TRAIN_ENV, COLLECT_ENV, APPLY_ENV,
+    ):  # fmt: skip
+        value = os.environ.get(name, "").strip().lower()
+        if value and value not in _YES | _NO:
+            yield name, "one of 1, 0, true, false, yes, no, on, off"
+    size = os.environ.get(MAX_SIZE_ENV, "").strip()
+    if size and not size_of(size):
+        yield MAX_SIZE_ENV, "a size such as 10GB"
+    content_name = os.environ.get(CONTENT_ENV, "").strip().lower()
+    if content_name and content_name not in _CONTENT_OFF | _CONTENT_ON_SPANS:
+        yield CONTENT_ENV, "NO_CONTENT, SPAN_ONLY, EVENT_ONLY or SPAN_AND_EVENT"
+    if not all(":" in name for name in named_transforms()):
+        yield TRANSFORMS_ENV, "functions, each module:function"
+
+
 def is_enabled() -> bool:
     """Whether capture may run: ``LIGHTNING_OTEL=0`` and ``OTEL_SDK_DISABLED=true`` stop it."""
     return _flag(ENABLED_ENV, default=True) and not _flag("OTEL_SDK_DISABLED", default=False)
@@ -103,6 +142,11 @@ def is_retokenization_fix_enabled() -> bool:
 def is_collect_enabled() -> bool:
     """Whether spans are kept: ``LIGHTNING_OTEL_COLLECT=0`` keeps none, whatever is recorded."""
     return _flag(COLLECT_ENV, default=True)
+
+
+def is_debug_enabled() -> bool:
+    """Whether ``LIGHTNING_OTEL_DEBUG`` has what is kept and what is not told; off unless."""
+    return _flag(DEBUG_ENV, default=False)
 
 
 def is_apply_enabled() -> bool:
@@ -332,6 +376,7 @@ def child_environment(
     transforms: Sequence[str] = (),
     enable_retokenization_fix: bool = False,
     apply: bool = False,
+    debug: bool = False,
 ) -> dict[str, str]:
     """The environment in which ``lightning-otel run`` starts its child.
 
@@ -345,6 +390,7 @@ def child_environment(
         transforms: Functions that spans pass through, besides those named already.
         enable_retokenization_fix: Whether servers are asked for token ids, whatever is set already.
         apply: Whether requests are made with live resources, whatever is set already.
+        debug: Whether the child tells what it keeps, whatever is set already.
     """
     named = ",".join((*named_transforms(), *transforms))
     python_path = os.environ.get("PYTHONPATH")
@@ -354,6 +400,7 @@ def child_environment(
         **({TRANSFORMS_ENV: named} if named else {}),
         **({RETOKENIZATION_FIX_ENV: "1"} if enable_retokenization_fix else {}),
         **({APPLY_ENV: "1"} if apply else {}),
+        **({DEBUG_ENV: "1"} if debug else {}),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(startup), python_path])),
         STORE_ENV: store,
         RUN_ENV: "1",

@@ -93,6 +93,16 @@ OPENAI_FINGERPRINT: Final = "openai.response.system_fingerprint"
 SERVER_ADDRESS: Final = "server.address"
 SERVER_PORT: Final = "server.port"
 ERROR_TYPE: Final = "error.type"
+PLUMBING_KEYS: Final = (
+    "http.method",
+    "http.request.method",
+    "http.route",
+    "db.system",
+    "db.system.name",
+    "rpc.system",
+    "messaging.system",
+)
+"""A span with one of these tells of a request, query or message that carries what agents do."""
 EXCEPTION_EVENT: Final = "exception"
 EXCEPTION_TYPE: Final = "exception.type"
 EXCEPTION_MESSAGE: Final = "exception.message"
@@ -124,6 +134,8 @@ STOP_REASON: Final = "lightning.stop_reason"
 """Why a team of agents stopped, in its own words."""
 CUT: Final = "lightning.cut"
 """JSON object: for each value too large to keep whole, its length and the kept part's SHA-256."""
+REDACTED: Final = "lightning.redacted"
+"""What was taken out of a span after it was kept: the redaction, and how many values by reason."""
 RECEIVED: Final = "lightning.received"
 """How a span that was not recorded here came: ``otlp:PEER``, ``otlp+token:PEER`` or ``import``."""
 WORKFLOW_STEP: Final = "lightning.workflow.step"
@@ -161,6 +173,10 @@ FEEDBACK_RATING: Final = "lightning.feedback.rating"
 FEEDBACK_SATISFIED: Final = "lightning.feedback.satisfied"
 FEEDBACK_USED: Final = "lightning.feedback.used_result"
 FEEDBACK_TEXT: Final = "lightning.feedback.text"
+FEEDBACK_METADATA: Final = "lightning.feedback.metadata"
+"""What else was sent with feedback, as JSON text."""
+FEEDBACK_CONVERSATION: Final = "lightning.feedback.conversation"
+"""The conversation that was judged; the reward is linked to a call of it."""
 PRIMARY_REWARD: Final = "primary"
 LINK_PREFIX: Final = "agentlightning.link"
 """``agentlightning.link.N.key_match|value_match``: the span whose attribute equals the value."""
@@ -222,6 +238,7 @@ CONTENT_KEYS: Final = frozenset(
         TASK,
         STOP_REASON,
         FEEDBACK_TEXT,
+        FEEDBACK_METADATA,
     }
 )
 """What people wrote and models answered: kept in the local store, sent out only when allowed."""

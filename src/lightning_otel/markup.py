@@ -54,23 +54,71 @@ def _cells(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], note: str = "") -> str:
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    note: str = "",
+    *,
+    title: str = "",
+    cells: int = 80,
+) -> str:
     """Rows as an HTML table of texts, each cut to a line.
 
     Args:
         columns: Their names.
         rows: A value for each.
         note: What is said below.
+        title: What is said above.
+        cells: The longest that a text may be, widths of a narrow character.
     """
     head = "".join(f'<th style="text-align:left">{safe(name)}</th>' for name in columns)
     body = "".join(
         "<tr>"
         + "".join(
-            f'<td style="text-align:left">{"" if value is None else safe(value, 80)}</td>'
+            f'<td style="text-align:left">{"" if value is None else safe(value, cells)}</td>'
             for value in row
         )
         + "</tr>"
         for row in rows
     )
     told = f"<p>{safe(note)}</p>" if note else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{told}"
+    above = f"<p><b>{safe(title, 200)}</b></p>" if title else ""
+    return f"{above}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{told}"
+
+
+def facts(title: str, pairs: Iterable[tuple[str, object]], note: str = "") -> str:
+    """What is known of one thing as an HTML table: a name and what it is in each row.
+
+    Args:
+        title: What the thing is.
+        pairs: Names, and what they are; what is None or an empty text is left out.
+        note: What is said below.
+    """
+    known = [pair for pair in pairs if pair[1] is not None and pair[1] != ""]
+    return table(("", ""), known, note, title=title, cells=200)
+
+
+def block(text: str, most: int = 4000) -> str:
+    """Text as an HTML block with its lines as they are; of a long one the beginning, and its size.
+
+    Args:
+        text: The text.
+        most: Characters shown.
+    """
+    lines = "\n".join(safe(line) for line in text[:most].split("\n"))
+    cut = f"<p>the first {most:,} of {len(text):,} characters</p>" if len(text) > most else ""
+    return f'<pre style="white-space:pre-wrap;text-align:left">{lines}</pre>{cut}'
+
+
+_HIDDEN: Final = re.compile(
+    # What moves a cursor, turns the writing or is not seen, but for tabs and ends of lines: control
+    # characters, marks of direction, separators, halves of pairs, the byte order mark and tags.
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069"
+    "\ud800-\udfff\ufeff\U000e0000-\U000e007f]"
+)
+
+
+def visible(text: object) -> str:
+    """Text of several lines in which everything that would not be seen is: ``‹U+202E›``."""
+    found = text if isinstance(text, str) else str(text)
+    return _HIDDEN.sub(lambda match: f"‹U+{ord(match[0]):04X}›", found.replace("\r\n", "\n"))

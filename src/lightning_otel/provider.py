@@ -5,10 +5,12 @@ on untraced, with one warning.
 """
 
 import logging
+import os
+import secrets
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -16,7 +18,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture, config
+from lightning_otel import capture, config, debugging
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError
 
@@ -35,6 +37,9 @@ INSTRUMENTORS: Mapping[str, str] = {
 """The library each instrumentor is for, and where it stands: imported when its library is."""
 
 
+_RANDOM_IDS: Final = ("opentelemetry.sdk.trace.id_generator", "RandomIdGenerator")
+
+
 class _Setup:
     """What was set up in this process: the provider joined, the libraries to be instrumented."""
 
@@ -49,6 +54,29 @@ class _Setup:
 
 
 _setup = _Setup()
+
+
+class _Ids:
+    """Ids of spans and traces from the system's chance, which no program can seed.
+
+    OpenTelemetry's own come from Python's ``random``: a program that seeds it, as every training
+    script does, would use the ids of its last run again, and its spans count as repeated.
+
+    Source: the methods of ``opentelemetry.sdk.trace.id_generator.IdGenerator``, which is not
+    imported for them: they are all that is asked of it.
+    """
+
+    def generate_span_id(self) -> int:
+        """Any of 64 bits but nought, which stands for none."""
+        return secrets.randbits(64) or self.generate_span_id()
+
+    def generate_trace_id(self) -> int:
+        """Any of 128 bits but nought."""
+        return secrets.randbits(128) or self.generate_trace_id()
+
+    def is_trace_id_random(self) -> bool:
+        """Whether samplers may draw by them."""
+        return True
 
 
 def ensure_provider() -> None:
@@ -76,16 +104,27 @@ def is_broken() -> bool:
 
 def _joined_or_set(found: Any) -> Any:
     if isinstance(found, trace.ProxyTracerProvider):
-        return _set_provider()
-    if found is not _setup.provider:
+        found = _set_provider()
+    elif found is not _setup.provider:
         _join(found)
+    capture.use_tracer(_tracer_of(found))
     return found
+
+
+def _tracer_of(provider: Any) -> trace.Tracer:
+    """Our tracer of a provider; of the user's it has ids of our own, unless they chose some."""
+    tracer = provider.get_tracer(c.SCOPE)
+    given = type(getattr(tracer, "id_generator", None))
+    if (given.__module__, given.__name__) == _RANDOM_IDS:
+        tracer.id_generator = _Ids()
+    return tracer  # type: ignore[no-any-return]  # whatever the provider is, this is its tracer
 
 
 def _set_provider() -> Any:
     from opentelemetry.sdk.trace import TracerProvider
 
-    provider = TracerProvider()
+    ids: Any = _Ids()
+    provider = TracerProvider(id_generator=ids)
     _join(provider)
     if not _setup.is_otlp_elsewhere and wants_otlp():
         capture.guarded(_add_otlp, provider)
@@ -158,6 +197,19 @@ def _switch_on(library: str) -> None:
         instrumentor = _instrumentor_of(library)
         if not instrumentor.is_instrumented_by_opentelemetry:
             instrumentor.instrument(skip_dep_check=True, only_in_recordings=True)
+            if debugging.is_on:
+                debugging.tell(f"on      the instrumentor of {library}")
+
+
+def tell_instrumentors() -> None:
+    """Tell which libraries are instrumented, and which will be once they are imported."""
+    found = {library: library in sys.modules for library in _setup.wanted}
+    on = [library for library in sorted(found) if found[library]]
+    later = [library for library in sorted(found) if not found[library]]
+    debugging.tell(
+        f"on      instrumentors of {', '.join(on) or 'nothing yet'}; "
+        f"once imported: {', '.join(later) or 'none'}"
+    )
 
 
 def uninstrument() -> None:
@@ -200,12 +252,16 @@ def start_process() -> None:
     from lightning_otel.store import Store
 
     capture.refresh_settings()
+    debugging.take_setting()
     store = Store()
     applied = capture.guarded(applied_of, store) if config.is_apply_enabled() else None
     is_kept = config.is_collect_enabled()
     if not is_kept and applied is None:
         return
     writer = store.writer() if is_kept else None
+    if debugging.is_on:
+        where = store.name if is_kept else "nowhere, as LIGHTNING_OTEL_COLLECT asks"
+        debugging.tell(f"on      process {os.getpid()} keeps its spans in {where}")
     ensure_provider()
     stamps: dict[str, AttributeValue] = {}
     inherited = config.inherited_rollout()

@@ -36,7 +36,7 @@ METADATA: Final = sa.MetaData()
 VERSION: Final = 1
 _BUSY_S: Final = 30.0
 _WRITES: Final = "lightning_writes"
-_LOCK: Final = 0x6C6F7465  # any number that nothing else in a shared PostgreSQL database takes
+_LOCK: Final = 0x6C6F7465
 
 _VERSIONS: Final = sa.Table(
     "lightning_state", METADATA, sa.Column("version", sa.Integer, primary_key=True)
@@ -110,8 +110,7 @@ class State:
         if self._layout is not None:
             self._layout.create()
         with self._begun() as connection:
-            if self._engine.dialect.name == "postgresql":
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+            be_alone(connection, _LOCK)
             METADATA.create_all(connection, tables=missing)
             version = connection.scalar(sa.select(sa.func.max(_VERSIONS.c.version)))
             if version is None:
@@ -170,6 +169,19 @@ def _reopened(place: str, now_ns: Callable[[], int]) -> State:
 
 def _file(layout: Layout) -> Path:
     return layout.root / "state.sqlite"
+
+
+def be_alone(connection: "Connection", lock: int) -> None:
+    """Let nobody else who asks for the same go on until the transaction ends.
+
+    SQLite lets one change anything at a time; this is for PostgreSQL.
+
+    Args:
+        connection: Of a change.
+        lock: Any number that nothing else in a shared database takes.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(lock)))
 
 
 def _is_database(given: str) -> bool:

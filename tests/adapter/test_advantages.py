@@ -174,6 +174,7 @@ def test_a_rollouts_reward_is_the_sum_of_its_steps() -> None:
         assert by_rollout(found) == {"a": 0.5, "b": -0.5}
 
 
+@pytest.mark.pain(22)
 def test_weights_of_an_agents_steps_in_a_rollout_add_up_to_one() -> None:
     """A chatty rollout weighs as much as a short one."""
     chatty = rollout("a", "t", 1.0, calls=8, agents=("planner", "worker"))

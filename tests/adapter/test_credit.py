@@ -55,6 +55,7 @@ def test_next_leaves_calls_without_a_reward_at_none() -> None:
 
 
 @pytest.mark.parametrize("rule", ["next", "sibling", "discounted"])
+@pytest.mark.pain(21)
 def test_a_second_reward_never_slides_to_the_previous_call(rule: Credit) -> None:
     """Of two rewards after the last call the first stays and the second is reported."""
     forest = Forest()

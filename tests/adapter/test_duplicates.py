@@ -340,6 +340,7 @@ def test_a_reward_given_within_the_outer_record_is_the_calls() -> None:
     assert [step.reward for step in steps(forest)] == [0.5]
 
 
+@pytest.mark.pain(3)
 def test_three_makes_at_once_are_one_call() -> None:
     """Outer, middle and inner record of three makes are one request, two of them dropped."""
     forest = Forest()

@@ -214,6 +214,7 @@ def trees(draw: st.DrawFn) -> list[Trajectory]:
 
 
 @given(trees())
+@pytest.mark.pain(8)
 def test_every_sampled_token_is_trained_exactly_once(paths: list[Trajectory]) -> None:
     """Whatever continues, forks and is shared: each step with tokens is in one row, whole."""
     found = list(rows.rows_of(paths))
@@ -294,6 +295,7 @@ def overwritten(steps: Sequence[Transition]) -> int:
     return sum(mask)
 
 
+@pytest.mark.pain(8)
 def test_forking_keeps_every_sampled_token_of_a_drifting_conversation() -> None:
     """Sixty conversations of three calls, of whose 120 joins 8 are clean, and 1,430 sampled tokens.
 

@@ -1,9 +1,7 @@
 """What holds of every tree and of every trajectory in it, whatever clocks and tracers did."""
 
-import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -11,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.adapter.forest import SECOND, call_attributes
 from tests.adapter.forests import forests, odd_spans
+from tests.pages import DOCS, blocks
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter, attempts, repair, tree
 from lightning_otel.adapter.tree import NO_PARENT, Tree
 from lightning_otel.types import BranchCause, Span, Trajectory
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "structure.md"
+PAGE = DOCS / "structure.md"
 
 
 @st.composite
@@ -206,7 +205,7 @@ def test_clocks_that_agree_are_the_order(told: list[tuple[Span, int, int]]) -> N
 def test_the_page_on_structure_says_what_the_code_does(capsys: pytest.CaptureFixture[str]) -> None:
     """The example in docs/structure.md runs, and the page names every rule and every cause."""
     page = PAGE.read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (example,) = blocks(PAGE, "python")
 
     exec(example, {})  # what the page says a user may type
 

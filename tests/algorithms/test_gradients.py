@@ -212,6 +212,31 @@ def test_grpo_refuses_before_a_step(base: Path, paths: list[Trajectory]) -> None
     assert warm.state_dict()["steps"] == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "action", "reason"),
+    [
+        ("sft", (), "no messages"),
+        ("sft", (said("assistant", " "),), "16 × no answer: the model returned nothing"),
+        ("kto", (), "no messages"),
+        ("dpo", (said("assistant", ""),), "the same answer earned more and less"),
+        ("grpo", (said("assistant", ""),), "no token ids"),
+    ],
+)
+def test_a_model_that_returned_nothing_teaches_nothing(
+    base: Path, paths: list[Trajectory], name: str, action: Any, reason: str
+) -> None:
+    """Refused before a step, with the reason."""
+    algorithm = MAKERS[name](str(base), **FAST)
+    batch = changed(
+        paths, lambda s: replace(s, response_ids=(), logprobs=(), inexact="x", action=action)
+    )
+
+    with pytest.raises(TrainingError, match=reason):
+        algorithm.train_step(batch)
+
+    assert algorithm.state_dict()["steps"] == 0
+
+
 def test_later_batches_are_counted_not_refused(base: Path, paths: list[Trajectory]) -> None:
     """A batch of a running training that holds nothing to learn takes no step, and says why."""
     grpo = GRPO(str(base), **FAST)

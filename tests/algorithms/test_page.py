@@ -1,18 +1,18 @@
 """What the page on algorithms says runs, against an engine and a store that are made here."""
 
-import re
 from pathlib import Path
 
 import pytest
 from examples.closed_loop import tiny
 from tests.formats.consumers.recorded import recorded
+from tests.pages import DOCS, blocks
 
 pytest.importorskip("trl")
 
 from examples.closed_loop.engine import Engine
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
-PAGE = Path(__file__).parent.parent.parent / "docs" / "algorithms.md"
+PAGE = DOCS / "algorithms.md"
 
 
 def test_the_pages_python_runs(
@@ -22,7 +22,7 @@ def test_the_pages_python_runs(
     monkeypatch.chdir(tmp_path)
     recorded(tmp_path / "default" / "traces.duckdb")
     model = tiny.saved(tmp_path / "path" / "to" / "model", sharpness=8.0)
-    program = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
+    program = "\n".join(blocks(PAGE, "python"))
 
     with Engine(model) as engine:
         program = program.replace("http://127.0.0.1:8000/v1", engine.base_url)

@@ -49,7 +49,9 @@ def test_doctor_exits_1_with_problems(
     assert done.stdout.count("✗") == 2
     assert done.stdout.splitlines()[-1] == "2 problems"
     problems = [finding for finding in found if finding["level"] == "problem"]
-    assert [set(finding) for finding in found] == [{"level", "text", "remedy"}] * len(found)
+    assert [set(finding) for finding in found] == [{"code", "level", "text", "remedy"}] * len(found)
+    assert [finding["code"] for finding in problems] == ["recording-off", "content-off"]
+    assert all(f"[{finding['code']}]" in done.stdout for finding in found)
     assert [finding["remedy"].split()[0] for finding in problems] == ["unset", "unset"]
 
 
@@ -75,7 +77,7 @@ def test_doctor_names_the_damage_and_the_command_that_mends_it(cli: Cli, store: 
     at = next(number for number, line in enumerate(lines) if path.name in line)
     assert found.returncode == 1
     assert lines[at].startswith(f"✗ data file {path.name} is damaged (it is ")
-    assert lines[at].endswith(": 2 of its 2 spans cannot be read")
+    assert lines[at].endswith(": 2 of its 2 spans cannot be read [quarantined]")
     assert lines[at + 1] == f"    lightning-otel doctor --repair --store {store.name}"
     assert "missing      2 spans in damaged files" in stats.stdout
     assert f"{path.name}: 0 of 2 spans are there, 2 are gone" in repaired.stderr

@@ -37,7 +37,7 @@ def test_queue_counts_by_mode_and_reason(cli: Cli, place: Path) -> None:
         "train\t0\t1\t1\t1\t0",
         "val\t2\t0\t0\t0\t0",
     ]
-    assert done.stderr == "1 attempt failed: ValueError: �[31mno\n"
+    assert done.stderr.startswith("1 attempt failed: ValueError: �[31mno\n→ ")
     document = json.loads(cli("queue", "--json", "--store", place).stdout)
     assert document["modes"]["val"]["queuing"] == 2
     assert document["reasons"][0]["attempts"] == 1

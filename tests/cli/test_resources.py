@@ -86,6 +86,49 @@ def test_diff_says_which_is_better(cli: Any, store: Store) -> None:
     assert done.stdout.endswith(": better\n")
 
 
+def test_worse_canary_is_withdrawn(cli: Any, store: Store) -> None:
+    """With --if-worse by its rewards alone; list and show say so afterwards, and why."""
+    resources = Resources(State(store.name))
+    at = ("--store", store.name)
+    resources.publish("endpoint", {"model": "a"})
+    resources.publish("endpoint", {"model": "b"}, alias="canary")
+    early = cli("resources", "withdraw", "endpoint", "--if-worse", *at)
+    for task in range(8):
+        for version, rewards in ((1, (0.0, 1.0)), (2, (0.5, -1.0 + task / 10))):
+            for turn, reward in enumerate(rewards):
+                with auto_trace(
+                    store=store, task=task + 8 * turn, resources={"*": {"endpoint": version}}
+                ):
+                    emit_action("what was done")
+                    emit_reward(reward)
+
+    unsure = cli("resources", "withdraw", "endpoint", "--if-worse", *at)
+    for task in range(16, 40):
+        for version in (1, 2):
+            with auto_trace(store=store, task=task, resources={"*": {"endpoint": version}}):
+                emit_action("what was done")
+                emit_reward(-float(version))
+    told = cli("resources", "diff", "endpoint", *at)
+    done = cli("resources", "withdraw", "endpoint", "--if-worse", *at)
+    (listed,) = json.loads(cli("resources", "list", "--json", *at).stdout)
+    shown = json.loads(cli("resources", "show", "endpoint", "--json", *at).stdout)
+    again = cli("resources", "withdraw", "endpoint", *at)
+
+    assert early.returncode == 2
+    assert "cannot be compared" in early.stderr
+    assert (unsure.returncode, unsure.stdout) == (0, "")
+    assert "endpoint@2 stays: " in unsure.stderr
+    assert told.stdout.endswith(": worse\n")
+    assert "resources withdraw endpoint" in told.stderr
+    assert (done.stdout, done.stderr) == ("endpoint@2\n", "live is endpoint@1\n")
+    assert (listed["live"], listed["canary"], listed["withdrawn"]) == (1, None, 2)
+    assert [row["alias"] for row in shown] == ["live", None]
+    assert shown[0]["withdrawn"] is None
+    assert shown[1]["withdrawn"].startswith("worse: endpoint@2 − endpoint@1 = -0.")
+    assert again.returncode == 3
+    assert "no version of endpoint is canary" in again.stderr
+
+
 def test_mistakes_are_explained(cli: Any, at: list[str]) -> None:
     """What is wrong, and what to do; nothing is made by looking."""
     missing = cli("resources", "list", *at)

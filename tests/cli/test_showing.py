@@ -144,6 +144,7 @@ def test_terminal_without_colours(
     assert "planner #0" in text
 
 
+@pytest.mark.pain(13)
 def test_terminal_is_not_flooded(terminal: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
     """Of many spans a terminal gets so many and hears of the rest; a pipe gets all."""
     forest = Forest(rollout_id="many")

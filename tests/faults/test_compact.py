@@ -79,12 +79,12 @@ STEPS = {
     "before the settling": (settle, "sweep", 0, False),
     "before the rows are placed": (merge, "_index", 0, False),
     "after they are gathered": (merge, "_gather", 0, True),
-    "before the file is written": (merge, "_write", 0, False),
+    "before the file is written": (merge, "write_slices", 0, False),
     "when it is written": (merge, "sync", 0, False),
-    "before its rename": (merge, "_write", 0, True),
-    "before the manifest": (compact, "commit", 0, False),
-    "after the first file's": (compact, "commit", 0, True),
-    "after the second file's": (compact, "commit", 1, True),
+    "before its rename": (merge, "write_slices", 0, True),
+    "before the manifest": (compact, "exchange", 0, False),
+    "after the first file's": (compact, "exchange", 0, True),
+    "after the second file's": (compact, "exchange", 1, True),
     "in the manifest's own rename": (os, "replace", int(sys.argv[3]), False),
 }
 retains = sys.argv[2] == "True"

@@ -11,7 +11,7 @@ from tests.adapter.forest import said
 from tests.adapter.forests import forests
 from tests.formats.made import exact, path, step
 
-from lightning_otel import Span, TripletAdapter, formats
+from lightning_otel import Span, TripletAdapter, formats, registry
 from lightning_otel.errors import ConfigError
 from lightning_otel.formats import Format, LeftOut
 from lightning_otel.types import Trajectory, Transition
@@ -46,10 +46,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Registers members beside ours, as an installed distribution would."""
 
     def register(**members: str) -> None:
-        ours = formats.entry_points(group=formats.GROUP)
+        ours = registry.entry_points(group=formats.GROUP)
         more = [EntryPoint(name, value, formats.GROUP) for name, value in members.items()]
         # Replaced because a test installs no distribution.
-        monkeypatch.setattr(formats, "entry_points", lambda group: [*more, *ours])
+        monkeypatch.setattr(registry, "entry_points", lambda group: [*more, *ours])
 
     return register
 

@@ -160,6 +160,7 @@ def test_async_generator_left_early_ends_once(store: Store, leave: str) -> None:
     assert set(parents(recording, "between")) <= {only(recording, c.SPAN_ROLLOUT).span_id}
 
 
+@pytest.mark.pain(4)
 def test_async_generator_stepped_by_many_tasks_keeps_its_place(store: Store) -> None:
     """Each item asked for by a task of its own, with a context of its own."""
 

@@ -152,6 +152,7 @@ def test_worker_of_a_pool_takes_each_tasks_own_context() -> None:
     assert seen == ["first", "second", None]
 
 
+@pytest.mark.pain(4)
 def test_calls_in_threads_belong_to_their_rollout(store: Store, server: DemoServer) -> None:
     """Two rollouts that share one pool keep their calls apart."""
     messages: Any = [{"role": "user", "content": "hello"}]

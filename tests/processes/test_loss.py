@@ -228,6 +228,7 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("again", range(trials(5, 1)))
+@pytest.mark.pain(6)
 def test_kill_at_any_moment_loses_no_acknowledged_span(trial: Trial, again: int) -> None:
     """SIGKILL comes at random, ten times; a killed rollout keeps its root, without an end."""
     program = trial.start(*(("be_killed", slot) for slot in range(10)))
@@ -244,6 +245,7 @@ def test_kill_at_any_moment_loses_no_acknowledged_span(trial: Trial, again: int)
     assert trial.roots() == [False] * 10
 
 
+@pytest.mark.pain(6)
 def test_exit_of_any_kind_loses_nothing(trial: Trial) -> None:
     """A program ends as it would without us, and all it recorded is there."""
     statuses = {
@@ -269,6 +271,7 @@ def test_exit_of_any_kind_loses_nothing(trial: Trial) -> None:
     assert trial.roots() == [False] * 6 + [True] * 3
 
 
+@pytest.mark.pain(6)
 def test_forked_children_of_any_kind_lose_nothing(trial: Trial) -> None:
     """What forked children record is kept, and each rollout has one root, whoever ends it."""
     kinds = (
@@ -317,6 +320,7 @@ def test_spans_that_wait_for_a_slow_disk_outlive_their_recording(trial: Trial) -
     trial.check("L12")
 
 
+@pytest.mark.pain(5)
 def test_eight_writers_and_a_reader_agree(trial: Trial) -> None:
     """A reader that polls and settles while eight programs write sees a count that only grows."""
     trial.store.writer()  # makes the store, so that the reader finds one

@@ -1,11 +1,13 @@
-"""A rollback in the middle of traffic: threads ask through real clients, somebody else decides."""
+"""A rollback in the middle of traffic: agents ask through real clients, somebody else decides."""
 
+import contextlib
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -28,6 +30,42 @@ print("ready", flush=True)
 sys.stdin.readline()
 print(resources.rollback("system_prompt"), flush=True)
 """
+
+AGENT = """
+import sys, time
+from pathlib import Path
+import openai
+import lightning_otel as lo
+from lightning_otel.substitution import watching
+
+# How long a request waits for what is read slowly is tested elsewhere: this machine may be busy.
+watching.FIRST_S, watching.CATCH_UP_S = 20, 5
+kind, url, place, stop = sys.argv[1:]
+client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
+store = lo.Store(place)
+
+def ask(prompt):
+    for turn in range(4):
+        time.sleep(0.1 if turn else 0)
+        said = [{"role": "system", "content": prompt}, {"role": "user", "content": str(turn)}]
+        client.chat.completions.create(model="toy", messages=said)
+    return 1.0
+
+def given(task, resources):
+    return ask(resources["system_prompt"].format())
+
+if kind == "unchanged":
+    while not Path(stop).exists():
+        with lo.auto_trace(store=store, apply=True):
+            ask("own")
+else:
+    queue = lo.Queue(lo.State.beside(store))
+    runner = lo.Runner(given, store=store, queue=queue, resources=lo.Resources(queue.state))
+    while not Path(stop).exists():
+        queue.put(["task"])
+        assert runner.step().status == "succeeded"
+"""
+WITHIN_S = 2.0
 
 
 def prompt(version: int) -> list[dict[str, str]]:
@@ -115,3 +153,58 @@ def test_rollback_in_traffic_reaches_every_request_whole(
     counts = Counter(found[0]["content"] for found in given.values())
     assert min(counts["system 1"], counts["system 2"]) >= THREADS
     assert [prompt_of(exchange) for exchange in server.log[-THREADS:]] == [prompt(1)] * THREADS
+
+
+def test_rollback_reaches_agents_in_other_processes(
+    store: Store, server: DemoServer, tmp_path: Path
+) -> None:
+    """No rollout mixes versions, and two seconds later none begins with what was taken back."""
+    resources, stop = Resources(State(store.name)), tmp_path / "stop"
+    for version in (1, 2):
+        resources.publish("system_prompt", f"system {version}", alias="live")
+    begun = ("unchanged", "unchanged", "given")
+    with contextlib.ExitStack() as stack:
+        agents = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", AGENT, kind, server.base_url, store.name, str(stop)],
+                    stderr=subprocess.PIPE, text=True,
+                )
+            )
+            for kind in begun
+        ]  # fmt: skip
+        for agent in agents:
+            stack.callback(agent.kill)
+        server.wait_for_log(6 * len(agents), timeout_s=40)
+
+        resources.rollback("system_prompt")
+        done_ns = time.time_ns()
+        time.sleep(WITHIN_S + 1)
+        stop.touch()
+        told = [agent.communicate(timeout=30)[1] for agent in agents]
+        assert [agent.returncode for agent in agents] == [0] * len(agents), told
+
+    rollouts = [path.transitions for path in store.trajectories()]
+    versions = [{step.resources["system_prompt"] for step in steps} for steps in rollouts]
+    assert all(len(each) == 1 for each in versions)
+    assert all(len(steps) == 4 for steps in rollouts)
+    calls = {exchange.response_id: prompt_of(exchange)[0]["content"] for exchange in server.log}
+    assert calls == {
+        step.response_id: f"system {step.resources['system_prompt']}"
+        for steps in rollouts
+        for step in steps
+    }
+    later = [
+        found
+        for steps, found in zip(rollouts, versions, strict=True)
+        if steps[0].start_ns > done_ns + WITHIN_S * 1e9
+    ]
+    assert len(later) >= len(agents)
+    assert later == [{"1"}] * len(later)
+    amid = [
+        found
+        for steps, found in zip(rollouts, versions, strict=True)
+        if steps[0].start_ns < done_ns - 1e7 and steps[-1].start_ns > done_ns
+    ]
+    assert amid
+    assert amid == [{"2"}] * len(amid)

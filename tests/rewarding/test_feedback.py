@@ -97,6 +97,7 @@ def calls(store: Store, server: DemoServer) -> list[dict[str, Any]]:
     return store.sql("SELECT * FROM calls ORDER BY start_ns").rows()[::2]
 
 
+@pytest.mark.pain(20)
 def test_feedback_reaches_what_it_judges(store: Store, calls: list[dict[str, Any]]) -> None:
     """By response or span it judges that very step, by rollout or trace the last one."""
     said: dict[str, Any] = {"rating": 4, "satisfied": True, "text": "fine", "store": store}

@@ -41,6 +41,8 @@ class Serving:
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         self.port = int(self.url.rpartition(":")[2] or 0)
+        key_file = store.with_name(store.name + ".d") / "viewer.key"
+        self.key = key_file.read_text().strip() if key_file.exists() else ""
 
     def __enter__(self) -> Self:
         return self

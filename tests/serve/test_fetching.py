@@ -57,11 +57,11 @@ def test_an_answer_is_an_arrow_stream(filled: Store, served: Served) -> None:
     assert sorted(table.column("name").to_pylist()) == ["n0", "n1", "n2", "n3", "n4"]
 
 
-def test_nothing_is_read_without_a_token(filled: Store, served: Served) -> None:
+def test_nothing_is_read_without_a_token_or_key(filled: Store, served: Served) -> None:
     """Any user of the machine reaches a port, and the files are one user's alone."""
     open_to_all, guarded = served(filled, ""), served(filled)
 
-    assert ask(open_to_all, b"{}").status == 403
+    assert ask(open_to_all, b"{}").status == 401
     assert ask(guarded.replace("://:", "://:x"), b"{}").status == 401
     assert ask(guarded.replace("a-token-of-some-length", ""), b"{}").status == 401
 

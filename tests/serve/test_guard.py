@@ -30,7 +30,7 @@ def get(target: str, *headers: str, version: str = "1.1") -> bytes:
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "LOCALHOST:9", "127.0.0.1:4318"])
 def test_guard_knows_its_own_names(shared: Serving, host: str) -> None:
     """Loopback's names, with any port: it may be forwarded."""
-    assert status_of(shared, get("/", f"Host: {host}")) == 200
+    assert status_of(shared, get("/static/viewer.css", f"Host: {host}")) == 200
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,10 @@ def test_open_server_is_called_by_any_address_but_by_no_foreign_name(tmp_path: P
     with Serving(tmp_path / "s.duckdb", *options, "--allow-host", "traces.lan") as running:
         bearer = f"Authorization: Bearer {token_file.read_text().strip()}"
         found = {
-            host: status_of(running, get("/", f"Host: {host}", bearer))
+            host: status_of(running, get("/v1/status", f"Host: {host}", bearer))
             for host in ("10.1.2.3:4318", "[fe80::1]", "traces.lan", "evil.example")
         }
-        bare = status_of(running, get("/", "Host: traces.lan"))
+        bare = status_of(running, get("/v1/status", "Host: traces.lan"))
 
     assert found == {"10.1.2.3:4318": 200, "[fe80::1]": 200, "traces.lan": 200, "evil.example": 421}
     assert bare == 401

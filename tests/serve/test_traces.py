@@ -132,9 +132,12 @@ def test_traces_refuses_what_is_none(
 
 def test_other_signals_are_refused_for_good(shared: Serving) -> None:
     """Metrics and logs are not stored: 404, which no sender tries again."""
-    for path in ("/v1/metrics", "/v1/logs", "/v1/other"):
+    for path in ("/v1/metrics", "/v1/logs"):
         assert shared.ask("POST", path, b"", content_type=PROTOBUF).status == 404
-    assert shared.ask("GET", "/v1/traces").status == 405
+    key = f"Bearer {shared.key}"
+    other = shared.ask("POST", "/v1/other", b"", content_type=PROTOBUF, authorization=key)
+    assert other.status == 404
+    assert shared.ask("GET", "/v1/traces", authorization=key).status == 405
 
 
 def test_about_counts_what_came(tmp_path: Path) -> None:
@@ -144,7 +147,9 @@ def test_about_counts_what_came(tmp_path: Path) -> None:
     with Serving(tmp_path / "s.duckdb", "--port", "0") as running:
         running.post(request.SerializeToString())
         running.post(b"nonsense")
-        about = json.loads(running.ask("GET", "/").body)
+        about = json.loads(
+            running.ask("GET", "/v1/status", authorization=f"Bearer {running.key}").body
+        )
         code, said = running.end()
 
     assert (about["stored"], about["refused"]) == (2, {"400": 1})

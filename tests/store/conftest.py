@@ -8,7 +8,7 @@ import tempfile
 import textwrap
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import Tracer
 
+from lightning_otel import Store
 from lightning_otel import conventions as c
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
@@ -240,3 +242,25 @@ def _rollout(number: int, calls: int = 3) -> list[Span]:
             )
         )
     return found
+
+
+@pytest.fixture
+def layout(store: Store) -> Layout:
+    """The paths of a store that exists."""
+    assert store.layout is not None
+    store.layout.create()
+    return store.layout
+
+
+@pytest.fixture
+def write(layout: Layout) -> Callable[[Iterable[Span]], Path]:
+    """A function that writes spans into a sealed segment of their own."""
+
+    def write(spans: Iterable[Span]) -> Path:
+        writer = SpanWriter(layout)
+        for span in spans:
+            writer.add(span)
+        writer.seal()
+        return writer.paths[0]
+
+    return write

@@ -26,14 +26,6 @@ HOUR_NS = 3_600_000_000_000
 
 
 @pytest.fixture
-def layout(store: Store) -> Layout:
-    """The paths of a store that exists."""
-    assert store.layout is not None
-    store.layout.create()
-    return store.layout
-
-
-@pytest.fixture
 def write(layout: Layout) -> Settle:
     """A function that writes spans into a sealed segment."""
 
@@ -324,14 +316,14 @@ def test_compact_takes_smaller_slices_where_rows_are_too_wide(
     """
     settled([make_span()])
     settled([make_span()])
-    write, refused = merge_module._write, [4, 16]
+    write, refused = merge_module.write_slices, [4, 16]
 
-    def refuse(*arguments: Any, **named: Any) -> int:
-        if merge_module.ROW_GROUP_BYTES // arguments[-1] not in refused:
+    def refuse(*arguments: Any, group_bytes: int, **named: Any) -> None:
+        if merge_module.ROW_GROUP_BYTES // group_bytes not in refused:
             raise duckdb.OutOfMemoryException("too wide")
-        return write(*arguments, **named)
+        write(*arguments, group_bytes=group_bytes, **named)
 
-    monkeypatch.setattr(merge_module, "_write", refuse)
+    monkeypatch.setattr(merge_module, "write_slices", refuse)
     with_less = store.compact()
     _wait_for_effect(layout)
     settled([make_span()])

@@ -33,14 +33,6 @@ from lightning_otel.types import Span
 
 
 @pytest.fixture
-def layout(store: Store) -> Layout:
-    """The paths of a store that exists."""
-    assert store.layout is not None
-    store.layout.create()
-    return store.layout
-
-
-@pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is settled is unlinked by the next settler."""
     monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2)
@@ -522,6 +514,7 @@ def test_follow_selects_by_time(
     assert rest == []
 
 
+@pytest.mark.pain(23)
 def test_follow_reads_little_of_what_it_knows(
     store: Store, layout: Layout, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
 ) -> None:

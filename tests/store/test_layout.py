@@ -297,3 +297,12 @@ def test_total_bytes_passes_over_what_is_gone(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"123")
 
     assert total_bytes([tmp_path / "a", tmp_path / "gone"]) == 3
+
+
+def test_require_names_a_store_that_stands_beside(tmp_path: Path) -> None:
+    """Whoever looks for what the demo recorded is told where that is."""
+    demo = Layout(tmp_path / "demo.duckdb")
+    demo.create()
+
+    with pytest.raises(StoreMissingError, match=rf"there is {demo.catalogue}: name it with --sto"):
+        Layout(tmp_path / "traces.duckdb").require()

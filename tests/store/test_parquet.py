@@ -20,28 +20,6 @@ from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Event, Link, Span
 
 
-@pytest.fixture
-def layout(store: Store) -> Layout:
-    """The paths of a store that exists."""
-    assert store.layout is not None
-    store.layout.create()
-    return store.layout
-
-
-@pytest.fixture
-def write(layout: Layout) -> Callable[[Iterable[Span]], Path]:
-    """A function that writes spans into a sealed segment of their own."""
-
-    def write(spans: Iterable[Span]) -> Path:
-        writer = SpanWriter(layout)
-        for span in spans:
-            writer.add(span)
-        writer.seal()
-        return writer.paths[0]
-
-    return write
-
-
 def _of(layout: Layout) -> dict[str, SettledSegment]:
     return {segment.name: segment for segment in layout.read_manifest().segments}
 

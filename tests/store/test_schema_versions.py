@@ -83,6 +83,7 @@ def _aged(path: Path) -> Path:
     return made
 
 
+@pytest.mark.pain(18)
 def test_old_and_new_read_side_by_side(store: Store, layout: Layout) -> None:
     """A column that has an attribute is rebuilt from it; the others say that they do not know."""
     rows = {row["rollout_id"]: row for row in store.sql("SELECT * FROM spans WHERE reward IS NULL")}

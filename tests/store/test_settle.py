@@ -21,28 +21,6 @@ from lightning_otel.types import Span
 
 
 @pytest.fixture
-def layout(store: Store) -> Layout:
-    """The paths of a store that exists."""
-    assert store.layout is not None
-    store.layout.create()
-    return store.layout
-
-
-@pytest.fixture
-def write(layout: Layout) -> Callable[[Iterable[Span]], Path]:
-    """A function that writes spans into a sealed segment of their own."""
-
-    def write(spans: Iterable[Span]) -> Path:
-        writer = SpanWriter(layout)
-        for span in spans:
-            writer.add(span)
-        writer.seal()
-        return writer.paths[0]
-
-    return write
-
-
-@pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Manifests take effect when they are written, and nothing has a period of grace."""
     monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)

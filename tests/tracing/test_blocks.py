@@ -476,6 +476,7 @@ STREAMS = [decorated_stream, stream_with_block, stream_with_async_block]
 
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("is_child", [True, False])
+@pytest.mark.pain(4)
 def test_async_generator_closed_by_another_task_leaves_no_trace(
     stream: Any, is_child: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

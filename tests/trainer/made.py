@@ -10,6 +10,7 @@ from typing import Any
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
+from lightning_otel.adapter.tracking import resources_text
 from lightning_otel.algorithms import BaseAlgorithm, Batch, StepResult
 from lightning_otel.emitters import reward_span
 from lightning_otel.types import Span
@@ -28,10 +29,11 @@ def spans_of(
     reward: float | None = 1.0,
     *,
     mode: str | None = None,
-    tokens: bool = False,
+    tokens: bool | Sequence[int] = False,
     temperature: float | None = None,
     logprobs_mode: str | None = None,
     is_over: bool = True,
+    resources: Mapping[str, int] | None = None,
 ) -> list[Span]:
     """The spans of one rollout with one call, as a runner or a traced program leaves them."""
     trace_id = _ids(rollout_id)[:32]
@@ -49,10 +51,13 @@ def spans_of(
     }
     if tokens:
         call[c.PROMPT_TOKEN_IDS] = encode_ids([[1, 2, 3]])
-        call[c.RESPONSE_TOKEN_IDS] = encode_ids([[4, 5]])
-        call[c.RESPONSE_LOGPROBS] = encode_logprobs([[-0.5, -0.25]])
+        said_ids = [4, 5] if isinstance(tokens, bool) else list(tokens)
+        call[c.RESPONSE_TOKEN_IDS] = encode_ids([said_ids])
+        call[c.RESPONSE_LOGPROBS] = encode_logprobs([[-0.5, -0.25][: len(said_ids)]])
     if temperature is not None:
         call[c.REQUEST_TEMPERATURE] = temperature
+    if resources is not None:
+        call[c.RESOURCES] = resources_text({"*": dict(resources)}, None)
     if logprobs_mode is not None:
         call[c.LOGPROBS_MODE] = logprobs_mode
     root_id = _ids(rollout_id, "root")[:16]

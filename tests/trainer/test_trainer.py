@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -11,12 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from tests.trainer.made import Ledger, record, reward_later, spans_of
 
 import lightning_otel as lo
 from lightning_otel import Store
 from lightning_otel.algorithms import Batch, StepResult
+from lightning_otel.algorithms.grpo import GRPO
+from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, NotFoundError, TrainingError
 from lightning_otel.trainer import Trainer
 from lightning_otel.types import Resource
@@ -104,6 +108,143 @@ def test_candidate_under_which_the_agent_fails_is_not_promoted(store: Store) -> 
 
     assert fit.promoted == ()
     assert "1 of 2 held-out tasks have a reward no more" in fit.verdict.reason
+
+
+def test_candidate_that_is_worse_is_withdrawn(store: Store) -> None:
+    """Nobody is given it any more, and the reason stands with it; of few tasks it stays canary."""
+    tasks = [f"v{number}" for number in range(8)]
+    few = Trainer(polite, Worse(), store=store, resources={"prompt": "good"}, workers=2)
+    undecided = few.fit(["a"], val=tasks[:7])
+    others = Trainer(polite, Better(), store=store, workers=2)
+    others.fit(["a"])
+    trainer = Trainer(polite, Worse(), store=store, workers=2)
+
+    fit = trainer.fit(["a"], val=tasks)
+
+    assert (undecided.promoted, undecided.withdrawn) == ((), ())
+    assert fit.withdrawn == ("prompt",)
+    assert "0.100 → 0.000 over 8 tasks, a difference of -0.100 [" in fit.verdict.reason
+    assert trainer.resources.aliases("prompt") == {"live": 1}
+    (kept,) = trainer.resources.withdrawals("prompt")
+    assert kept.version == 4
+    assert kept.reason == f"{fit.verdict.reason} ({fit.run.run_id})"
+
+
+@pytest.mark.parametrize(("tasks", "withdrawn"), [(5, ()), (6, ("prompt",))])
+def test_candidate_under_which_the_agent_breaks_is_withdrawn(
+    store: Store, tasks: int, withdrawn: tuple[str, ...]
+) -> None:
+    """Six tasks that fail with it alone are no chance; five may be."""
+
+    def breaks(task: str, resources: Mapping[str, Resource]) -> float:
+        if task != "a" and resources["prompt"].version > 1:
+            raise ValueError("too bad")
+        return polite(task, resources)
+
+    trainer = Trainer(breaks, Worse(), store=store, resources={"prompt": "good"}, max_attempts=1)
+
+    fit = trainer.fit(["a"], val=[f"v{number}" for number in range(tasks)])
+
+    assert fit.withdrawn == withdrawn
+    assert fit.promoted == ()
+
+
+def test_candidate_that_earns_less_in_traffic_is_withdrawn(store: Store) -> None:
+    """Where no tasks are held out, what agents elsewhere earned with it on the same tasks tells."""
+
+    class Watched(Worse):
+        def save(self, folder: Path) -> None:
+            """While the run goes on, agents elsewhere have worked with what it published."""
+            super().save(folder)
+            for task in range(8):
+                for version in (1, 2):
+                    with lo.auto_trace(
+                        store=store, task=task, mode="test", resources={"*": {"prompt": version}}
+                    ):
+                        lo.emit_action("say", "so")
+                        lo.emit_reward(1.0 / version)
+
+    trainer = Trainer(polite, Watched(), store=store, resources={"prompt": "good"})
+
+    fit = trainer.fit(["a"])
+
+    assert fit.withdrawn == ("prompt",)
+    assert fit.verdict.reason.startswith("worse in live traffic: prompt@2 − prompt@1 = -0.500")
+    assert trainer.resources.aliases("prompt") == {"live": 1}
+
+
+@pytest.mark.parametrize("apply", [True, None])
+def test_unchanged_agent_is_trained_through_its_requests(
+    store: Store, server: DemoServer, monkeypatch: pytest.MonkeyPatch, apply: bool | None
+) -> None:
+    """It takes a task and nothing else; each version reaches the server, where apply is on."""
+    monkeypatch.delenv("LIGHTNING_OTEL_APPLY", raising=False)
+
+    class Kinder(Better):
+        def train_step(self, batch: Batch) -> StepResult:
+            (text,) = super().train_step(batch).resources.values()
+            return StepResult({}, {"system_prompt": text})
+
+    def unchanged(task: str) -> float:
+        with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
+            said: Any = [{"role": "system", "content": "own"}, {"role": "user", "content": task}]
+            client.chat.completions.create(model="toy", messages=said)
+        request = server.log[-1].request or {}
+        return str(request["messages"][0]["content"]).count("good") / 10
+
+    trainer = Trainer(
+        unchanged, Kinder(), store=store, resources={"system_prompt": "good"}, max_iterations=3,
+        apply=apply, max_attempts=1,
+    )  # fmt: skip
+
+    if apply is None:
+        with pytest.raises(TrainingError, match=r"needs|does not take.*apply=True"):
+            trainer.fit(["a"])
+        return
+    fit = trainer.fit(["a"], val=["b"])
+
+    assert [each.value for each in trainer.metrics(["reward"])] == pytest.approx([0.1, 0.2, 0.3])
+    assert fit.promoted == ("system_prompt",)
+    assert (fit.verdict.live, fit.verdict.candidate) == pytest.approx((0.1, 0.4))
+
+
+@pytest.mark.parametrize("ends", ["stopped", "raised"])
+def test_tasks_that_nobody_waits_for_are_cancelled(store: Store, ends: str) -> None:
+    """Those that ``run_agent`` put and did not finish wait for no worker any more, and say why."""
+
+    class Asking(lo.BaseAlgorithm):
+        def run(self, context: lo.algorithms.Context) -> None:
+            seen.extend(context.run_agent([1, 2, 3]))
+
+    def act(task: int) -> float:
+        if ends == "stopped":
+            is_begun.wait(20)
+            fitting.stop()
+        elif task == 1:  # once: a second one would break off the cancelling
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(1)
+        return 1.0
+
+    seen: list[Any] = []
+    is_begun = threading.Event()
+    trainer = Trainer(act, Asking(), store=store)
+    if ends == "stopped":
+        fitting = trainer.fit_async()
+        is_begun.set()
+        fitting.wait(20)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit()
+
+    rollouts = trainer.queue.rollouts()
+    waiting = [each for each in rollouts if each.status == "cancelled"]
+    assert len(waiting) >= 2
+    assert trainer.queue.counts()["queuing"] == 0
+    wanted = {"stopped": "was stopped", "raised": "failed: KeyboardInterrupt"}[ends]
+    assert {each.reason for each in waiting} == {f"whoever asked for it {wanted}"}
+    if ends == "stopped":
+        statuses = [each.rollout.status for each in seen]
+        assert statuses == ["succeeded", "cancelled", "cancelled"]
 
 
 def test_fit_on_recorded_rollouts_takes_each_once(store: Store) -> None:
@@ -290,6 +431,111 @@ def test_unusable_tokens_after_the_first_step_are_left_out(store: Store) -> None
     assert algorithm.rows == ["r0", "r1", "r3"]
     assert list(fit.left_out.values()) == [1]
     assert next(iter(fit.left_out)).startswith("text only")
+
+
+def test_stale_rollouts_use_up_no_step(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """They are left out with the reason, and each step has as many fresh ones as it wants."""
+
+    class Dry(GRPO):
+        """Takes the rows and trains no weights, which would need torch."""
+
+        def _open(self) -> None: ...
+
+        def train_step(self, batch: Batch) -> StepResult:
+            seen.append(batch.rollout_ids)
+            return StepResult({}, {"weights": {"uri": f"after {len(seen)}"}})
+
+        def save(self, folder: Path) -> None: ...
+
+    seen: list[list[str]] = []
+    old = [f"old {number}" for number in range(6)]
+    new = [f"new {number}" for number in range(4)]
+    trainer = Trainer(
+        store=store, algorithm=Dry("any", max_staleness=2), min_batch_size=2, max_iterations=2
+    )
+    for number in range(5):
+        trainer.resources.publish("weights", {"uri": f"before {number}"}, alias="live")
+    for rollout_id, version in [*((each, 2) for each in old), *((each, 4) for each in new)]:
+        task = rollout_id if rollout_id in new[2:] else rollout_id[:3]
+        store.add(
+            spans_of(
+                rollout_id, f"{task}?", float(rollout_id[-1]), tokens=True,
+                resources={"weights": version},
+            )
+        )  # fmt: skip
+    store.add(spans_of("new 9", "new 2?", 1.0, tokens=True, resources={"weights": 5}))
+
+    fit = trainer.fit()
+
+    assert seen == [["new 0", "new 1"], ["new 2", "new 9"]]
+    assert fit.run.step == 2
+    stale = {"stale: sampled by weights more than max_staleness versions old": 6}
+    assert fit.left_out == stale
+    assert trainer.runs.claims(fit.run).counts() == {"trained": 4, **stale}
+    assert caplog.text.count("6 rollouts are left out: stale") == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ({"prompt": {"template": 5}}, "prompt"),
+        ({"prompt": {"model": "m"}}, "prompt is prompt, and what the step made is endpoint"),
+        ({"agent/": "text"}, "has an empty part"),
+    ],
+)
+def test_resource_that_does_not_parse_is_refused_before_the_step_is_kept(
+    store: Store, made: dict[str, Any], message: str
+) -> None:
+    """Nothing is acknowledged, so that the step can be taken again once that is mended."""
+
+    class Wrong(Ledger):
+        def train_step(self, batch: Batch) -> StepResult:
+            super().train_step(batch)
+            return StepResult({}, made)
+
+    record(store, {"t": [1.0]})
+    trainer = Trainer(store=store, algorithm=Wrong(), resources={"prompt": "good"})
+
+    with pytest.raises(ConfigError, match=message):
+        trainer.fit()
+
+    run = trainer.runs.get("@last")
+    assert (run.status, run.step) == ("failed", 0)
+    assert trainer.runs.claims(run).counts() == {}
+    with pytest.raises(ConfigError):
+        Trainer(store=store, resources={"other": {"template": 5}})
+
+
+def test_agent_that_hangs_is_counted(store: Store) -> None:
+    """Its attempt times out, and the step is taken with the others."""
+
+    async def hangs(task: str) -> float:
+        lo.emit_action("say", task)
+        await asyncio.sleep(0 if task == "good" else 60)
+        return 1.0
+
+    trainer = Trainer(hangs, "baseline", store=store, max_attempts=1, timeout_s=2, workers=2)
+
+    fit = trainer.fit(["good", "bad"])
+
+    assert fit.left_out == {"failed": 1}
+    assert fit.metrics["mean_reward"] == 1.0
+    ((status, reason),) = trainer.queue.reasons()
+    assert (status, reason) == ("timeout", "timed out: the attempt took longer than 2 s")
+
+
+@pytest.mark.parametrize("algorithm", [Exact(), Ledger()])
+def test_model_that_returned_nothing_is_told(store: Store, algorithm: Ledger) -> None:
+    """A call without an answer has no token to train on; with its text alone it is data."""
+    store.add(spans_of("r1", "t", 1.0, tokens=()))
+    trainer = Trainer(store=store, algorithm=algorithm)
+
+    if isinstance(algorithm, Exact):
+        with pytest.raises(TrainingError, match="no token ids"):
+            trainer.fit()
+        assert algorithm.rows == []
+        return
+    assert trainer.fit().run.step == 1
 
 
 def test_advantages_compare_the_rollouts_of_the_batch(store: Store) -> None:

@@ -5,6 +5,7 @@ from typing import Any, assert_type
 
 import lightning_otel as lo
 from lightning_otel.algorithms import Batch
+from lightning_otel.testing import captured, failure, scripted_server, tool_call
 from lightning_otel.tracing.operations import Operation
 from lightning_otel.trainer import Fit
 from lightning_otel.types import Call, Reward, Rollout
@@ -254,3 +255,13 @@ def run_agents(store: lo.Store) -> None:
     assert_type(lo.run_workers(4, solve, kind="processes", store=store, queue=queue), int)
     for each in queue.wait([each.rollout_id for each in rollouts], timeout_s=60):
         assert_type(each.reward, float | None)
+
+
+def test_an_agent() -> None:
+    """As docs/testing.md has it."""
+    with scripted_server([tool_call("add", a=1), "2", failure(429)]) as server, captured() as got:
+        lo.set_debug_mode(True)
+        assert_type(server.base_url, str)
+    assert_type(got.calls[0].model, str)
+    assert_type(got.transitions[0].reward, float | None)
+    got.assert_complete()

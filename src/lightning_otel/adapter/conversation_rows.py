@@ -60,13 +60,13 @@ class _Draft:
         return (
             len(given) > end
             and self._choice(given[end]) is not None
-            and all(map(_is_same, self.said, given))
+            and all(map(is_same, self.said, given))
         )
 
     def _choice(self, answer: Message) -> int | None:
         """Which choice of the last step a message repeats."""
         choices = enumerate(self.steps[-1].action)
-        return next((index for index, each in choices if _is_same(each, answer)), None)
+        return next((index for index, each in choices if is_same(each, answer)), None)
 
     def add(self, step: Transition) -> None:
         """Take a step that continues it, or its first."""
@@ -134,7 +134,8 @@ def _answer(item: Message) -> Message:
     return item if item.get("role") else {**item, "role": "assistant"}
 
 
-def _is_same(one: Message, other: Message) -> bool:
+def is_same(one: Message, other: Message) -> bool:
+    """Whether two messages are one, but for what an answer has and its repetition has not."""
     try:
         return one is other or one == other or _core(one) == _core(other)
     except RecursionError:  # nested as deep as a parser follows, which is deeper than this can

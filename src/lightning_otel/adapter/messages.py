@@ -5,12 +5,12 @@ Source: the input, output and tool JSON schemas of the GenAI semantic convention
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import orjson
 
 from lightning_otel.types import Message
+from lightning_otel.types.wording import plain_text as plain_text
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -79,22 +79,3 @@ def _loads(text: str) -> object:
         except ValueError:
             pass
     return json.loads(text)
-
-
-def plain_text(messages: Iterable[Message]) -> str:
-    """What the messages say, for people: texts and tool calls, one line each."""
-    return "\n".join(_line(part) for item in messages for part in _parts(item))
-
-
-def _parts(item: Message) -> Sequence[object]:
-    found = item.get("parts")
-    return found if isinstance(found, (list, tuple)) else ()
-
-
-def _line(part: object) -> str:
-    if not isinstance(part, Mapping):
-        return str(part)
-    if part.get("type") == "tool_call":
-        return f"{part.get('name')}({json.dumps(part.get('arguments'))})"
-    content = part.get("content", part.get("response", part.get("uri", "")))
-    return content if isinstance(content, str) else json.dumps(content)

@@ -167,7 +167,7 @@ def _nodes(trees: Sequence[Tree], facts: _Facts) -> list[Node]:
     found = []
     for name, span, agent, parent, depth in placed:
         step, branch = facts.steps.get(name, (None, 0))
-        kind = _kind(span)
+        kind = kind_of(span)
         credit = facts.credit.get(name) if kind == "reward" else None
         targets = facts.targets[name] if credit is not None else ()
         found.append(
@@ -222,7 +222,8 @@ def _label(step: Transition, branch: int, attempts: int, agents: int) -> str:
     return " ".join(words)
 
 
-def _kind(span: Span) -> Kind:
+def kind_of(span: Span) -> Kind:
+    """What a span is to a person."""
     if span.name == c.SPAN_ROLLOUT:
         return "rollout"
     if is_call(span):

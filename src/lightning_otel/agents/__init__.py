@@ -4,7 +4,7 @@ Whatever a user has becomes an :class:`Agent` by :func:`agent_of`. Nothing here 
 """
 
 from lightning_otel.agents.agent import Agent, Answer, Resources
-from lightning_otel.agents.functions import FunctionAgent, rollout
+from lightning_otel.agents.functions import FunctionAgent, llm_rollout, prompt_rollout, rollout
 from lightning_otel.agents.litagent import LitAgent, MethodsAgent, has_methods
 from lightning_otel.agents.router import Router
 from lightning_otel.errors import ConfigError
@@ -17,6 +17,8 @@ __all__ = [
     "Resources",
     "Router",
     "agent_of",
+    "llm_rollout",
+    "prompt_rollout",
     "rollout",
 ]
 

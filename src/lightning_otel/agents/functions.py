@@ -4,17 +4,20 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from inspect import Parameter
 from typing import Any, Final, overload
 
 from lightning_otel.agents.agent import Agent, Answer, Resources, finished
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Rollout
+from lightning_otel.types import Endpoint, Prompt, ResourceKind, Rollout
 
 _is_by_value: ContextVar[bool] = ContextVar("is_by_value", default=False)
-_BY_NAME: Final = ("resources", "rollout")
+_BY_PLACE: Final = ("resources", "rollout")
+_BY_KIND: Final[Mapping[str, ResourceKind]] = {"llm": "endpoint", "prompt_template": "prompt"}
+"""Names by which functions of Agent Lightning ask for the one resource of a kind."""
+_BY_NAME: Final = (*_BY_PLACE, *_BY_KIND)
 _POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -32,7 +35,7 @@ class FunctionAgent(Agent):
 
         Args:
             function: Takes the task; and if it likes, next or by these names, ``resources`` and
-                ``rollout``.
+                ``rollout``; by their names, ``llm`` and ``prompt_template``.
             name: What the agent is called; by default as the function.
             track_only: The agents within whose calls become training data.
 
@@ -43,7 +46,7 @@ class FunctionAgent(Agent):
         self._name = name or str(getattr(function, "__name__", type(function).__name__))
         self.track_only = track_only
         self._rest, self._named = _taken(function)
-        self.takes_resources = "resources" in (*self._rest, *self._named)
+        self.takes_resources = bool({"resources", *_BY_KIND} & {*self._rest, *self._named})
         functools.update_wrapper(self, function, updated=())
 
     @property
@@ -71,8 +74,26 @@ class FunctionAgent(Agent):
     def run(self, task: Any, resources: Resources, rollout: Rollout) -> Answer:
         """Call the function with what it takes."""
         known: dict[str, Any] = {"resources": resources, "rollout": rollout}
+        for name in (*self._rest, *self._named):
+            if name in _BY_KIND:
+                known[name] = self._only(name, resources)
         given = [known[name] for name in self._rest]
         return finished(self.function(task, *given, **{name: known[name] for name in self._named}))
+
+    def _only(self, wanted: str, resources: Resources) -> Prompt | Endpoint:
+        """The prompt or endpoint that is assigned, where the function asks for just that."""
+        kind = _BY_KIND[wanted]
+        # What is named agent/name is another's, or there by its plain name as well.
+        own = {name: each for name, each in resources.items() if "/" not in name}
+        found = [name for name, each in own.items() if each.kind == kind]
+        if len(found) != 1:
+            raise ConfigError(
+                f"{self.name} takes {wanted}, and of its resources {', '.join(found) or 'none'} "
+                f"{'are' if found else 'is'} of kind {kind}; give it one, or write it as "
+                "(task, resources)"
+            )
+        resource = own[found[0]]
+        return resource.prompt if kind == "prompt" else resource.endpoint
 
 
 @contextlib.contextmanager
@@ -119,8 +140,8 @@ def _in_order(names: list[str], needed: int) -> list[str] | None:
     for index, name in enumerate(names):
         if name in _BY_NAME:
             found.append(name)
-        elif index < needed and index < len(_BY_NAME) and _BY_NAME[index] not in found:
-            found.append(_BY_NAME[index])
+        elif index < needed and index < len(_BY_PLACE) and _BY_PLACE[index] not in found:
+            found.append(_BY_PLACE[index])
         elif index < needed:
             return None
         else:
@@ -156,9 +177,58 @@ def rollout(
     Args:
         function: ``(task)``, ``(task, resources)`` or ``(task, resources, rollout)``, sync or
             async, that gives back a reward, named rewards, or None if it emits them or has none.
+            In place of resources ``llm`` is the endpoint among them, ``prompt_template`` the
+            prompt.
         name: What the agent is called; by default as the function.
         track_only: The agents within whose calls become training data, by name, glob or ``re:…``.
     """
     if function is not None:
         return FunctionAgent(function, name=name, track_only=track_only)
     return functools.partial(FunctionAgent, name=name, track_only=track_only)
+
+
+def llm_rollout(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    track_only: str | None = None,
+) -> Any:
+    """As :func:`rollout`, by Agent Lightning's name for a function ``(task, llm)``.
+
+    Args:
+        function: Its parameter ``llm`` is given the endpoint among the resources.
+        name: What the agent is called.
+        track_only: The agents within whose calls become training data.
+    """
+    return _named("llm", function, name, track_only)
+
+
+def prompt_rollout(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    track_only: str | None = None,
+) -> Any:
+    """As :func:`rollout`, by Agent Lightning's name for a function ``(task, prompt_template)``.
+
+    Args:
+        function: Its parameter ``prompt_template`` is given the prompt among the resources.
+        name: What the agent is called.
+        track_only: The agents within whose calls become training data.
+    """
+    return _named("prompt_template", function, name, track_only)
+
+
+def _named(
+    wanted: str, function: Callable[..., Any] | None, name: str | None, track_only: str | None
+) -> Any:
+    if function is None:
+        return functools.partial(_named, wanted, name=name, track_only=track_only)
+    if wanted not in inspect.signature(function).parameters:
+        raise ConfigError(
+            f"the agent {_shown(function)} takes no {wanted}; write it as (task, {wanted}), or "
+            "decorate it with @rollout"
+        )
+    return FunctionAgent(function, name=name, track_only=track_only)

@@ -5,16 +5,24 @@ A member is a class with :class:`BaseAlgorithm`'s methods and registers under th
 they need when they run.
 """
 
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, Context, StepResult, name_of
 from lightning_otel.errors import ConfigError
+from lightning_otel.registry import Registry
 
 if TYPE_CHECKING:
     from lightning_otel.microsoft import Backend
 
 GROUP: Final = "lightning_otel.algorithms"
+_REGISTRY: Final = Registry("algorithm", GROUP, str.lower)
+
+_ALSO: Final = {"supervisedfinetuning": "sft"}
+"""Other names that users know an algorithm by."""
+_VERL: Final = (
+    "VERL trains in processes of its own: algorithms.verl.register() gives it an agent loop, see "
+    "docs/algorithms.md; Trainer(…, 'verl', backend='microsoft') is Agent Lightning's"
+)
 
 __all__ = [
     "BaseAlgorithm",
@@ -32,15 +40,16 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """An installed algorithm by its class: ``from lightning_otel.algorithms import APO``."""
     # What is written small is a module of this folder.
-    if name.islower() or name.startswith("_") or name.lower() not in _found():
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    known = {*_ALSO, *_REGISTRY.points()}
+    if name.islower() or name.startswith("_") or name.lower() not in known:
+        said = f"; {_VERL}" if name == "VERL" else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{said}")
     return get(name)
 
 
 def names() -> list[str]:
     """The algorithms that are installed, ours first."""
-    found = _found()
-    return sorted(found, key=lambda name: (not _is_ours(found[name]), name))
+    return _REGISTRY.names()
 
 
 def get(name: str) -> type[BaseAlgorithm]:
@@ -49,21 +58,9 @@ def get(name: str) -> type[BaseAlgorithm]:
     Raises:
         ConfigError: There is none, or it cannot be loaded.
     """
-    from difflib import get_close_matches
-
-    found = _found()
-    wanted = name.lower()
-    if wanted not in found:
-        near = get_close_matches(wanted, found, n=1)
-        guess = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
-        raise ConfigError(f"no algorithm {name!r}; {guess}")
-    try:
-        member = found[wanted].load()
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(
-            f"the algorithm {name!r} cannot be loaded ({exc}); install what {found[wanted].value} "
-            "needs"
-        ) from exc
+    if name.lower() == "verl" and "verl" not in _REGISTRY.points():
+        raise ConfigError(_VERL)
+    member = _REGISTRY.load(_ALSO.get(name.lower(), name))
     if not (isinstance(member, type) and callable(getattr(member, "run", None))):
         raise ConfigError(
             f"the algorithm {name!r} is {member!r}; register a class made of BaseAlgorithm"
@@ -122,13 +119,3 @@ def backed(algorithm: Any, backend: "Backend", **options: Any) -> BaseAlgorithm:
     if backend_of(backend, unfit=unfit).name == "builtin":
         return made(algorithm, **options)
     return Microsoft(algorithm, **options)
-
-
-def _found() -> dict[str, EntryPoint]:
-    # Whoever takes one of our names has said that he wants his.
-    points = sorted(entry_points(group=GROUP), key=_is_ours, reverse=True)
-    return {point.name.lower(): point for point in points}
-
-
-def _is_ours(point: EntryPoint) -> bool:
-    return point.value.startswith(f"{__name__}.")

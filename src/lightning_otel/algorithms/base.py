@@ -1,14 +1,21 @@
 """What an algorithm is: a class with one method, or with a loop of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from lightning_otel.algorithms.batch import Batch, StepResult
 from lightning_otel.algorithms.context import Context
-from lightning_otel.types import CaptureLevel
+from lightning_otel.types import CaptureLevel, Trajectory
 
 __all__ = ["BaseAlgorithm", "Batch", "Context", "StepResult"]
+
+
+_ELSEWHERE: Final = {
+    "set_store": "give the store to the trainer: Trainer(store=…)",
+    "set_adapter": "say to the trainer how spans become transitions: Trainer(select={…})",
+    "set_trainer": "give the algorithm to the trainer: Trainer(algorithm=…)",
+}
 
 
 class BaseAlgorithm:
@@ -32,6 +39,13 @@ class BaseAlgorithm:
     needs_steps: bool = True
     needs_logprobs: bool = False
 
+    if not TYPE_CHECKING:  # whoever reads types is told that there is no such method
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what stands for a method of Agent Lightning's algorithms that is not here."""
+            said = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{said}")
+
     def run(self, context: Context) -> None:
         """Learn until there is nothing more to learn from, or it is to stop.
 
@@ -49,6 +63,17 @@ class BaseAlgorithm:
             batch: Trajectories of whole groups of rollouts; a list, which also has their rewards.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a train_step or a run of its own")
+
+    def unfit(self, trajectories: Sequence[Trajectory]) -> str:
+        """Why a rollout is of no use to the next step; empty if it is of use, as by default.
+
+        It is asked before a batch is made: what is of no use is left out, counted with the reason,
+        and others take its place, so that no step is spent on it.
+
+        Args:
+            trajectories: Those of the rollout.
+        """
+        return ""
 
     def state_dict(self) -> Mapping[str, Any]:
         """What it must remember, as JSON; large things go into files by :meth:`save`."""

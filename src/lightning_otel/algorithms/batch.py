@@ -2,9 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
+from lightning_otel.errors import ConfigError
 from lightning_otel.types import Trajectory
+
+_ELSEWHERE: Final = {
+    "spans": "for each in batch: each.transitions, or context.store.spans(rollout_id=…)",
+    "rewards": "batch.rewards has them by rollout id",
+}
 
 
 class Batch(list[Trajectory]):
@@ -28,6 +34,15 @@ class Batch(list[Trajectory]):
         self.number = number
         self.rewards = dict(rewards)
         self.groups = {group_id: tuple(ids) for group_id, ids in groups.items()}
+
+    if not TYPE_CHECKING:  # whoever reads types is told that it is a list
+
+        def __getitem__(self, index: Any) -> Any:
+            """A trajectory by its place; of a name, it says what that is here."""
+            if isinstance(index, str):
+                said = _ELSEWHERE.get(index, "iterate it, or see batch.rewards and batch.groups")
+                raise ConfigError(f"a batch is a list of trajectories, without {index!r}; {said}")
+            return super().__getitem__(index)
 
     @property
     def rollout_ids(self) -> list[str]:

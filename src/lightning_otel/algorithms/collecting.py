@@ -1,5 +1,6 @@
 """Batches: rollouts run or waited for, claimed in whole groups, read, and checked."""
 
+import logging
 import random
 import threading
 import time
@@ -28,6 +29,8 @@ from lightning_otel.types import Rollout
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.base import BaseAlgorithm
+
+log = logging.getLogger(__name__)
 
 _FOREVER_NS: Final = (1 << 63) - 1
 _PATIENCE: Final = 5
@@ -285,7 +288,7 @@ class Collector:
         if not groups:
             return None
         found = self._loaded(groups)
-        faults = {**self._capture_faults(found), **found.faults}
+        faults = {**self._unfit(found), **self._capture_faults(found), **found.faults}
         kept: Taken = {}
         for key, members in groups.items():
             good = tuple(each for each in members if each.rollout_id not in faults)
@@ -311,6 +314,18 @@ class Collector:
             needs_reward=self._algorithm.needs_reward,
             needs_steps=self._algorithm.needs_steps,
         )
+
+    def _unfit(self, found: Loaded) -> dict[str, str]:
+        """Rollouts that the algorithm itself has no use for, such as stale ones."""
+        faults = {
+            rollout_id: fault
+            for rollout_id, paths in found.trajectories.items()
+            if (fault := self._algorithm.unfit(paths))
+        }
+        for fault, count in Counter(faults.values()).items():
+            if fault not in self.counts:  # once a run, as it may wait for better ones for long
+                log.warning("%d rollouts are left out: %s", count, fault)
+        return faults
 
     def _capture_faults(self, found: Loaded) -> dict[str, str]:
         """Rollouts whose tokens the algorithm cannot use.

@@ -14,7 +14,8 @@ from lightning_otel.algorithms.checkpoint import Checkpoint
 from lightning_otel.algorithms.collecting import Collector
 from lightning_otel.algorithms.setting import Setting
 from lightning_otel.algorithms.working import Ran, run_tasks
-from lightning_otel.errors import LightningOtelError
+from lightning_otel.errors import ConfigError, LightningOtelError, NotFoundError
+from lightning_otel.resources import bodies
 from lightning_otel.runs import Claims, TrainingRun
 from lightning_otel.types import Mode, Resource
 
@@ -172,8 +173,20 @@ class Context:
     # What comes of it.
 
     def report(self, result: StepResult | None) -> None:
-        """Write down what a step came to; its resources are published once it is committed."""
+        """Write down what a step came to; its resources are published once it is committed.
+
+        Raises:
+            ConfigError: It is no result of a step, or a resource in it cannot be published: said
+                before the step is kept, as what is kept is published however often that fails.
+        """
         found = result if result is not None else StepResult()
+        if not isinstance(found, StepResult):
+            raise ConfigError(
+                f"train_step gave back a {type(found).__name__}; give StepResult(metrics, "
+                "{'name of the resource': body}), or None"
+            )
+        for name, body in found.resources.items():
+            self._check(name, body)
         self._unpublished.update(found.resources)
         number = self._yielded[-1].number if self._yielded else self.step + 1
         told = self._yielded[-1].metrics() if self._yielded else {}
@@ -238,16 +251,7 @@ class Context:
         """
         done = [each for each in self._yielded if batch is None or each.number <= batch.number]
         number = max([each.number for each in done], default=self.step) if step is None else step
-        folder = self.run_dir / "checkpoints" / f"{number:08d}"
-        held = Checkpoint(
-            algorithm=self.run.algorithm,
-            run_id=self.run.run_id,
-            consumer=self.run.consumer,
-            step=number,
-            state=dict(self._algorithm.state_dict() if state is None else state),
-            resources=dict(self.versions),
-        )
-        checkpoint.write(folder, held, self._algorithm.save)
+        folder = self._written(number, self._algorithm.state_dict() if state is None else state)
         unpublished = [
             {"name": name, "body": body, "metrics": self._measured}
             for name, body in self._unpublished.items()
@@ -268,6 +272,20 @@ class Context:
         self._drop_old()
         if self._progress is not None and done:
             self._progress(number, self._setting.max_iterations, self._measured)
+        return folder
+
+    def _written(self, step: int, state: Mapping[str, Any]) -> Path:
+        """The folder of a checkpoint, whole; it does not count yet."""
+        folder = self.run_dir / "checkpoints" / f"{step:08d}"
+        held = Checkpoint(
+            algorithm=self.run.algorithm,
+            run_id=self.run.run_id,
+            consumer=self.run.consumer,
+            step=step,
+            state=dict(state),
+            resources=dict(self.versions),
+        )
+        checkpoint.write(folder, held, self._algorithm.save)
         return folder
 
     def publish_kept(self, step: int, unpublished: Sequence[Mapping[str, Any]]) -> None:
@@ -311,6 +329,16 @@ class Context:
         finally:
             over.set()
             thread.join()
+
+    def _check(self, name: str, body: Any) -> None:
+        kind, _ = bodies.checked_body(bodies.checked_name(name), body, None)
+        with contextlib.suppress(NotFoundError):
+            held = self.resources.get(name, 1)
+            if held.kind != kind:
+                raise ConfigError(
+                    f"{name} is {held.kind}, and what the step made is {kind}; publish it under "
+                    "another name"
+                )
 
     def _parent(self, name: str) -> int | None:
         found = self.versions.get(name)

@@ -35,6 +35,19 @@ _OURS: Final[Mapping[str, str]] = {
     "resume_from_checkpoint": "resume the run: Trainer.resume_from_checkpoint",
 }
 """Settings of a trainer that are not the user's, and why."""
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "base_model": "it is model='path/to/model' here",
+    "epochs": "it is num_train_epochs here, as TRL calls it",
+    "batch_size": "it is min_batch_size here, in rollouts; per_device_train_batch_size is how many "
+    "rows are on the device at once",
+    "gamma": "whole rollouts are compared, or single answers, and no reward is discounted; "
+    "transitions with discounted ones are store.transitions(credit='discounted', gamma=…)",
+    "reward_shaping": "rewards are shaped before they are learnt from: "
+    "select={'compose': Composition({…})}, or reward functions with apply_rewards()",
+    "distributed_backend": "it is ddp_backend here, as TRL calls it",
+    "num_workers": "it is workers of the Trainer; dataloader_num_workers are TRL's",
+}
+"""What settings are called that users know by other names."""
 
 
 class Rows(NamedTuple):
@@ -104,6 +117,8 @@ class GradientAlgorithm(BaseAlgorithm):
         """
         for name in _OURS.keys() & settings.keys():
             raise ConfigError(f"{name} cannot be set: {_OURS[name]}; leave it out")
+        for name in _ELSEWHERE.keys() & settings.keys():
+            raise ConfigError(f"{type(self).__name__} has no option {name!r}: {_ELSEWHERE[name]}")
         if model is None:
             raise ConfigError(
                 f"{type(self).__name__} has no model to train; give one: model='path/to/model'"

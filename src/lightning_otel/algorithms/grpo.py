@@ -8,7 +8,7 @@ Source: TRL 1.16's ``GRPOTrainer``; see ``recorded`` for what is replaced of it.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from lightning_otel.adapter import Advantage
@@ -19,7 +19,8 @@ from lightning_otel.algorithms.comparison import compared, distinct
 from lightning_otel.algorithms.gradients import GradientAlgorithm, Rows
 from lightning_otel.algorithms.sampling import fault_of
 from lightning_otel.errors import ConfigError, TrainingError
-from lightning_otel.types import CaptureLevel, Estimator, TrainingRow, Transition
+from lightning_otel.substitution.assigning import Standing
+from lightning_otel.types import CaptureLevel, Estimator, TrainingRow, Trajectory, Transition
 
 STALE: Final = "stale: sampled by weights more than max_staleness versions old"
 NO_DIFFERENCE: Final = "no difference: all rollouts of its group earned the same"
@@ -53,7 +54,8 @@ class GRPO(GradientAlgorithm):
             advantage: ``grpo``, ``rloo``, ``dr_grpo``, or how else a group's rewards become
                 advantages; TRL's ``scale_rewards`` has no say.
             max_staleness: Rows sampled by weights more versions older than the newest are left out;
-                None takes all, and the clip sees to them.
+                None takes all, and the clip sees to them. Rollouts that are too old as a whole are
+                in no batch, so that no step is spent on them.
             follow: The resource whose versions, as spans are stamped with them, tell the age of a
                 row; by default the weights. Name the endpoint where agents are given that.
             **others: As :class:`GradientAlgorithm` takes them; ``epsilon`` is the clip, ``beta``
@@ -71,6 +73,15 @@ class GRPO(GradientAlgorithm):
         # Nothing is generated; TRL wants numbers that could be all the same.
         steps = 2 * int(self._settings.get("gradient_accumulation_steps", 1))
         return {"loss_type": "grpo", "num_generations": 2, "steps_per_generation": steps}
+
+    def unfit(self, trajectories: Sequence[Trajectory]) -> str:
+        """Whether all of a rollout was sampled by weights that are too old."""
+        if self._max_staleness is None:
+            return ""
+        newest, most = self._newest(), self._max_staleness
+        steps = [step for path in trajectories for step in path.transitions]
+        is_stale = bool(steps) and all(_age((each,), self._follow, newest) > most for each in steps)
+        return STALE if is_stale else ""
 
     def rows(self, batch: Batch) -> Rows:
         """Sequences of exact tokens with a reward that differs from others of their group.
@@ -115,10 +126,12 @@ class GRPO(GradientAlgorithm):
         return STALE if is_stale else ""
 
     def _newest(self) -> int:
-        """The newest version of what agents follow; 0 if there is none."""
-        if self._context is None or self._follow not in self._context.resources.names():
+        """The newest version that agents are given of what they follow; 0 if there is none."""
+        if self._context is None:
             return 0
-        return self._context.resources.versions(self._follow)[-1].version
+        standing = self._context.resources.standings().get(self._follow, Standing())
+        given = (standing.live, standing.canary)
+        return max((each.version for each in given if each is not None), default=0)
 
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
         """TRL's, on recorded rows; by default all rows of a batch are one step of the optimizer."""

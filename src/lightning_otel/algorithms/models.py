@@ -38,8 +38,9 @@ def library(name: str) -> Any:
 def chance_of_its_own() -> Iterator[None]:
     """Python's own chance goes on after it as if trainers had not seeded it anew.
 
-    OpenTelemetry draws the ids of traces and spans from it: seeded alike at each step, the agents
-    of the next one would have ids that are taken, and their spans would count as repeated.
+    Agents in this process may draw from it, and so does a tracer provider of their own for ids of
+    traces and spans: seeded alike at each step, those of the next one would be taken already, and
+    the spans count as repeated.
     """
     held = random.getstate()
     try:

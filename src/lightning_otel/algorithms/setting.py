@@ -36,6 +36,7 @@ class Setting:
         kind: ``threads``, ``processes`` or ``ray``.
         hooks: Told of what the workers do.
         reward_evaluator: Judges a rollout whose agent does not.
+        apply: Whether requests of an agent that takes a task alone are made with the resources.
         max_attempts: How often a rollout is tried.
         timeout_s: How long an attempt may take, seconds; None is any time.
         reward_timeout_s: How long a group waits for the reward of a rollout that is over, seconds.
@@ -60,6 +61,7 @@ class Setting:
     kind: "Kind" = "threads"
     hooks: "Sequence[Hook]" = ()
     reward_evaluator: "RewardEvaluator | None" = None
+    apply: bool | None = None
     max_attempts: int = 2
     timeout_s: float | None = None
     reward_timeout_s: float = 30.0

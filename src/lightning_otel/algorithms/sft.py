@@ -3,13 +3,17 @@
 Source: TRL's ``SFTTrainer``.
 """
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, Final
 
 from lightning_otel.adapter.rows import is_trainable
 from lightning_otel.algorithms import models, tables
 from lightning_otel.algorithms.base import Batch
 from lightning_otel.algorithms.comparison import distinct
 from lightning_otel.algorithms.gradients import GradientAlgorithm, Rows
+from lightning_otel.types import Trajectory, Transition
+
+NOTHING_SAID: Final = "no answer: the model returned nothing"
 
 
 class SFT(GradientAlgorithm):
@@ -31,11 +35,18 @@ class SFT(GradientAlgorithm):
         self.needs_reward = threshold is not None
 
     def rows(self, batch: Batch) -> Rows:
-        """Whole conversations, of which what the agent said is trained."""
-        steps = distinct(batch)
+        """Whole conversations, of which what the agent said is trained.
+
+        Where the model returned nothing in the end, that is no answer to imitate.
+        """
+        answered = [_answered(path) for path in batch]
+        paths = [path for path in answered if path.transitions]
+        steps = distinct(paths)
         exact = sum(map(is_trainable, steps))
         self._format = "tokens" if exact == len(steps) else "sft"
-        rows, left = tables.made(self._format, batch, threshold=self._threshold)
+        rows, left = tables.made(self._format, paths, threshold=self._threshold)
+        if silent := len(distinct(batch)) - len(steps):
+            left[NOTHING_SAID] += silent
         return Rows(rows, left, {"exact": exact / max(len(steps), 1)})
 
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
@@ -46,3 +57,19 @@ class SFT(GradientAlgorithm):
         columns = ("messages", "tools") if is_text else ("input_ids", "labels")
         table = tables.dataset(self._format, rows.rows, columns)
         return models.library("trl").SFTTrainer(args=args, train_dataset=table, **shared)
+
+
+def _answered(path: Trajectory) -> Trajectory:
+    """The trajectory up to its last answer that says or does anything."""
+    steps = list(path.transitions)
+    while steps and _is_silent(steps[-1]):
+        steps.pop()
+    return replace(path, transitions=tuple(steps)) if len(steps) < len(path.transitions) else path
+
+
+def _is_silent(step: Transition) -> bool:
+    """Whether what was answered is there, and is empty: what was not recorded says nothing."""
+    parts = [part for each in step.action[:1] for part in each.get("parts") or ()]
+    return bool(parts) and all(
+        part.get("type") == "text" and not str(part.get("content") or "").strip() for part in parts
+    )

@@ -1,17 +1,25 @@
 """Rollouts put into the queue are worked off: by workers of this run, or by runners elsewhere."""
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.algorithms.groups import queued
 from lightning_otel.algorithms.loading import load
 from lightning_otel.algorithms.setting import Setting
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, LightningOtelError
 from lightning_otel.queue import FINAL
 from lightning_otel.store.asked import Asked
 from lightning_otel.types import Mode, Rollout, Trajectory
+
+if TYPE_CHECKING:
+    from lightning_otel.queue import Queue
+
+
+STOPPED: Final = "whoever asked for it was stopped"
+"""Why a rollout was cancelled that nobody waits for any more."""
 
 
 class Ran(NamedTuple):
@@ -31,6 +39,9 @@ def run_tasks(
     samples: int = 1,
 ) -> list[Ran]:
     """What became of tasks, in their order; a rollout that failed says why, and has no reward.
+
+    What is not over when it is time to stop, or something fails, is cancelled: nobody would look at
+    it any more.
 
     Args:
         setting: Who works, and on what.
@@ -53,7 +64,16 @@ def run_tasks(
         timeout_s=setting.timeout_s,
         resources=versions,
     )
-    done = work(setting, [each.rollout_id for each in rollouts], stop)
+    ids = [each.rollout_id for each in rollouts]
+    try:
+        done = work(setting, ids, stop)
+    except BaseException as exc:
+        with contextlib.suppress(LightningOtelError):  # what went wrong is told, and first
+            _cancel(setting.queue, ids, f"whoever asked for it failed: {type(exc).__name__}")
+        raise
+    if any(each.status not in FINAL for each in done):
+        _cancel(setting.queue, ids, STOPPED)
+        done = setting.queue.rollouts(ids=ids)
     asked = Asked.of({**setting.select, "mode": None})  # type: ignore[typeddict-item]  # as given
     found = load(setting.store, asked, {each.rollout_id: [queued(each)] for each in done})
     return [
@@ -65,6 +85,11 @@ def run_tasks(
         )
         for each in done
     ]
+
+
+def _cancel(queue: "Queue", rollout_ids: Sequence[str], reason: str) -> None:
+    for rollout_id in rollout_ids:
+        queue.cancel(rollout_id, reason)
 
 
 def require_agent(setting: Setting) -> None:
@@ -112,5 +137,6 @@ def _run(setting: Setting, stop: threading.Event) -> None:
         kind=setting.kind,
         hooks=setting.hooks,
         reward_evaluator=setting.reward_evaluator,
+        apply=setting.apply,
         stop=stop,
     )

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from importlib import import_module
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
@@ -20,17 +20,22 @@ from lightning_otel.errors import (
     StoreError,
 )
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 _COMMANDS = {
     "demo": ("demo:demo", "Run the offline demo: agent, spans, DuckDB, transitions, rewards."),
     "run": ("run:run", "Run a program with recording on: run -- python app.py"),
     "ls": ("look:ls", "List traces or rollouts."),
     "show": ("look:show", "Show one rollout, trace or span as a tree."),
+    "diff": ("diff:diff", "Lay two rollouts, traces or versions beside each other."),
     "stats": ("look:stats", "Count what was kept, from spans to transitions."),
     "plot": ("plotting:plot", "Draw curves: reward, success, length, tokens, loss."),
     "analyze": ("analyzing:analyze", "Say of one rollout what happened and what stands out."),
     "drift": ("drift:drift", "Say where a tokenizer's ids are not those of the engine."),
     "export": ("export:export", "Write spans or triplets as JSON lines or Parquet."),
-    "follow": ("follow:follow", "Print spans as they end, each once: JSON lines."),
+    "tail": ("tail:tail", "Look on as agents work: who says what, tools, rewards."),
+    "follow": ("follow:follow", "Feed a program with spans as they end, each once."),
     "forward": ("forward:forward", "Send spans to an OTLP endpoint, each until it is taken."),
     "resources": ("resources:resources", "Publish prompts and models; promote, roll back."),
     "reward": ("reward:reward", "Give a reward to a rollout, trace, span or response."),
@@ -39,10 +44,14 @@ _COMMANDS = {
     "sql": ("look:sql", "Run one read-only SQL statement."),
     "queue": ("queue:queue", "Count rollouts that wait, run and are over; pause, resume, cancel."),
     "serve": ("serve:serve", "Take spans by OTLP/HTTP from any language."),
+    "ui": ("serve:ui", "Look at the store in the browser."),
     "import": ("importing:import_files", "Read OTLP JSON lines and Agent Lightning 0.3 stores."),
     "publish": ("publish:publish", "Put settled spans into a lake that many machines share."),
+    "redact": ("redact:redact", "Take content out of what is stored, for good."),
     "compact": ("compact:compact", "Merge the store's files; drop what is not to be kept."),
     "pack": ("export:pack", "Write everything into one self-contained DuckDB file."),
+    "config": ("config:config", "Say what every setting is, and where it comes from."),
+    "completion": ("completion:completion", "Print what completes commands in your shell."),
     "doctor": ("doctor:doctor", "Check versions, instrumentors, settings and the store."),
 }
 
@@ -94,6 +103,17 @@ class _Lazy(Guessing):
         module, _, name = _COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(f"{__name__}.{module}"), name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Commands that begin so, none of them imported for it; and options."""
+        from click.shell_completion import CompletionItem
+
+        named = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in _COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

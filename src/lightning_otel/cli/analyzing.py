@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
+from lightning_otel.cli.options import Form, Id, rows_options
 from lightning_otel.cli.output import (
     has_colours,
     print_json,
@@ -32,7 +33,7 @@ _BROKEN: Final = frozenset({"error", "incomplete", "uncredited", "left_out", "no
 
 
 @click.command()
-@click.argument("rollout", metavar="[ROLLOUT]", default="@last")
+@click.argument("rollout", metavar="[ROLLOUT]", type=Id(), default="@last")
 @click.option(
     "--price", "prices", multiple=True, metavar="[MODEL=]IN,OUT",
     help="What a million tokens in and out cost; MODEL may be a glob.",
@@ -42,24 +43,31 @@ _BROKEN: Final = frozenset({"error", "incomplete", "uncredited", "left_out", "no
     help="Compare it with the other rollouts of its task.",
 )  # fmt: skip
 @click.option("--all", "every", is_flag=True, help="Every step, however many there are.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@rows_options
 @store_option
 def analyze(
     rollout: str,
     prices: Sequence[str],
     advantage: str | None,
     every: bool,
-    as_json: bool,
+    form: Form | None,
     store: str | None,
 ) -> None:
-    """Say of one rollout what happened, step by step, and what stands out; @last by default."""
+    """Say of one rollout what happened, step by step, and what stands out; @last by default.
+
+    --json is all of it, --jsonl and --csv are the steps.
+    """
     from lightning_otel.analysis import analyze_episode
 
     found = analyze_episode(
         rollout, store, prices=dict(map(_price, prices)), advantage=cast(Any, advantage)
     )
-    if as_json:
+    if form == "json":
         print_json(found.as_json())
+        return
+    if form is not None:
+        steps = found.as_json()["steps"]
+        print_rows(steps, list(steps[0]) if steps else [], form=form)
         return
     _print(found, every=every)
     suggest(f"show {shown(found.rollout_id)}", store)

@@ -4,17 +4,17 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from lightning_otel.cli.options import rollout_id_of, rollout_option, rows_options, when_options
 from lightning_otel.cli.output import (
     counted,
-    json_options,
     print_json,
     print_rows,
+    progress_bar,
     store_option,
     suggest,
     talk,
@@ -30,13 +30,12 @@ _COLUMNS: Final = ("rollout_id", "attempt_id", "agent", "rewards", "failure")
 
 @click.command("apply-rewards")
 @click.argument("function", metavar="FILE.py:FUNCTION")
-@click.option("--rollout", metavar="ID", help="Only this one; a prefix or @last.")
-@click.option("--since", metavar="TIME", help="Only rollouts that began then or later.")
-@click.option("--until", metavar="TIME", help="Only rollouts that began before.")
+@rollout_option
+@when_options
 @click.option("--version", "version", default="", metavar="NAME",
               help="Judge all anew, as FUNCTION@NAME.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print what it would give, and keep nothing.")
-@json_options
+@rows_options
 @store_option
 def apply_rewards(function: str, version: str, store: str | None, **given: Any) -> int:
     """Have a reward function judge every ended rollout that it has not judged yet.
@@ -51,11 +50,8 @@ def apply_rewards(function: str, version: str, store: str | None, **given: Any) 
     judge = _function(function)
     opened = Store(store)
     rows = _Rows(is_dry_run=given["dry_run"])
-    rollout_id = None
-    if given["rollout"] is not None:
-        noun, whole = opened.find(given["rollout"])
-        rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
-    with _progress() as progress:
+    rollout_id = rollout_id_of(opened, given["rollout"])
+    with progress_bar("attempts") as progress:
         done = apply(
             opened,
             judge,
@@ -67,10 +63,10 @@ def apply_rewards(function: str, version: str, store: str | None, **given: Any) 
             since=given["since"],
             until=given["until"],
         )
-    if given["as_json"]:
+    if given["form"] == "json":
         print_json({**_document(done), "dry_run": given["dry_run"], "judgements": rows.kept})
     elif given["dry_run"]:
-        print_rows(rows.kept, _COLUMNS, as_jsonl=given["as_jsonl"])
+        print_rows(rows.kept, _COLUMNS, form=given["form"])
     for line in _lines(done, is_dry_run=given["dry_run"]):
         talk(line)
     for line in rows.failures[:_MOST_NAMED]:
@@ -136,20 +132,6 @@ def _lines(done: "Applied", *, is_dry_run: bool) -> Iterator[str]:
         yield f"  failed: {number} × {kind}"
     if not done.attempts:
         yield "  no rollout here has a transition; see: lightning-otel stats"
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal's stderr, gone when all is done."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("attempts", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _function(named: str) -> Callable[..., object]:

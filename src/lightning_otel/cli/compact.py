@@ -1,30 +1,33 @@
 """``compact``: files packed as tightly as they can be, and what is not to be kept taken out."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lightning_otel import config
-from lightning_otel.cli.output import counted, print_json, size, store_option, suggest, talk
+from lightning_otel.cli.options import Id, age_seconds, rollout_id_of
+from lightning_otel.cli.output import (
+    counted,
+    print_json,
+    progress_bar,
+    size,
+    store_option,
+    suggest,
+    talk,
+)
 from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lightning_otel.store import Store
     from lightning_otel.store.compact import Compacted
-
-_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
-_SECONDS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 @click.command()
 @click.option("--older-than", metavar="AGE", help="Drop rollouts that ended before: 30d, 12h, 2w.")
 @click.option("--max-size", metavar="SIZE", help="Drop the oldest rollouts beyond it: 10GB.")
-@click.option("--rollout", "rollouts", metavar="ID", multiple=True, help="Drop this rollout.")
+@click.option(
+    "--rollout", "rollouts", type=Id(), metavar="ID", multiple=True, help="Drop this rollout."
+)
 @click.option("--dry-run", "is_dry_run", is_flag=True, help="Only say what would happen.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @store_option
@@ -42,11 +45,11 @@ def compact(
     opened = Store(store)
     if opened.layout is None:
         raise ConfigError("compact needs a store on disk; name one with --store")
-    with _progress(is_quiet=is_dry_run) as progress:
+    with progress_bar("merging", is_quiet=is_dry_run) as progress:
         done = opened.compact(
             older_than_s=_seconds(older_than),
             max_bytes=_bytes(max_size),
-            rollout_ids=[_rollout_id(opened, each) for each in rollouts],
+            rollout_ids=[rollout_id_of(opened, each) for each in rollouts],
             is_dry_run=is_dry_run,
             progress=progress,
         )
@@ -63,10 +66,10 @@ def compact(
 def _seconds(age: str | None) -> float | None:
     if age is None:
         return None
-    found = _AGE.fullmatch(age.strip())
+    found = age_seconds(age)
     if found is None:
         raise ConfigError(f"{age!r} is no age; write it as 30d, 12h, 90min, 45s or 2w")
-    return float(found[1]) * _SECONDS[found[2]]
+    return found
 
 
 def _bytes(text: str | None) -> int | None:
@@ -76,27 +79,6 @@ def _bytes(text: str | None) -> int | None:
     if found is None:
         raise ConfigError(f"{text!r} is no size; write it as 10GB, 500MB or 1.5GiB")
     return found
-
-
-def _rollout_id(opened: "Store", target: str) -> str:
-    noun, whole = opened.find(target)
-    return whole if noun == "rollout" else opened.rollout_of(noun, whole)
-
-
-@contextmanager
-def _progress(*, is_quiet: bool) -> "Iterator[Callable[[int, int], None] | None]":
-    """A bar on a terminal's stderr, gone when all is done."""
-    import sys
-
-    if is_quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("merging", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _lines(done: "Compacted", *, is_dry_run: bool) -> Iterator[str]:

@@ -4,16 +4,17 @@ from dataclasses import asdict
 
 import click
 
-from lightning_otel.cli.output import counted, print_json, shown, store_option, talk
+from lightning_otel.cli.options import Form, rows_options
+from lightning_otel.cli.output import counted, print_rows, shown, store_option, talk
 
 _SIGNS = {"ok": "✓", "note": "!", "problem": "✗"}
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@rows_options
 @click.option("--repair", "is_repair", is_flag=True, help="First get back what can be of damage.")
 @store_option
-def doctor(as_json: bool, is_repair: bool, store: str | None) -> int:
+def doctor(form: Form | None, is_repair: bool, store: str | None) -> int:
     """Check versions, instrumentors, settings and the store; exit 1 if something is wrong."""
     from lightning_otel.doctor import examine
     from lightning_otel.store import Store
@@ -25,12 +26,15 @@ def doctor(as_json: bool, is_repair: bool, store: str | None) -> int:
             talk(f"{note.name}: {there} of {note.rows} spans are there, {note.gone} are gone")
     findings = examine(opened)
     problems = sum(finding.level == "problem" for finding in findings)
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
+    if form is not None:
+        rows = [asdict(finding) for finding in findings]
+        print_rows(rows, list(rows[0]), form=form)
         return 1 if problems else 0
     for finding in findings:
-        click.echo(f"{_SIGNS[finding.level]} {shown(finding.text)}")
+        click.echo(f"{_SIGNS[finding.level]} {shown(finding.text)} [{finding.code}]")
         if finding.remedy:
             click.echo(f"    {shown(finding.remedy)}")
     click.echo(counted(problems, "problem") if problems else "nothing wrong")
+    if any(finding.level != "ok" for finding in findings):
+        talk("what each [code] means: docs/troubleshooting.md")
     return 1 if problems else 0

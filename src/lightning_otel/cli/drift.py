@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lightning_otel.cli.options import Form, rollout_id_of, rollout_option, rows_options
 from lightning_otel.cli.output import (
     counted,
-    json_options,
     print_json,
     print_rows,
     store_option,
+    suggest,
     talk,
 )
 
@@ -31,12 +32,10 @@ _KEYS = (
     metavar="PATH_OR_NAME",
     help="Folder of the engine's tokenizer, or a model's name.",
 )
-@click.option("--rollout", metavar="ID", help="Only this one; a prefix or @last.")
-@json_options
+@rollout_option
+@rows_options
 @store_option
-def drift(
-    source: str, rollout: str | None, as_json: bool, as_jsonl: bool, store: str | None
-) -> None:
+def drift(source: str, rollout: str | None, form: Form | None, store: str | None) -> None:
     """Re-encode what was recorded, and say how much of it comes back otherwise, and why.
 
     Each prompt is rendered anew from its messages by the chat template, and each response encoded
@@ -49,26 +48,21 @@ def drift(
     opened = Store(store)
     opened.connect()  # a store that cannot be read is refused before a tokenizer is fetched
     tokenizer = load_tokenizer(source)
-    rollout_id = _rollout_id(opened, rollout)
+    rollout_id = rollout_id_of(opened, rollout)
     found = measure(opened.transitions(rollout_id=rollout_id), tokenizer)
     rows = [_row(each) for each in found.parts]
-    if as_json:
+    if form == "json":
         print_json({"drift": rows, "skipped": found.skipped})
-    elif as_jsonl:
-        print_rows(rows, _KEYS, as_jsonl=True)
+    elif form is not None:
+        print_rows(rows, _KEYS, form=form)
     else:
         print_rows([_shown(each) for each in found.parts], _COLUMNS)
     if found.skipped:
         talk(f"{counted(found.skipped, 'transition')} without token ids to compare with")
-    if not found.parts:
+    if found.parts:
+        suggest("stats", store)
+    else:
         talk("nothing was compared: → lightning-otel run --enable-retokenization-fix")
-
-
-def _rollout_id(opened: Any, target: str | None) -> str | None:
-    if target is None:
-        return None
-    noun, whole = opened.find(target)
-    return str(whole if noun == "rollout" else opened.rollout_of(noun, whole))
 
 
 def _row(each: "Drift") -> dict[str, Any]:

@@ -12,7 +12,16 @@ import click
 
 from lightning_otel.cli import Guessing
 from lightning_otel.cli.funnel import document, left_out_file, lines
-from lightning_otel.cli.output import counted, json_text, print_json, size, store_option, talk
+from lightning_otel.cli.options import Agent, rollout_id_of, rollout_option, when_options
+from lightning_otel.cli.output import (
+    counted,
+    json_text,
+    print_json,
+    size,
+    store_option,
+    suggest,
+    talk,
+)
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Credit, Estimator
 
@@ -66,7 +75,6 @@ _output_argument = click.argument("out", required=False)
 _output_option = click.option(
     "-o", "--output", metavar="OUT", help="The same as OUT; - is stdout, the default."
 )
-_rollout_option = click.option("--rollout", metavar="ID", help="Only this one; a prefix or @last.")
 
 
 def _kind_option(*kinds: str) -> Callable[[Any], Any]:
@@ -81,19 +89,21 @@ def _kind_option(*kinds: str) -> Callable[[Any], Any]:
 
 
 _SELECTING: Final = (
-    "since", "until", "mode", "resource_version", "min_reward", "max_reward", "capture", "received",
+    "since", "until", "mode", "resource_version", "rewarded", "min_reward", "max_reward", "capture",
+    "received",
 )  # fmt: skip
 
 
 def _selecting(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say which steps are wanted."""
     for option in reversed((
-        click.option("--agents", metavar="PATTERN", multiple=True,
+        click.option("--agents", type=Agent(), metavar="PATTERN", multiple=True,
                      help="Only agents like this; !… leaves out."),
-        click.option("--since", metavar="TIME", help="Only rollouts that began then or later."),
-        click.option("--until", metavar="TIME", help="Only rollouts that began before."),
+        when_options,
         click.option("--mode", help="Only steps taken in it, such as train."),
         click.option("--resource-version", metavar="NAME", help="Only steps of this version."),
+        click.option("--rewarded/--no-rewarded", default=None,
+                     help="Only steps with a reward, or only those without."),
         click.option("--min-reward", type=float, help="Only steps with at least this reward."),
         click.option("--max-reward", type=float, help="Only steps with at most this reward."),
         click.option("--capture", type=click.Choice(get_args(CaptureLevel)),
@@ -109,7 +119,7 @@ def _selecting(command: Callable[..., Any]) -> Callable[..., Any]:
 @_output_argument
 @_output_option
 @_kind_option("jsonl", "parquet")
-@_rollout_option
+@rollout_option
 @store_option
 def spans(
     out: str | None, output: str | None, kind: str | None, rollout: str | None, store: str | None
@@ -143,7 +153,7 @@ def _command(name: str, made: "Format") -> click.Command:
     @_output_argument
     @_output_option
     @_kind_option("jsonl", "parquet", "folder")
-    @_rollout_option
+    @rollout_option
     @_selecting
     @click.option("--adapter", metavar="NAME", help="Another adapter; see docs/selection.md.")
     @click.option(
@@ -215,6 +225,12 @@ def _export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
     where = "nowhere (dry run)" if is_dry_run else _named(place)
     for line in lines(done, made, where, is_selected=is_selected):
         say(line)
+    if not done.rows:
+        suggest("stats", given["store"])
+    elif is_dry_run:
+        suggest(f"export {name} -o {name}.jsonl", given["store"])
+    elif place != _STDOUT:
+        suggest("plot", given["store"])
 
 
 @contextmanager
@@ -247,10 +263,7 @@ def parsed(row: Mapping[str, Any]) -> dict[str, Any]:
 def _rollout_id(opened: "Store", target: str | None) -> str | None:
     """The rollout that an id or the beginning of one stands for; None where none is named."""
     opened.connect()  # a store that cannot be read is refused before any file is opened for writing
-    if target is None:
-        return None
-    noun, whole = opened.find(target)
-    return whole if noun == "rollout" else opened.rollout_of(noun, whole)
+    return rollout_id_of(opened, target)
 
 
 def _place(out: str | None, output: str | None) -> str:

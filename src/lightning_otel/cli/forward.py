@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lightning_otel.cli.options import rollout_id_of, rollout_option
 from lightning_otel.cli.output import store_option, talk
 from lightning_otel.errors import ConfigError, NotFoundError
 
@@ -23,7 +24,7 @@ _NOT_DELIVERED = 1
     metavar="URL",
     help="Such as http://127.0.0.1:4318 [default: what OTEL_EXPORTER_OTLP_ENDPOINT names].",
 )
-@click.option("--rollout", metavar="ID", help="Only this one; a prefix or @last.")
+@rollout_option
 @click.option("--name", help="Name of the position; by default the endpoint's own.")
 @click.option("--once", is_flag=True, help="End when all there is was offered.")
 @store_option
@@ -74,8 +75,7 @@ def _follower(opened: "Store", rollout: str | None, name: str | None, url: str) 
         return opened.follow(name or name_for(url))
     if name is not None:
         raise ConfigError("--name does not go with --rollout, whose position is its own")
-    noun, found = opened.find(rollout)
-    rollout_id = opened.rollout_of(noun, found) if noun != "rollout" else found
+    rollout_id = rollout_id_of(opened, rollout)
     from lightning_otel.conventions import SPAN_ROLLOUT
 
     rows = list(

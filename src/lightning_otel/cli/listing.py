@@ -29,7 +29,7 @@ WITH t AS (
 """
 _NEWEST_TRACES = (
     _TRACES
-    + """, newest AS (SELECT * FROM t ORDER BY start_ns DESC {limit})
+    + """, newest AS (SELECT * FROM t {window} ORDER BY start_ns DESC {limit})
 SELECT n.trace_id, n.rollout_id, n.start_ns, n.end_ns, n.agents, n.spans, n.calls, n.tools,
   n.input_tokens, n.output_tokens, coalesce(n.own_reward, r.reward) AS reward
 FROM newest n
@@ -62,23 +62,43 @@ class Listing(NamedTuple):
     total: int
 
 
-def list_rollouts(store: Store, limit: int | None) -> Listing:
-    """The newest rollouts."""
-    total = _number(store, "SELECT count(*) AS n FROM rollouts")
-    query = f"SELECT * FROM rollouts ORDER BY start_ns DESC {_limit(limit)}"
+def list_rollouts(
+    store: Store, limit: int | None, *, since_ns: int | None = None, until_ns: int | None = None
+) -> Listing:
+    """The newest rollouts.
+
+    Args:
+        store: Where they are.
+        limit: How many; None for all.
+        since_ns: Only those that began then or later, Unix nanoseconds.
+        until_ns: Only those that began before.
+    """
+    window = _window(since_ns, until_ns)
+    total = _number(store, f"SELECT count(*) AS n FROM rollouts {window}")
+    query = f"SELECT * FROM rollouts {window} ORDER BY start_ns DESC {_limit(limit)}"
     return Listing(list(store.sql(query)), total)
 
 
-def list_traces(store: Store, limit: int | None, *, with_texts: bool = True) -> Listing:
+def list_traces(
+    store: Store,
+    limit: int | None,
+    *,
+    with_texts: bool = True,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+) -> Listing:
     """The newest traces.
 
     Args:
         store: Where they are.
         limit: How many; None for all.
         with_texts: With what was asked first and answered last. Without, no body is read.
+        since_ns: Only those that began then or later, Unix nanoseconds.
+        until_ns: Only those that began before.
     """
-    total = _number(store, f"{_TRACES} SELECT count(*) AS n FROM t")
-    rows = list(store.sql(_NEWEST_TRACES.format(limit=_limit(limit))))
+    window = _window(since_ns, until_ns)
+    total = _number(store, f"{_TRACES} SELECT count(*) AS n FROM t {window}")
+    rows = list(store.sql(_NEWEST_TRACES.format(limit=_limit(limit), window=window)))
     texts = _texts(store, rows) if with_texts and rows else {}
     for row in rows:
         first_input, last_output = texts.get(row["trace_id"], (None, None))
@@ -143,6 +163,12 @@ def _unfinished(store: Store) -> dict[str, int]:
 
 def _number(store: Store, query: str) -> int:
     return int(next(iter(store.sql(query)))["n"])
+
+
+def _window(since_ns: int | None, until_ns: int | None) -> str:
+    parts = [f"start_ns >= {int(since_ns)}"] if since_ns is not None else []
+    parts += [f"start_ns < {int(until_ns)}"] if until_ns is not None else []
+    return f"WHERE {' AND '.join(parts)}" if parts else ""
 
 
 def _limit(limit: int | None) -> str:

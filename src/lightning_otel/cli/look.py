@@ -1,16 +1,16 @@
 """``ls``, ``show``, ``stats``, ``sql``: what is in the store."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lightning_otel.cli import say_error
+from lightning_otel.cli.options import Form, Id, rows_options, when_options
 from lightning_otel.cli.output import (
     age,
     counted,
-    json_options,
     print_json,
     print_rows,
     print_table,
@@ -48,10 +48,17 @@ _SQL_SIZE = 256 << 20
     help="How many, the newest first.",
 )  # fmt: skip
 @click.option("--all", "every", is_flag=True, help="All of them.")
-@json_options
+@when_options
+@rows_options
 @store_option
 def ls(
-    what: str, limit: int, every: bool, as_json: bool, as_jsonl: bool, store: str | None
+    what: str,
+    limit: int,
+    every: bool,
+    since: int | None,
+    until: int | None,
+    form: Form | None,
+    store: str | None,
 ) -> None:
     """List traces or rollouts, the newest first."""
     from lightning_otel.cli import listing
@@ -59,18 +66,19 @@ def ls(
 
     opened = Store(store)
     find = listing.list_traces if what == "traces" else listing.list_rollouts
-    rows, total = find(opened, None if every else limit)
-    if as_json or as_jsonl or not sys.stdout.isatty():
+    rows, total = find(opened, None if every else limit, since_ns=since, until_ns=until)
+    if form is not None or not sys.stdout.isatty():
         keys = listing.TRACE_KEYS if what == "traces" else listing.ROLLOUT_KEYS
-        print_rows(rows, keys, as_json=as_json, as_jsonl=as_jsonl)
+        print_rows(rows, keys, form=form)
     elif rows:
         noun = what[:-1]
         columns = _TRACE_COLUMNS if what == "traces" else _ROLLOUT_COLUMNS
         ids = _short_ids([row[f"{noun}_id"] for row in rows], _SHORTEST_ID[noun])
         print_table([_listed(row, noun, ids) for row in rows], columns, _TEXT_COLUMNS)
     if not rows:
-        talk(f"no {what} yet")
-        suggest("run -- python your_agent.py", store)
+        is_any = since is not None or until is not None
+        talk(f"no {what} of that time" if is_any else f"no {what} yet")
+        suggest("ls" if is_any else "run -- python your_agent.py", store)
         return
     if total > len(rows):
         talk(f"{len(rows)} of {total} {what} · --all for the rest")
@@ -101,46 +109,48 @@ def _short_ids(ids: Sequence[str], shortest: int) -> dict[str, str]:
 
 
 @click.command()
-@click.argument("target", metavar="[ID]", default="@last")
+@click.argument("target", metavar="[ID]", type=Id(), default="@last")
 @click.option("--tree", "view", flag_value="tree", help="The span tree with credit; the default.")
 @click.option("--transitions", "view", flag_value="transitions", help="The transitions instead.")
 @click.option("--svg", metavar="FILE", help="Write a picture of the tree; - is stdout.")
 @click.option("--all", "every", is_flag=True, help="Every line, however many there are.")
-@json_options
+@rows_options
 @store_option
 def show(
     target: str,
     view: str | None,
     svg: str | None,
     every: bool,
-    as_json: bool,
-    as_jsonl: bool,
+    form: Form | None,
     store: str | None,
 ) -> None:
-    """Show one rollout, trace or span, by a prefix of its id or @last (the default)."""
+    """Show one rollout, trace or span, by a prefix of its id or @last (the default).
+
+    @last~1 is the rollout before the last one, @last~2 the one before that.
+    """
     from lightning_otel.cli import showing
     from lightning_otel.store import Store
+    from lightning_otel.store.outlines import outline_of
 
-    if svg is not None and (view or as_json or as_jsonl):
+    if svg is not None and (view or form):
         raise click.UsageError("--svg draws the tree and prints nothing; give it alone")
     opened = Store(store)
     noun, whole = opened.find(target)
     if svg is not None:
-        showing.write_picture(showing.outline_of(opened, noun, whole), svg)
+        showing.write_picture(outline_of(opened.source, noun, whole), svg)
     elif view == "transitions":
         rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
-        if as_json or as_jsonl:
-            showing.print_rows_of(opened, rollout_id, as_json=as_json, as_jsonl=as_jsonl)
+        if form is not None:
+            showing.print_rows_of(opened, rollout_id, form=form)
         else:
-            showing.print_transitions(
-                showing.outline_of(opened, "rollout", rollout_id), every=every
-            )
-    elif as_json or as_jsonl:
-        found = showing.outline_of(opened, noun, whole)
-        showing.print_nodes(found, is_tree=view == "tree", as_json=as_json, as_jsonl=as_jsonl)
+            showing.print_transitions(outline_of(opened.source, "rollout", rollout_id), every=every)
+            suggest(f"analyze {shown(rollout_id)}", store)
+    elif form is not None:
+        found = outline_of(opened.source, noun, whole)
+        showing.print_nodes(found, is_tree=view == "tree", form=form)
     else:
         showing.print_tree(
-            showing.outline_of(opened, noun, whole),
+            outline_of(opened.source, noun, whole),
             every=every,
             with_attributes=noun in ("span", "response"),
         )
@@ -148,23 +158,36 @@ def show(
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@rows_options
 @store_option
-def stats(as_json: bool, store: str | None) -> None:
+def stats(form: Form | None, store: str | None) -> None:
     """Count what was kept, from spans to transitions, and what was lost or left out."""
     from lightning_otel.cli.listing import store_stats
     from lightning_otel.store import Store
 
     opened = Store(store)
     found = store_stats(opened)
-    if as_json:
+    if form == "json":
         print_json(found)
+        return
+    if form is not None:
+        rows = [{"name": name, "value": value} for name, value in _flat(found)]
+        print_rows(rows, ("name", "value"), form=form)
         return
     for name, value in _stats_lines(found):
         click.echo(f"{name:<12} {shown(value)}")
     if "accounting" not in found:
         talk("what was lost is counted where the spans are recorded")
     suggest("export triplets -o triplets.jsonl", store)
+
+
+def _flat(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    """Every number with its path, such as ``funnel.calls``."""
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
@@ -225,9 +248,9 @@ def _damage_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
 
 @click.command()
 @click.argument("query")
-@json_options
+@rows_options
 @store_option
-def sql(query: str, as_json: bool, as_jsonl: bool, store: str | None) -> int:
+def sql(query: str, form: Form | None, store: str | None) -> int:
     """Run one read-only statement over spans, calls, rewards and rollouts.
 
     It sees nothing but these, and ends after five minutes, 4 GiB of memory, a million rows or 256
@@ -240,9 +263,10 @@ def sql(query: str, as_json: bool, as_jsonl: bool, store: str | None) -> int:
     except QueryError as exc:
         say_error(str(exc), exc.why, 'lightning-otel sql "DESCRIBE spans"')
         return 1
-    print_rows(rows, columns, as_json=as_json, as_jsonl=as_jsonl)
+    print_rows(rows, columns, form=form)
     if not rows:
         talk("no rows")
+        suggest('sql "DESCRIBE spans"', store)
     if cut:
         talk(f"these are the first {counted(len(rows), 'row')}: more {cut} than fit; add a LIMIT")
     return 0

@@ -8,14 +8,16 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size, which
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from lightning_otel.cli.options import Form
 
 _SPACES = str.maketrans("\t\n\r", "   ")
 _UNSAFE = re.compile(
@@ -31,14 +33,6 @@ store_option = click.option(
     envvar="LIGHTNING_OTEL_STORE",
     help="Store to use [default: .lightning/traces.duckdb].",
 )
-
-
-def json_options(function: F) -> F:
-    """Adds ``--json`` and ``--jsonl``."""
-    function = click.option("--jsonl", "as_jsonl", is_flag=True, help="One JSON object a line.")(
-        function
-    )
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document.")(function)
 
 
 def shown(value: object) -> str:
@@ -130,20 +124,20 @@ def print_rows(
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[str],
     *,
-    as_json: bool = False,
-    as_jsonl: bool = False,
+    form: "Form | None" = None,
 ) -> None:
-    """Rows on stdout: a table on a terminal, tab-separated lines in a pipe, or JSON if asked for.
+    """Rows on stdout: a table on a terminal, tab-separated lines in a pipe, or as asked for.
 
     Args:
         rows: Values by column.
         columns: Which to print, in order.
-        as_json: One array.
-        as_jsonl: One object a line.
+        form: ``json`` is one array, ``jsonl`` one object a line, ``csv`` begins with the names.
     """
-    if as_json or as_jsonl:
+    if form == "csv":
+        _print_csv(rows, columns)
+    elif form is not None:
         found = [{name: row.get(name) for name in columns} for row in rows]
-        if as_json:
+        if form == "json":
             print_json(found)
             return
         for item in found:
@@ -156,6 +150,23 @@ def print_rows(
         print_table(rows, columns)
     else:
         _print_records(rows, columns)
+
+
+def _print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """As RFC 4180 has it, but for the ends of lines; what is no plain value stands as JSON."""
+    import csv
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(row.get(name)) for name in columns])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, (Mapping, list, tuple)):
+        return json_text(value)
+    text = "" if value is None else str(plain(value))
+    return _UNSAFE.sub(lambda found: found[0] if found[0] in "\n\t" else "�", text)
 
 
 def print_table(
@@ -218,6 +229,27 @@ def _print_records(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) ->
 def talk(text: str) -> None:
     """A line for the person, on stderr."""
     click.echo(shown(text), err=True)
+
+
+@contextmanager
+def progress_bar(
+    label: str, *, is_quiet: bool = False
+) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal's stderr, gone when all is done: call it with what is done, and of what.
+
+    Args:
+        label: What is counted.
+        is_quiet: Whether there is none, as where stderr is no terminal.
+    """
+    if is_quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def suggest(command: str, store: str | None) -> None:

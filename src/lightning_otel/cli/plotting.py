@@ -1,15 +1,17 @@
 """``plot``: curves of rollouts and training runs, in the terminal, as a picture or as JSON."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from lightning_otel.cli.options import Form, rows_options, when_options
 from lightning_otel.cli.output import (
     has_colours,
     print_json,
+    print_rows,
     store_option,
     styled,
     suggest,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _HEIGHT = 8
+_COLUMNS = ("metric", "series", "value")
 
 
 @click.command()
@@ -29,18 +32,17 @@ _HEIGHT = 8
 @click.option("--by", type=click.Choice(get_args(Axis)), help="What lies along the curves.")
 @click.option("--run", "runs", multiple=True, metavar="ID", help="What this training run logged.")
 @click.option("--mode", help="Only rollouts of this mode, such as val.")
-@click.option("--since", metavar="TIME", help="Only rollouts that began then or later.")
-@click.option("--until", metavar="TIME", help="Only rollouts that began before.")
+@when_options
 @click.option(
     "--success", type=float, default=0.5, show_default=True,
     help="The reward from which on a rollout has succeeded.",
 )  # fmt: skip
 @click.option("--window", type=click.IntRange(min=1), help="Values in the moving mean.")
 @click.option("--output", "-o", metavar="FILE", help="Write a picture: FILE.svg or FILE.html.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@rows_options
 @store_option
 def plot(
-    metrics: Sequence[str], output: str | None, as_json: bool, store: str | None, **asked: Any
+    metrics: Sequence[str], output: str | None, form: Form | None, store: str | None, **asked: Any
 ) -> None:
     """Draw reward, success_rate, length, tokens, duration, or what training runs logged (loss).
 
@@ -48,19 +50,33 @@ def plot(
     """
     from lightning_otel.plot import plot_training_metrics
 
-    if output is not None and as_json:
+    if output is not None and form:
         raise click.UsageError("--output writes a picture and prints nothing; give it alone")
     found = plot_training_metrics(store, metrics, output, **asked)
-    if as_json:
+    if form == "json":
         print_json([chart.as_json() for chart in found])
+        return
+    if form is not None:
+        rows = list(_points(found))
+        columns = dict.fromkeys(name for row in rows for name in row)
+        print_rows(rows, list(columns) or _COLUMNS, form=form)
         return
     if output is not None:
         points = sum(len(series.points) for chart in found for series in chart.series)
         talk(f"{len(found)} curve{'' if len(found) == 1 else 's'}, {points} points → {output}")
         return
     print_charts(found)
-    if not any(chart.series for chart in found):
-        suggest("run -- python your_agent.py", store)
+    is_any = any(chart.series for chart in found)
+    suggest("analyze @last" if is_any else "run -- python your_agent.py", store)
+
+
+def _points(charts: "Sequence[Chart]") -> Iterator[dict[str, Any]]:
+    """A row a point."""
+    for chart in charts:
+        told = chart.as_json()
+        for series in told["series"]:
+            for point in series["points"]:
+                yield {"metric": told["metric"], "series": series["name"], **point}
 
 
 def print_charts(charts: "Sequence[Chart]", height: int = _HEIGHT) -> None:

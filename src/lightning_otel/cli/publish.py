@@ -2,7 +2,7 @@
 
 import click
 
-from lightning_otel.cli.output import counted, store_option, talk
+from lightning_otel.cli.output import counted, store_option, suggest, talk
 
 
 @click.command()
@@ -27,3 +27,4 @@ def publish(lake: str | None, is_rest_included: bool, store: str | None) -> None
     talk(f"{counted(done.spans, 'span')} in {counted(done.files, 'file')} → {to.name}")
     if done.waiting:
         talk(f"{counted(done.waiting, 'span')} wait for more; --all publishes them now")
+    suggest("stats", lake if lake is not None else store)

@@ -1,22 +1,23 @@
 """``queue``: what waits, runs and is over; pause, resume, cancel."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
 from lightning_otel.cli import Guessing
+from lightning_otel.cli.options import Form, rows_options
 from lightning_otel.cli.output import (
     age,
     counted,
-    json_options,
     print_json,
     print_rows,
     store_option,
     suggest,
     talk,
 )
-from lightning_otel.errors import StoreMissingError
+from lightning_otel.errors import NotFoundError, StoreMissingError
 from lightning_otel.types import Mode, Rollout, RolloutStatus
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ _COLUMNS: Final = ("rollout_id", "status", "mode", "agent", "attempts", "reward"
 
 
 @click.group(cls=Guessing, invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@rows_options
 @store_option
 @click.pass_context
-def queue(ctx: click.Context, as_json: bool, store: str | None) -> None:
+def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
     """Count rollouts by where they stand, and failed attempts by why; or one of the commands."""
     ctx.obj = store
     if ctx.invoked_subcommand is not None:
@@ -45,43 +46,41 @@ def queue(ctx: click.Context, as_json: bool, store: str | None) -> None:
         {"attempts": count, "status": status, "reason": reason}
         for (status, reason), count in opened.reasons().most_common()
     ]
-    if as_json:
+    if form == "json":
         print_json({"is_paused": opened.is_paused, "modes": modes, "reasons": reasons})
         return
     print_rows(
         [{"mode": mode, **counts} for mode, counts in modes.items() if any(counts.values())],
         ("mode", *get_args(RolloutStatus)),
+        form=form,
     )
     for each in reasons:
         attempts = counted(int(str(each["attempts"])), "attempt")
         talk(f"{attempts} {each['status']}: {each['reason']}")
     if opened.is_paused:
         talk("paused: nobody takes anything")
-        suggest("queue resume", store)
+    suggest("queue resume" if opened.is_paused else "queue ls", store)
 
 
 @queue.command("ls")
 @click.option("--status", type=_STATUSES, help="Only those that stand there.")
 @click.option("--mode", type=_MODES, help="Only those of one mode.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
-@json_options
+@rows_options
 @click.pass_obj
 def list_rollouts(
     store: str | None,
     status: RolloutStatus | None,
     mode: Mode | None,
     limit: int,
-    as_json: bool,
-    as_jsonl: bool,
+    form: Form | None,
 ) -> None:
     """List rollouts, the newest first."""
     found = _opened(store).rollouts(status, mode)[::-1]
     columns: tuple[str, ...] = _COLUMNS
-    if as_json or as_jsonl:
+    if form is not None:
         columns = (*(name for name in columns if name != "age"), "task", "group_id", "created_ns")
-    print_rows(
-        [_row(rollout) for rollout in found[:limit]], columns, as_json=as_json, as_jsonl=as_jsonl
-    )
+    print_rows([_row(rollout) for rollout in found[:limit]], columns, form=form)
     if len(found) > limit:
         talk(f"{len(found) - limit} more; --limit {len(found)} lists all")
 
@@ -113,9 +112,29 @@ def resume(store: str | None) -> None:
 def cancel(store: str | None, rollout_ids: Sequence[str], reason: str) -> None:
     """End rollouts that wait or run; their workers learn of it within seconds."""
     opened = _opened(store)
-    for each in rollout_ids:
+    known = [each.rollout_id for each in opened.rollouts()]
+    for each in [_whole(known, given) for given in rollout_ids]:
         done = opened.cancel(each, reason)
         talk(f"{each} cancelled" if done else f"{each} was over: {opened.get(each).status}")
+
+
+def _whole(known: Sequence[str], given: str) -> str:
+    """The id of a queued rollout that begins so; ``@last`` is the one put in last.
+
+    Raises:
+        NotFoundError: None does, or several do.
+    """
+    if (last := re.fullmatch(r"@last(?:~(\d{1,6}))?", given)) is not None:
+        back = int(last[1] or 0)
+        if back >= len(known):
+            raise NotFoundError(f"there is no {given}; see: lightning-otel queue ls")
+        return known[-1 - back]
+    found = [each for each in known if each.startswith(given)]
+    if given in found or not found:
+        return given
+    if len(found) > 1:
+        raise NotFoundError(f"{given!r} begins several ids: {', '.join(found[:5])}; give more")
+    return found[0]
 
 
 def _opened(store: str | None) -> "Queue":

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lightning_otel.cli import Guessing
+from lightning_otel.cli.options import Form, rows_options
 from lightning_otel.cli.output import (
     age,
     counted,
-    json_options,
-    json_text,
     print_json,
     print_rows,
     shown,
@@ -24,6 +23,7 @@ from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning_otel.resources import Resources
+    from lightning_otel.resources.comparing import Comparison
     from lightning_otel.types import Resource
 
 _KINDS = click.Choice(["prompt", "endpoint", "weights"])
@@ -34,7 +34,8 @@ def resources() -> None:
     """Publish prompts, models and weights, say which version agents are given, and take it back."""
 
 
-def _opened(store: str | None, *, is_reading: bool = False) -> "Resources":
+def opened_resources(store: str | None, *, is_reading: bool = False) -> "Resources":
+    """The resources beside a store, or where ``LIGHTNING_OTEL_STATE`` says."""
     from lightning_otel import config
     from lightning_otel.resources import Resources
     from lightning_otel.state import State
@@ -46,70 +47,76 @@ def _opened(store: str | None, *, is_reading: bool = False) -> "Resources":
     return Resources(State(place))
 
 
-def _version(text: str) -> int | str:
+def version_of(text: str) -> int | str:
+    """A version's number, or an alias."""
     return int(text) if text.isdecimal() else text
 
 
 def _named(text: str) -> tuple[str, int | str]:
     """The name and version in ``NAME@VERSION``; live where none is named."""
     name, _, version = text.partition("@")
-    return name, _version(version or "live")
+    return name, version_of(version or "live")
 
 
 @resources.command("list")
-@json_options
+@rows_options
 @store_option
-def list_resources(as_json: bool, as_jsonl: bool, store: str | None) -> None:
-    """List the resources: what is live, what is canary for which share."""
-    opened = _opened(store, is_reading=True)
+def list_resources(form: Form | None, store: str | None) -> None:
+    """List the resources: what is live, what is canary for which share, what was withdrawn last."""
+    opened = opened_resources(store, is_reading=True)
     rows = []
     for name in opened.names():
         aliases = opened.aliases(name)
         newest = opened.versions(name)[-1]
         share = f"{opened.canary_weight(name):.0%}" if "canary" in aliases else None
+        taken = [each.version for each in opened.withdrawals(name)]
         rows.append(
             {
                 "name": name, "kind": newest.kind, "newest": newest.version,
                 "live": aliases.get("live"), "canary": aliases.get("canary"), "share": share,
-                "age": age(newest.created_ns),
+                "withdrawn": taken[-1] if taken else None, "age": age(newest.created_ns),
             }
         )  # fmt: skip
     print_rows(
-        rows, ("name", "kind", "newest", "live", "canary", "share", "age"),
-        as_json=as_json, as_jsonl=as_jsonl,
+        rows, ("name", "kind", "newest", "live", "canary", "share", "withdrawn", "age"),
+        form=form,
     )  # fmt: skip
     if not rows:
         talk("no resource was published yet")
         suggest("resources publish system_prompt 'Be brief.'", store)
+    else:
+        suggest(f"resources show {shown(rows[0]['name'])}", store)
 
 
 @resources.command()
 @click.argument("target", metavar="NAME[@VERSION]")
-@json_options
+@rows_options
 @store_option
-def show(target: str, as_json: bool, as_jsonl: bool, store: str | None) -> None:
+def show(target: str, form: Form | None, store: str | None) -> None:
     """Show one version, or of a name alone what became of each."""
-    opened = _opened(store, is_reading=True)
+    opened = opened_resources(store, is_reading=True)
     if "@" in target:
         found = opened.get(*_named(target))
-        if as_json or as_jsonl:
-            (print_json if as_json else _print_line)(_told(found))
+        if form == "json":
+            print_json(_told(found))
+        elif form is not None:
+            print_rows([_told(found)], list(_told(found)), form=form)
         else:
             _print_body(found)
         return
     names = {version: alias for alias, version in sorted(opened.aliases(target).items())}
+    taken = {each.version: each.reason for each in opened.withdrawals(target)}
     rows = [
-        {**_told(each), "alias": names.get(each.version), "age": age(each.created_ns)}
+        {
+            **_told(each), "alias": names.get(each.version),
+            "withdrawn": taken.get(each.version), "age": age(each.created_ns),
+        }
         for each in opened.versions(target)
-    ]
-    is_table = sys.stdout.isatty() and not (as_json or as_jsonl)
-    columns = ("version", "alias", "kind", "parent", "run_id", "metrics", "age")
+    ]  # fmt: skip
+    is_table = sys.stdout.isatty() and form is None
+    columns = ("version", "alias", "kind", "parent", "run_id", "metrics", "withdrawn", "age")
     bodies = () if is_table else ("body",)
-    print_rows(rows, (*columns, *bodies), as_json=as_json, as_jsonl=as_jsonl)
-
-
-def _print_line(found: object) -> None:
-    click.echo(json_text(found))
+    print_rows(rows, (*columns, *bodies), form=form)
 
 
 def _told(resource: "Resource") -> dict[str, Any]:
@@ -155,7 +162,7 @@ def publish(
         raise ConfigError("publish takes a BODY or a --file, one of the two")
     text = body if path is None else path.read_text(encoding="utf-8")
     assert text is not None
-    opened = _opened(store)
+    opened = opened_resources(store)
     made = opened.publish(name, _parsed(text), kind=kind, alias=alias, weight=weight, parent=parent)
     click.echo(str(made))
     _tell_aliases(opened, name)
@@ -182,8 +189,8 @@ def alias(name: str, alias: str, version: str, weight: float | None, store: str 
 
     The version none takes the alias away.
     """
-    opened = _opened(store, is_reading=True)
-    number = None if version == "none" else opened.get(name, _version(version)).version
+    opened = opened_resources(store, is_reading=True)
+    number = None if version == "none" else opened.get(name, version_of(version)).version
     opened.set_alias(name, alias, number, weight=weight)
     _tell_aliases(opened, name)
 
@@ -193,8 +200,34 @@ def alias(name: str, alias: str, version: str, weight: float | None, store: str 
 @store_option
 def promote(name: str, store: str | None) -> None:
     """Make the canary live for all."""
-    opened = _opened(store, is_reading=True)
+    opened = opened_resources(store, is_reading=True)
     click.echo(str(opened.promote(name)))
+    _tell_aliases(opened, name)
+
+
+@resources.command()
+@click.argument("name")
+@click.option("--reason", default="", help="Why, for people who look at it later.")
+@click.option(
+    "--if-worse",
+    is_flag=True,
+    help="Only if it earns less than live on the same tasks, and that is no chance.",
+)
+@click.option("--unpaired", is_flag=True, help="Compare all rollouts, as diff --unpaired.")
+@store_option
+def withdraw(name: str, reason: str, if_worse: bool, unpaired: bool, store: str | None) -> None:
+    """Give the canary to nobody any more, and keep why; live stays what it is."""
+    from lightning_otel.store import Store
+
+    opened = opened_resources(store, is_reading=True)
+    version = opened.get(name, "canary").version
+    if if_worse:
+        found = opened.compare(name, "live", version, Store(store), is_paired=not unpaired)
+        if not found.is_worse:
+            talk(f"{name}@{version} stays: {found} is {_verdict(found)}")
+            return
+        reason = reason or f"worse: {found}"
+    click.echo(str(opened.withdraw(name, reason, version=version)))
     _tell_aliases(opened, name)
 
 
@@ -203,7 +236,7 @@ def promote(name: str, store: str | None) -> None:
 @store_option
 def rollback(name: str, store: str | None) -> None:
     """Make live what was live before; running agents follow within a second or two."""
-    opened = _opened(store, is_reading=True)
+    opened = opened_resources(store, is_reading=True)
     click.echo(str(opened.rollback(name)))
     _tell_aliases(opened, name)
 
@@ -220,18 +253,25 @@ def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
     """Compare two versions, live and canary by default: what they say, and what rewards say."""
     from lightning_otel.store import Store
 
-    opened = _opened(store, is_reading=True)
-    for line in opened.diff(name, _version(a), _version(b)).splitlines():
+    opened = opened_resources(store, is_reading=True)
+    for line in opened.diff(name, version_of(a), version_of(b)).splitlines():
         click.echo(shown(line))
     try:
-        found = opened.compare(name, _version(a), _version(b), Store(store), is_paired=not unpaired)
+        found = opened.compare(
+            name, version_of(a), version_of(b), Store(store), is_paired=not unpaired
+        )
     except ConfigError as exc:
         talk(exc.what)
         return
-    verdict = "better" if found.is_better else "worse" if found.is_worse else "not told apart"
-    click.echo(f"{found}: {verdict}")
+    click.echo(f"{found}: {_verdict(found)}")
     for reason, count in found.left_out.items():
         talk(f"{counted(count, 'rollout')} left out: {reason}")
+    if found.is_worse and opened.aliases(name).get("canary") == found.b:
+        suggest(f"resources withdraw {name}", store)
+
+
+def _verdict(found: "Comparison") -> str:
+    return "better" if found.is_better else "worse" if found.is_worse else "not told apart"
 
 
 def _tell_aliases(opened: "Resources", name: str) -> None:

@@ -4,13 +4,14 @@ import math
 
 import click
 
+from lightning_otel.cli.options import Id
 from lightning_otel.cli.output import store_option, suggest, talk
 from lightning_otel.errors import ConfigError, StoreError
 
 
 # A negative number looks like an option.
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("target", metavar="ID")
+@click.argument("target", metavar="ID", type=Id())
 @click.argument("value", type=float)
 @click.option("--name", default="primary", help="Name of the reward.", show_default=True)
 @store_option

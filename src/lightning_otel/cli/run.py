@@ -50,6 +50,7 @@ _NOTHING_CAPTURED = 3
     help="Have requests ask vLLM-like servers for token ids and logprobs.",
 )
 @click.option("--apply", is_flag=True, help="Have requests made with the resources that are live.")
+@click.option("--debug", is_flag=True, help="Tell on stderr what is kept and what is not, and why.")
 @click.option("--quiet", is_flag=True, help="No closing lines.")
 @store_option
 def run(
@@ -62,6 +63,7 @@ def run(
     transforms: Sequence[str],
     enable_retokenization_fix: bool,
     apply: bool,
+    debug: bool,
     quiet: bool,
     store: str | None,
 ) -> int:
@@ -88,6 +90,7 @@ def run(
         store=opened, rollout_id=rollout_id, task=_json_or_text(task), agent=agent,
         reward_evaluator=evaluator,
         enable_retokenization_fix=enable_retokenization_fix or None, apply=apply or None,
+        debug=debug or None,
     )  # fmt: skip
     try:
         program = find_program(command)
@@ -325,4 +328,5 @@ def _environment(
         transforms=transforms,
         enable_retokenization_fix=bool(options.get("enable_retokenization_fix")),
         apply=bool(options.get("apply")),
+        debug=bool(options.get("debug")),
     )

@@ -1,16 +1,15 @@
 """What ``show`` prints: the tree, the steps, and the picture of one rollout, trace or span."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel import conventions as c
-from lightning_otel.adapter import readers
 from lightning_otel.adapter.gaps import salient
 from lightning_otel.adapter.messages import plain_text
-from lightning_otel.adapter.outline import Outline, outline
+from lightning_otel.adapter.outline import Outline
+from lightning_otel.cli.options import Form
 from lightning_otel.cli.output import (
     counted,
     has_colours,
@@ -23,7 +22,7 @@ from lightning_otel.cli.output import (
 )
 from lightning_otel.cli.tree import node_json, tree_lines
 from lightning_otel.picture import picture
-from lightning_otel.types import Span, Transition
+from lightning_otel.types import Transition
 
 if TYPE_CHECKING:
     from lightning_otel.store import Store
@@ -34,74 +33,6 @@ _COLUMNS: Final = (
 _TEXTS: Final = ("agent", "branch", "observation", "action")
 _MANY: Final = 200
 """Lines that a terminal gets unless all are asked for."""
-
-
-def outline_of(opened: "Store", noun: str, whole: str) -> Outline:
-    """What was found: a rollout, or the part of it that a trace, span or response is.
-
-    Args:
-        opened: Where it is.
-        noun: ``rollout``, ``trace``, ``span`` or ``response``.
-        whole: Its id.
-    """
-    from lightning_otel.store.sql import ROLLOUT
-
-    if noun == "trace":
-        return _trace(opened, whole)
-    rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
-    found = _outlined(opened, opened.spans(rollout_id=rollout_id).rows())
-    if noun == "rollout":
-        return found if found.nodes else _elsewhere(opened, whole, ROLLOUT)
-    if (position := _position(found, noun, whole)) is None:
-        found = _elsewhere(opened, whole, "span_id")
-        position = _position(found, noun, whole)
-    return found.below(position or 0)
-
-
-def _trace(opened: "Store", trace_id: str) -> Outline:
-    """A trace, within the rollout that it is part of."""
-    own = opened.spans(trace_id=trace_id).rows()
-    rollout_ids = {span.rollout_id for span in readers.read(own)}
-    if len(rollout_ids) > 1:
-        return _outlined(opened, own)
-    (rollout_id,) = rollout_ids
-    found = _outlined(opened, opened.spans(rollout_id=rollout_id).rows())
-    is_own = [node.span.trace_id == trace_id for node in found.nodes]
-    if not any(is_own):
-        return _elsewhere(opened, trace_id, "trace_id")
-    return found.part(found.with_rewards(is_own))
-
-
-def _elsewhere(opened: "Store", whole: str, column: str) -> Outline:
-    """Rewards that judge another rollout than their own, with the steps they were given to."""
-    names = {
-        (row["trace_id"], row["span_id"])
-        for row in opened.sql(f"SELECT trace_id, span_id FROM spans WHERE {column} = ?", [whole])
-    }
-    homes = opened.sql(
-        "SELECT DISTINCT rollout_id FROM rewards WHERE span_id IN (SELECT unnest(?))",
-        [[span_id for _, span_id in names]],
-    )
-    spans = [span for row in homes for span in opened.spans(rollout_id=row["rollout_id"])]
-    found = _outlined(opened, spans)
-    kept = {i for i, n in enumerate(found.nodes) if (n.span.trace_id, n.span.span_id) in names}
-    kept.update([target for i in kept for target in found.nodes[i].credited])
-    return found.part([i in kept for i in range(len(found.nodes))])
-
-
-def _outlined(opened: "Store", spans: Sequence[Span]) -> Outline:
-    from lightning_otel.store.batches import incomplete
-
-    return outline(spans, incomplete=incomplete(opened.source))
-
-
-def _position(found: Outline, noun: str, whole: str) -> int | None:
-    """The node of a span, or of the call that got a response."""
-    for position, node in enumerate(found.nodes):
-        span = node.span
-        if (span.span_id if noun == "span" else span.attributes.get(c.RESPONSE_ID)) == whole:
-            return position
-    return None
 
 
 def print_tree(found: Outline, *, every: bool, with_attributes: bool) -> None:
@@ -130,7 +61,7 @@ def print_tree(found: Outline, *, every: bool, with_attributes: bool) -> None:
         )
 
 
-def print_nodes(found: Outline, *, is_tree: bool, as_json: bool, as_jsonl: bool) -> None:
+def print_nodes(found: Outline, *, is_tree: bool, form: Form) -> None:
     """The spans as the SDK prints them; of the tree what became of each, in its order."""
     if is_tree:
         rows: list[dict[str, Any]] = list(node_json(found))
@@ -138,15 +69,15 @@ def print_nodes(found: Outline, *, is_tree: bool, as_json: bool, as_jsonl: bool)
         from lightning_otel.cli.spans import sdk_json
 
         rows = [sdk_json(node.span) for node in found.nodes]
-    print_rows(rows, list(rows[0]), as_json=as_json, as_jsonl=as_jsonl)
+    print_rows(rows, list(rows[0]), form=form)
 
 
-def print_rows_of(opened: "Store", rollout_id: str, *, as_json: bool, as_jsonl: bool) -> None:
-    """A rollout's transitions as JSON."""
+def print_rows_of(opened: "Store", rollout_id: str, *, form: Form) -> None:
+    """A rollout's transitions, for machines."""
     from lightning_otel.cli.export import parsed
 
     found = [parsed(row) for row in opened.transitions(rollout_id=rollout_id).dicts()]
-    print_rows(found, list(found[0]) if found else [], as_json=as_json, as_jsonl=as_jsonl)
+    print_rows(found, list(found[0]) if found else [], form=form)
 
 
 def print_transitions(found: Outline, *, every: bool) -> None:

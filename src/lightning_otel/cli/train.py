@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lightning_otel.cli.options import Form, rows_options
 from lightning_otel.cli.output import (
     counted,
-    json_options,
-    json_text,
     print_json,
     print_rows,
+    shown,
     store_option,
     suggest,
     talk,
@@ -27,8 +27,10 @@ from lightning_otel.cli.output import (
 from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lightning_otel.runs.requests import TrainingRequest
     from lightning_otel.trainer import Fit, Fitting, Trainer
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
 
 
@@ -52,8 +54,10 @@ _COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
 @click.option("--follow", is_flag=True, help="Wait for new experience until stopped.")
 @click.option("--resume", metavar="RUN", help="Go on with a run (@last), or from a checkpoint.")
 @click.option("--save", metavar="FOLDER", help="Copy the last checkpoint there.")
+@click.option("--worker", "is_worker", is_flag=True,
+              help="Do what is asked for by HTTP, until stopped.")  # fmt: skip
 @click.option("--list", "is_list", is_flag=True, help="List the runs there were.")
-@json_options
+@rows_options
 @store_option
 def train(
     algorithm: str | None,
@@ -64,9 +68,9 @@ def train(
     follow: bool,
     resume: str | None,
     save: str | None,
+    is_worker: bool,
     is_list: bool,
-    as_json: bool,
-    as_jsonl: bool,
+    form: Form | None,
     store: str | None,
     **more: Any,
 ) -> None:
@@ -74,9 +78,19 @@ def train(
 
     With --agent and --tasks it runs the agent itself. What it makes is given to agents as canary;
     with --val it becomes live if it earns more on those tasks. Ctrl-C ends it after its step.
+
+    With --worker it does the training that was asked for (POST /training/trigger), one request
+    after the other: of ALGORITHM, or of any.
     """
     if is_list:
-        _list(store, as_json=as_json, as_jsonl=as_jsonl)
+        _list(store, form)
+        return
+    if is_worker:
+        if resume or save or follow:
+            raise ConfigError(
+                "a worker takes what is asked for; leave out --resume, --save, --follow"
+            )
+        _work(algorithm or "", agent, options, _tasks(tasks), _tasks(val), store, more)
         return
     if algorithm is None:
         from lightning_otel import algorithms
@@ -94,10 +108,10 @@ def train(
         fit = _waited(fitting)
     if save:
         trainer.save_checkpoint(save)
-    if as_jsonl:
-        click.echo(json_text(_told(fit)))
-    elif as_json:
+    if form == "json":
         print_json(_told(fit))
+    elif form is not None:
+        print_rows([_told(fit)], list(_told(fit)), form=form)
     _say(fit, store)
 
 
@@ -110,6 +124,51 @@ def _trainer(
     return Trainer(
         _loaded(agent) if agent else None, algorithm, store=store, **given, **_options(options)
     )
+
+
+def _work(
+    algorithm: str,
+    agent: str | None,
+    options: Sequence[str],
+    tasks: Sequence[Any],
+    val: Sequence[Any],
+    store: str | None,
+    more: dict[str, Any],
+) -> None:
+    """Do what is asked for until a signal comes; the request under way then waits again."""
+    from lightning_otel import config
+    from lightning_otel.runs.requests import Requests
+    from lightning_otel.trainer import Trainer, state_of
+    from lightning_otel.trainer.worker import TrainingWorker
+
+    if not config.is_training_enabled():
+        raise ConfigError("training is switched off by LIGHTNING_OTEL_TRAIN; unset it to train")
+    sys.path.insert(0, os.getcwd())
+    own = {name: value for name, value in more.items() if value is not None}
+    loaded = _loaded(agent) if agent else None
+
+    def make(name: str, asked: Mapping[str, Any]) -> Trainer:
+        asked = {**own, **asked}
+        given = {**_options(options), **asked.pop("options", {})}
+        return Trainer(loaded, name, store=store, **asked, **given)
+
+    def ended(request: "TrainingRequest", fit: "Fit | None", reason: str) -> None:
+        talk(f"{request.request_id}: {reason or 'done'}")
+        if fit is not None:
+            _say(fit, store)
+
+    stop = threading.Event()
+    before = {each: signal.signal(each, lambda *_: stop.set()) for each in _SIGNALS}
+    worker = TrainingWorker(
+        Requests(state_of(store)), make, algorithm=algorithm, train=tasks, val=val
+    )
+    talk(f"⚡ {worker.worker_id} trains what is asked for: POST /training/trigger")
+    try:
+        done = worker.work(stop, ended)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    talk(f"{counted(done, 'request')} done")
 
 
 def _loaded(where: str) -> Any:
@@ -188,6 +247,7 @@ def _told(fit: "Fit") -> dict[str, Any]:
         "metrics": dict(fit.metrics),
         "resources": {name: made.version for name, made in fit.resources.items()},
         "promoted": list(fit.promoted),
+        "withdrawn": list(fit.withdrawn),
         "reason": fit.verdict.reason,
         "left_out": dict(fit.left_out),
     }
@@ -198,14 +258,21 @@ def _say(fit: "Fit", store: str | None) -> None:
     talk(f"{fit.run.run_id} {fit.run.status} after {counted(fit.run.step, 'step')}: {metrics}")
     for name, made in fit.resources.items():
         where = "live" if name in fit.promoted else "canary"
+        where = "withdrawn" if name in fit.withdrawn else where
         talk(f"{name} version {made.version} is {where}: {fit.verdict.reason}")
     suggest("train --list", store)
 
 
-def _list(store: str | None, *, as_json: bool, as_jsonl: bool) -> None:
+def _list(store: str | None, form: Form | None) -> None:
     from lightning_otel.runs import Runs
     from lightning_otel.trainer import state_of
 
-    runs = Runs(state_of(store)).all()
+    state = state_of(store)
+    runs = Runs(state).all() if state.is_made else []  # to look makes nothing
     rows = [{name: getattr(run, name) for name in _COLUMNS} for run in runs]
-    print_rows(rows, _COLUMNS, as_json=as_json, as_jsonl=as_jsonl)
+    print_rows(rows, _COLUMNS, form=form)
+    if rows:
+        suggest(f"plot --run {shown(rows[-1]['run_id'])}", store)
+    else:
+        talk("no training run yet")
+        suggest("train baseline", store)

@@ -309,7 +309,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif fault == "cut":
                 self._send_half(answer.response, body)
             else:
-                self._send_json(200, answer.response, body)
+                self._send_json(answer.status, answer.response, body)
 
     def _read_body(self) -> Json | None:
         self._sent = self.rfile.read(int(self.headers.get("content-length") or 0))

@@ -36,6 +36,7 @@ class Answer:
     """What a stream of it sends, in order; they add up to `response`."""
     has_event_names: bool = False
     """Whether its stream names each event and goes without the closing `[DONE]`."""
+    status: int = 200
 
 
 def chat(body: Mapping[str, Any], replies: Sequence[Reply], tokenizer: Tokenizer) -> Answer:

@@ -10,7 +10,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from lightning_otel import capture, config
+from lightning_otel import capture, config, debugging
 from lightning_otel.errors import StoreError
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.sdk import copied
@@ -45,6 +45,9 @@ class LightningSpanProcessor(SpanProcessor):
         frame = capture.current_frame(parent_context)
         context = span.context
         if frame is None or frame.sink is None or not context.trace_flags.sampled:
+            if debugging.is_on and frame is not None:
+                why = "nothing is to be kept" if frame.sink is None else "it is not sampled"
+                debugging.tell(f"missed  {span.name}: {why}")
             return
         own = copied(span.attributes)
         if not frame.stamps.keys() <= own.keys():
@@ -58,6 +61,8 @@ class LightningSpanProcessor(SpanProcessor):
         sink = self._sinks.pop((context.trace_id, context.span_id), None)
         if sink is not None:
             sink.ended(span, capture.take_body())
+            if debugging.is_on:
+                debugging.tell_kept(span)
 
 
 class DuckDBSpanExporter(SpanExporter):

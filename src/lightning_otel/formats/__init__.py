@@ -5,23 +5,23 @@ entry point group ``lightning_otel.formats``, as anybody's does. Members do not 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.formats.format import Format, LeftOut, Row
 from lightning_otel.formats.groups import by_group
+from lightning_otel.registry import Registry
 from lightning_otel.types import Trajectory
 
 GROUP: Final = "lightning_otel.formats"
+_REGISTRY: Final = Registry("format", GROUP)
 
 __all__ = ["Format", "LeftOut", "Row", "get", "names", "rows"]
 
 
 def names() -> list[str]:
     """The formats that are installed, ours first."""
-    found = _found()
-    return sorted(found, key=lambda name: (not _is_ours(found[name]), name))
+    return _REGISTRY.names()
 
 
 def get(name: str) -> Format:
@@ -30,19 +30,7 @@ def get(name: str) -> Format:
     Raises:
         ConfigError: There is none, or it cannot be loaded.
     """
-    from difflib import get_close_matches
-
-    found = _found()
-    if name not in found:
-        near = get_close_matches(name, found, n=1)
-        guess = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
-        raise ConfigError(f"no format {name!r}; {guess}")
-    try:
-        member = found[name].load()
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(
-            f"the format {name!r} cannot be loaded ({exc}); install what {found[name].value} needs"
-        ) from exc
+    member = _REGISTRY.load(name)
     if isinstance(member, Format):
         return member
     if callable(member):
@@ -93,13 +81,3 @@ def made(
             left_out(each)
         else:
             yield each
-
-
-def _found() -> dict[str, EntryPoint]:
-    # Whoever takes one of our names has said that he wants his.
-    points = sorted(entry_points(group=GROUP), key=_is_ours, reverse=True)
-    return {point.name: point for point in points}
-
-
-def _is_ours(point: EntryPoint) -> bool:
-    return point.value.startswith(f"{__name__}.")

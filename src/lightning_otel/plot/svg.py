@@ -48,18 +48,22 @@ svg.curve .dot{stroke:none}svg.curve .mean{fill:none}svg.curve .band{stroke:none
 """
 
 
-def svg(charts: Sequence[Chart]) -> str:
+def svg(charts: Sequence[Chart], *, is_styled: bool = True) -> str:
     """Charts one below the other as one picture.
 
     Args:
         charts: What to draw; none is a picture that says so.
+        is_styled: Whether it brings its colours; without, the page it stands in has them for
+            ``svg.curve``, and allows no styles but its own.
     """
     heights = [_height(chart) for chart in charts]
     height = sum(heights) or 60
+    style = (' style="max-width:100%;height:auto"', f"<style>{_STYLE}</style>")
+    style = style if is_styled else ("", "")
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="curve" role="img" width="{_WIDTH}" '
-        f'height="{height}" viewBox="0 0 {_WIDTH} {height}" style="max-width:100%;height:auto">'
-        f"<style>{_STYLE}</style><title>{safe(_title(charts), 200)}</title>"
+        f'height="{height}" viewBox="0 0 {_WIDTH} {height}"{style[0]}>'
+        f"{style[1]}<title>{safe(_title(charts), 200)}</title>"
         f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="6"/>'
     ]
     if not charts:

@@ -6,18 +6,21 @@ worker at a time, under a lease that ends by itself when its worker dies.
 
 import contextlib
 import json
-import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+# Before SQLAlchemy, for it names the extra where that is missing.
+from lightning_otel.state import State
+
+# isort: split
 import sqlalchemy as sa
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.queue import attempts
-from lightning_otel.queue.given import check_put, finite, task_json
+from lightning_otel.queue.given import check_put, finite, groups_of, new_ids, task_json
 from lightning_otel.queue.questions import fitting, is_paused, named, pieces, unknown, waiting_for
 from lightning_otel.queue.tables import (
     ATTEMPTS,
@@ -34,8 +37,6 @@ from lightning_otel.types import Mode, Rollout, RolloutStatus
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
-
-    from lightning_otel.state import State
 
 __all__ = ["FINAL", "Attempt", "AttemptStatus", "Lease", "Queue"]
 
@@ -107,18 +108,12 @@ class Queue:
             resources=dict(resources or {}),
             created_ns=self.state.now_ns(),
         )
-        made: list[Rollout] = []
-        rows: list[dict[str, Any]] = []
-        for index, text in enumerate(texts):
-            group_id = f"group-{secrets.token_hex(8)}" if samples > 1 else ""
-            if group_ids is not None:
-                group_id = group_ids[index]
-            for _ in range(samples):
-                rollout_id = f"rollout-{secrets.token_hex(8)}"
-                task = json.loads(text)
-                rollout = replace(shared, rollout_id=rollout_id, task=task, group_id=group_id)
-                made.append(rollout)
-                rows.append(row_of(rollout, text))
+        made = [
+            replace(shared, rollout_id=each, task=json.loads(text), group_id=group_id)
+            for text, group_id in zip(texts, groups_of(group_ids, samples, len(texts)), strict=True)
+            for each in new_ids("rollout", samples)
+        ]
+        rows = [row_of(each, texts[index // samples]) for index, each in enumerate(made)]
         if rows:
             with self.state.change() as connection:
                 connection.execute(sa.insert(ROLLOUTS), rows)

@@ -1,7 +1,8 @@
 """What is put into the queue, checked before anything is."""
 
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import get_args
 
@@ -41,3 +42,15 @@ def finite(reward: float) -> float:
     if not isfinite(value):
         raise ConfigError(f"reward is {reward!r}; it must be finite")
     return value
+
+
+def groups_of(named: Sequence[str] | None, samples: int, tasks: int) -> Sequence[str]:
+    """The group of each task's rollouts: as named, or a new one where there are several."""
+    if named is not None:
+        return named
+    return new_ids("group", tasks) if samples > 1 else [""] * tasks
+
+
+def new_ids(noun: str, count: int) -> list[str]:
+    """So many ids that nothing else has."""
+    return [f"{noun}-{secrets.token_hex(8)}" for _ in range(count)]

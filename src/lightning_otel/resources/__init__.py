@@ -7,18 +7,21 @@ version, to promote or to roll back moves an alias; nothing is ever overwritten.
 import contextlib
 import json
 import math
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+# Before SQLAlchemy, for it names the extra where that is missing.
+from lightning_otel.state import State, be_alone
+
+# isort: split
 import sqlalchemy as sa
 
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import bodies, tables
-from lightning_otel.state import State
+from lightning_otel.resources.tables import Withdrawal
 from lightning_otel.substitution.assigning import CANARY, LIVE, Standing, assigned, stamps
 from lightning_otel.types import Resource, ResourceKind
 
@@ -28,11 +31,10 @@ if TYPE_CHECKING:
     from lightning_otel.resources.comparing import Comparison
     from lightning_otel.store import Store
 
-__all__ = ["CANARY", "LIVE", "Resources", "stamps"]
+__all__ = ["CANARY", "LIVE", "Resources", "Withdrawal", "stamps"]
 
 FRESH_S: Final = 1.0
 """How old an answer may be before it is asked for anew."""
-_ALIAS: Final = re.compile(r"[^\W\d][\w.-]*")
 
 
 class _Held(NamedTuple):
@@ -91,7 +93,7 @@ class Resources:
         bodies.checked_name(name)
         found_kind, text = bodies.checked_body(name, body, kind)
         measured = bodies.checked_metrics(metrics or {})
-        _check_alias(alias or LIVE, weight)
+        bodies.check_alias(alias or LIVE, weight)
         with self._changing() as connection:
             newest = tables.newest_of(connection, name)
             if newest is not None and newest.kind != found_kind:
@@ -188,7 +190,7 @@ class Resources:
         Args:
             name: The resource.
             alias: ``live``, ``canary``, or a word of one's own, which is given to nobody unasked.
-            version: The version; None takes the alias away.
+            version: The version; None takes the alias away, from a canary as :meth:`withdraw` does.
             weight: The share that is given the canary, 0 to 1; by default what it was, else a
                 tenth. No other alias has one.
 
@@ -196,12 +198,14 @@ class Resources:
             ConfigError: The alias is no word, or the weight no share.
             NotFoundError: There is no such version.
         """
-        _check_alias(alias, weight)
+        bodies.check_alias(alias, weight)
         with self._changing() as connection:
             if version is not None:
                 tables.version_of(connection, name, version)
             elif tables.newest_of(connection, name) is None:
                 raise tables.unknown(name)
+            elif alias == CANARY and tables.aliased(connection, name, CANARY) is not None:
+                tables.withdraw(connection, name, "", None, self.state.now_ns())
             self._point(connection, name, alias, version, weight)
 
     def promote(self, name: str) -> Resource:
@@ -220,6 +224,30 @@ class Resources:
             self._point(connection, name, CANARY, None, None)
             return tables.version_of(connection, name, version)
 
+    def withdraw(self, name: str, reason: str = "", *, version: int | None = None) -> Resource:
+        """Give the canary to nobody any more, and keep why; gives the version that it was.
+
+        Agents that run follow within two seconds; a rollout that has begun with it ends with it.
+
+        Args:
+            name: The resource.
+            reason: Why, for people who look at it later.
+            version: Withdraw only if this is the canary still; by default whichever is.
+
+        Raises:
+            NotFoundError: There is no canary, or it is another version by now.
+        """
+        with self._changing() as connection:
+            now_ns = self.state.now_ns()
+            taken = tables.withdraw(connection, name, reason, version, now_ns)
+            self._point(connection, name, CANARY, None, None)
+            return taken
+
+    def withdrawals(self, name: str) -> list[Withdrawal]:
+        """The canaries that were withdrawn, with the reason, the oldest first."""
+        with self._reading() as connection:
+            return tables.withdrawals(connection, name)
+
     def rollback(self, name: str) -> Resource:
         """Make live what was live before; once more goes back further.
 
@@ -230,13 +258,7 @@ class Resources:
         with self._changing() as connection:
             if tables.newest_of(connection, name) is None:
                 raise tables.unknown(name)
-            where = (tables.CHANGES.c.name == name) & tables.CHANGES.c.is_step
-            steps = connection.execute(
-                sa.select(tables.CHANGES.c.n, tables.CHANGES.c.version)
-                .where(where)
-                .order_by(tables.CHANGES.c.n.desc())
-                .limit(2)
-            ).all()
+            steps = tables.steps_of(connection, name)
             if tables.aliased(connection, name, LIVE) is not None:
                 taken, *steps = steps
                 undo = (
@@ -252,6 +274,13 @@ class Resources:
                 )
             self._point(connection, name, LIVE, steps[0].version, None, is_step=False)
             return tables.version_of(connection, name, steps[0].version)
+
+    def previous(self, name: str) -> int | None:
+        """The version that :meth:`rollback` would make live; None if nothing was live before."""
+        with self._reading() as connection:
+            is_live = tables.aliased(connection, name, LIVE) is not None
+            before = tables.steps_of(connection, name)[is_live:]
+        return before[0].version if before else None
 
     def assigned(
         self,
@@ -336,7 +365,7 @@ class Resources:
     def _changing(self) -> "Iterator[Connection]":
         self.state.ensure(*tables.ALL)
         with self.state.change() as connection:
-            tables.be_alone(connection)
+            be_alone(connection, tables.LOCK)
             yield connection
         with self._lock:
             self._held = self._held._replace(asked_s=-math.inf)
@@ -362,12 +391,3 @@ class Resources:
             is_step = is_step and alias == LIVE and version is not None
             now_ns = self.state.now_ns()
             tables.note(connection, **moved, is_step=is_step, changed_ns=now_ns)
-
-
-def _check_alias(alias: str, weight: float | None) -> None:
-    if not _ALIAS.fullmatch(alias):
-        raise ConfigError(f"no alias can be {alias!r}; write a word such as {LIVE} or {CANARY}")
-    if weight is not None and alias != CANARY:
-        raise ConfigError(f"{alias} has no weight; only {CANARY} is given to a share")
-    if weight is not None and not 0 <= weight <= 1:
-        raise ConfigError(f"the weight of a canary is {weight}; it is a share from 0 to 1")

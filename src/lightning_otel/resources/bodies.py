@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
 from lightning_otel.errors import ConfigError
+from lightning_otel.substitution.assigning import CANARY, LIVE
 from lightning_otel.types import Prompt, Resource, ResourceKind
 
 MAX_BYTES: Final = 1 << 20
@@ -19,6 +20,7 @@ _KEYS: Final = {
     "endpoint": ("base_url", "model", "sampling"),
     "weights": ("uri", "base_model"),
 }
+_ALIAS: Final = re.compile(r"[^\W\d][\w.-]*")
 _NAME: Final = re.compile(r"[^@,\s\x00-\x1f\x7f]([^@,\x00-\x1f\x7f]*[^@,\s\x00-\x1f\x7f])?")
 _LONGEST_NAME: Final = 200
 
@@ -37,6 +39,20 @@ def checked_name(name: object) -> str:
     if not all(name.split("/")):
         raise ConfigError(f"the resource's name {name!r} has an empty part; write agent/name")
     return name
+
+
+def check_alias(alias: str, weight: float | None) -> None:
+    """Refuse an alias that is no word, and a weight that is no share or not a canary's.
+
+    Raises:
+        ConfigError: It is one of these.
+    """
+    if not _ALIAS.fullmatch(alias):
+        raise ConfigError(f"no alias can be {alias!r}; write a word such as {LIVE} or {CANARY}")
+    if weight is not None and alias != CANARY:
+        raise ConfigError(f"{alias} has no weight; only {CANARY} is given to a share")
+    if weight is not None and not 0 <= weight <= 1:
+        raise ConfigError(f"the weight of a canary is {weight}; it is a share from 0 to 1")
 
 
 def checked_body(name: str, given: object, kind: ResourceKind | None) -> tuple[ResourceKind, str]:
@@ -212,11 +228,12 @@ def difference(a: Resource, b: Resource) -> str:
         a: One version.
         b: The other.
     """
-    lines = difflib.unified_diff(_lines(a), _lines(b), str(a), str(b), lineterm="")
+    lines = difflib.unified_diff(lines_of(a), lines_of(b), str(a), str(b), lineterm="")
     return "\n".join(lines)
 
 
-def _lines(resource: Resource) -> list[str]:
+def lines_of(resource: Resource) -> list[str]:
+    """A body as lines for people: a prompt's text, then all else as JSON."""
     body = dict(resource.body)
     template = str(body.pop("template", ""))
     rest = {name: value for name, value in body.items() if value}

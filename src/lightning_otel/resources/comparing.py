@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from lightning_otel import markup
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Transition
 
@@ -21,6 +22,30 @@ NO_REWARD: Final = "without a reward"
 BOTH: Final = "made with both versions"
 ONE_SIDED: Final = "of tasks that were done with one version only"
 NO_TASK: Final = "without a task"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One task that was done with both versions.
+
+    Attributes:
+        group_id: The task.
+        rollouts_a: Ids of the rollouts made with ``a``.
+        rollouts_b: Likewise with ``b``.
+        mean_a: Their mean reward.
+        mean_b: Likewise.
+    """
+
+    group_id: str
+    rollouts_a: tuple[str, ...]
+    rollouts_b: tuple[str, ...]
+    mean_a: float
+    mean_b: float
+
+    @property
+    def difference(self) -> float:
+        """``mean_b - mean_a``."""
+        return self.mean_b - self.mean_a
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +66,7 @@ class Comparison:
         low: The lower end of its 95 % confidence interval.
         high: The upper end.
         left_out: Rollouts that were not counted, by reason.
+        pairs: The tasks that were done with both; none where tasks were not looked at.
     """
 
     name: str
@@ -55,6 +81,7 @@ class Comparison:
     low: float
     high: float
     left_out: Mapping[str, int] = field(default_factory=dict)
+    pairs: tuple[Pair, ...] = ()
 
     @property
     def is_better(self) -> bool:
@@ -65,6 +92,22 @@ class Comparison:
     def is_worse(self) -> bool:
         """Whether ``b`` is worse than ``a``: the whole interval lies below 0."""
         return self.high < 0
+
+    def _repr_html_(self) -> str:
+        """Both versions beside each other, and what that says, for notebooks."""
+        unsure = "neither better nor worse for sure"
+        verdict = "better" if self.is_better else "worse" if self.is_worse else unsure
+        how = (
+            f"{self.tasks:,} tasks done with both" if self.tasks else "rollouts, whatever the task"
+        )
+        rows = [
+            (f"{self.name}@{self.a}", f"{self.mean_a:.3f}", f"{self.rollouts_a:,}"),
+            (f"{self.name}@{self.b}", f"{self.mean_b:.3f}", f"{self.rollouts_b:,}"),
+            ("difference", f"{self.difference:+.3f}", f"[{self.low:+.3f}, {self.high:+.3f}]"),
+        ]
+        rows += [("left out", f"{count:,}", reason) for reason, count in self.left_out.items()]
+        note = f"{how}: {self.name}@{self.b} is {verdict} (95 %)"
+        return markup.table(("", "mean reward", "rollouts"), rows, note)
 
     def __str__(self) -> str:
         how = f"{self.tasks} tasks" if self.tasks else "whatever the task"
@@ -87,6 +130,7 @@ class Scored(NamedTuple):
     group_id: str
     version: int
     reward: float
+    rollout_id: str
 
 
 def compared(name: str, a: int, b: int, store: "Store", *, is_paired: bool = True) -> Comparison:
@@ -110,11 +154,9 @@ def compared(name: str, a: int, b: int, store: "Store", *, is_paired: bool = Tru
     if is_paired:
         pairs = _pairs(scored, a, b, left_out)
         _check_enough(name, a, b, len(pairs), "tasks that were done with both", left_out)
-        of_a = [statistics.fmean(pair[0]) for pair in pairs]
-        of_b = [statistics.fmean(pair[1]) for pair in pairs]
-        differences = [after - before for before, after in zip(of_a, of_b, strict=True)]
-        spread = statistics.stdev(differences) / math.sqrt(len(pairs))
-        low, high = _interval(statistics.fmean(differences), spread, len(pairs) - 1)
+        of_a = [pair.mean_a for pair in pairs]
+        of_b = [pair.mean_b for pair in pairs]
+        low, high = interval_of([pair.difference for pair in pairs])
     else:
         of_a, of_b = ([each.reward for each in scored if each.version == side] for side in (a, b))
         fewer = min(len(of_a), len(of_b))
@@ -127,14 +169,15 @@ def compared(name: str, a: int, b: int, store: "Store", *, is_paired: bool = Tru
         a=a,
         b=b,
         tasks=len(pairs),
-        rollouts_a=sum(len(pair[0]) for pair in pairs) or len(of_a),
-        rollouts_b=sum(len(pair[1]) for pair in pairs) or len(of_b),
+        rollouts_a=sum(len(pair.rollouts_a) for pair in pairs) or len(of_a),
+        rollouts_b=sum(len(pair.rollouts_b) for pair in pairs) or len(of_b),
         mean_a=mean_a,
         mean_b=mean_b,
         difference=mean_b - mean_a,
         low=low,
         high=high,
         left_out=dict(left_out),
+        pairs=tuple(pairs),
     )
 
 
@@ -158,7 +201,7 @@ def _scored(
             unrewarded.add(rollout_id)
         else:
             start_ns = min(step.start_ns for step in own)
-            scored = Scored(own[0].group_id, used.pop(), sum(rewards))
+            scored = Scored(own[0].group_id, used.pop(), sum(rewards), rollout_id)
             if rollout_id not in found or found[rollout_id][0] < start_ns:
                 found[rollout_id] = start_ns, scored
     if missing := len(unrewarded - found.keys()):
@@ -180,21 +223,29 @@ def version_in(name: str, step: Transition) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _pairs(
-    scored: Iterable[Scored], a: int, b: int, left_out: Counter[str]
-) -> list[tuple[list[float], list[float]]]:
-    """Of each task that was done with both versions the rewards of either."""
-    groups: dict[str, tuple[list[float], list[float]]] = {}
+def _pairs(scored: Iterable[Scored], a: int, b: int, left_out: Counter[str]) -> list[Pair]:
+    """The tasks that were done with both versions."""
+    groups: dict[str, tuple[list[Scored], list[Scored]]] = {}
     for each in scored:
         if not each.group_id:
             left_out[NO_TASK] += 1
             continue
-        groups.setdefault(each.group_id, ([], []))[each.version == b].append(each.reward)
+        groups.setdefault(each.group_id, ([], []))[each.version == b].append(each)
     if lonely := sum(
         len(of_a) + len(of_b) for of_a, of_b in groups.values() if not of_a or not of_b
     ):
         left_out[ONE_SIDED] = lonely
-    return [pair for pair in groups.values() if all(pair)]
+    return [_pair(group, *sides) for group, sides in groups.items() if all(sides)]
+
+
+def _pair(group_id: str, of_a: Sequence[Scored], of_b: Sequence[Scored]) -> Pair:
+    return Pair(
+        group_id,
+        tuple(each.rollout_id for each in of_a),
+        tuple(each.rollout_id for each in of_b),
+        statistics.fmean(each.reward for each in of_a),
+        statistics.fmean(each.reward for each in of_b),
+    )
 
 
 def _check_enough(
@@ -222,6 +273,30 @@ def _welch(of_a: Sequence[float], of_b: Sequence[float]) -> tuple[float, float]:
         return difference, difference
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(of_a) - 1) + parts[1] ** 2 / (len(of_b) - 1))
     return _interval(difference, math.sqrt(sum(parts)), freedom)
+
+
+def interval_of(differences: Sequence[float]) -> tuple[float, float]:
+    """The 95 % confidence interval of the mean of paired differences, of which there are two.
+
+    Source: Student, The probable error of a mean, Biometrika 6 (1908).
+    """
+    spread = statistics.stdev(differences) / math.sqrt(len(differences))
+    return _interval(statistics.fmean(differences), spread, len(differences) - 1)
+
+
+def is_chance(one_way: int, other_way: int) -> bool:
+    """Whether so many more changes one way than the other may well be chance.
+
+    Args:
+        one_way: How many of what was tried twice changed one way.
+        other_way: How many changed the other.
+
+    Source: McNemar, Note on the sampling error of the difference between correlated proportions,
+        Psychometrika 12 (1947), by its exact distribution, two-sided at 5 %.
+    """
+    count = one_way + other_way
+    tail = sum(math.comb(count, each) for each in range(one_way, count + 1))
+    return 2 * tail > (1 - CONFIDENCE) * 2.0**count
 
 
 def _interval(difference: float, spread: float, freedom: float) -> tuple[float, float]:

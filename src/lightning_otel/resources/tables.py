@@ -1,7 +1,7 @@
 """Where resources stand in the state: versions, aliases, and every change in its order."""
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -47,20 +47,35 @@ CHANGES: Final = sa.Table(
     sa.Column("is_step", sa.Boolean, nullable=False),
     sa.Column("changed_ns", sa.BigInteger, nullable=False),
 )
+WITHDRAWALS: Final = sa.Table(
+    "lightning_resource_withdrawals",
+    METADATA,
+    sa.Column("n", sa.Integer, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("withdrawn_ns", sa.BigInteger, nullable=False),
+)
 CANARY_WEIGHT: Final = 0.1
 """The share of a canary whose weight was never said."""
-ALL: Final = (VERSIONS, ALIASES, CHANGES)
-_LOCK: Final = 0x6C6F7472  # any number that nothing else in a shared PostgreSQL database takes
+ALL: Final = (VERSIONS, ALIASES, CHANGES, WITHDRAWALS)
+LOCK: Final = 0x6C6F7472
+"""Of changes: two publishers would find the same newest version, and a reader could see a later
+change before an earlier one, and ask no more."""
 
 
-def be_alone(connection: "Connection") -> None:
-    """Let nobody else change resources until the transaction ends.
+class Withdrawal(NamedTuple):
+    """A canary that was taken back.
 
-    SQLite lets one change anything at a time. In PostgreSQL two publishers would find the same
-    newest version, and a reader could see a later change before an earlier one, and ask no more.
+    Attributes:
+        version: The version that was given as canary.
+        reason: Why it is so no more.
+        withdrawn_ns: Since when, Unix nanoseconds.
     """
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+
+    version: int
+    reason: str
+    withdrawn_ns: int
 
 
 def unknown(name: str) -> NotFoundError:
@@ -92,6 +107,13 @@ def aliased(connection: "Connection", name: str, alias: str) -> int | None:
     """The version that an alias means; None if it means none."""
     where = (ALIASES.c.name == name) & (ALIASES.c.alias == alias)
     return connection.scalar(sa.select(ALIASES.c.version).where(where))
+
+
+def steps_of(connection: "Connection", name: str) -> "list[sa.Row[Any]]":
+    """The last two changes of what was live that were not taken back, the later one first."""
+    where = (CHANGES.c.name == name) & CHANGES.c.is_step
+    wanted = sa.select(CHANGES.c.n, CHANGES.c.version).where(where)
+    return list(connection.execute(wanted.order_by(CHANGES.c.n.desc()).limit(2)))
 
 
 def last_change(connection: "Connection") -> int:
@@ -133,6 +155,34 @@ def point(
     if version is not None:
         connection.execute(sa.insert(ALIASES).values(row))
     return row
+
+
+def withdraw(
+    connection: "Connection", name: str, reason: str, version: int | None, now_ns: int
+) -> Resource:
+    """Keep that the canary is given to nobody any more, and why; gives the version that it was.
+
+    Raises:
+        NotFoundError: There is no canary, or it is another version than was asked for.
+    """
+    held = aliased(connection, name, CANARY)
+    if held is None and newest_of(connection, name) is None:
+        raise unknown(name)
+    if held is None or version not in (None, held):
+        what = f"{name}@{version} is no canary" if version is not None else f"{name} has no canary"
+        raise NotFoundError(
+            f"nothing can be withdrawn: {what}; lightning-otel resources show {name}"
+        )
+    row = {"name": name, "version": held, "reason": reason or "by hand", "withdrawn_ns": now_ns}
+    connection.execute(sa.insert(WITHDRAWALS).values(row))
+    return version_of(connection, name, held)
+
+
+def withdrawals(connection: "Connection", name: str) -> list[Withdrawal]:
+    """The canaries of a name that were taken back, the oldest first."""
+    wanted = sa.select(WITHDRAWALS).where(WITHDRAWALS.c.name == name).order_by(WITHDRAWALS.c.n)
+    rows = connection.execute(wanted)
+    return [Withdrawal(row.version, row.reason, row.withdrawn_ns) for row in rows]
 
 
 def standings(connection: "Connection") -> dict[str, Standing]:

@@ -2,24 +2,20 @@
 
 import logging
 import math
-from collections.abc import Mapping
+import time
 from typing import Final
 
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import config
 from lightning_otel import conventions as c
-from lightning_otel.emitters import emit_reward, reward_span
+from lightning_otel.emitters import emit_reward
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.rewarding.writing import add_surely, derived_id, identified
+from lightning_otel.rewarding.giving import NAME, Clash, Feedback, Noun, give
 from lightning_otel.store import Store
-from lightning_otel.store.find import rollout_of
-from lightning_otel.store.source import INDEX_COLUMNS
 
 log = logging.getLogger(__name__)
 
-NAME: Final = "feedback"
-"""What the reward is called."""
 QUALITY_WEIGHT: Final = 0.4
 RATING_WEIGHT: Final = 0.6
 SATISFIED_STEP: Final = 0.2
@@ -79,6 +75,7 @@ def emit_feedback(
     rollout_id: str | None = None,
     trace_id: str | None = None,
     span_id: str | None = None,
+    conversation_id: str | None = None,
     feedback_id: str | None = None,
     store: Store | None = None,
 ) -> str | None:
@@ -97,6 +94,7 @@ def emit_feedback(
         rollout_id: The rollout it judges; or a trace or span instead.
         trace_id: The trace it judges.
         span_id: The span it judges.
+        conversation_id: The conversation it judges, by its latest call so far.
         feedback_id: An id of the caller's: feedback that has it is kept once, however often it is
             sent.
         store: Where the target is; by default the store that is used where none is named.
@@ -113,18 +111,20 @@ def emit_feedback(
     value = reward_from_feedback(
         quality_score=quality_score, rating=rating, satisfied=satisfied, used_result=used_result
     )
-    said = {
-        c.FEEDBACK_QUALITY: quality_score,
-        c.FEEDBACK_RATING: rating,
-        c.FEEDBACK_SATISFIED: satisfied,
-        c.FEEDBACK_USED: used_result,
-        c.FEEDBACK_TEXT: text,
-        c.FEEDBACK_ID: feedback_id,
+    attributes = said_attributes(
+        quality_score=quality_score,
+        rating=rating,
+        satisfied=satisfied,
+        used_result=used_result,
+        text=text,
+    )
+    named: dict[Noun, str | None] = {
+        "response": response_id,
+        "rollout": rollout_id,
+        "trace": trace_id,
+        "span": span_id,
+        "conversation": conversation_id,
     }
-    attributes = {key: given for key, given in said.items() if given is not None}
-    named = {
-        "response": response_id, "rollout": rollout_id, "trace": trace_id, "span": span_id
-    }  # fmt: skip
     targets = [(noun, given) for noun, given in named.items() if given]
     if len(targets) > 1:
         raise ConfigError(
@@ -135,46 +135,58 @@ def emit_feedback(
         if feedback_id is not None:
             raise ConfigError(
                 f"feedback {feedback_id!r} names nothing that it judges; give response_id, "
-                "rollout_id, trace_id or span_id"
+                "rollout_id, trace_id, span_id or conversation_id"
             )
         return emit_reward(NAME, value, attributes=attributes)
     if not config.is_enabled():
         return None
     ((noun, given),) = targets
-    return _keep(store if store is not None else Store(), noun, given, value, attributes)
-
-
-def _keep(
-    store: Store, noun: str, given: str, value: float, attributes: Mapping[str, AttributeValue]
-) -> str:
-    """Keep the reward in the store, unless it is there already; gives its span id."""
-    con = store.source.connect(("spans",), INDEX_COLUMNS)
-    try:
-        rollout_id = rollout_of(con, noun, given)
-    except NotFoundError as exc:
-        raise NotFoundError(
-            f"{store.name} holds no {noun} {given!r}; is it the store that the agent records into?"
-        ) from exc
-    made = reward_span(
-        {NAME: value},
-        rollout_id=rollout_id,
-        span_id=given if noun == "span" else None,
-        response_id=given if noun == "response" else None,
+    return _keep(
+        store if store is not None else Store(),
+        Feedback(noun, given, value, time.time_ns(), attributes, feedback_id or ""),
     )
-    feedback_id = attributes.get(c.FEEDBACK_ID)
-    span_id = made.span_id if feedback_id is None else derived_id(f"{NAME} {feedback_id}")
-    if feedback_id is not None:
-        held = con.execute("SELECT reward FROM spans WHERE span_id = ?", [span_id]).fetchone()
-        if held is not None and held[0] != value:
-            raise ConfigError(
-                f"feedback {feedback_id!r} was kept as {held[0]:g} and cannot become {value:g}; "
-                "give an id of its own to what was said later"
-            )
-        if held is not None:
-            log.debug("feedback %s is kept already", feedback_id)
-            return span_id
-    add_surely(store, [identified(made, span_id, attributes)])
-    return span_id
+
+
+def said_attributes(
+    *,
+    quality_score: float | None = None,
+    rating: float | None = None,
+    satisfied: bool | None = None,
+    used_result: bool | None = None,
+    text: str | None = None,
+) -> dict[str, AttributeValue]:
+    """What was said, as it is kept beside the reward it came to.
+
+    Args:
+        quality_score: As :func:`reward_from_feedback` takes it, like the next three.
+        rating: Stars, 0 to 5.
+        satisfied: Whether they were.
+        used_result: Whether they used what they got.
+        text: What they wrote.
+    """
+    said = {
+        c.FEEDBACK_QUALITY: quality_score,
+        c.FEEDBACK_RATING: rating,
+        c.FEEDBACK_SATISFIED: satisfied,
+        c.FEEDBACK_USED: used_result,
+        c.FEEDBACK_TEXT: text,
+    }
+    return {key: given for key, given in said.items() if given is not None}
+
+
+def _keep(store: Store, feedback: Feedback) -> str:
+    """Keep the reward in the store, unless it is there already; gives its span id."""
+    (found,) = give(store, [feedback])
+    if found is None:
+        raise NotFoundError(
+            f"{store.name} holds no {feedback.noun} {feedback.target!r}; is it the store that the "
+            "agent records into?"
+        )
+    if isinstance(found, Clash):
+        raise ConfigError(f"{found.reason}; give an id of its own to what was said later")
+    if not found.is_new:
+        log.debug("feedback %s is kept already", feedback.feedback_id)
+    return found.span_id
 
 
 def _scaled(name: str, given: object, most: float) -> float | None:

@@ -48,20 +48,36 @@ class Duty:
 
     def run(self, stop: Stop) -> None:
         """Do it, in a process that is the worker's own."""
-        runner = Runner(
-            self.agent,
+        runner = self.runner(
             store=self.store,
             queue=Queue(self.state),
             resources=None if self.resources is None else self.resources(self.state),
+            is_process_own=True,
+        )
+        runner.run(until_empty=self.until_empty, stop=stop)
+
+    def runner(
+        self,
+        *,
+        store: Store | str | os.PathLike[str],
+        queue: Queue,
+        resources: ResourceSource | None,
+        is_process_own: bool = False,
+    ) -> Runner:
+        """Whoever does it, with what stands in its own process."""
+        return Runner(
+            self.agent,
+            store=store,
+            queue=queue,
+            resources=resources,
             hooks=self.hooks,
             reward_evaluator=self.reward_evaluator,
             apply=self.apply,
             modes=self.modes,
             lease_s=self.lease_s,
             worker_id=self.worker_id,
-            is_process_own=True,
+            is_process_own=is_process_own,
         )
-        runner.run(until_empty=self.until_empty, stop=stop)
 
 
 class Member(Protocol):
@@ -173,17 +189,8 @@ def _threads(
     told: Stop,
 ) -> int:
     runners = [
-        Runner(
-            duty.agent,
-            store=store,
-            queue=queue,
-            resources=resources,
-            hooks=duty.hooks,
-            reward_evaluator=duty.reward_evaluator,
-            apply=duty.apply,
-            modes=duty.modes,
-            lease_s=duty.lease_s,
-            worker_id=f"{duty.worker_id}-{number}",
+        replace(duty, worker_id=f"{duty.worker_id}-{number}").runner(
+            store=store, queue=queue, resources=resources
         )
         for number in range(1, n + 1)
     ]

@@ -9,12 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+# Before SQLAlchemy, for it names the extra where that is missing.
+from lightning_otel.state import State
+
+# isort: split
 import sqlalchemy as sa
 
+from lightning_otel import markup
 from lightning_otel.errors import NotFoundError
 from lightning_otel.runs.claims import Claimable, Claims
 from lightning_otel.runs.tables import CHECKPOINTS, CLAIMS, METRICS, RUNS
-from lightning_otel.state import State
 
 __all__ = ["Claimable", "Claims", "Kept", "Metric", "RunStatus", "Runs", "TrainingRun"]
 
@@ -49,6 +53,18 @@ class TrainingRun:
     created_ns: int
     seen_ns: int
     ended_ns: int | None
+
+    def _repr_html_(self) -> str:
+        """What it is and where it stands, for notebooks."""
+        end_ns = self.seen_ns if self.ended_ns is None else self.ended_ns
+        pairs = [
+            ("status", self.status),
+            ("reason", self.reason),
+            ("steps", self.step),
+            ("seconds", f"{(end_ns - self.created_ns) / 1e9:.1f}"),
+            *((name, value) for name, value in self.config.items() if value not in (None, {}, [])),
+        ]
+        return markup.facts(f"{self.run_id}, {self.algorithm}", pairs)
 
 
 class Metric(NamedTuple):

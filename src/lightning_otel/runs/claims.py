@@ -13,12 +13,12 @@ import sqlalchemy as sa
 
 from lightning_otel.errors import StateError
 from lightning_otel.runs.tables import CLAIMS
-from lightning_otel.state import State
+from lightning_otel.state import State, be_alone
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-_LOCK: Final = 0x6C6F7463  # any number that nothing else in a shared PostgreSQL database takes
+_LOCK: Final = 0x6C6F7463
 
 ClaimState: TypeAlias = Literal["claimed", "trained", "left"]
 
@@ -204,13 +204,9 @@ class Claims:
 
     @contextlib.contextmanager
     def _changing(self) -> "Iterator[Connection]":
-        """A transaction that nobody else claims in.
-
-        SQLite lets one change anything at a time; in PostgreSQL two would both find a rollout free.
-        """
+        """A transaction that nobody else claims in: two would both find a rollout free."""
         with self._state.change() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+            be_alone(connection, _LOCK)
             yield connection
 
     def _held(self) -> "sa.ColumnElement[bool]":

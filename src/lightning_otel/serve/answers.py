@@ -15,6 +15,8 @@ PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 CONTENT_TYPES: Final = (PROTOBUF, JSON)
 """What a body may be. A web page can send neither across origins without being asked about."""
+FORM: Final = "application/x-www-form-urlencoded"
+"""What a page's own form sends; any page anywhere can, so its origin counts."""
 _CODES: Final = {401: 16, 403: 7, 404: 5, 408: 4, 413: 8, 429: 8, 503: 14}
 _INVALID_ARGUMENT: Final = 3
 _MOST_REASONS: Final = 10

@@ -1,44 +1,81 @@
 """The web app: its routes, a plain list, behind the guard.
 
 A route is a function of a request; what it needs of this server it finds in ``request.app.state``:
-``store``, ``intake`` and ``bodies``.
+``store``, ``intake``, ``bodies``, ``readers``, ``rooms`` and ``hub``. What it does not serve it
+refuses by raising a ``RefusalError``, which becomes a page for people and OTLP's own form for
+programs.
 """
 
-from importlib.metadata import version
 from typing import Final
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from lightning_otel.rewarding.totals import Standing
 from lightning_otel.serve import answers
 from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.api import operations
+from lightning_otel.serve.api.fresh import Fresh
+from lightning_otel.serve.api.hub import Hub
+from lightning_otel.serve.api.operation import Answer, Operation
+from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.fetching import Fetching
 from lightning_otel.serve.guard import Access, Bodies, Guard
 from lightning_otel.serve.intake import Intake
+from lightning_otel.serve.streaming import Streams
+from lightning_otel.serve.viewer import ROUTES as PAGES
+from lightning_otel.serve.viewer import page
+from lightning_otel.serve.viewer.home import Looks
 from lightning_otel.store import Store
+from lightning_otel.store.ipc import MEDIA_TYPE as ARROW
 
+_REASONS: Final = {
+    404: "there is nothing at this address; see the pages above, or GET /openapi.json",
+    405: "this address is asked in another way; see GET /openapi.json",
+}
 _COMPRESSED: Final = ("gzip", "deflate")
+_MOST_STREAMS: Final = 4
+"""Long answers of the API under way: each has a DuckDB."""
 
 
-def make_app(store: Store, intake: Intake, access: Access) -> ASGIApp:
-    """The app that serves a store."""
+def make_app(
+    store: Store,
+    intake: Intake,
+    access: Access,
+    rooms: Rooms | None = None,
+    hub: Hub | None = None,
+) -> ASGIApp:
+    """The app that serves a store.
+
+    Args:
+        store: What is served.
+        intake: Takes spans.
+        access: Who may come in.
+        rooms: What stands beside the store; by default made here.
+        hub: Where events are made; likewise.
+    """
     app = Starlette(
-        routes=[
-            Route("/", about, methods=["GET"]),
-            Route("/v1/traces", traces, methods=["POST"]),
-            Route("/v1/fetch", Fetching().answer, methods=["POST"]),
-            Route("/v1/{signal:str}", other_signal, methods=["POST"]),
-        ],
-        exception_handlers={RefusalError: refuse},
+        routes=[*PAGES, *(each.route for each in operations(OTLP))],
+        exception_handlers={RefusalError: refuse, HTTPException: refuse_http, 500: fail},
     )
-    app.state.store = store
-    app.state.intake = intake
-    app.state.bodies = Bodies()
-    app.state.has_token = bool(access.token)
-    return Guard(app, access)
+    state = app.state
+    state.store = store
+    state.intake = intake
+    state.bodies = Bodies()
+    state.readers, state.long_readers = page.Readers(), page.Readers(page.LONG_AT_ONCE)
+    state.looks = Looks()
+    # Anybody here may give feedback: however much that is, who has the key is not kept waiting.
+    state.givers = page.Readers()
+    state.has_token = bool(access.token)
+    state.rooms = rooms if rooms is not None else Rooms(store)
+    state.hub = hub if hub is not None else Hub(store, state.rooms)
+    state.streams = Streams(_MOST_STREAMS)
+    state.fetching = Fetching()
+    state.standing, state.by_status = Fresh[Standing](), Fresh[dict[str, int]]()
+    return Guard(app, access, refused)
 
 
 async def traces(request: Request) -> Response:
@@ -59,27 +96,52 @@ async def traces(request: Request) -> Response:
     return answers.accepted(content_type, rejected)
 
 
-async def other_signal(request: Request) -> Response:
-    """Say that metrics and logs are not stored; a sender does not try again."""
-    raise RefusalError(404, "only traces are taken here: POST /v1/traces")
+async def fetch(request: Request) -> Response:
+    """Selected spans as Arrow."""
+    answer: Response = await request.app.state.fetching.answer(request)
+    return answer
 
 
-async def about(request: Request) -> Response:
-    """What this server is, and what became of what it was sent."""
-    counts = request.app.state.intake.counts
-    return JSONResponse(
-        {
-            "name": "lightning-otel",
-            "version": version("lightning-otel"),
-            "stored": counts.stored,
-            "rejected": dict(counts.rejected),
-            "refused": {str(status): count for status, count in counts.refused.items()},
-        }
-    )
+_BYTES: Final = {"type": "string"}
+OTLP: Final = (
+    Operation(
+        "POST", "/v1/traces", traces, "Take spans by OTLP/HTTP; 200 says that they are kept.",
+        {200: Answer(
+            "They are kept, but for those counted as rejected.",
+            {answers.PROTOBUF: _BYTES, answers.JSON: {"type": "object"}},
+        )},
+        bodies={answers.PROTOBUF: _BYTES, answers.JSON: {"type": "object"}},
+        is_open=True,
+    ),
+    Operation(
+        "POST", "/v1/fetch", fetch, "Selected spans as Arrow, for `Store(\"http://…\")` elsewhere.",
+        {200: Answer("One Arrow IPC stream.", {ARROW: _BYTES})},
+        bodies={answers.JSON: {"type": "object"}},
+    ),
+)  # fmt: skip
 
 
 async def refuse(request: Request, refusal: Exception) -> Response:
     """The answer to a request that a route does not serve."""
     assert isinstance(refusal, RefusalError)
     request.app.state.intake.counts.refused[refusal.status] += 1
+    return refused(request, refusal)
+
+
+async def refuse_http(request: Request, found: Exception) -> Response:
+    """The answer where there is no route, or none of this method."""
+    assert isinstance(found, HTTPException)
+    reason = _REASONS.get(found.status_code, found.detail)
+    return await refuse(request, RefusalError(found.status_code, reason, found.headers))
+
+
+async def fail(request: Request, found: Exception) -> Response:
+    """The answer after a fault of ours, which the log tells of; the request learns nothing."""
+    return refused(request, RefusalError(500, "this failed; the server's log says why"))
+
+
+def refused(request: Request, refusal: RefusalError) -> Response:
+    """A refusal as its reader expects it."""
+    if page.is_for_people(request):
+        return page.refused(request, refusal)
     return answers.refused(answers.base_type(request.headers.get("content-type")), refusal)

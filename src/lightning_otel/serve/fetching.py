@@ -4,17 +4,16 @@ A selection comes as JSON (``store/selections.py`` says which); the answer is on
 with the columns asked for, sent as it is read. Memory holds a part of it, whatever its length.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from lightning_otel.errors import LightningOtelError, QueryError
+from lightning_otel.errors import QueryError
 from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.guard import busy
+from lightning_otel.serve.streaming import Streams
 from lightning_otel.store import Store
 from lightning_otel.store.ipc import MEDIA_TYPE, parts
 from lightning_otel.store.schema import WIDE_COLUMNS
@@ -32,44 +31,21 @@ class Fetching:
     """Answers readers, a few at a time."""
 
     def __init__(self) -> None:
-        self._under_way = 0
+        self._streams = Streams(_MOST_AT_ONCE)
 
     async def answer(self, request: Request) -> Response:
         """The selected spans.
 
         Raises:
-            RefusalError: There is no token, the body is no selection, or too many are answered now.
+            RefusalError: The body is no selection, or too many are answered now.
         """
         state = request.app.state
-        if not state.has_token:
-            # The files are their owner's alone; a port is open to every user of the machine.
-            raise RefusalError(403, "spans are read with a token only: serve --token-file FILE")
         body = await state.bodies.read(request)
         try:
             selection = selection_of(body)
         except QueryError as exc:
             raise RefusalError(400, str(exc)) from exc
-        if self._under_way >= _MOST_AT_ONCE:
-            raise busy()
-        self._under_way += 1
-        rest = parts(_tables(state.store, selection))
-        try:
-            # Before anything is answered: from then on a fault can only break the answer off.
-            first = await run_in_threadpool(next, rest)
-        except BaseException as exc:
-            self._under_way -= 1
-            if isinstance(exc, LightningOtelError):
-                raise RefusalError(500, f"the store cannot be read: {exc.what}") from exc
-            raise
-        return StreamingResponse(self._sent(first, rest), media_type=MEDIA_TYPE)
-
-    async def _sent(self, first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
-        try:
-            yield first
-            async for part in iterate_in_threadpool(rest):
-                yield part
-        finally:
-            self._under_way -= 1
+        return await self._streams.answer(parts(_tables(state.store, selection)), MEDIA_TYPE)
 
 
 def _tables(store: Store, selection: Selection) -> Iterator[Query]:

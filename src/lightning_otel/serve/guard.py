@@ -1,35 +1,69 @@
-"""Who may come in, checked before any route: host, origin, token, content type, form.
+"""Who may come in, checked before any route: host, origin, key, content type, form.
 
 A page in the user's own browser is the attacker meant by most of it: it can post to loopback, and
-by rebinding its name to 127.0.0.1 it could read, too.
+by rebinding its name to 127.0.0.1 it could read, too. The other one is another user of the machine,
+who reaches the port and not the files: whatever reads needs the key.
 """
 
 import asyncio
 import ipaddress
+import logging
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lightning_otel.markup import safe
 from lightning_otel.receivers import DEFAULT_LIMITS
-from lightning_otel.serve.answers import CONTENT_TYPES, RefusalError, base_type, refused
+from lightning_otel.serve.answers import CONTENT_TYPES, FORM, RefusalError, base_type
+
+log = logging.getLogger(__name__)
 
 BODY_S: Final = 30.0
 """How long a sender may take for its body."""
+PART_S: Final = 10.0
+"""How long it may take for the next part of it."""
+SEND_S: Final = 30.0
+"""How long a reader may take for the next part of an answer."""
 _MOST_DRAINED: Final = 3
 """Bodies of the longest allowed length that are read and thrown away to be able to answer."""
 _HELD_BYTES: Final = 128 << 20
 """Of all bodies that are being received; beyond it senders are asked to come again."""
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+)(?::\d{1,5})?")
+_PORT: Final = re.compile(r":(\d+)$")
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
+_OPEN: Final = frozenset(
+    {
+        ("POST", "/v1/traces"),
+        ("POST", "/v1/metrics"),
+        ("POST", "/v1/logs"),
+        ("POST", "/v1/feedback"),
+        ("POST", "/feedback"),
+        ("GET", "/healthz"),
+    }
+)
+"""What anybody on this machine may do where there is no token: give, and ask whether it is up."""
+_STATIC: Final = "/static/"
+"""The same for everybody everywhere; the page that asks for the key looks as the others do."""
+_API: Final = "/v1/"
+"""Below it there are no pages, and so no forms."""
+_KEY: Final = "key"
+_COOKIE_S: Final = 30 * 86_400
+_LEADING_ON: Final = (
+    '<!doctype html><meta charset="utf-8"><title>lightning-otel</title>'
+    '<meta http-equiv="refresh" content="0;url={0}"><a href="{0}">lightning-otel</a>'
+)
+_FORM_BYTES: Final = 1 << 20
 _ALWAYS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
+    (b"cross-origin-resource-policy", b"same-origin"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
 
@@ -40,7 +74,9 @@ class Access:
 
     Attributes:
         hosts: Names by which this server may be called, lower case.
-        token: What a request must carry; empty where everybody on this machine may come in.
+        token: What every request must carry; empty where everybody on this machine may send spans.
+        key: What a request must carry that reads; where it is empty and there is no token, nothing
+            is read.
         is_open: Whether it listens beyond this machine: then any IP address is its name as well.
             None of them can be rebound, and without the token nothing is served.
     """
@@ -48,6 +84,17 @@ class Access:
     hosts: frozenset[str]
     token: str = ""
     is_open: bool = False
+    key: str = ""
+
+    @property
+    def reading_key(self) -> str:
+        """What opens everything; empty if nothing does."""
+        return self.token or self.key
+
+    def opens(self, given: str) -> bool:
+        """Whether a key is the right one, found out in a time that tells nothing of it."""
+        key = self.reading_key.encode()
+        return bool(key) and secrets.compare_digest(given.encode("utf-8", "replace"), key)
 
     def knows(self, host: str) -> bool:
         """Whether a Host header, or the authority of an Origin, names this server."""
@@ -61,10 +108,19 @@ class Access:
 class Guard:
     """Lets through only requests that are what they should be."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        """Stand before an app."""
+    def __init__(
+        self, app: ASGIApp, access: Access, refuse: Callable[[Request, RefusalError], Response]
+    ) -> None:
+        """Stand before an app.
+
+        Args:
+            app: What is behind it.
+            access: Who may come in.
+            refuse: Makes the answer for who may not.
+        """
         self._app = app
         self._access = access
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
@@ -76,23 +132,38 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
 
+        is_stalled = False
+
         async def send_safely(message: Message) -> None:
+            nonlocal is_stalled
             if message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [
                     *message["headers"],
                     *(item for item in _ALWAYS if item[0] not in present),
                 ]
-            await send(message)
+            try:
+                async with asyncio.timeout(SEND_S):
+                    await send(message)
+            except TimeoutError:
+                is_stalled = True
+                raise
 
         request = Request(scope)
         try:
             self._check(request)
+            answer = self._entry(request)
         except RefusalError as refusal:
-            answer = refused(base_type(request.headers.get("content-type")), refusal)
+            answer = self._refuse(request, refusal)
+        if answer is not None:
             await answer(scope, receive, send_safely)
             return
-        await self._app(scope, receive, send_safely)
+        try:
+            await self._app(scope, receive, send_safely)
+        except (TimeoutError, ExceptionGroup):
+            if not is_stalled:
+                raise
+            log.debug("a reader of %s took too long, and was left", request.url.path)
 
     def _check(self, request: Request) -> None:
         """Refuse what may not come in.
@@ -114,27 +185,79 @@ class Guard:
         if not self._access.knows(hosts[0]):
             raise RefusalError(421, "this server is not called so; see: serve --allow-host")
         self._check_origin(request)
-        self._check_token(headers.get("authorization", ""))
-        if request.method == "POST" and base_type(headers.get("content-type")) not in CONTENT_TYPES:
-            raise RefusalError(415, f"send {' or '.join(CONTENT_TYPES)}")
+        self._check_key(request)
+        if request.method not in ("GET", "HEAD", "OPTIONS"):
+            self._check_content_type(request)
+
+    def _entry(self, request: Request) -> Response | None:
+        """Where a link with the key leads: a cookie, and the same page by an address without it."""
+        query = request.scope["query_string"].decode("latin-1")
+        if request.method != "GET" or _KEY not in request.query_params:
+            return None
+        rest = [item for item in parse_qsl(query, keep_blank_values=True) if item[0] != _KEY]
+        # Two slashes at its beginning would name another server.
+        path = "/" + request.scope["raw_path"].decode("latin-1").lstrip("/")
+        address = f"{path}?{urlencode(rest)}" if rest else path
+        answer = (
+            RedirectResponse(address, 303)
+            if _is_own(request)
+            # After a redirect it would still be the other site that asks, and without the cookie.
+            else HTMLResponse(_LEADING_ON.format(safe(address)))
+        )
+        answer.set_cookie(
+            _cookie_name(request),
+            self._access.reading_key,
+            max_age=_COOKIE_S,
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
 
     def _check_origin(self, request: Request) -> None:
-        site = request.headers.get("sec-fetch-site", "none")
         origin = request.headers.get("origin")
-        if site not in _OWN_SITES:
+        if not _is_own(request) and not self._is_link(request):
             raise RefusalError(403, "no other site may ask this server")
         if origin is not None and not self._access.knows(_authority(origin)):
             raise RefusalError(403, "no other site may ask this server")
 
-    def _check_token(self, authorization: str) -> None:
-        if not self._access.token:
+    def _is_link(self, request: Request) -> bool:
+        """Whether it is a link with the key, followed from elsewhere: who has it may come in."""
+        mode = request.headers.get("sec-fetch-mode"), request.headers.get("sec-fetch-dest")
+        given = request.query_params.get(_KEY, "")
+        return (
+            request.method == "GET"
+            and mode == ("navigate", "document")
+            and (self._access.opens(given))
+        )
+
+    def _check_key(self, request: Request) -> None:
+        if request.url.path.startswith(_STATIC) and request.method in ("GET", "HEAD"):
             return
-        scheme, _, token = authorization.partition(" ")
-        given = token.strip().encode("latin-1", "replace")
-        is_right = secrets.compare_digest(given, self._access.token.encode("latin-1", "replace"))
-        if scheme.lower() != "bearer" or not is_right:
-            message = "this server wants its token: Authorization: Bearer TOKEN"
-            raise RefusalError(401, message, {"WWW-Authenticate": "Bearer"})
+        if not self._access.token and (request.method, request.url.path) in _OPEN:
+            return
+        if not any(map(self._access.opens, _keys(request))):
+            raise RefusalError(
+                401,
+                "this needs the key: open the link that lightning-otel ui prints, or send "
+                "Authorization: Bearer KEY",
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    def _check_content_type(self, request: Request) -> None:
+        """No page elsewhere can send these without asking, or it is a form of one of our own."""
+        given = base_type(request.headers.get("content-type"))
+        if given in CONTENT_TYPES:
+            return
+        # A page elsewhere cannot send a header of its own without asking, either.
+        if not given and _bearer(request) and _has_no_body(request):
+            return
+        if given != FORM or request.method != "POST" or request.url.path.startswith(_API):
+            raise RefusalError(415, f"send {' or '.join(CONTENT_TYPES)}")
+        origin, site = (request.headers.get(name) for name in ("origin", "sec-fetch-site"))
+        # Another port of this machine is another user's, maybe: the names alone do not tell.
+        is_ours = site == "same-origin" if origin is None else _authority(origin) == _host(request)
+        if not is_ours and not _bearer(request):
+            raise RefusalError(403, "a form is sent from a page of this server")
 
 
 class Bodies:
@@ -155,7 +278,7 @@ class Bodies:
             async with asyncio.timeout(BODY_S):
                 return await self._read(request)
         except TimeoutError as exc:
-            raise RefusalError(408, f"the body took longer than {BODY_S:.0f} s") from exc
+            raise RefusalError(408, "the body took too long; send it at once") from exc
 
     async def _read(self, request: Request) -> bytes:
         parts: list[bytes] = []
@@ -181,14 +304,66 @@ class Bodies:
             self._held_bytes -= sum(map(len, parts))
 
 
+async def form(request: Request) -> Mapping[str, str]:
+    """The fields of a form; of one that stands twice, the last.
+
+    Raises:
+        RefusalError: It is no form, too long, or no text.
+    """
+    if base_type(request.headers.get("content-type")) != FORM:
+        raise RefusalError(415, f"send {FORM}")
+    body = await request.app.state.bodies.read(request)
+    if len(body) > _FORM_BYTES:
+        raise RefusalError(413, f"a form may have {_FORM_BYTES} bytes")
+    try:
+        text = body.decode("ascii")
+        return dict(parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=1000))
+    except ValueError as exc:
+        raise RefusalError(400, "this is no form as a browser sends it") from exc
+
+
 def busy() -> RefusalError:
     """The refusal of one request too many at a time, which may come again."""
     return RefusalError(503, "too much at once; come again", {"Retry-After": "1"})
 
 
+def _is_own(request: Request) -> bool:
+    """Whether a page of ours asks, or nobody's: an address that somebody typed."""
+    return request.headers.get("sec-fetch-site", "none") in _OWN_SITES
+
+
+def _keys(request: Request) -> Iterator[str]:
+    """What a request carries to be let in."""
+    yield _bearer(request)
+    yield request.cookies.get(_cookie_name(request), "")
+    if request.method == "GET":
+        yield request.query_params.get(_KEY, "")
+
+
+def _bearer(request: Request) -> str:
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _cookie_name(request: Request) -> str:
+    """One for each port: a browser keeps the cookies of all of them together."""
+    found = _PORT.search(_host(request))
+    return f"lightning_otel_{found[1] if found else 80}"
+
+
+def _has_no_body(request: Request) -> bool:
+    headers = request.headers
+    return "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
+
+
+def _host(request: Request) -> str:
+    return request.headers.get("host", "")
+
+
 async def _parts(request: Request) -> AsyncIterator[bytes]:
     while True:
-        message = await request.receive()
+        async with asyncio.timeout(PART_S):
+            message = await request.receive()
         if message["type"] != "http.request":
             raise RefusalError(400, "the body is cut off")
         yield message.get("body", b"")

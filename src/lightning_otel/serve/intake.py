@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
-from lightning_otel.errors import ReceiveError, TooLargeError
+from lightning_otel.errors import ReceiveError, StoreError, TooLargeError
 from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected, otlpjson, protobuf
 from lightning_otel.receivers.limits import inflated
 from lightning_otel.serve.answers import JSON, RefusalError
@@ -84,6 +84,18 @@ class Intake:
         finally:
             self._waiting -= 1
 
+    def keep(self, spans: Sequence[Span]) -> None:
+        """Have spans made here in the segment; from any thread but the loop's.
+
+        Raises:
+            StoreError: The disk refuses them.
+        """
+        try:
+            self._turn.submit(self._keep, spans).result()
+        except OSError as exc:
+            why = exc.strerror or exc
+            raise StoreError(f"the store does not take it now: {why}; come again") from exc
+
     def seal_if_idle(self, idle_s: float) -> None:
         """Close the segment if nothing came for so long, so that it can be settled."""
         if self._is_dirty and time.monotonic() - self._last_s >= idle_s:
@@ -116,6 +128,11 @@ class Intake:
         self.counts.stored += taken.count
         self.counts.rejected.update(rejected)
         return rejected
+
+    def _keep(self, spans: Sequence[Span]) -> None:
+        self._is_dirty = True
+        self._writer.take(spans)
+        self._last_s = time.monotonic()
 
     def _seal(self) -> None:
         self._is_dirty = False

@@ -21,10 +21,12 @@ from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
 
 from lightning_otel.errors import ConfigError
+from lightning_otel.serve.api.hub import Hub
+from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.app import make_app
 from lightning_otel.serve.guard import Access
 from lightning_otel.serve.intake import Counts, Intake
-from lightning_otel.serve.upkeep import keep_settled
+from lightning_otel.serve.upkeep import keep_given, keep_settled
 from lightning_otel.store import Store
 
 log = logging.getLogger(__name__)
@@ -33,8 +35,6 @@ PORT: Final = 4318
 """OTLP/HTTP's own."""
 HEADER_S: Final = 10
 """For a whole header, and for the next request: senders that batch come every 5 s."""
-READ_S: Final = 10
-"""For the next part of a body."""
 LAST_S: Final = 3
 """For requests under way when the server is told to end."""
 _BACKLOG: Final = 1024
@@ -70,7 +70,7 @@ def address_of(host: str) -> str:
 
 
 def access_for(host: str, token: str, names: Iterable[str] = ()) -> Access:
-    """Who may come in at a host.
+    """Who may come in at a host; without a token they may give, and read nothing.
 
     Raises:
         ConfigError: Other machines could, without a token.
@@ -141,25 +141,36 @@ async def _serve(
     config.bind = [f"fd://{door.socket.detach()}"]
     config.backlog = _BACKLOG
     config.keep_alive_timeout = HEADER_S
-    config.read_timeout = READ_S
+    # It would end an answer that takes longer, too; the guard gives bodies and answers their time.
+    config.read_timeout = None
     config.graceful_timeout = LAST_S
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = log
+    rooms = Rooms(store)
+    hub = Hub(store, rooms)
     with _told_to_end() as end:
-        upkeep = asyncio.create_task(keep_settled(store, intake))
+
+        async def told() -> None:
+            await end.wait()
+            hub.close()  # or who listens would keep the server for as long as it waits
+
+        upkeep = [
+            asyncio.create_task(keep_settled(store, intake)),
+            asyncio.create_task(keep_given(store, rooms, intake)),
+        ]
         ready()
         try:
             await hypercorn_serve(
-                make_app(store, intake, access),  # type: ignore[arg-type]  # an ASGI app
+                make_app(store, intake, access, rooms, hub),  # type: ignore[arg-type]  # an ASGI app
                 config,
-                shutdown_trigger=end.wait,
+                shutdown_trigger=told,
                 mode="asgi",
             )
         finally:
-            upkeep.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await upkeep
+            for task in upkeep:
+                task.cancel()
+            await asyncio.gather(*upkeep, return_exceptions=True)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,9 @@
-"""The token of a server that listens beyond this machine: a file that only its owner can read."""
+"""The token of a server that listens beyond this machine, and the key of a store's pages.
 
+Each is a file that only its owner can read.
+"""
+
+import contextlib
 import os
 import secrets
 import stat
@@ -7,9 +11,24 @@ from pathlib import Path
 from typing import Final
 
 from lightning_otel.errors import ConfigError
-from lightning_otel.store.layout import write_private
+from lightning_otel.store.layout import Layout, write_private
 
+KEY_FILE: Final = "viewer.key"
 _SHORTEST: Final = 16
+
+
+def key_in(layout: Layout) -> str:
+    """The key that opens a store's pages: made once, so that links and cookies go on working.
+
+    Raises:
+        ConfigError: It cannot be read or made.
+    """
+    path = layout.root / KEY_FILE
+    # Another server may make it in this moment.
+    with contextlib.suppress(FileExistsError):
+        if not path.exists():
+            write_private(path, _new())
+    return token_in(path)[0]
 
 
 def token_in(path: Path) -> tuple[str, bool]:
@@ -20,7 +39,7 @@ def token_in(path: Path) -> tuple[str, bool]:
     """
     try:
         if not path.exists():
-            write_private(path, f"{secrets.token_urlsafe(32)}\n".encode())
+            write_private(path, _new())
             return path.read_text().strip(), True
         with path.open() as file:
             status = os.fstat(file.fileno())
@@ -35,3 +54,7 @@ def token_in(path: Path) -> tuple[str, bool]:
             "is made"
         )
     return token, False
+
+
+def _new() -> bytes:
+    return f"{secrets.token_urlsafe(32)}\n".encode()

@@ -1,16 +1,24 @@
-"""Settling while the server has nothing better to do."""
+"""What the server does while nobody asks: settling, and giving feedback to what it judges."""
 
 import asyncio
 import logging
-from typing import Final
+import time
+from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.serve.intake import Intake
 from lightning_otel.store import Store
 
+if TYPE_CHECKING:
+    from lightning_otel.serve.api.fresh import Mark
+    from lightning_otel.serve.api.rooms import Rooms
+
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 10.0
+GIVEN_S: Final = 2.0
+"""How soon feedback is given to a span that came after it, where looking takes no time."""
+_LATEST_S: Final = 15.0
 IDLE_S: Final = 5.0
 """Without a span for so long, the segment is closed, so that it can be settled."""
 
@@ -32,3 +40,30 @@ def _settle(store: Store, intake: Intake) -> None:
     if store.layout is not None:
         while keep_up(store.layout).segments:
             pass  # a batch at a time, as long as there is a backlog
+
+
+async def keep_given(store: Store, rooms: "Rooms", intake: Intake) -> None:
+    """Give feedback that waits to what it judges, whenever something was written."""
+    mark: Mark | None = None
+    wait_s = GIVEN_S
+    while True:
+        await asyncio.sleep(wait_s)
+        began_s = time.monotonic()
+        try:
+            mark = await asyncio.to_thread(_give, store, rooms, intake, mark)
+        except (LightningOtelError, OSError) as exc:
+            log.warning("feedback to %s could not be given: %s", store.name, exc)
+        wait_s = min(max(GIVEN_S, 4 * (time.monotonic() - began_s)), _LATEST_S)
+
+
+def _give(store: Store, rooms: "Rooms", intake: Intake, mark: "Mark | None") -> "Mark | None":
+    """Give what waits, unless nothing was written since a mark; gives the one of now."""
+    from lightning_otel.serve.api.fresh import mark_of
+
+    if store.layout is None or not rooms.state.is_made or not rooms.pending.waiting().count:
+        return None
+    # Taken before it is looked for: what comes meanwhile is looked at the next time.
+    found = mark_of(store.layout)
+    if found != mark:
+        rooms.pending.settle(store, intake.keep)
+    return found

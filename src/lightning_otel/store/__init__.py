@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.publish import Published
     from lightning_otel.store.quarantine import Note
+    from lightning_otel.store.redactions import Redacted
     from lightning_otel.store.settle import Settled
     from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table
@@ -107,7 +108,7 @@ class Store(Experience):
         con = self.source.connect(names, lambda empty: columns_of(empty, query, given))
         found = Query(con, query, given, layout=self.layout)
         found.take(lambda relation: relation.columns)
-        return Table(lambda: found, found.dicts, "rows")
+        return Table(lambda: found, found.dicts, "rows", counts=lambda: [found.count()])
 
     def spans(self, *, rollout_id: str | None = None, trace_id: str | None = None) -> "Table[Span]":
         """Spans in order of their start.
@@ -119,7 +120,7 @@ class Store(Experience):
         """
         from lightning_otel.store.batches import whole
         from lightning_otel.store.source import Selection
-        from lightning_otel.store.table import Query, Table
+        from lightning_otel.store.table import Query, Spans
 
         selection = Selection(
             rollout_ids=(rollout_id,) if rollout_id else (),
@@ -130,7 +131,8 @@ class Store(Experience):
         def query() -> Query:
             return whole(self.source, selection) if rollout_id else self.source.fetch(selection)
 
-        return Table(query, lambda: map(span_of, query().dicts()), "spans")
+        is_one = rollout_id is not None or trace_id is not None
+        return Spans(query, lambda: map(span_of, query().dicts()), is_one=is_one)
 
     def rollouts(self) -> "Table[dict[str, Any]]":
         """One row a rollout and attempt: status, times, counts, tokens, final reward, task."""
@@ -276,6 +278,50 @@ class Store(Experience):
                 f"cannot compact {self.layout.catalogue}: {exc}; is there room?"
             ) from exc
 
+    def redact(
+        self,
+        *,
+        patterns: Iterable[str] = (),
+        keys: Iterable[str] = (),
+        secrets: bool = False,
+        ids: Iterable[str] = (),
+        reason: str = "",
+        is_dry_run: bool = False,
+        wait_s: float = 0.0,
+        progress: "Callable[[int, int], None] | None" = None,
+        waiting: "Callable[[float], None] | None" = None,
+    ) -> "Redacted":
+        """Mask content in what is stored, and have it gone from the files; see docs/redaction.md.
+
+        Args:
+            patterns: Regular expressions; what they match in any text becomes ``[redacted]``.
+            keys: Attributes, or fields in them and in messages, whose values go; globs work.
+            secrets: Also mask keys and tokens of the shapes that capture knows.
+            ids: Look only at these rollouts, traces, spans or responses; where no rule is given,
+                all that was said in them goes.
+            reason: Why, which is kept with the record of what was done.
+            is_dry_run: Only count.
+            wait_s: How long to wait until the files that held it are unlinked, which is a minute
+                after they were written anew, for those who read them.
+            progress: Told how many of how many rows were looked at.
+            waiting: Told how many seconds are left until then.
+
+        Raises:
+            ConfigError: Nothing is named, a pattern is none, or the store is not on this disk.
+            NotFoundError: An id is not there, or begins several.
+            StoreError: Another process is at it, there is no room, or a file is damaged.
+        """
+        from lightning_otel.store.masking import Rules
+        from lightning_otel.store.redact import redact_and_wait
+        from lightning_otel.store.redactions import scope_of
+
+        rules, named = Rules(tuple(patterns), tuple(keys), secrets), list(ids)
+        scope = scope_of([self.find(each) for each in named])
+        return redact_and_wait(
+            self.layout, rules, scope, reason=reason, is_dry_run=is_dry_run,
+            wait_s=wait_s, progress=progress, waiting=waiting,
+        )  # fmt: skip
+
     def repair(self) -> "list[Note]":
         """Verify every file, get back what can be of what is damaged, and give up the rest.
 
@@ -342,7 +388,7 @@ class Store(Experience):
         return Follower(self.layout, name, idle_s=idle_s, since_ns=since_ns)
 
     def find(self, prefix: str) -> tuple[str, str]:
-        """The one rollout, trace, span or response whose id begins with a prefix; ``@last`` works.
+        """The one rollout, trace, span or response whose id begins so; also ``@last``, ``@last~2``.
 
         Returns:
             What it is (``rollout``, ``trace``, ``span`` or ``response``) and its whole id.
@@ -355,7 +401,7 @@ class Store(Experience):
         from lightning_otel.store.source import INDEX_COLUMNS
 
         con = self.source.connect(
-            ("spans", "rollouts") if prefix == LAST else ("spans",), INDEX_COLUMNS
+            ("spans", "rollouts") if prefix.startswith(LAST) else ("spans",), INDEX_COLUMNS
         )
         return answered(con, self.layout, lambda: find(con, prefix))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from lightning_otel import debugging
 from lightning_otel.store import counts as n
 from lightning_otel.store.backlog import SLOW_S, Backlog
 from lightning_otel.store.layout import Layout
@@ -88,6 +89,8 @@ class Appender:
             spans: How many.
         """
         self._forget_if_forked()
+        if debugging.is_on:
+            debugging.tell(f"refused {spans:,} ended span(s): {n.REASONS.get(reason, reason)}")
         with self._lock:
             self._count(reason, spans, ended=spans)
         self._append(b"", 0)

@@ -1,5 +1,6 @@
 """What a store is asked for: how its spans become transitions, and which of them."""
 
+from dataclasses import fields
 from typing import Any, Final, NamedTuple, cast
 
 from lightning_otel.adapter import Advantage, TripletAdapter
@@ -21,7 +22,7 @@ class Keywords(Wanted, total=False):
     include_incomplete: bool
 
 
-_OURS: Final = ("credit", "gamma", "compose", "advantage", "is_call", "is_reward")
+_OURS: Final = tuple(each.name for each in fields(TripletAdapter))
 
 
 class Asked(NamedTuple):

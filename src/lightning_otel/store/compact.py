@@ -5,7 +5,6 @@ the next one. Files that were merged stay for a period of grace, for readers tha
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -14,9 +13,9 @@ from lightning_otel.errors import StoreError
 from lightning_otel.store.damage import look, remove
 from lightning_otel.store.layout import DataFile, Layout, Manifest
 from lightning_otel.store.merge import Merged, TangledError, merge
-from lightning_otel.store.parquet import SPILL, packing_connection, sync
+from lightning_otel.store.parquet import SPILL, packing_connection
 from lightning_otel.store.retention import Doom, Retention, doom, store_bytes
-from lightning_otel.store.settle import commit, sealed, settle_as_elected, settler_elected
+from lightning_otel.store.settle import exchange, sealed, settle_as_elected, settler_elected
 from lightning_otel.store.spans import rows_of
 from lightning_otel.store.sql import ROLLOUT
 
@@ -188,7 +187,7 @@ def _foretold(layout: Layout, retention: Retention) -> Compacted:
 
 def _plan(con: "duckdb.DuckDBPyConnection", layout: Layout) -> _Plan:
     """What is to be done with each file, for the table ``doomed``."""
-    files = _there(layout)
+    files = there(layout)
     touched = _touched(con, layout, files)
     gone = tuple(file for file in files if touched.get(file.name) == file.rows)
     partly = {name for name in touched if name not in {file.name for file in gone}}
@@ -215,12 +214,12 @@ def _whole(layout: Layout, plan: _Plan) -> _Plan:
     """
     files = tuple(file for group in plan.groups for file in group)
     remove(layout, look(layout, Manifest(files), is_thorough=True))
-    there = {file.name for file in _there(layout)}
-    groups = (tuple(file for file in group if file.name in there) for group in plan.groups)
+    left = {file.name for file in there(layout)}
+    groups = (tuple(file for file in group if file.name in left) for group in plan.groups)
     return replace(plan, groups=tuple(group for group in groups if group))
 
 
-def _there(layout: Layout) -> tuple[DataFile, ...]:
+def there(layout: Layout) -> tuple[DataFile, ...]:
     """Files that count, without those that somebody took away: they may come back."""
     live = layout.read_manifest().live_files
     return tuple(file for file in live if (layout.data / file.name).exists())
@@ -306,7 +305,7 @@ class _Work:
     def done(self) -> Compacted:
         """Do it all."""
         if self._plan.gone:
-            self._replace(self._plan.gone, Merged(None, self._plan.gone_counts))
+            exchange(self._layout, self._plan.gone, None, self._plan.gone_counts)
         merged, left, found = 0, 0, []
         waiting = list(reversed(self._plan.groups))
         while waiting:
@@ -320,7 +319,7 @@ class _Work:
             if result is None:
                 left += len(group)
                 continue
-            self._replace(group, result)
+            exchange(self._layout, group, result.file, result.counts)
             merged += len(group)
             found.append(result)
         rejected: dict[str, int] = {}
@@ -358,37 +357,3 @@ class _Work:
         self._rows += rows
         if self._progress is not None:
             self._progress(min(self._rows, self._total), self._total)
-
-    def _replace(self, old: Sequence[DataFile], result: Merged) -> None:
-        """Have the new file count where the old ones did; they cease to, in the same instant."""
-        layout, file = self._layout, result.file
-        if file is not None:
-            os.replace(layout.new / file.name, layout.data / file.name)
-            sync(layout.data)
-        names = {each.name for each in old}
-        manifest = layout.read_manifest()
-
-        def changed(commit_us: int) -> Manifest:
-            files = [
-                replace(each, dropped_us=commit_us) if each.name in names else each
-                for each in manifest.files
-            ]
-            if file is not None:
-                place = min(i for i, each in enumerate(files) if each.name in names)
-                new = replace(file, added_us=commit_us, publication=old[0].publication)
-                files.insert(place, new)
-            counts = dict(manifest.counts)
-            for name, count in result.counts.items():
-                counts[name] = counts.get(name, 0) + count
-            # A segment that waits to be taken away is read again if the file of its spans turns out
-            # to be damaged; not if some of them were left out, which would come back by it.
-            name = file.name if file is not None and not result.counts else ""
-            segments = tuple(
-                replace(each, file=name, rows=each.rows if name else 0)
-                if each.file in names
-                else each
-                for each in manifest.segments
-            )
-            return replace(manifest, files=tuple(files), segments=segments, counts=counts)
-
-        commit(layout, changed)

@@ -9,7 +9,9 @@ import contextlib
 import logging
 import os
 import shlex
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -18,10 +20,17 @@ from lightning_otel.errors import LightningOtelError, StoreDamagedError, StoreEr
 from lightning_otel.store import quarantine
 from lightning_otel.store.checksums import wounds_of
 from lightning_otel.store.election import settler_elected
-from lightning_otel.store.layout import EMPTY_DATA, DataFile, Layout, Manifest, now_us
+from lightning_otel.store.layout import (
+    EMPTY_DATA,
+    DataFile,
+    Layout,
+    Manifest,
+    now_us,
+    write_private,
+)
 from lightning_otel.store.live import living
 from lightning_otel.store.spans import empty_data_statement
-from lightning_otel.store.sql import quoted
+from lightning_otel.store.sql import keep_quiet, quoted
 from lightning_otel.store.views import NAMES, view_statements
 
 if TYPE_CHECKING:
@@ -304,13 +313,21 @@ def write_empty_data(layout: Layout) -> None:
     Raises:
         OSError: The store cannot be written.
     """
+    made = layout.new / f"{os.getpid()}-{os.urandom(4).hex()}-{EMPTY_DATA}"
+    write_private(made, _empty_data())
+    os.replace(made, layout.data / EMPTY_DATA)
+
+
+@cache
+def _empty_data() -> bytes:
+    """The content of a data file without rows: the same for every store, and 30 ms to be made."""
     import duckdb
 
-    made = layout.new / f"{os.getpid()}-{os.urandom(4).hex()}-{EMPTY_DATA}"
-    with duckdb.connect() as con:
-        con.execute(empty_data_statement(made))
-    made.chmod(0o600)
-    os.replace(made, layout.data / EMPTY_DATA)
+    with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
+        path = Path(folder) / EMPTY_DATA
+        with duckdb.connect() as con:
+            con.execute(empty_data_statement(path))
+        return path.read_bytes()
 
 
 def found_behind(exc: "duckdb.Error", layout: Layout) -> dict[str, str]:
@@ -376,7 +393,7 @@ def _scan(path: Path) -> str:
 
     try:
         with duckdb.connect() as con:
-            con.execute("SET enable_progress_bar = false")
+            keep_quiet(con)
             con.execute(f"SELECT bit_xor(hash(COLUMNS(*))) FROM read_parquet({quoted(str(path))})")
             con.fetchall()
     except (duckdb.OutOfMemoryException, duckdb.InterruptException):

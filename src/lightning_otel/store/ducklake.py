@@ -21,7 +21,7 @@ from lightning_otel.store.remote import timed
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import Columns, Selection, Wanted
 from lightning_otel.store.spans import same_span
-from lightning_otel.store.sql import quoted
+from lightning_otel.store.sql import keep_quiet, quoted
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter, writer_for
 from lightning_otel.types import Span
@@ -133,7 +133,7 @@ def attached(
     settings: dict[str, str | bool | int | float | list[str]]
     settings = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
     con = duckdb.connect(config=settings)
-    con.execute("SET enable_progress_bar = false")
+    keep_quiet(con)
     # Also httpfs: only the lake's own catalogue knows if its files are on S3.
     _load(con, _EXTENSIONS)
     _tell_keys(con)

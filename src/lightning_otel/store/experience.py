@@ -1,17 +1,16 @@
 """What one learns from: a store's transitions, trajectories and conversations, and the funnel."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from lightning_otel.adapter import Adaptation, TripletAdapter
-from lightning_otel.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
 from lightning_otel.store.asked import Asked, Keywords
 from lightning_otel.store.layout import Layout
 from lightning_otel.types import Conversation, Report, Trajectory, Transition
 
 if TYPE_CHECKING:
-    from lightning_otel.formats.format import LeftOut
+    from lightning_otel.formats.format import LeftOut, Row
     from lightning_otel.store.export import Exported, FileKind, Place
     from lightning_otel.store.narrow import Part
     from lightning_otel.store.source import SpanSource
@@ -52,6 +51,7 @@ class Experience:
             ConfigError: A keyword is unknown, or cannot be understood.
             AdapterError: The other adapter cannot be loaded.
         """
+        from lightning_otel.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
         from lightning_otel.store import narrow
         from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Transitions, query_of
@@ -73,10 +73,18 @@ class Experience:
         def query() -> Query:
             if not bodies and (layout := self._narrow_layout(asked)) is not None:
                 return narrow.query(self.source, layout, asked, table.keep)
-            rows = (row(step, branch, columns) for step, branch in steps())
-            return query_of(new_connection(), rows, columns)
+            return query_of(new_connection(), records(), columns)
 
-        table = Transitions(query, lambda: map(itemgetter(0), steps()), "transitions")
+        def records() -> Iterator[dict[str, Any]]:
+            return (row(step, branch, columns) for step, branch in steps())
+
+        def counts() -> Iterator[int]:
+            for part in self._parts(asked, bodies=False):
+                yield sum(1 for step in part.steps if is_all or is_wanted(step))
+
+        table = Transitions(
+            query, lambda: map(itemgetter(0), steps()), "transitions", records, counts=counts
+        )
         return table
 
     def trajectories(self, **keywords: Unpack[Keywords]) -> Iterator[Trajectory]:
@@ -163,8 +171,7 @@ class Experience:
         """
         from lightning_otel.store.export import export
 
-        named = [name for name in options if name in Keywords.__annotations__]
-        asked = Asked.of(cast(Keywords, {name: options.pop(name) for name in named}))
+        asked, rest = _divided(options)
         return export(
             lambda: self._adapt(asked),
             format,
@@ -173,8 +180,33 @@ class Experience:
             wanted=asked.wanted,
             left_out=left_out,
             progress=progress,
-            options=options,
+            options=rest,
         )
+
+    def rows(self, format: str, **options: Any) -> "Iterator[Row]":
+        """The rows of a format, one after the other as they are made; nothing is written.
+
+        Args:
+            format: As :meth:`export` takes it.
+            **options: Likewise.
+
+        Raises:
+            ConfigError: There is no such format or option.
+            AdapterError: The other adapter cannot be loaded.
+        """
+        from lightning_otel.store.export import rows
+
+        asked, rest = _divided(options)
+        return rows(lambda: self._adapt(asked), format, wanted=asked.wanted, options=rest)
+
+    def adapt(self, **keywords: Unpack[Keywords]) -> Iterator[Adaptation]:
+        """What the adapter made of a group of rollouts at a time, with where each reward went.
+
+        Args:
+            **keywords: As :meth:`transitions` takes them; of what is wanted, rollouts, times and
+                agents choose the rollouts, and all of their steps are there.
+        """
+        return self._adapt(Asked.of(keywords))
 
     def _adapt(self, asked: Asked) -> Iterator[Adaptation]:
         from lightning_otel.store.batches import batches, incomplete
@@ -222,3 +254,11 @@ class Experience:
             mend_manifest(self.layout)
             ensure_catalogue(self.layout)
             settle_if_worthwhile(self.layout)
+
+
+def _divided(options: Mapping[str, Any]) -> tuple[Asked, dict[str, Any]]:
+    """What is asked of the store, and the rest, which is asked of a format."""
+    known = Keywords.__annotations__
+    asked = {name: value for name, value in options.items() if name in known}
+    rest = {name: value for name, value in options.items() if name not in known}
+    return Asked.of(cast(Keywords, asked)), rest

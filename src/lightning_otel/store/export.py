@@ -132,6 +132,24 @@ def export(
     return funnel.exported(name)
 
 
+def rows(
+    adaptations: Callable[[], Iterable[Adaptation]],
+    name: str,
+    *,
+    wanted: Selection,
+    options: Mapping[str, Any],
+) -> Iterator[Row]:
+    """The rows of a format as they are made; arguments as :func:`export` takes them.
+
+    Raises:
+        ConfigError: There is no such format or option; said before anything is read.
+    """
+    found = formats.get(name)
+    found.checked(options)
+    funnel = _Funnel(wanted, None, None)
+    return formats.made(found, funnel.trajectories(adaptations()), funnel.note, **options)
+
+
 def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileKind:
     """What is written to a path: as it was said, else as its name says."""
     if kind is not None:

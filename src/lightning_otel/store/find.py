@@ -1,5 +1,6 @@
 """Ids as people write them: a prefix, or ``@last``, to one whole id."""
 
+import re
 from typing import TYPE_CHECKING
 
 from lightning_otel.errors import NotFoundError
@@ -16,7 +17,9 @@ _COLUMNS = {
 }
 _SHOWN = 5
 LAST = "@last"
-"""Stands for the rollout that began last; the view ``rollouts`` is read for it."""
+"""Stands for the rollout that began last, ``@last~2`` for the one two before it; the view
+``rollouts`` is read for these."""
+_BEFORE = re.compile(r"@last(?:~(\d{1,6}))?")
 
 
 def rollout_of(con: "duckdb.DuckDBPyConnection", noun: str, whole_id: str) -> str:
@@ -36,14 +39,8 @@ def find(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
     Raises:
         NotFoundError: Nothing has such an id, or several have.
     """
-    if prefix == LAST:
-        # Not the newest span's: that may be a reward for an older rollout, in a trace of its own.
-        row = con.execute(
-            "SELECT rollout_id FROM rollouts ORDER BY start_ns DESC LIMIT 1"
-        ).fetchone()
-        if row is None:
-            raise NotFoundError("the store holds no span yet, so there is no @last")
-        return "rollout", row[0]
+    if prefix.startswith(LAST):
+        return "rollout", _last(con, prefix)
     for noun, column in _COLUMNS.items():
         # In order, so that an id that is the prefix itself comes first.
         rows = con.execute(
@@ -59,3 +56,24 @@ def find(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
                 f"{prefix!r} begins several {noun} ids: {', '.join(found)}; give more of it"
             )
     raise NotFoundError(f"no rollout, trace, span or response id begins with {prefix!r}")
+
+
+def _last(con: "duckdb.DuckDBPyConnection", named: str) -> str:
+    """The rollout that ``@last`` or ``@last~2`` stands for."""
+    found = _BEFORE.fullmatch(named)
+    if found is None:
+        raise NotFoundError(f"{named!r} is no rollout; write @last, or @last~1 for the one before")
+    # Not the newest span's: that may be a reward for an older rollout, in a trace of its own.
+    rows = con.execute(
+        "SELECT rollout_id, max(start_ns) AS began FROM rollouts GROUP BY 1 "
+        "ORDER BY began DESC, rollout_id LIMIT 1 OFFSET ?",
+        [int(found[1] or 0)],
+    ).fetchall()
+    if rows:
+        return str(rows[0][0])
+    if found[1]:
+        raise NotFoundError(f"the store holds fewer rollouts than {named} asks for")
+    raise NotFoundError(
+        "the store holds no span yet, so there is no @last; record some: "
+        "lightning-otel run -- python agent.py"
+    )

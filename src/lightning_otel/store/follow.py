@@ -31,11 +31,16 @@ _COARSE_NS: Final = 1_000_000_000
 
 
 class _Block(NamedTuple):
-    """Spans read in one go, and what is true of the position when all are delivered."""
+    """Spans read in one go, and what is true of the position when all are delivered.
+
+    Attributes:
+        is_old: Whether they stand in a file with spans that were there when all was passed over.
+    """
 
     found: list[Found]
     reaches: Mapping[str, Reach] = {}
     files: Collection[str] = ()
+    is_old: bool = False
 
 
 class Follower:
@@ -83,6 +88,7 @@ class Follower:
         self._mentions = tuple(mentions)
         self._position = Position(layout, name)
         self._stop = threading.Event()
+        self._skipped_ns = 0
         self._tails: dict[str, Tail] = {}
         self._numbers: dict[str, Numbers] = {}
         self._seen: dict[str, int] = {}
@@ -207,6 +213,15 @@ class Follower:
         self._seen.clear()
         self._begin()
 
+    def skip(self) -> None:
+        """Pass over all there is: only what is written from now on comes, however old it is."""
+        self._skipped_ns = time.time_ns()
+        names = [file.name for file in self._layout.read_manifest().live_files]
+        self._position.write((), files=names)
+        self._position.files.update(names)
+        while self.batch():
+            pass
+
     def count(self) -> int:
         """How many spans were delivered under this name and committed, passed over ones too."""
         return self._position.count()
@@ -263,7 +278,7 @@ class Follower:
                 self._scan = self._pass()
                 return False
             self._block = block
-            self._queue.extend(self._wanted(block.found))
+            self._queue.extend(self._wanted(block.found, is_old=block.is_old))
         return True
 
     def _reach(self) -> None:
@@ -276,7 +291,7 @@ class Follower:
         self._finished += block.files
         self._position.files.update(block.files)
 
-    def _wanted(self, found: list[Found]) -> Iterator[Found]:
+    def _wanted(self, found: list[Found], *, is_old: bool) -> Iterator[Found]:
         """Those not delivered yet, each once; what is not selected is passed over."""
         if not found:
             return
@@ -285,8 +300,12 @@ class Follower:
             if each.key in known or each.key in self._handed:
                 continue
             self._handed.add(each.key)
-            if each.record["start_ns"] < self._since_ns or (
-                self._select is not None and not self._select(span_of(each.record))
+            is_passed = is_old and (each.record["end_ns"] or 0) < self._skipped_ns
+            is_early = each.record["start_ns"] < self._since_ns
+            if (
+                is_passed
+                or is_early
+                or (self._select is not None and not self._select(span_of(each.record)))
             ):
                 self._delivered.append(each.key)
             else:
@@ -391,7 +410,8 @@ class Follower:
                 self._layout, path, self._position.known, self._since_ns, self._numbers_of
             ):
                 is_damaged = found is None
-                yield _Block(found or [])
+                # Files that were passed over may be merged, and stand there under another name.
+                yield _Block(found or [], is_old=_stamp_of(file.name) < self._skipped_ns)
             if is_damaged:
                 self._skip(file.name)
             else:
@@ -414,3 +434,8 @@ class Follower:
                 self.name,
                 self._layout.catalogue,
             )
+
+
+def _stamp_of(name: str) -> int:
+    """When a data file was made, or the oldest of those that were merged into it."""
+    return int(name.split("-")[1])

@@ -191,9 +191,12 @@ class Layout:
             StoreMissingError: Nothing does.
         """
         if not self.exists():
+            # Such as the demo's, which people look for where their own would be.
+            beside = [path.with_suffix("") for path in self.catalogue.parent.glob("*.duckdb.d")]
+            other = f"there is {min(beside)}: name it with --store; or " if beside else ""
             raise StoreMissingError(
-                f"no store at {self.catalogue}; record one with lightning_otel.auto_trace(), or "
-                "lightning-otel run -- python app.py"
+                f"no store at {self.catalogue}; {other}record one with "
+                "lightning_otel.auto_trace(), or lightning-otel run -- python app.py"
             )
 
     def create(self) -> None:

@@ -33,7 +33,7 @@ LEVEL: Final = 9
 TANGLE: Final = 16
 """How often, at most, the files may be read over for all slices to be gathered."""
 
-_STORED: Final = ", ".join((*COLUMNS, *GIST))
+STORED: Final = ", ".join((*COLUMNS, *GIST))
 
 Step = Callable[[int], None]
 """Told how many more rows are done."""
@@ -91,9 +91,7 @@ def merge(
         # Named as the oldest: of two spans with one id the first still comes first.
         stamp = min(file.name for file in files).split("-")[1]
         name = f"spans-{stamp}-{secrets.token_hex(4)}.parquet"
-        _write(con, layout, name, slices, ROW_GROUP_BYTES // thrift)
-        for path in slices:
-            path.unlink()
+        write_slices(con, layout.new / name, slices, group_bytes=ROW_GROUP_BYTES // thrift)
         step(int(rows))
     finally:
         for table in ("files", "weights", "spot", "placed"):
@@ -231,7 +229,7 @@ def _gather(
         con.execute(
             f"""
             COPY (
-              SELECT {_STORED} FROM ({with_gist(spans, (*COLUMNS, "position"))})
+              SELECT {STORED} FROM ({with_gist(spans, (*COLUMNS, "position"))})
               ORDER BY position
             ) TO {quoted(str(gathered[-1]))} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)
             """
@@ -240,24 +238,37 @@ def _gather(
     return gathered
 
 
-def _write(
+def write_slices(
     con: "duckdb.DuckDBPyConnection",
-    layout: Layout,
-    name: str,
+    made: Path,
     slices: Sequence[Path],
-    group_bytes: int,
+    *,
+    level: int = LEVEL,
+    group_rows: int = ROW_GROUP,
+    group_bytes: int = ROW_GROUP_BYTES,
 ) -> None:
-    made = layout.new / name
+    """Write the rows of some files one after the other into a new one; the old ones go.
+
+    Args:
+        con: A connection of :func:`parquet.packing_connection`.
+        made: The new file.
+        slices: Files with our columns and their gist, in order.
+        level: Of zstd.
+        group_rows: Rows in a group.
+        group_bytes: Bytes in a group, uncompressed.
+    """
     listed = ", ".join(quoted(str(path)) for path in slices)
     con.execute(
         f"""
-        COPY (SELECT {_STORED} FROM read_parquet([{listed}])) TO {quoted(str(made))}
-        (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {LEVEL}, ROW_GROUP_SIZE {ROW_GROUP},
+        COPY (SELECT {STORED} FROM read_parquet([{listed}])) TO {quoted(str(made))}
+        (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {level}, ROW_GROUP_SIZE {group_rows},
          ROW_GROUP_SIZE_BYTES {group_bytes}, KV_METADATA {{schema: '{SCHEMA_VERSION}'}})
         """
     )
     made.chmod(0o600)
     sync(made)
+    for path in slices:
+        path.unlink()
 
 
 def _paths(con: "duckdb.DuckDBPyConnection") -> str:

@@ -5,7 +5,7 @@ what the others and the segments hold, made once, for these are few.
 """
 
 import os
-from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store import damage
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import duckdb
 
 COLUMNS: Final = (
-    "trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "operation", "agent",
-    "response_id", "input_tokens", "output_tokens", "rollout_id", "attempt_id", "reward", "process",
-    "sequence", "end_sequence",
+    "trace_id", "span_id", "parent_span_id", "name", "start_ns", "end_ns", "status", "operation",
+    "agent", "model", "response_id", "input_tokens", "output_tokens", "rollout_id", "attempt_id",
+    "reward", "process", "sequence", "end_sequence", "scope",
 )  # fmt: skip
 """What is read beside the gist."""
 _ALL: Final = ", ".join((*COLUMNS, *GIST))
@@ -49,13 +49,24 @@ class NarrowRows:
         damage.answered(con, layout, self._load)
 
     def _load(self) -> None:
-        files = self._files()
-        avoided = [*damage.avoided(self._layout), *(file.name for file in files)]
-        query = spans_query(self._layout, damage.settled(self._layout), avoided)
-        made = with_gist(f"({query})", COLUMNS)
+        made = with_gist(f"({self.loose_query()})", COLUMNS)
         self._con.execute(f"CREATE OR REPLACE TABLE loose AS {made}")
         self._is_loose = bool(self._con.execute("FROM loose LIMIT 1").fetchall())
-        self._define(files)
+
+    def loose_query(self) -> str:
+        """The query for whole spans that no file with their gist holds."""
+        files = self._files()
+        avoided = [*damage.avoided(self._layout), *(file.name for file in files)]
+        return spans_query(self._layout, damage.settled(self._layout), avoided)
+
+    def paths(self, low: int | None = None, high: int | None = None) -> list[Path]:
+        """Files with the gist of their spans; those of a span of time, Unix nanoseconds."""
+        return [
+            self._layout.data / file.name
+            for file in self._files()
+            if (high is None or file.min_start_ns <= high)
+            and (low is None or file.max_start_ns >= low)
+        ]
 
     def define(self, low: int | None = None, high: int | None = None) -> None:
         """Have the views ``told``, and ``every`` of that and what no file tells, as of now.
@@ -64,15 +75,7 @@ class NarrowRows:
             low: Only files with spans from this time on, Unix nanoseconds.
             high: Only files with spans up to this time.
         """
-        self._define(
-            file
-            for file in self._files()
-            if (high is None or file.min_start_ns <= high)
-            and (low is None or file.max_start_ns >= low)
-        )
-
-    def _define(self, files: Iterable[DataFile]) -> None:
-        paths = [self._layout.data / file.name for file in files]
+        paths = self.paths(low, high)
         told = f"read_parquet({listed(paths)})" if paths else "loose LIMIT 0"
         # A gist that is empty, for whatever reason, tells nothing.
         gist = f"SELECT * REPLACE (coalesce(gist_kind, {ODD})::TINYINT AS gist_kind)"

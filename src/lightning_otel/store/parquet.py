@@ -33,7 +33,7 @@ from lightning_otel.store.spans import (
     rows_of,
     same_span,
 )
-from lightning_otel.store.sql import ROLLOUT, quoted
+from lightning_otel.store.sql import ROLLOUT, keep_quiet, quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -98,7 +98,7 @@ def packing_connection(spill: Path) -> Iterator["duckdb.DuckDBPyConnection"]:
     spill.mkdir(mode=0o700, exist_ok=True)
     con = duckdb.connect(config={"threads": "1"})
     try:
-        con.execute("SET enable_progress_bar = false")
+        keep_quiet(con)
         con.execute(f"SET memory_limit = '{MEMORY}'")
         con.execute(f"SET temp_directory = {quoted(str(spill))}")
         # With one thread rows stay in order all the same, and groups can be bounded in bytes.

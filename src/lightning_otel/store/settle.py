@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -244,18 +244,74 @@ def commit(layout: Layout, changed: Callable[[int], Manifest]) -> None:
         ahead_us *= 2  # on a slow disk
 
 
-def sweep(layout: Layout) -> None:
+def exchange(
+    layout: Layout,
+    old: Sequence[DataFile],
+    file: DataFile | None,
+    counts: Mapping[str, int],
+    *,
+    is_readable_anew: bool = True,
+) -> None:
+    """Have the new file count where the old ones did; they cease to, in the same instant.
+
+    Args:
+        layout: The store's paths.
+        old: Files that count.
+        file: What became of them, under ``new/``; None if nothing is left.
+        counts: Ended spans that were left out, by reason.
+        is_readable_anew: Whether the segments that the old ones' spans came from may be read again
+            if the new file turns out to be damaged.
+    """
+    if file is not None:
+        os.replace(layout.new / file.name, layout.data / file.name)
+        sync(layout.data)
+    names = {each.name for each in old}
+    manifest = layout.read_manifest()
+
+    def changed(commit_us: int) -> Manifest:
+        files = [
+            replace(each, dropped_us=commit_us) if each.name in names else each
+            for each in manifest.files
+        ]
+        if file is not None:
+            place = min(i for i, each in enumerate(files) if each.name in names)
+            new = replace(file, added_us=commit_us, publication=old[0].publication)
+            files.insert(place, new)
+        # A segment that waits to be taken away is read again if the file of its spans turns out
+        # to be damaged; not if some of them were left out, which would come back by it.
+        is_same = file is not None and not counts and is_readable_anew
+        name = file.name if file is not None and is_same else ""
+        segments = tuple(
+            replace(each, file=name, rows=each.rows if name else 0) if each.file in names else each
+            for each in manifest.segments
+        )
+        return replace(
+            manifest,
+            files=tuple(files),
+            segments=segments,
+            counts=added(manifest.counts, counts),
+        )
+
+    commit(layout, changed)
+
+
+def sweep(layout: Layout, *, is_asked: bool = False) -> None:
     """Take away what ceased to count long enough ago, and what a dead settler left half made.
 
     In one go and not more often than once in the grace period: a reader that has listed a file and
     not opened it yet fails.
+
+    Args:
+        layout: The store's paths.
+        is_asked: Whether somebody waits for it: then what the grace period is over for goes at
+            once.
     """
     shutil.rmtree(layout.new / SPILL, ignore_errors=True)
     manifest = layout.read_manifest()
     now = now_us()
     times = [segment.settled_us for segment in manifest.segments if segment.settled_us]
     times += [file.dropped_us for file in manifest.files if file.dropped_us is not None]
-    if times and min(times) < now - 2 * GRACE_US:
+    if times and min(times) < now - (1 if is_asked else 2) * GRACE_US:
         manifest = _for_everyone(layout, manifest, now - GRACE_US)
         layout.write_manifest(manifest)
     for segment in manifest.segments:

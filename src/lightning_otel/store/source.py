@@ -28,7 +28,7 @@ from lightning_otel.store.live import living
 from lightning_otel.store.rebuild import mend_manifest
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
 from lightning_otel.store.spans import spans_query, traces_query
-from lightning_otel.store.sql import ROLLOUT, listed, quoted
+from lightning_otel.store.sql import ROLLOUT, keep_quiet, listed, quoted
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter, writer_for
 from lightning_otel.types import Span
@@ -276,7 +276,7 @@ def new_connection(path: str = ":memory:") -> "duckdb.DuckDBPyConnection":
     import duckdb
 
     con = duckdb.connect(path)
-    con.execute("SET enable_progress_bar = false")
+    keep_quiet(con)
     return con
 
 

@@ -1,8 +1,12 @@
 """Pieces of SQL text that every query is made of."""
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import duckdb
 
 ROLLOUT: Final = "coalesce(nullif(rollout_id, ''), trace_id)"
 """The rollout a span belongs to: the one it names, else its trace."""
@@ -21,3 +25,12 @@ def listed(paths: Iterable[Path]) -> str:
 def attribute(key: str) -> str:
     """An attribute's text, or NULL."""
     return f"""json_extract_string(attributes, '$."{key}"')"""
+
+
+def keep_quiet(con: "duckdb.DuckDBPyConnection") -> None:
+    """Have a connection show no progress bar, which can land on stdout."""
+    import duckdb
+
+    # In a Jupyter kernel without ipywidgets there is none, and the setting is refused.
+    with contextlib.suppress(duckdb.InvalidInputException):
+        con.execute("SET enable_progress_bar = false")

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -19,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import orjson
 
 from lightning_otel import markup
-from lightning_otel.adapter.messages import plain_text
 from lightning_otel.errors import ConfigError, LightningOtelError, QueryError, StoreError
 from lightning_otel.store.damage import damage_of, mend
 from lightning_otel.store.layout import Layout, write_private
-from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
+from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS, span_of
 from lightning_otel.store.sql import quoted
 from lightning_otel.store.views import NAMES
-from lightning_otel.types import Report, Transition
+from lightning_otel.types import Report, Span, Transition
+from lightning_otel.types.wording import step_row
 
 if TYPE_CHECKING:
     import duckdb
@@ -36,6 +37,13 @@ _FETCH = 2048
 _LINE_BYTES = 1 << 20
 _PAGE = 20
 """Rows that a notebook shows."""
+_COUNTING_S = 5.0
+"""How long it counts the others."""
+_AT_ONCE = 1000
+_DRAWN = 60
+"""Spans in the picture of a trace in a notebook."""
+_MOST_OUTLINED = 5_000
+"""Spans that such a picture is made of: a second's work."""
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^()]*\)\s*)?", re.IGNORECASE)
 
 
@@ -75,6 +83,28 @@ class Query:
             StoreError: A file cannot be read.
         """
         return self._again(lambda: get(self._con.sql(self._text, params=self._parameters or None)))
+
+    def count(self) -> int:
+        """How many rows there are.
+
+        Raises:
+            QueryError: DuckDB refuses the query.
+            StoreError: A file cannot be read.
+        """
+        return self.take(lambda relation: _counted(relation))
+
+    def head(self, count: int) -> list[dict[str, Any]]:
+        """The first rows, each a dict of columns; no more than these are sorted or read whole.
+
+        Args:
+            count: How many.
+
+        Raises:
+            QueryError: DuckDB refuses the query.
+            StoreError: A file cannot be read.
+        """
+        names, rows = self.take(lambda found: (found.columns, found.limit(count).fetchall()))
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def dicts(self) -> Iterator[dict[str, Any]]:
         """Each row as a dict of columns, fetched a few thousand at a time.
@@ -146,6 +176,8 @@ class Table(Generic[T]):
         query: Callable[[], Query],
         rows: Callable[[], Iterable[T]],
         noun: str,
+        *,
+        counts: Callable[[], Iterable[int]] | None = None,
     ) -> None:
         """Describe a result.
 
@@ -153,10 +185,12 @@ class Table(Generic[T]):
             query: Opens the result in DuckDB, on a connection of its own.
             rows: Opens the result as Python objects.
             noun: What a row is, for ``repr``.
+            counts: Counts the rows, some at a time, sooner than by making them, if that can be.
         """
         self._query = query
         self._rows = rows
         self._noun = noun
+        self._counts = counts
 
     def __iter__(self) -> Iterator[T]:
         """Each row as an object."""
@@ -166,12 +200,31 @@ class Table(Generic[T]):
         return f"<Table of {self._noun}: iterate, or .df() .pl() .arrow() .to_parquet(path)>"
 
     def _repr_html_(self) -> str:
-        """The first rows, for notebooks."""
-        rows = [self._told(row) for row in itertools.islice(self, _PAGE + 1)]
+        """The first rows, and how many there are, for notebooks."""
+        rows = [self._told(row) for row in self._first(_PAGE + 1)]
         columns = list(rows[0]) if rows else []
-        note = f"the first {_PAGE} rows" if len(rows) > _PAGE else ""
+        count = str(len(rows))
+        if len(rows) > _PAGE:
+            count = f"the first {_PAGE} of {self._counted()}"
         shown = [[row.get(name) for name in columns] for row in rows[:_PAGE]]
-        return markup.table(columns, shown, note or f"{len(rows)} {self._noun}")
+        return markup.table(columns, shown, f"{count} {self._noun}")
+
+    def _first(self, count: int) -> Iterable[T]:
+        return itertools.islice(self, count)
+
+    def _counted(self) -> str:
+        """How many rows there are; or more than how many, where to count them takes long."""
+        until_s, found = time.monotonic() + _COUNTING_S, 0
+        for number in self._counts() if self._counts is not None else self._in_turn():
+            if found and time.monotonic() > until_s:
+                return f"more than {found:,}"
+            found += number
+        return f"{found:,}"
+
+    def _in_turn(self) -> Iterator[int]:
+        rows = iter(self)
+        while number := sum(1 for _ in itertools.islice(rows, _AT_ONCE)):
+            yield number
 
     def _told(self, row: T) -> Mapping[str, object]:
         """A row by column, for people."""
@@ -235,22 +288,74 @@ class Table(Generic[T]):
             self._query().take(lambda relation: relation.query("result", copy))
 
 
+class Spans(Table[Span]):
+    """Spans: of one rollout or trace a notebook shows the picture."""
+
+    def __init__(
+        self, query: Callable[[], Query], rows: Callable[[], Iterable[Span]], *, is_one: bool
+    ) -> None:
+        """Describe a result.
+
+        Args:
+            query: Opens the result in DuckDB, on a connection of its own.
+            rows: Opens the result as Python objects.
+            is_one: Whether they are those of one rollout or trace.
+        """
+        super().__init__(query, rows, "spans", counts=lambda: [query().count()])
+        self._is_one = is_one
+
+    def _repr_html_(self) -> str:
+        """The picture of a rollout or trace, or the first rows, for notebooks."""
+        from lightning_otel.adapter.outline import outline
+        from lightning_otel.picture import picture
+
+        found = list(itertools.islice(self, _MOST_OUTLINED + 1)) if self._is_one else []
+        if not 0 < len(found) <= _MOST_OUTLINED:
+            return super()._repr_html_()
+        return picture(outline(found), limit=_DRAWN)
+
+    def _first(self, count: int) -> Iterable[Span]:
+        return map(span_of, self._query().head(count))
+
+    def _told(self, row: Span) -> Mapping[str, object]:
+        lasted = None if row.end_ns is None else f"{(row.end_ns - row.start_ns) / 1e6:,.1f}"
+        return {
+            "trace": row.trace_id,
+            "span": row.span_id,
+            "name": row.name,
+            "ms": lasted,
+            "status": "incomplete" if row.is_incomplete else row.status,
+        }
+
+
 class Transitions(Table[Transition]):
     """Transitions, and the funnel that led to them."""
 
     _report: Report | None = None
 
+    def __init__(
+        self,
+        query: Callable[[], Query],
+        rows: Callable[[], Iterable[Transition]],
+        noun: str,
+        records: Callable[[], Iterable[Mapping[str, Any]]],
+        *,
+        counts: Callable[[], Iterable[int]],
+    ) -> None:
+        """Describe a result; ``records`` opens it as JSON values by column."""
+        super().__init__(query, rows, noun, counts=counts)
+        self._records = records
+
+    def lines(self) -> Iterator[bytes]:
+        """Each row as a line of JSON, by column, as it is adapted: memory does not grow with them.
+
+        Raises:
+            StoreError: A file cannot be read.
+        """
+        return map(line, self._records())
+
     def _told(self, row: Transition) -> Mapping[str, object]:
-        return {
-            "rollout": row.rollout_id,
-            "agent": row.agent,
-            "step": row.step,
-            "observation": plain_text(row.observation[-1:]),
-            "action": plain_text(row.action[:1]),
-            "reward": row.reward,
-            "done": row.done,
-            "capture": row.capture,
-        }
+        return step_row(row)
 
     def report(self) -> Report:
         """The funnel from spans to these rows, of every agent, with every reason for a loss.
@@ -267,6 +372,11 @@ class Transitions(Table[Transition]):
     def keep(self, report: Report) -> None:
         """Keep the funnel of a pass that came to its end."""
         self._report = report
+
+
+def _counted(relation: "duckdb.DuckDBPyRelation") -> int:
+    (count,) = relation.aggregate("count(*)").fetchall()[0]
+    return int(count)
 
 
 def _by_field(row: object) -> Mapping[str, object]:

@@ -14,7 +14,7 @@ _CALL_OPERATIONS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERA
 _OVERLAP: Final = "kept.start_ns <= other.end_ns AND other.start_ns <= kept.end_ns"
 _HAS_NO_ID: Final = "(kept.response_id IS NULL OR other.response_id IS NULL)"
 
-_REPEATED: Final = f"""
+REPEATED: Final = f"""
 requests AS MATERIALIZED (
   SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, scope, response_id, model,
     start_ns, coalesce(end_ns, start_ns) AS end_ns
@@ -56,7 +56,7 @@ SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id, a
   attributes->'$."{c.FINISH_REASONS}"' AS finish_reasons,
   system_instructions, input_messages, output_messages, tool_definitions,
   prompt_token_ids, response_token_ids, response_logprobs, process, sequence
-FROM spans ANTI JOIN (WITH {_REPEATED} FROM repeated) AS repeated USING (trace_id, span_id)
+FROM spans ANTI JOIN (WITH {REPEATED} FROM repeated) AS repeated USING (trace_id, span_id)
 WHERE operation IN ({_CALL_OPERATIONS})"""
 
 BARE: Final = "(reward IS NOT NULL AND operation IS NULL)"
@@ -184,7 +184,7 @@ WHERE {_IS_OPEN} AND NOT is_alive(process)"""
 """Attempts with a span that its dead process never ended: those that may be incomplete."""
 
 ROLLOUTS: Final = f"""
-WITH {HOMES}, {_REPEATED}
+WITH {HOMES}, {REPEATED}
 SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   coalesce(home_attempt, attempt_id, '1') AS attempt_id,
   {_STATUS} AS status,

@@ -1,7 +1,8 @@
 """What may be assigned, read in the background: a request of the traced program never waits for it.
 
 The state is read in a thread of its own, at most once a second and only while requests are made;
-each request is given what was read last. Faults are told once and leave the program as it is.
+each request is given what was read last, and all requests of one rollout what its first was given.
+Faults are told once and leave the program as it is.
 """
 
 import logging
@@ -23,8 +24,11 @@ log = logging.getLogger(__name__)
 
 FRESH_S: Final = 1.0
 """How old what was read may be before it is read anew, while requests go on with it."""
-STALE_S: Final = 5.0
-"""How old it may be before a request waits for what is being read: nobody asked for a while."""
+STALE_S: Final = 1.5
+"""How old it may be before a request waits for what is being read: nobody asked for a while.
+
+What was taken back reaches every new rollout within two seconds, however seldom there is one.
+"""
 FIRST_S: Final = 2.0
 """How long the first request may wait: the libraries that read are loaded then, too."""
 CATCH_UP_S: Final = 0.2
@@ -67,6 +71,14 @@ class Watch:
         if self._read_s is None:
             self._refresh()
 
+    def held(self, standings: Mapping[str, Standing] | None = None) -> "Held":
+        """What one rollout is given.
+
+        Args:
+            standings: What it was given in another process; None if it has asked nothing yet.
+        """
+        return Held(self, standings)
+
     def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> dict[str, Resource]:
         """What a request is given: as ``Resources.assigned`` says, as of what was read last.
 
@@ -74,6 +86,27 @@ class Watch:
             key: What the choice sticks to.
             agent: Who acts.
             pinned: Versions by name that are given whatever is live.
+        """
+        return self.given_of(self.latest, key, agent, pinned)
+
+    def latest(self) -> Mapping[str, Standing]:
+        """What was read last."""
+        return self._standings
+
+    def given_of(
+        self,
+        standings: Callable[[], Mapping[str, Standing]],
+        key: str,
+        agent: str | None,
+        pinned: Mapping[str, int],
+    ) -> dict[str, Resource]:
+        """As :meth:`given`, of what is asked for once it was read.
+
+        Args:
+            standings: Gives what may be assigned.
+            key: As above.
+            agent: As above.
+            pinned: As above.
         """
         new = [pin for pin in pinned.items() if pin not in self._pinned]
         if new:
@@ -88,7 +121,7 @@ class Watch:
                 self._wait(CATCH_UP_S)
         held = {name: self._pinned[name, version] for name, version in pinned.items()}
         found = {name: resource for name, resource in held.items() if resource is not None}
-        given = assigned(self._standings, key, agent, found)
+        given = assigned(standings(), key, agent, found)
         # A pin that cannot be read is not the same as none: what it names is left to the agent.
         known = {*found, *(name.removeprefix(f"{agent}/") for name in found)}
         return {name: given[name] for name in given if name in known or name not in held}
@@ -147,6 +180,38 @@ class Watch:
         for name, version in [pin for pin, held in list(self._pinned.items()) if not held]:
             self._pinned[name, version] = _read_pin(self._reader, name, version)
         self._read_s = time.monotonic()
+
+
+class Held:
+    """What may be assigned to one rollout: what stood when it asked first, to its end."""
+
+    def __init__(self, watch: Watch, standings: Mapping[str, Standing] | None) -> None:
+        """Begin.
+
+        Args:
+            watch: Knows what stands.
+            standings: What it holds already; None if nothing yet.
+        """
+        self._watch = watch
+        # In a dictionary, which is set once however many threads of the rollout ask first.
+        self._first = {} if standings is None else {"standings": standings}
+
+    @property
+    def standings(self) -> Mapping[str, Standing] | None:
+        """What it holds; None before the first request."""
+        return self._first.get("standings")
+
+    def held(self, standings: Mapping[str, Standing] | None = None) -> "Held":
+        """As of the watch: for a rollout within this one that is none of its parts."""
+        return self._watch.held(standings)
+
+    def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> dict[str, Resource]:
+        """What a request is given, as :meth:`Watch.given` takes it."""
+
+        def first() -> Mapping[str, Standing]:
+            return self._first.setdefault("standings", self._watch.latest())
+
+        return self._watch.given_of(first, key, agent, pinned)
 
 
 def _read_pin(reader: Reader, name: str, version: int) -> Resource | None:

@@ -114,7 +114,8 @@ def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
             the one to keep, or None to keep none; ``enable_retokenization_fix``, which has requests
             ask vLLM-like servers for token ids and logprobs, off by default; ``apply``, which has
             requests made with the resources that are live for the agent (``docs/resources.md``),
-            also off by default.
+            also off by default; ``debug``, which tells on stderr what is kept and what is not, and
+            why, as long as the recording lasts.
 
     Returns:
         A context manager and decorator; or the decorated function.

@@ -43,6 +43,7 @@ class _Luggage:
             fails, so that nothing is let out.
         asks_for_ids: Whether requests ask their server for token ids.
         applies: Whether requests are made with live resources.
+        standings: Of those, what the rollout was given already; None if nothing yet.
     """
 
     store: str | None
@@ -51,6 +52,7 @@ class _Luggage:
     transforms: tuple[str, ...] = ()
     asks_for_ids: bool = False
     applies: bool = False
+    standings: Mapping[str, Any] | None = None
 
 
 class _Carried:
@@ -135,7 +137,9 @@ def _packed(context: Context) -> _Luggage:
     transforms = frame.sink.transforms if isinstance(frame.sink, TransformingSink) else ()
     names = tuple(map(name_of, transforms))
     applies = frame.applied is not None
-    return _Luggage(store, dict(frame.stamps), parent, names, frame.asks_for_ids, applies)
+    standings = getattr(frame.applied, "standings", None)
+    stamps = dict(frame.stamps)
+    return _Luggage(store, stamps, parent, names, frame.asks_for_ids, applies, standings)
 
 
 def _unpacked(luggage: _Luggage) -> Context:
@@ -156,12 +160,13 @@ def _unpacked(luggage: _Luggage) -> Context:
     sink: capture.SpanSink = store.writer()
     if luggage.transforms:
         sink = TransformingSink(store.writer(), [Named(name) for name in luggage.transforms])
+    watch = capture.guarded(provider.applied_of, store) if luggage.applies else None
     frame = capture.Frame(
         sink,
         luggage.stamps,
         above,
         asks_for_ids=luggage.asks_for_ids,
-        applied=capture.guarded(provider.applied_of, store) if luggage.applies else None,
+        applied=watch.held(luggage.standings) if watch is not None else None,
     )
     return capture.in_frame(frame, parent)
 

@@ -75,6 +75,11 @@ class Recording:
         return picture(outline(self.spans()), limit=_DRAWN)
 
     @property
+    def is_part(self) -> bool:
+        """Whether it is a part of a rollout that goes on."""
+        return self._is_part
+
+    @property
     def store(self) -> Store:
         """Where its spans are; an empty store in memory if nothing is recorded."""
         if self._store is None:

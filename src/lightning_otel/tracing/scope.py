@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture, config, provider
+from lightning_otel import capture, config, debugging, provider
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import Resources, resources_text
 from lightning_otel.emitters import emit_reward, hush, json_of
@@ -63,6 +63,7 @@ class Options(TypedDict, total=False):
     transforms: Iterable[Transform] | None
     enable_retokenization_fix: bool | None
     apply: bool | None
+    debug: bool | None
 
 
 class Scope:
@@ -82,10 +83,14 @@ class Scope:
         self._is_over = False
         self._lost_before: int | None = None
         self.recording = Recording()
+        debugging.take_setting()
+        debugging.begin(options.get("debug"))
         if config.is_enabled() and not provider.is_broken():
             capture.guarded(self._begin_or_tell, name, has_root)
             if self._context is None:
                 hush()
+        if debugging.is_on:
+            capture.guarded(self._tell_begin)
 
     def _begin_or_tell(self, name: str, has_root: bool) -> None:  # noqa: FBT001
         try:
@@ -95,17 +100,28 @@ class Scope:
                 _told.add(str(exc))
                 log.warning("nothing is recorded: %s", exc)
 
+    def _tell_begin(self) -> None:
+        if not self.recording.rollout_id:
+            debugging.tell("missed  nothing is recorded here; see: lightning-otel doctor")
+            return
+        debugging.tell(f"on      {self.recording.rollout_id} → {self.recording.store.name}")
+        provider.tell_instrumentors()
+
+    def _tell_end(self) -> None:
+        if not self.recording.is_part:
+            debugging.tell_report(self.recording.rollout_id, self.recording.report())
+
     def _begin(self, name: str, has_root: bool) -> None:  # noqa: FBT001
         outer = capture.current_frame()
         store = self._destination(outer)
-        applied = self._applied(outer, store)
+        stamps, is_part = self._stamps(outer.stamps if outer is not None else {})
+        applied = self._applied(outer, store, is_part=is_part)
         is_kept = config.is_collect_enabled()
         if not is_kept and applied is None:
             return
         provider.ensure_provider()
         writer = store.writer() if is_kept else None
         capture.guarded(provider.instrument)
-        stamps, is_part = self._stamps(outer.stamps if outer is not None else {})
         rollout_id, attempt_id = str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID])
         task = self._options.get("task")
         recording = Recording(store if is_kept else None, rollout_id, attempt_id, task)
@@ -143,14 +159,21 @@ class Scope:
         is_set = config.is_retokenization_fix_enabled
         return outer.asks_for_ids if outer is not None else is_set()
 
-    def _applied(self, outer: capture.Frame | None, store: Store) -> capture.Applied | None:
-        """What gives requests their resources, if that was asked for here, around, or for all."""
-        named = self._options.get("apply")
-        if named is None and outer is not None:
-            return outer.applied
-        if named if named is not None else config.is_apply_enabled():
-            return capture.guarded(provider.applied_of, store)
-        return None
+    def _applied(
+        self, outer: capture.Frame | None, store: Store, *, is_part: bool
+    ) -> capture.Applied | None:
+        """What gives requests their resources, if that was asked for here, around, or for all.
+
+        A rollout is made with one version of each to its end; a part of one with the same.
+        """
+        named, around = self._options.get("apply"), outer.applied if outer is not None else None
+        is_wanted = config.is_apply_enabled() if outer is None else around is not None
+        if not (is_wanted if named is None else named):
+            return None
+        if is_part and around is not None:
+            return around
+        found = capture.guarded(provider.applied_of, store) if named or outer is None else around
+        return found.held() if found is not None else None
 
     def _destination(self, outer: capture.Frame | None) -> Store:
         """The store named here, else the enclosing recording's, else the default one."""
@@ -217,6 +240,8 @@ class Scope:
         self.recording.error = None if is_clean(exc) else exc
         self.recording.result = result
         was_over, self._is_over = self._is_over, True
+        if self._context is None and not was_over:
+            debugging.end(self._options.get("debug"))
         return not was_over and self._context is not None
 
     def _judging(self) -> AbstractContextManager[None]:
@@ -245,6 +270,12 @@ class Scope:
             )
 
     def _end_root(self, exc: BaseException | None) -> None:
+        try:
+            self._finish(exc)
+        finally:
+            debugging.end(self._options.get("debug"))
+
+    def _finish(self, exc: BaseException | None) -> None:
         if self._lost_before is not None:
             self._name_loss(self._lost_before)
         if self._root is None:
@@ -253,6 +284,8 @@ class Scope:
             capture.guarded(self._root.stop)
         else:
             capture.guarded(self._root.fail, exc)
+        if debugging.is_on and self.recording.rollout_id:
+            capture.guarded(self._tell_end)
 
     def _name_loss(self, before: int) -> None:
         store = self.recording.store

@@ -7,10 +7,10 @@ alone; it becomes live on held-out reward, or by hand.
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import config
 from lightning_otel.agents import agent_of
@@ -21,10 +21,12 @@ from lightning_otel.algorithms.working import Ran, require_agent, run_tasks
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.queue import Queue
 from lightning_otel.resources import Resources
+from lightning_otel.rewarding.pending import settle_waiting
 from lightning_otel.runs import Metric, Runs, TrainingRun
 from lightning_otel.state import State
 from lightning_otel.store import Store
 from lightning_otel.store.asked import Asked
+from lightning_otel.trainer.fitting import Fitting
 from lightning_otel.trainer.promotion import Verdict, mean_reward, reasons
 from lightning_otel.trainer.session import Fit, Origin, Session, origin
 from lightning_otel.types import Mode
@@ -36,6 +38,15 @@ if TYPE_CHECKING:
     from lightning_otel.tracing import RewardEvaluator
 
 __all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict", "state_of"]
+
+_ELSEWHERE: Final = {
+    "parallelization": "workers=4 runs rollouts at once; gradient_accumulation_steps=… and "
+    "ddp_backend=… are options of the algorithm's, by TRL's names",
+    "fixes": "exact token ids are recorded with auto_trace(enable_retokenization_fix=True)",
+    "n_runners": "workers=… is how many rollouts run at once",
+    "initial_resources": "resources={…}",
+}
+"""What is called otherwise here than in Agent Lightning, or in what is written about it."""
 
 Progress = Callable[[int, int | None, Mapping[str, float]], None]
 
@@ -73,6 +84,7 @@ class Trainer:
         kind: "Kind" = "threads",
         hooks: "Sequence[Hook]" = (),
         reward_evaluator: "RewardEvaluator | None" = None,
+        apply: bool | None = None,
         max_attempts: int = 2,
         timeout_s: float | None = None,
         reward_timeout_s: float = 30.0,
@@ -105,6 +117,8 @@ class Trainer:
             kind: ``threads``, ``processes`` or ``ray``.
             hooks: Told of what the workers do.
             reward_evaluator: Judges a rollout whose agent does not.
+            apply: Whether the requests of an agent that takes a task alone are made with the
+                resources that are tuned; by default as ``LIGHTNING_OTEL_APPLY`` says.
             max_attempts: How often a rollout is tried, so that one of a killed worker is not lost.
             timeout_s: How long an attempt may take, seconds; by default any time.
             reward_timeout_s: How long a group waits for rewards that come late, seconds.
@@ -122,6 +136,8 @@ class Trainer:
         Raises:
             ConfigError: Something cannot be used as given.
         """
+        for name in _ELSEWHERE.keys() & options.keys() if backend == "builtin" else ():
+            raise ConfigError(f"Trainer has no option {name!r}; {_ELSEWHERE[name]}")
         self.algorithm = backed(algorithm, backend, **options)
         self.store = store if isinstance(store, Store) else Store(store)
         self.state = state if state is not None else state_of(self.store)
@@ -146,6 +162,7 @@ class Trainer:
             kind=kind,
             hooks=tuple(hooks),
             reward_evaluator=reward_evaluator,
+            apply=apply,
             max_attempts=max_attempts,
             timeout_s=timeout_s,
             reward_timeout_s=reward_timeout_s,
@@ -158,6 +175,8 @@ class Trainer:
         self._origin: Origin | None = None
         self.progress = progress
         """Told after each step; see the argument."""
+        self.started: Callable[[TrainingRun], None] | None = None
+        """Told of each run as soon as there is one."""
         self.latest: TrainingRun | None = None
         """The latest run of this trainer."""
         known = set(self.resources.names()) if resources else set()
@@ -186,7 +205,7 @@ class Trainer:
 
     def fit_async(
         self, train: Sequence[Any] = (), val: Sequence[Any] = (), *, follow: bool = True
-    ) -> "Fitting":
+    ) -> Fitting:
         """Train beside whoever records: wait for new experience for as long as it is not stopped.
 
         The agent may run in any number of other processes, which write the same store. It goes on
@@ -279,6 +298,8 @@ class Trainer:
             )
         if setting.train:
             require_agent(setting)
+        if self.store.layout is not None:
+            settle_waiting(self.store)  # feedback that came before what it judges
         goes_on, self._origin = self._origin, None
         session = Session(
             setting,
@@ -291,6 +312,7 @@ class Trainer:
             goes_on=goes_on,
             remembers=self.latest is not None and goes_on is None,
             min_gain=self._min_gain,
+            started=self.started,
         )
         try:
             return session.fit()
@@ -326,53 +348,6 @@ def state_of(store: Store | str | os.PathLike[str] | None) -> State:
     opened = store if isinstance(store, Store) else Store(store)
     layout, named = opened.local.layout, config.named_state()
     return State(named if named is not None or layout is None else layout.catalogue)
-
-
-class Fitting:
-    """A training run in a thread of its own."""
-
-    def __init__(self, fit: Callable[[], Fit], stop: threading.Event) -> None:
-        """Begin.
-
-        Args:
-            fit: Trains until it is told to stop.
-            stop: Tells it.
-        """
-        self._stop = stop
-        self._fit = fit
-        self._done: Fit | None = None
-        self._failed: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="lightning-otel-trainer")
-        self._thread.start()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it trains, or waits for experience."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """Have it end after its present step, which is kept."""
-        self._stop.set()
-
-    def wait(self, timeout_s: float | None = None) -> Fit | None:
-        """What it came to, once it is over; None if it is not when time is up.
-
-        Raises:
-            LightningOtelError: What it failed with.
-        """
-        self._thread.join(timeout_s)
-        if self._failed is not None:
-            raise self._failed
-        return self._done
-
-    def __await__(self) -> Generator[Any, None, Fit | None]:
-        return asyncio.to_thread(self.wait).__await__()
-
-    def _run(self) -> None:
-        try:
-            self._done = self._fit()
-        except BaseException as exc:  # noqa: BLE001  # raised where it is waited for
-            self._failed = exc
 
 
 def _check(

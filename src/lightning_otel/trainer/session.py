@@ -4,11 +4,12 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_otel import markup
 from lightning_otel.algorithms import BaseAlgorithm, Context, name_of
 from lightning_otel.algorithms import checkpoint as checkpoints
 from lightning_otel.algorithms.checkpoint import Checkpoint
@@ -50,6 +51,27 @@ class Fit:
     def promoted(self) -> tuple[str, ...]:
         """Names of the resources that became live."""
         return self.verdict.promoted
+
+    @property
+    def withdrawn(self) -> tuple[str, ...]:
+        """Names of the resources whose candidate was worse, and is given to nobody any more."""
+        return self.verdict.withdrawn
+
+    def _repr_html_(self) -> str:
+        """The run, what it measured last, made and left out, for notebooks."""
+        rows: list[tuple[str, str, object]] = [
+            ("made", str(made), self._place(name)) for name, made in self.resources.items()
+        ]
+        rows += [("measured", name, f"{value:g}") for name, value in self.metrics.items()]
+        rows += [("left out", reason, f"{count:,}") for reason, count in self.left_out.items()]
+        note = f"curves: lo.plot_training_metrics(runs={self.run.run_id!r})"
+        told = f"{self.verdict.reason}; {note}" if self.verdict.reason else note
+        return self.run._repr_html_() + markup.table(("", "", ""), rows, told)
+
+    def _place(self, name: str) -> str:
+        if name in self.withdrawn:
+            return "withdrawn"
+        return "live" if name in self.promoted else "canary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +147,7 @@ class Session:
         goes_on: Origin | None = None,
         remembers: bool = False,
         min_gain: float = 0.0,
+        started: Callable[[TrainingRun], None] | None = None,
     ) -> None:
         """Name what is to be done.
 
@@ -139,6 +162,7 @@ class Session:
             goes_on: Where it goes on from; by default it begins.
             remembers: Whether the algorithm knows of an earlier run what a checkpoint must hold.
             min_gain: How much more held-out reward makes a candidate live.
+            started: Told of the run as soon as there is one.
         """
         self._setting = setting
         self._algorithm = algorithm
@@ -150,6 +174,7 @@ class Session:
         self._origin = goes_on or Origin()
         self._remembers = remembers
         self._min_gain = min_gain
+        self._started = started
         self.run: TrainingRun | None = None
 
     def fit(self) -> Fit:
@@ -160,6 +185,8 @@ class Session:
         """
         runs = self._setting.runs
         self.run = run = self._begun()
+        if self._started is not None:
+            self._started(run)
         with _alone(self._folder / run.run_id) as run_dir:
             claims = runs.claims(run)
             # Whoever was at work on it before is not any more: what it held is there again.
@@ -205,9 +232,7 @@ class Session:
                 self._learn(context)
             context.finish()
             is_stopped = self._stop.is_set()
-            verdict = Verdict(reason="stopped: by hand")
-            if not is_stopped:
-                verdict = promote(context, self._setting, self._stop, min_gain=self._min_gain)
+            verdict = promote(context, self._setting, self._stop, min_gain=self._min_gain)
         claims.rewind(context.step)
         late = self._late(claims)
         if late:

@@ -5,7 +5,14 @@ Ids are lower-case hex, times are Unix nanoseconds. See ``docs/glossary.md`` for
 
 from lightning_otel.types.prompts import Prompt
 from lightning_otel.types.report import Credited, Dropped, Repair, Report
-from lightning_otel.types.rollouts import Mode, Resource, ResourceKind, Rollout, RolloutStatus
+from lightning_otel.types.rollouts import (
+    Endpoint,
+    Mode,
+    Resource,
+    ResourceKind,
+    Rollout,
+    RolloutStatus,
+)
 from lightning_otel.types.spans import Event, Link, Span
 from lightning_otel.types.steps import (
     BranchCause,
@@ -34,6 +41,7 @@ __all__ = [
     "CreditRule",
     "Credited",
     "Dropped",
+    "Endpoint",
     "Estimator",
     "Event",
     "Link",

@@ -3,7 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Final, Literal
+
+_SHOWN: Final = 20
+"""Reasons of one kind that a notebook shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,40 @@ class Report:
     repairs: tuple[Repair, ...] = ()
     inexact: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = {each.name: getattr(self, each.name) for each in fields(self)}
+        counts |= {"dropped": self.reasons(), "repairs": len(self.repairs)}
+        known = ", ".join(f"{name}={value!r}" for name, value in counts.items() if value)
+        return f"Report({known})"
+
+    def _repr_html_(self) -> str:
+        """The funnel and its reasons, for notebooks."""
+        from lightning_otel import markup
+
+        lost = self.calls - self.transitions
+        rows: list[tuple[str, int, str]] = [
+            ("spans", self.spans, ""),
+            ("rollouts", self.rollouts, ""),
+            ("calls", self.calls, f"{self.transitions:,} in a transition, {lost:,} left out"),
+            ("exact", self.exact, f"of {self.transitions:,} transitions have exact token ids"),
+            ("rewards", self.rewards, f"{self.rewards_placed:,} placed"),
+            ("rewarded", self.rewarded, f"of {self.transitions:,} transitions have a reward"),
+        ]
+        repairs = Counter(each.rule for each in self.repairs)
+        for what, reasons in (
+            ("left out", self.reasons()),
+            ("not exact", self.inexact),
+            ("moved", repairs),
+            ("note", self.notes),
+        ):
+            most = sorted(reasons.items(), key=lambda item: -item[1])
+            rows += [(what, number, reason) for reason, number in most[:_SHOWN]]
+            if rest := most[_SHOWN:]:
+                number = sum(number for _, number in rest)
+                rows.append((what, number, f"for {len(rest):,} further reasons"))
+        shown = [(what, f"{number:,}", reason) for what, number, reason in rows]
+        return markup.table(("", "", ""), shown, title="from spans to transitions", cells=200)
 
     def reasons(self) -> dict[str, int]:
         """How often each reason for leaving something out occurs, the most frequent first."""

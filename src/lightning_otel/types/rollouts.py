@@ -58,6 +58,40 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A model behind an address, as an agent asks it.
+
+    Attributes:
+        base_url: Where it is; empty leaves the client's own.
+        model: Its name there; empty leaves the agent's own.
+        sampling: Parameters of a request, by their names in the API.
+    """
+
+    base_url: str = ""
+    model: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def endpoint(self) -> str:
+        """Its address, as Agent Lightning calls it."""
+        return self.base_url
+
+    @property
+    def sampling_parameters(self) -> Mapping[str, Any]:
+        """Its sampling, as Agent Lightning calls it."""
+        return self.sampling
+
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+        """Its address, as Agent Lightning asks for it; calls are recorded where they are made.
+
+        Args:
+            rollout_id: Not needed: no proxy stands between.
+            attempt_id: Likewise.
+        """
+        return self.base_url
+
+
+@dataclass(frozen=True, slots=True)
 class Resource:
     """One version of a named, tunable thing; it never changes.
 
@@ -88,6 +122,23 @@ class Resource:
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
 
+    def _repr_html_(self) -> str:
+        """What it is, where it comes from, and its text, for notebooks."""
+        from lightning_otel import markup
+
+        measured = ", ".join(f"{name} {value:g}" for name, value in self.metrics.items())
+        pairs = [
+            ("kind", self.kind),
+            ("made from", None if self.parent is None else f"{self.name}@{self.parent}"),
+            ("by", self.run_id or "hand"),
+            ("measured", measured),
+        ]
+        body = {name: value for name, value in self.body.items() if name != "template"}
+        pairs += [(name, value) for name, value in body.items() if value not in ((), [], {}, "")]
+        text = self.body.get("template")
+        told = markup.block(text) if isinstance(text, str) else ""
+        return markup.facts(str(self), pairs) + told
+
     @property
     def prompt(self) -> Prompt:
         """Its template and examples.
@@ -98,6 +149,20 @@ class Resource:
         if self.kind != "prompt":
             raise ConfigError(f"{self} is no prompt but {self.kind}; read its body instead")
         return Prompt(str(self.body["template"]), tuple(self.body.get("examples", ())), str(self))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its address, model and sampling.
+
+        Raises:
+            ConfigError: It is no endpoint.
+        """
+        if self.kind != "endpoint":
+            raise ConfigError(f"{self} is no endpoint but {self.kind}; read its body instead")
+        body = self.body
+        return Endpoint(
+            str(body.get("base_url", "")), str(body.get("model", "")), body.get("sampling", {})
+        )
 
     def format(self, /, **values: object) -> str:
         """The prompt's text with every placeholder filled in, such as ``format(task="2+2")``.

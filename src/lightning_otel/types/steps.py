@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from lightning_otel.types.spans import Span
+
+_SHOWN: Final = 20
+"""Rows that a notebook shows."""
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat message as the GenAI conventions write it: ``{"role": …, "parts": [{"type": …}]}``."""
@@ -154,6 +157,24 @@ class Transition:
     mode: str | None = None
     inexact: str = ""
 
+    def _repr_html_(self) -> str:
+        """What it is, and what was seen and done, for notebooks."""
+        from lightning_otel import markup
+        from lightning_otel.types.wording import plain_text
+
+        known = ("rollout_id", "agent", "step", "model", "reward", "advantage", "done", "capture")
+        pairs = [(name, getattr(self, name)) for name in (*known, "inexact", "finish_reason")]
+        said = [("observation", message) for message in self.observation]
+        said += [("action", message) for message in self.action]
+        left = max(0, len(said) - _SHOWN)
+        rows = [
+            (what, message.get("role", ""), plain_text([message])) for what, message in said[left:]
+        ]
+        note = f"the last {_SHOWN} of {len(said):,} messages" if left else ""
+        return markup.facts(f"step {self.step}", pairs) + markup.table(
+            ("", "role", "text"), rows, note, cells=200
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
@@ -172,6 +193,31 @@ class Trajectory:
     transitions: tuple[Transition, ...]
     is_guess: bool = False
     cause: BranchCause = "start"
+
+    def __repr__(self) -> str:
+        return f"<Trajectory of {self._told()}>"
+
+    def _repr_html_(self) -> str:
+        """Its steps, a row each, for notebooks."""
+        from lightning_otel import markup
+        from lightning_otel.types.wording import step_row
+
+        rows = [step_row(step) for step in self.transitions[:_SHOWN]]
+        columns = [name for name in (rows[0] if rows else ()) if name not in ("rollout", "agent")]
+        count = len(self.transitions)
+        note = f"the first {_SHOWN} of {count:,} steps" if count > _SHOWN else ""
+        shown = [[row[name] for name in columns] for row in rows]
+        return markup.table(columns, shown, note, title=f"trajectory of {self._told()}")
+
+    def _told(self) -> str:
+        rewards = [step.reward for step in self.transitions if step.reward is not None]
+        count = len(self.transitions)
+        earned = f"{sum(rewards):g} in {len(rewards)} rewards" if rewards else "no reward"
+        earned = f"reward {rewards[0]:g}" if len(rewards) == 1 else earned
+        return (
+            f"{self.rollout_id}, attempt {self.attempt_id}, {self.agent or 'nobody named'}, "
+            f"branch {self.branch}: {count:,} step{'' if count == 1 else 's'}, {earned}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

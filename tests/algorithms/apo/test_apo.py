@@ -92,11 +92,12 @@ def test_apo_works_on_an_agent_that_knows_nothing_of_it(
     fit = trainer_of(store, agent, apo).fit([1], [2])
 
     assert (fit.verdict.live, fit.verdict.candidate) == (0.0, 1.0)
-    with auto_trace(store=store):
-        end_s = time.monotonic() + 20
-        while agent(3) == 0.0:  # what is live is read in the background, once a second
-            assert time.monotonic() < end_s
-            time.sleep(0.05)
+    end_s, reward = time.monotonic() + 20, 0.0
+    while not reward:  # what is live is read in the background, once a second
+        assert time.monotonic() < end_s
+        with auto_trace(store=store):
+            reward = agent(3)
+        time.sleep(0.05)
 
 
 def polite(task: Any, resources: Given) -> float:

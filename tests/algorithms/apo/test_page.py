@@ -1,14 +1,14 @@
 """What the page on APO says is run as it stands there."""
 
-import re
 from pathlib import Path
 
 import pytest
+from tests.pages import DOCS, blocks
 
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 
-PAGE = Path(__file__).parents[3] / "docs" / "apo.md"
+PAGE = DOCS / "apo.md"
 
 
 class Writer:
@@ -24,13 +24,12 @@ def test_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every Python block, one after the other; what is said in comments comes out."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
 
     with DemoServer(Writer()) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        exec(compile("\n".join(blocks), str(PAGE), "exec"), {})
+        exec(compile("\n".join(blocks(PAGE, "python")), str(PAGE), "exec"), {})
 
     assert capsys.readouterr().out.splitlines() == [
         "held-out reward 0.000 → 1.000 over 2 tasks",

@@ -41,6 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 
 
 @every_program
+@pytest.mark.pain(15)
 def test_program_is_recorded_whole(stage: Stage, program: Program) -> None:
     """Every request is one call span with the server's facts, under its agent, in one tree."""
     stage.trace(program)

@@ -75,6 +75,7 @@ def assert_each_request_is_one_transition(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("order", ["ours-first", "theirs-first"])
 @pytest.mark.parametrize("names", EVERY, ids="+".join)
 @pytest.mark.parametrize("scenario", ["tools", "concurrent"])
+@pytest.mark.pain(3)
 def test_each_request_is_one_transition(scenario: str, names: tuple[str, ...], order: str) -> None:
     """Whole, streamed, concurrent and equal requests, whoever wrapped the client first."""
     found = ran(scenario, order, *names)

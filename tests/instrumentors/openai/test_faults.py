@@ -151,6 +151,7 @@ def untraced(use_all: Use) -> list[object]:
 
 
 @pytest.mark.parametrize("place", list(places()), ids=name_of)
+@pytest.mark.pain(16)
 def test_fault_in_any_function_stays_with_us(
     place: Place,
     store: Store,

@@ -314,6 +314,7 @@ CONTENT = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES)
         ("LIGHTNING_OTEL_EXPORT_CONTENT", "1", True, True),
     ],
 )
+@pytest.mark.pain(2)
 def test_content_goes_where_the_settings_allow(
     variable: str,
     value: str,

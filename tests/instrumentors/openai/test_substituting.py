@@ -302,12 +302,14 @@ def test_placeholders_are_the_task_and_the_agents_own_prompt(
     """Others cannot be known: such a request stays as it is, which is told once."""
     resources.publish("system_prompt", "{system_prompt} The task: {task}. Write {{x}}.")
 
-    with applied(store, task={"n": 1}), client_of(server) as client:
-        ask(client)
+    with client_of(server) as client:
+        with applied(store, task={"n": 1}):
+            ask(client)
         known = asked(server)["messages"][0]["content"]
         resources.publish("system_prompt", "Say {thing}", alias="live")
-        for _ in range(2):
-            ask(client)
+        with applied(store, task={"n": 1}):
+            for _ in range(2):
+                ask(client)
 
     assert known == 'Be brief. The task: {"n":1}. Write {x}.'
     assert asked(server)["messages"] == ASKED
@@ -548,8 +550,35 @@ def test_option_goes_along_to_other_processes(store: Store) -> None:
     with auto_trace(store=store):
         other = pickle.dumps(carried(capture.applied))
 
-    assert isinstance(pickle.loads(applying)(), watching.Watch)
+    assert isinstance(pickle.loads(applying)(), watching.Held)
     assert pickle.loads(other)() is None
+
+
+def test_rollout_ends_with_what_its_first_request_was_given(
+    store: Store, server: DemoServer, resources: Resources
+) -> None:
+    """In all its parts and processes; one that begins within it has what is live by then."""
+    resources.publish("system_prompt", "one")
+
+    with client_of(server) as client:
+        with applied(store) as recording:
+            ask(client)
+            resources.publish("system_prompt", "two", alias="live")
+            resources.publish("planner/system_prompt", "three")
+            packed = pickle.dumps(carried(capture.applied))
+            with context(agent="planner", apply=True):
+                ask(client)
+            with auto_trace(store=store, rollout_id="another"):
+                ask(client)
+            ask(client)
+        with applied(store, agent="planner"):
+            ask(client)
+    held: Any = pickle.loads(packed)()
+
+    prompts = [prompt_of(exchange) for exchange in server.log]
+    assert prompts == ["one", "one", "two", "one", "three"]
+    assert set(versions(recording)) == {"system_prompt@1"}
+    assert str(held.given("any", None, {})["system_prompt"]) == "system_prompt@1"
 
 
 @pytest.mark.parametrize(
@@ -602,7 +631,8 @@ def test_every_fault_of_ours_sends_the_agents_own_request(
         if inspect.isfunction(value)
         and value.__module__.startswith(("lightning_otel.substitution", substituting.__name__))
     ]
-    places += [(watching.Watch, "given"), (watching.Watch, "_refresh"), (Given, "of")]
+    places += [(watching.Watch, name) for name in ("given_of", "latest", "_refresh")]
+    places += [(watching.Held, "given"), (Given, "of")]
     not_reached = {"_instructed_responses", "_input_message", "_limit", "stamps", "_begin_anew"}
     not_reached |= {"_read_pin", "_tell_once"}
 

@@ -398,6 +398,7 @@ def asked_of(surface: Surface, server: DemoServer) -> object:
 
 
 @pytest.mark.parametrize("name", [*SURFACES, *JSON_SURFACES])
+@pytest.mark.pain(17)
 def test_surface_is_the_same_to_program_and_server(
     name: str, store: Store, server: DemoServer, facts: Any
 ) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.pages import DOCS, blocks
 from tests.store.lake import servers
 
 from lightning_otel import Store
@@ -21,6 +21,7 @@ from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.publish import LEAST_ROWS, _publisher_elected
 from lightning_otel.types import Span
 
+PAGE = DOCS / "ducklake.md"
 Spans = Callable[..., list[Span]]
 
 
@@ -288,9 +289,9 @@ def test_compaction_publishes_nothing_twice(
 
 def documented(number: int) -> list[str]:
     """The statements of one of the blocks in the page about lakes."""
-    page = Path(__file__).parents[3] / "docs" / "ducklake.md"
-    blocks = re.findall(r"```sql\n(.*?)```", page.read_text(), re.DOTALL)
-    return [each for each in blocks[number].split(";\n") if each.strip()]
+    found = blocks(PAGE, "sql")
+    assert len(found) == 2
+    return [each for each in found[number].split(";\n") if each.strip()]
 
 
 def test_publish_from_the_command_line(

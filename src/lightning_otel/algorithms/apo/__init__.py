@@ -107,11 +107,6 @@ class APO(BaseAlgorithm):
         Raises:
             ConfigError: There is no model, or an option that nobody knows.
         """
-        if (model is None) == (reflection_lm is None):
-            raise ConfigError(
-                "APO needs one that writes new prompts; give model='…' (with base_url='…' if it is "
-                "your own), or reflection_lm=… a function"
-            )
         if num_candidates < 1 or reflection_minibatch_size < 1 or few_shot < 0:
             raise ConfigError(
                 f"num_candidates={num_candidates}, "
@@ -123,14 +118,10 @@ class APO(BaseAlgorithm):
         self._targets = [given] if isinstance(given, str) else list(given)
         self._category = category
         self._candidates = list(candidates)
-        writer = reflection_lm
-        if model is not None:
-            writer = chat(model, base_url)
-        assert writer is not None  # one of both, as was checked
         self._searches: dict[str, Mapping[str, Any]] = {}
         self._goes_on = False
         self._plan = Plan(
-            model=writer,
+            model=_writer(model, base_url, reflection_lm),
             first=(),
             few_shot=few_shot,
             metric=evaluation_metric,
@@ -257,6 +248,18 @@ class APO(BaseAlgorithm):
                 f"{tasks} tasks{part.place} to choose by that takes {least} runs of the agent; "
                 "allow more, or give fewer validation tasks"
             )
+
+
+def _writer(model: str | None, base_url: str | None, function: Model | None) -> Model:
+    """Who writes new texts."""
+    if model is not None and function is None:
+        return chat(model, base_url)
+    if function is not None and model is None:
+        return function
+    raise ConfigError(
+        "APO needs one that writes new prompts; give model='…' (with base_url='…' if it is "
+        "your own), or reflection_lm=… a function"
+    )
 
 
 def _prompt(context: Context, target: str) -> Resource:

@@ -15,6 +15,7 @@ from lightning_otel.adapter.conversation_rows import conversations
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.algorithms.apo.memory import Memory
 from lightning_otel.algorithms.apo.texts import Candidate, Texts, is_examples
+from lightning_otel.algorithms.working import STOPPED
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import Selection
@@ -154,7 +155,7 @@ class Episodes:
             resources=self._given(candidate),
             mode=batch[0].mode,
         )
-        if any(rollout.status in ("queuing", "running") for rollout, _ in ran):
+        if any(rollout.reason == STOPPED for rollout, _ in ran):
             raise StoppedError
         spans = self._spans([rollout for rollout, _ in ran])
         return [

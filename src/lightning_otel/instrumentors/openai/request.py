@@ -12,7 +12,7 @@ import orjson
 from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture
+from lightning_otel import call_slot, capture, debugging
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.openai import chat, completions, embeddings, responses
 from lightning_otel.instrumentors.openai.body import BodyRecorder
@@ -106,6 +106,8 @@ class ModelRequest:
         """
         endpoint = endpoint_of(options.method, str(options.url))
         if endpoint is None:
+            if debugging.is_on:
+                debugging.tell(f"missed  {options.method} {options.url}: it asks no model")
             return None
         body = options.json_data if isinstance(options.json_data, Mapping) else {}
         if options.extra_json:

@@ -1,0 +1,118 @@
+"""A service that writes better prompts, takes feedback, and improves: uvicorn app:app
+
+Each request is a rollout; what users say of it, whenever they say it, is its reward. A training run
+has the model rewrite the instructions of a category from that; the next request is made with them.
+"""
+
+import threading
+from collections import defaultdict
+from typing import Literal
+
+import openai
+from fastapi import FastAPI, HTTPException
+from pydantic import BaseModel, Field
+
+import lightning_otel as lo
+from lightning_otel.errors import ConfigError, LightningOtelError, NotFoundError
+
+MODEL = "gpt-5-mini"
+KINDS = ("image", "video", "text")
+SEEDS = {f"system_prompt[{kind}]": f"Make the prompt for {kind} better." for kind in KINDS}
+WRITER = "You improve instructions. Answer with better instructions and nothing else."
+SAID = """SELECT rollout_id, attributes->>'$."lightning.feedback.text"' AS said FROM spans"""
+
+app, client, store, prompts = FastAPI(), openai.OpenAI(), lo.Store(), lo.Resources()
+
+
+class Asked(BaseModel):
+    prompt: str = Field(min_length=1, max_length=10_000)
+    category: Literal[KINDS] = "text"
+
+
+class Metadata(BaseModel):
+    rating: float | None = Field(None, ge=0, le=5)
+    satisfied: bool | None = None
+    used_result: bool | None = None
+
+
+class Feedback(BaseModel):
+    task_id: str
+    reward: float | None = Field(None, ge=-1, le=1)
+    feedback_text: str | None = Field(None, max_length=10_000)
+    metadata: Metadata = Metadata()
+
+
+def answered(system, user):
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    return client.chat.completions.create(model=MODEL, messages=messages).choices[0].message.content
+
+
+class Rewrite(lo.BaseAlgorithm):
+    """Has the model rewrite the instructions of each category from what was said of its answers."""
+
+    def train_step(self, batch):
+        said = {row["rollout_id"]: row["said"] for row in store.sql(SAID) if row["said"]}
+        heard = defaultdict(list)
+        for rollout, category in {path.rollout_id: path.agent for path in batch}.items():
+            heard[category].append(f"- {batch.rewards[rollout]:+.1f}: {said.get(rollout, '')}")
+        better = {}
+        for category, lines in heard.items():
+            name = f"system_prompt[{category}]"
+            told = "\n".join(sorted(lines)[:50])
+            current = prompts.get(name).format()
+            better[name] = answered(WRITER, f"Instructions:\n{current}\nUsers said:\n{told}")
+        return lo.StepResult({"reward": batch.metrics()["reward"]}, better)
+
+
+trainer = lo.Trainer(store=store, algorithm=Rewrite(), resources=SEEDS, max_iterations=1)
+training = {"lock": threading.Lock(), "latest": "nothing was trained yet"}
+
+
+@app.post("/optimize")
+def optimize(asked: Asked):
+    live = prompts.get(f"system_prompt[{asked.category}]")
+    used = {"*": {live.name: str(live.version)}}
+    known = {"agent": asked.category, "task": asked.model_dump(), "resources": used}
+    with lo.auto_trace(store=store, **known) as recording:
+        text = answered(live.format(), asked.prompt)
+    return {"optimized_prompt": text, "task_id": recording.rollout_id, "version": str(live)}
+
+
+@app.post("/feedback")
+def feedback(said: Feedback):
+    quality = None if said.reward is None else 50 * (said.reward + 1)
+    told = {"quality_score": quality, "text": said.feedback_text, **said.metadata.model_dump()}
+    try:
+        return {"span_id": lo.emit_feedback(**told, rollout_id=said.task_id, store=store)}
+    except (ConfigError, NotFoundError) as exc:
+        raise HTTPException(404 if isinstance(exc, NotFoundError) else 422, str(exc)) from exc
+
+
+@app.get("/training/status")
+def status():
+    earned, steps = defaultdict(list), list(store.transitions(bodies=False))
+    for step in (step for step in steps if step.reward is not None):
+        for key in ("all", step.agent, *(f"{name}@{v}" for name, v in step.resources.items())):
+            earned[key].append(step.reward)
+    means = {key: sum(values) / len(values) for key, values in earned.items()}
+    counts = {"answers": len(steps), "rewarded": len(earned["all"])}
+    return {**counts, "average_reward": means, "training": training["latest"]}
+
+
+@app.post("/training/trigger", status_code=202)
+def trigger():
+    if not training["lock"].acquire(blocking=False):
+        raise HTTPException(409, "a training run is under way; see /training/status")
+    training["latest"] = "running"
+    threading.Thread(target=train).start()
+    return training["latest"]
+
+
+def train():
+    try:
+        made = trainer.fit().resources
+        training["latest"] = ", ".join(str(prompts.promote(name)) for name in made) or "no change"
+    except (LightningOtelError, openai.OpenAIError) as exc:
+        training["latest"] = f"failed: {exc}"
+    finally:
+        training["lock"].release()

@@ -1,0 +1,183 @@
+"""Two outlines beside each other: what they came to, in figures, and where they said other things.
+
+Pure data; the command line prints it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any, Final, Literal, NamedTuple
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.attributes import number as as_number
+from lightning_otel.adapter.messages import parse_messages, plain_text
+from lightning_otel.adapter.outline import Node, Outline
+from lightning_otel.types import Message, Span
+
+MOST_LINES: Final = 2_000
+"""Of more lines a side only the first are laid beside each other: it takes the square of them."""
+
+Sign = Literal[" ", "-", "+"]
+"""Said on both sides, on the first alone, on the second alone."""
+
+
+class Figure(NamedTuple):
+    """One thing that can be told of both sides; None where it is not known."""
+
+    name: str
+    a: Any
+    b: Any
+
+    @property
+    def change(self) -> float | None:
+        """The second less the first, where both are numbers."""
+        numbers = [each for each in (self.a, self.b) if _is_number(each)]
+        return self.b - self.a if len(numbers) == 2 else None
+
+
+class Said(NamedTuple):
+    """A line of what was said, and on which side."""
+
+    sign: Sign
+    text: str
+
+
+class Difference(NamedTuple):
+    """What two outlines came to.
+
+    Attributes:
+        figures: Counts, tokens, times, rewards.
+        said: Both conversations as one.
+        left_a: Lines of the first side that were not laid beside the others.
+        left_b: And of the second.
+    """
+
+    figures: list[Figure]
+    said: list[Said]
+    left_a: int
+    left_b: int
+
+
+def differ(a: Outline, b: Outline, most_lines: int | None = MOST_LINES) -> Difference:
+    """What differs between two outlines.
+
+    Args:
+        a: One side.
+        b: The other.
+        most_lines: How many lines of each side are laid beside each other; None for all.
+    """
+    one, other = list(transcript(a)), list(transcript(b))
+    first, second = one[:most_lines], other[:most_lines]
+    return Difference(
+        _figures(a, b), list(_lines(first, second)), len(one) - len(first), len(other) - len(second)
+    )
+
+
+def transcript(found: Outline) -> Iterator[str]:
+    """Who said what, a line each, in the order of the outline; nothing twice."""
+    for node in found.nodes:
+        get = node.span.attributes.get
+        if node.kind == "call":
+            for message in heard(node.span):
+                yield f"{message.get('role')}: {_text([message])}"
+            for message in _messages(get(c.OUTPUT_MESSAGES))[:1]:
+                yield f"{node.agent or 'assistant'}: {_text([message])}"
+        elif node.kind == "tool":
+            name = get(c.TOOL_NAME) or node.span.name
+            yield f"{name}: {_flat(get(c.TOOL_ARGUMENTS))} → {_flat(get(c.TOOL_RESULT))}"
+        if node.span.status == "ERROR":
+            yield f"error in {node.span.name}: {_flat(node.span.status_message)}"
+
+
+def heard(span: Span) -> tuple[Message, ...]:
+    """What is new in what a model was asked: all since its own last answer, but instructions."""
+    found = _messages(span.attributes.get(c.INPUT_MESSAGES))
+    answers = [at for at, each in enumerate(found) if each.get("role") == "assistant"]
+    new = found[max(answers, default=-1) + 1 :]
+    return tuple(each for each in new if each.get("role") != "system")
+
+
+def _figures(a: Outline, b: Outline) -> list[Figure]:
+    of: dict[str, Callable[[Outline], Any]] = {
+        "spans": lambda each: len(each.nodes),
+        "calls": lambda each: _count(each, lambda node: node.kind == "call"),
+        "tool calls": lambda each: _count(each, lambda node: node.kind == "tool"),
+        "errors": lambda each: _count(each, lambda node: node.span.status == "ERROR"),
+        "transitions": lambda each: each.report.transitions,
+        "exact": lambda each: each.report.exact,
+        "tokens in": lambda each: _sum(each, c.INPUT_TOKENS),
+        "tokens out": lambda each: _sum(each, c.OUTPUT_TOKENS),
+        "seconds": _seconds,
+        "agents": lambda each: ", ".join(sorted({n.agent for n in each.nodes if n.agent})) or None,
+        "models": lambda each: ", ".join(sorted(_models(each))) or None,
+    }
+    found = [Figure(name, ask(a), ask(b)) for name, ask in of.items()]
+    one, other = _rewards(a), _rewards(b)
+    names = list(dict.fromkeys([*one, *other]))
+    found += [Figure(f"reward {name}", one.get(name), other.get(name)) for name in names]
+    return found
+
+
+def _count(found: Outline, is_one: Callable[[Node], bool]) -> int:
+    return sum(map(is_one, found.nodes))
+
+
+def _sum(found: Outline, key: str) -> int | None:
+    values = [node.span.attributes.get(key) for node in found.nodes if node.kind == "call"]
+    known = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    return sum(known) if known else None
+
+
+def _seconds(found: Outline) -> float | None:
+    acted = [node.span for node in found.nodes if node.kind != "reward"]
+    ends = [span.end_ns for span in acted if span.end_ns is not None]
+    if not ends:
+        return None
+    return round((max(ends) - min(span.start_ns for span in acted)) / 1e9, 6)
+
+
+def _models(found: Outline) -> set[str]:
+    attributes = [node.span.attributes for node in found.nodes if node.kind == "call"]
+    names = [each.get(c.RESPONSE_MODEL) or each.get(c.REQUEST_MODEL) for each in attributes]
+    return {name for name in names if isinstance(name, str)}
+
+
+def _rewards(found: Outline) -> dict[str, float]:
+    """The last value of each reward, by name."""
+    values: dict[str, float] = {}
+    for node in found.nodes:
+        get = node.span.attributes.get
+        number = 0
+        while (value := as_number(get(f"{c.REWARD_PREFIX}.{number}.value"))) is not None:
+            name = get(f"{c.REWARD_PREFIX}.{number}.name")
+            primary = c.PRIMARY_REWARD if not number else f"reward_{number}"
+            values[name if isinstance(name, str) else primary] = value
+            number += 1
+    return values
+
+
+def _lines(a: Sequence[str], b: Sequence[str]) -> Iterator[Said]:
+    for kind, a0, a1, b0, b1 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if kind == "equal":
+            yield from (Said(" ", text) for text in a[a0:a1])
+            continue
+        yield from (Said("-", text) for text in a[a0:a1])
+        yield from (Said("+", text) for text in b[b0:b1])
+
+
+def _messages(found: object) -> tuple[Message, ...]:
+    return (parse_messages(found) or ()) if isinstance(found, str) else ()
+
+
+def _text(messages: Sequence[Mapping[str, Any]]) -> str:
+    try:
+        return _flat(plain_text(messages))
+    except RecursionError:
+        return "(nested too deeply)"
+
+
+def _flat(value: object) -> str:
+    return " ".join(str("" if value is None else value).split())
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,196 @@
+"""``tail``: what agents do just now, for a person who looks on."""
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from types import FrameType
+from typing import TYPE_CHECKING, Final, Self
+
+import click
+
+from lightning_otel.cli.options import Agent, When
+from lightning_otel.cli.output import (
+    counted,
+    has_colours,
+    json_text,
+    store_option,
+    styled,
+    suggest,
+    talk,
+    terminal_width,
+)
+from lightning_otel.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from lightning_otel.store.follow import Follower
+    from lightning_otel.store.layout import Layout
+    from lightning_otel.types import Span
+
+_NAME: Final = "tail-"
+_LONGEST_NS: Final = 86_400_000_000_000
+"""Of spans that ended since a time, those that began earlier than this before it are not found."""
+_MOST_TRACES: Final = 10_000
+_WORDS: Final = (
+    ("call", "call"), ("tool", "tool call"), ("reward", "reward"), ("error", "error"),
+)  # fmt: skip
+
+
+@click.command()
+@click.option("--errors", is_flag=True, help="Only what failed.")
+@click.option("--conversation", metavar="ID", help="Only this conversation; the beginning will do.")
+@click.option("--agent", type=Agent(), metavar="PATTERN", help="Only agents like this.")
+@click.option("--since", type=When(), metavar="TIME",
+              help="Begin with what ended since then: 10m, 2h, 2026-11-01.")  # fmt: skip
+@click.option("--once", is_flag=True, help="End when all there is was shown.")
+@click.option("--jsonl", is_flag=True, help="Whole spans instead, one JSON object a line.")
+@store_option
+def tail(
+    errors: bool,
+    conversation: str | None,
+    agent: str | None,
+    since: int | None,
+    once: bool,
+    jsonl: bool,
+    store: str | None,
+) -> None:
+    """Show what agents do as they do it: who says what, tool calls, rewards as they land.
+
+    For people, from now on or --since; it keeps no position. To feed a program that must miss
+    nothing while it is away, use follow. Ends with Ctrl-C and a line of counts.
+    """
+    from lightning_otel.cli.chat import Chat
+    from lightning_otel.cli.spans import sdk_json
+    from lightning_otel.store import Store
+
+    layout = Store(store).layout
+    if layout is None:
+        raise ConfigError("tail needs a store on this disk; name one with --store")
+    chat, wanted = Chat(), _Wanted(agent, conversation, is_errors=errors)
+    width, is_coloured = terminal_width(), has_colours()
+    shown_spans = passed = 0
+    with Stop() as stop, _following(layout, stop, since, is_once=once) as follower:
+        talk(f"⚡ {layout.catalogue}: Ctrl-C ends it")
+        for span in follower:
+            lines = chat.lines(span) if wanted.holds(span) else None
+            if lines is None:
+                passed += 1
+                continue
+            shown_spans += bool(lines) or jsonl
+            if jsonl:
+                click.echo(json_text(sdk_json(span)))
+            else:
+                for line in lines:
+                    click.echo(styled(line, width, is_coloured=is_coloured))
+            sys.stdout.flush()
+    counts = [counted(chat.counts.get(kind, 0), word) for kind, word in _WORDS]
+    rest = f"; {counted(passed, 'span')} of others" if passed else ""
+    whole = sum(number for kind, number in chat.counts.items() if kind != "error")
+    talk(f"⚡ {counted(whole, 'span')}, {shown_spans} shown: {', '.join(counts)}{rest}")
+    suggest("show @last", store)
+
+
+class Stop:
+    """Ctrl-C and SIGTERM, which end the following and not the program."""
+
+    def __init__(self) -> None:
+        self.follower: Follower | None = None
+        self.is_told = False
+
+    def __enter__(self) -> Self:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        self._before = {number: signal.signal(number, self._tell) for number in numbers}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _tell(self, number: int, frame: FrameType | None) -> None:
+        self.is_told = True
+        if self.follower is not None:
+            self.follower.stop()
+
+
+def _wait(layout: "Layout", stop: Stop) -> bool:
+    """Wait for a store that nothing was recorded into yet; whether it was waited for."""
+    if layout.exists():
+        return False
+    talk(f"nothing is recorded in {layout.catalogue} yet: waiting; Ctrl-C ends it")
+    while not layout.exists():
+        if stop.is_told:
+            raise KeyboardInterrupt
+        time.sleep(0.1)
+    return True
+
+
+@contextlib.contextmanager
+def _following(
+    layout: "Layout", stop: Stop, since: int | None, *, is_once: bool
+) -> Iterator["Follower"]:
+    """A follower whose position is gone with it."""
+    from lightning_otel.store.follow import Follower
+
+    is_new = not is_once and _wait(layout, stop)
+    layout.require()
+    _forget_dead(layout)
+    follower = Follower(
+        layout,
+        f"{_NAME}{os.getpid()}-{secrets.token_hex(3)}",
+        idle_s=0 if is_once else None,
+        since_ns=0 if since is None else max(0, since - _LONGEST_NS),
+        select=None if since is None else lambda span: (span.end_ns or 0) >= since,
+    )
+    try:
+        # Of a store that was waited for nothing is old.
+        if since is None and not is_once and not is_new:
+            follower.skip()
+        stop.follower = follower
+        if stop.is_told:
+            follower.stop()
+        yield follower
+    finally:
+        follower.close(is_done=True)
+
+
+def _forget_dead(layout: "Layout") -> None:
+    """Take away the positions of those that were killed."""
+    from lightning_otel.store.position import Position, position_names
+
+    for name in position_names(layout):
+        if name.startswith(_NAME):
+            with contextlib.suppress(StoreError):  # it is at work
+                Position(layout, name).remove()
+
+
+class _Wanted:
+    """Which spans are shown."""
+
+    def __init__(self, agent: str | None, conversation: str | None, *, is_errors: bool) -> None:
+        self._agent = agent
+        self._conversation = conversation
+        self._is_errors = is_errors
+        self._traces: dict[str, None] = {}
+
+    def holds(self, span: "Span") -> bool:
+        """Whether a span is one of them; of a conversation the whole trace is, once it is known."""
+        from lightning_otel import conventions as c
+
+        if self._is_errors and span.status != "ERROR":
+            return False
+        agent = span.attributes.get(c.AGENT_NAME)
+        if self._agent is not None and not fnmatchcase(str(agent or ""), self._agent):
+            return False
+        if self._conversation is None or span.trace_id in self._traces:
+            return True
+        said = span.attributes.get(c.CONVERSATION_ID)
+        if not isinstance(said, str) or not said.startswith(self._conversation):
+            return False
+        if len(self._traces) >= _MOST_TRACES:
+            self._traces.pop(next(iter(self._traces)))
+        self._traces[span.trace_id] = None
+        return True

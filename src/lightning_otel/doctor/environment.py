@@ -1,0 +1,147 @@
+"""Versions, instrumentors and settings: what decides whether anything is captured here."""
+
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any, Final
+
+from lightning_otel import config
+from lightning_otel.doctor.finding import Finding
+
+_FOREIGN: Final = re.compile(
+    r"openinference-instrumentation-.+|opentelemetry-instrumentation-(?:genai-.+|openai(?:-v2)?"
+    r"|openai-agents(?:-v2)?|langchain|crewai|ag2|autogen|agno|anthropic|bedrock|cohere|google-.+"
+    r"|groq|haystack|litellm|llamaindex|mistralai|ollama|replicate|together|vertexai|watsonx)"
+)
+"""Distributions whose instrumentors record agents and models too: of three families."""
+_VERSIONS = ("duckdb", "opentelemetry-sdk", "opentelemetry-instrumentation", "openai")
+_DISABLED_ENV = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
+_FEW_FILES = 1024
+
+
+def environment() -> Iterator[Finding]:
+    """What is installed here, what it is told to do, and what that means for capture."""
+    yield from _versions()
+    yield from _instrumentors()
+    yield from _settings()
+
+
+def _versions() -> Iterator[Finding]:
+    found = [f"python {'.'.join(map(str, sys.version_info[:3]))}"]
+    found += [f"{name} {version}" for name in _VERSIONS if (version := _version(name))]
+    yield Finding("versions", "ok", ", ".join(found))
+    if _version("openai") is None:
+        yield Finding("no-openai", "note", "openai is not installed here", "pip install openai")
+    httpx = _version("httpx")
+    if httpx is not None and httpx.startswith("1.0") and "dev" in httpx:
+        yield Finding(
+            "httpx-pre-release",
+            "problem",
+            f"httpx {httpx} is a pre-release: every openai call fails once it is imported",
+            "pip install 'httpx<1'",
+        )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _instrumentors() -> Iterator[Finding]:
+    ours, foreign = [], []
+    for entry in metadata.entry_points(group="opentelemetry_instrumentor"):
+        package = entry.dist.name.lower().replace("_", "-") if entry.dist is not None else "?"
+        if package == "lightning-otel":
+            ours.append(entry.name)
+        elif _FOREIGN.fullmatch(package):
+            foreign.append((package, entry))
+    if ours:
+        yield Finding("instrumentors", "ok", f"instrumentors: {', '.join(sorted(ours))}")
+    else:
+        yield Finding(
+            "no-entry-points",
+            "problem",
+            "lightning-otel's entry points are not installed, so opentelemetry-instrument cannot "
+            "find it",
+            "pip install --force-reinstall lightning-otel",
+        )
+    for package, entry in sorted(foreign, key=lambda found: found[0]):
+        yield _foreign(package, entry)
+
+
+def _foreign(package: str, entry: metadata.EntryPoint) -> Finding:
+    """What another family's instrumentor does here, and how its spans are treated."""
+    known = f"{package} {_version(package)}"
+    was_imported = entry.module in sys.modules
+    try:
+        instrumentor = entry.load()
+    except (ImportError, AttributeError, TypeError) as exc:
+        return Finding(
+            "foreign-broken",
+            "problem",
+            f"{known} cannot be imported ({exc}); opentelemetry-instrument says nothing of that",
+            f"pip uninstall {package}",
+        )
+    treated = "its spans are read, and a request that ours recorded too stays one transition"
+    if was_imported and _is_active(instrumentor):
+        return Finding("foreign", "note", f"{known} is active in this process: {treated}")
+    return Finding(
+        "foreign",
+        "note",
+        f"{known} is installed, and active under opentelemetry-instrument: {treated}",
+        f"to record each request once: {_DISABLED_ENV}={entry.name}",
+    )
+
+
+def _is_active(instrumentor: Any) -> bool:
+    """Whether an instrumentor has been switched on.
+
+    An instrumentor is one object whose constructor may reset its settings, so it is not called.
+    """
+    try:
+        return bool(instrumentor.__new__(instrumentor).is_instrumented_by_opentelemetry)
+    except (AttributeError, TypeError):
+        return False
+
+
+def _settings() -> Iterator[Finding]:
+    if not config.is_enabled():
+        yield Finding(
+            "recording-off",
+            "problem",
+            "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED",
+            f"unset {config.ENABLED_ENV} OTEL_SDK_DISABLED",
+        )
+    if not config.is_collect_enabled():
+        yield Finding(
+            "collect-off",
+            "problem",
+            "no span is kept, as the environment asks",
+            f"unset {config.COLLECT_ENV}",
+        )
+    content = config.content()
+    if not content.is_kept:
+        yield Finding(
+            "content-off",
+            "problem",
+            f"{config.CONTENT_ENV} keeps messages out of the store: transitions will be empty",
+            f"unset {config.CONTENT_ENV}",
+        )
+    elif content.is_exported:
+        yield Finding(
+            "content-exported", "note", "messages are sent out with spans, as the environment asks"
+        )
+    if config.has_otlp_endpoint():
+        yield Finding("otlp", "ok", f"spans are also sent out by OTLP ({config.otlp_protocol()})")
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _FEW_FILES:
+        yield Finding(
+            "few-files",
+            "note",
+            f"only {soft} files may be open at once; large stores need more",
+            "ulimit -n 4096",
+        )

@@ -1,0 +1,57 @@
+"""Members that packages register as entry points: who they are by name, and how one is loaded."""
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NamedTuple
+
+from lightning_otel.errors import ConfigError
+
+
+class Registry(NamedTuple):
+    """A group of entry points, ours and others'.
+
+    Attributes:
+        noun: What a member is called in errors.
+        group: The group's name.
+        key: What of a name counts, such as :meth:`str.lower`.
+    """
+
+    noun: str
+    group: str
+    key: Callable[[str], str] = str
+
+    def names(self) -> list[str]:
+        """The members that are installed, ours first."""
+        found = self.points()
+        return sorted(found, key=lambda name: (not _is_ours(found[name]), name))
+
+    def points(self) -> dict[str, EntryPoint]:
+        """Each member's entry point, by name."""
+        # Whoever takes one of our names has said that he wants his.
+        points = sorted(entry_points(group=self.group), key=_is_ours, reverse=True)
+        return {self.key(point.name): point for point in points}
+
+    def load(self, name: str) -> Any:
+        """The member of a name.
+
+        Raises:
+            ConfigError: There is none, or it cannot be loaded.
+        """
+        from difflib import get_close_matches
+
+        found, wanted = self.points(), self.key(name)
+        if wanted not in found:
+            near = get_close_matches(wanted, found, n=1)
+            guess = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.names())}"
+            raise ConfigError(f"no {self.noun} {name!r}; {guess}")
+        try:
+            return found[wanted].load()
+        except (ImportError, AttributeError) as exc:
+            raise ConfigError(
+                f"the {self.noun} {name!r} cannot be loaded ({exc}); "
+                f"install what {found[wanted].value} needs"
+            ) from exc
+
+
+def _is_ours(point: EntryPoint) -> bool:
+    return point.value.startswith("lightning_otel.")

@@ -1,0 +1,209 @@
+"""Feedback that came before what it judges: kept until the store holds that, then given once.
+
+It lies in the state beside the store, so that no restart or kill loses it. It is no reward until
+then: nothing else gets it meanwhile.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from lightning_otel.errors import ConfigError, StateError
+from lightning_otel.rewarding.giving import Clash, Feedback, Given, Keep, digest, give
+from lightning_otel.state import METADATA, State
+from lightning_otel.store import Store
+
+FEEDBACK: Final = sa.Table(
+    "lightning_feedback",
+    METADATA,
+    sa.Column("feedback_id", sa.String(255), primary_key=True),
+    sa.Column("noun", sa.String(16), nullable=False),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("value", sa.Double, nullable=False),
+    sa.Column("attributes", sa.Text, nullable=False),
+    sa.Column("given_ns", sa.BigInteger, nullable=False),
+)
+MOST: Final = 100_000
+"""Feedback that may wait; whoever sends more is refused, rather than the disk filled."""
+_AT_ONCE: Final = 2_000
+
+Answer: TypeAlias = Given | Clash | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits.
+
+    Attributes:
+        count: How much feedback.
+        oldest_ns: When the oldest was given; None if none waits.
+    """
+
+    count: int
+    oldest_ns: int | None
+
+
+class Settled(NamedTuple):
+    """What became of feedback that waited.
+
+    Attributes:
+        given: It was given to what it judges, now or before.
+        refused: Its id was given to other feedback meanwhile; it is gone, and not given.
+        waiting: It still waits.
+    """
+
+    given: int = 0
+    refused: int = 0
+    waiting: int = 0
+
+
+class Pending:
+    """The feedback of a state that waits."""
+
+    def __init__(self, state: State) -> None:
+        """Name the state; a table is made there if it is not there.
+
+        Raises:
+            StateError: It cannot be read or made.
+        """
+        state.ensure(FEEDBACK)
+        self._state = state
+
+    def give(self, store: Store, feedback: Feedback, keep: Keep | None = None) -> Answer:
+        """Give feedback, or keep it until what it judges is there; None says that it waits.
+
+        When this returns, it is on disk either way.
+
+        Args:
+            store: Where what it judges is, or will be.
+            feedback: It has an id.
+            keep: Keeps spans; by default the store does.
+
+        Raises:
+            ConfigError: It has no id.
+            StateError: Too much waits already, or it cannot be kept.
+            StoreError: The store cannot be read or written; the feedback waits.
+        """
+        clash = self._put(feedback)
+        if clash is not None:
+            return clash
+        (answer,) = give(store, [feedback], keep)
+        if answer is not None:
+            self._forget([feedback.feedback_id])
+        return answer
+
+    def settle(self, store: Store, keep: Keep | None = None) -> Settled:
+        """Give what waits to what it judges, as far as that is there by now.
+
+        Any number of processes may do so at once: each reward has one span id, and is kept once.
+
+        Args:
+            store: Where it is looked for.
+            keep: Keeps spans; by default the store does.
+
+        Raises:
+            StoreError: The store cannot be read or written; all of it goes on waiting.
+        """
+        total = Settled()
+        for some in self._parts():
+            answers = give(store, some, keep)
+            done = [each for each, answer in zip(some, answers, strict=True) if answer is not None]
+            self._forget([each.feedback_id for each in done])
+            refused = sum(isinstance(answer, Clash) for answer in answers)
+            total = Settled(
+                total.given + len(done) - refused,
+                total.refused + refused,
+                total.waiting + len(some) - len(done),
+            )
+        return total
+
+    def waiting(self) -> Waiting:
+        """How much waits, and since when."""
+        with self._state.read() as connection:
+            query = sa.select(sa.func.count(), sa.func.min(FEEDBACK.c.given_ns))
+            count, oldest_ns = connection.execute(query).one()
+        return Waiting(int(count), oldest_ns)
+
+    def all(self, limit: int | None = None) -> list[Feedback]:
+        """What waits, the oldest first."""
+        query = sa.select(FEEDBACK).order_by(FEEDBACK.c.given_ns, FEEDBACK.c.feedback_id)
+        with self._state.read() as connection:
+            return [_feedback_of(row) for row in connection.execute(query.limit(limit))]
+
+    def _put(self, feedback: Feedback) -> Clash | None:
+        """Keep feedback, unless the same waits already; says if other feedback has its id."""
+        if not feedback.feedback_id:
+            raise ConfigError("feedback without an id cannot wait; give feedback_id")
+        mine = FEEDBACK.c.feedback_id == feedback.feedback_id
+        with self._state.change() as connection:
+            row = connection.execute(sa.select(FEEDBACK).where(mine)).one_or_none()
+            if row is not None:
+                if digest(_feedback_of(row)) == digest(feedback):
+                    return None
+                return Clash(f"other feedback waits as {feedback.feedback_id!r} already")
+            count = connection.scalar(sa.select(sa.func.count()).select_from(FEEDBACK)) or 0
+            if count >= MOST:
+                raise StateError(
+                    f"{count} pieces of feedback wait for what they judge; is it this store that "
+                    "the agent records into? lightning-otel doctor says what they judge"
+                )
+            values = {
+                "feedback_id": feedback.feedback_id,
+                "noun": feedback.noun,
+                "target": feedback.target,
+                "value": feedback.value,
+                "attributes": json.dumps(dict(feedback.attributes)),
+                "given_ns": feedback.given_ns,
+            }
+            connection.execute(sa.insert(FEEDBACK).values(**values))
+        return None
+
+    def _forget(self, feedback_ids: Sequence[str]) -> None:
+        if not feedback_ids:
+            return
+        with self._state.change() as connection:
+            for start in range(0, len(feedback_ids), _AT_ONCE // 4):
+                some = list(feedback_ids[start : start + _AT_ONCE // 4])
+                connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.feedback_id.in_(some)))
+
+    def _parts(self) -> Iterator[list[Feedback]]:
+        """What waits, some at a time, in order of its ids; what is given meanwhile is no matter."""
+        last = ""
+        while True:
+            query = sa.select(FEEDBACK).where(FEEDBACK.c.feedback_id > last)
+            with self._state.read() as connection:
+                rows = connection.execute(
+                    query.order_by(FEEDBACK.c.feedback_id).limit(_AT_ONCE)
+                ).all()
+            if not rows:
+                return
+            last = rows[-1].feedback_id
+            yield [_feedback_of(row) for row in rows]
+
+
+def settle_waiting(store: Store) -> Settled:
+    """Give what waits beside a store, where anything does; nothing is made for it.
+
+    Raises:
+        StateError: The state cannot be read.
+        StoreError: The store cannot be read or written.
+    """
+    state = State.beside(store)
+    if not state.is_made:
+        return Settled()
+    pending = Pending(state)
+    return pending.settle(store) if pending.waiting().count else Settled()
+
+
+def _feedback_of(row: "sa.Row[tuple[object, ...]]") -> Feedback:
+    return Feedback(
+        noun=row.noun,
+        target=row.target,
+        value=row.value,
+        given_ns=row.given_ns,
+        attributes=json.loads(row.attributes),
+        feedback_id=row.feedback_id,
+    )

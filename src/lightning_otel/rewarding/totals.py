@@ -1,0 +1,126 @@
+"""How a store stands: what there is, how much of it is rewarded and how well, by category too.
+
+A rollout's category is what its task says under ``category``; else that of the resource it was
+made with, as in ``system_prompt[image]``.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple
+
+from lightning_otel.store import Store
+
+KEY: Final = "category"
+"""Where a task says what kind it is of."""
+_NAMED: Final = re.compile(r"[^\[\]]+\[([^\[\]]+)\]")
+_ROLLOUTS: Final = """
+SELECT rollout_id, sum(spans)::BIGINT AS spans, any_value(task) AS task FROM rollouts
+GROUP BY rollout_id"""
+_REWARDS: Final = """
+SELECT rollout_id, count(*) AS rewards, sum(value) AS total FROM rewards
+WHERE isfinite(value) GROUP BY rollout_id"""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts that can be added up.
+
+    Attributes:
+        spans: Spans.
+        rollouts: Rollouts.
+        rewarded_rollouts: Those with a reward.
+        steps: Transitions.
+        rewarded_steps: Those with a reward.
+        rewards: Rewards.
+        reward_sum: Their sum.
+    """
+
+    spans: int = 0
+    rollouts: int = 0
+    rewarded_rollouts: int = 0
+    steps: int = 0
+    rewarded_steps: int = 0
+    rewards: int = 0
+    reward_sum: float = 0.0
+
+    @property
+    def average_reward(self) -> float | None:
+        """The mean of all rewards; None without one."""
+        return self.reward_sum / self.rewards if self.rewards else None
+
+    @property
+    def rewarded_share(self) -> float | None:
+        """The share of steps that have a reward; None without a step."""
+        return self.rewarded_steps / self.steps if self.steps else None
+
+    @property
+    def rewarded_rollouts_share(self) -> float | None:
+        """The share of rollouts that have a reward; None without a rollout."""
+        return self.rewarded_rollouts / self.rollouts if self.rollouts else None
+
+    def add(self, other: "Totals") -> None:
+        """Add what others counted."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+class Standing(NamedTuple):
+    """How a store stands.
+
+    Attributes:
+        total: All of it.
+        categories: The same of each category; what has none is in ``total`` alone.
+    """
+
+    total: Totals
+    categories: Mapping[str, Totals]
+
+
+def standing(store: Store) -> Standing:
+    """How a store stands now; no message is read.
+
+    Raises:
+        StoreError: It cannot be read.
+    """
+    found: dict[str, Totals] = {}
+    kinds: dict[str, str] = {}
+    for row in store.sql(_ROLLOUTS):
+        found[row["rollout_id"]] = Totals(spans=int(row["spans"]), rollouts=1)
+        if kind := _category_of_task(row["task"]):
+            kinds[row["rollout_id"]] = kind
+    for row in store.sql(_REWARDS):
+        one = found.setdefault(row["rollout_id"], Totals())
+        one.rewarded_rollouts = 1
+        one.rewards, one.reward_sum = int(row["rewards"]), float(row["total"])
+    for step in store.transitions(bodies=False):
+        one = found.setdefault(step.rollout_id, Totals())
+        one.steps += 1
+        one.rewarded_steps += step.reward is not None
+        if step.rollout_id not in kinds and (kind := _category_of(step.resources)):
+            kinds[step.rollout_id] = kind
+    total, categories = Totals(), dict[str, Totals]()
+    for rollout_id, one in found.items():
+        total.add(one)
+        if rollout_id in kinds:
+            categories.setdefault(kinds[rollout_id], Totals()).add(one)
+    return Standing(total, dict(sorted(categories.items())))
+
+
+def _category_of_task(text: str | None) -> str:
+    if not text or KEY not in text:
+        return ""
+    try:
+        task: Any = json.loads(text)
+    except ValueError:  # of others, who write no JSON there
+        return ""
+    found = task.get(KEY) if isinstance(task, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def _category_of(resources: Mapping[str, str]) -> str:
+    """The category of what a step was made with; none where several are named."""
+    matches = (_NAMED.fullmatch(name) for name in resources)
+    found = {match[1] for match in matches if match is not None}
+    return found.pop() if len(found) == 1 else ""

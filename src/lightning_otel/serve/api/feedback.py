@@ -1,0 +1,191 @@
+"""Feedback by HTTP: one reward for what somebody said, whether or not what it judges is there."""
+
+import json
+import secrets
+import time
+from typing import Annotated, Any, Final, Literal
+
+from opentelemetry.util.types import AttributeValue
+from pydantic import Field, StringConstraints
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lightning_otel import conventions as c
+from lightning_otel.errors import ConfigError
+from lightning_otel.rewarding.feedback import reward_from_feedback, said_attributes
+from lightning_otel.rewarding.giving import Clash, Feedback, Noun
+from lightning_otel.serve.answers import JSON, RefusalError
+from lightning_otel.serve.api.operation import Answer, Asked, Operation, Told, body_of, routes, told
+from lightning_otel.serve.viewer.page import run
+
+_MOST_METADATA: Final = 16_384
+_PARTS: Final = ("quality_score", "rating", "satisfied", "used_result")
+
+Id = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$")]
+TraceId = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{32}$", to_lower=True)]
+SpanId = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{16}$", to_lower=True)]
+Key = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
+
+
+class FeedbackBody(Asked):
+    """What somebody said, and of what."""
+
+    response_id: Id | None = None
+    """The model response it judges, such as `chatcmpl-…`."""
+    rollout_id: Id | None = None
+    """The rollout it judges."""
+    conversation_id: Id | None = None
+    """The conversation it judges, by its latest call when this was said."""
+    trace_id: TraceId | None = None
+    """The trace it judges."""
+    span_id: SpanId | None = None
+    """The span it judges."""
+    task_id: Id | None = None
+    """Kept with it; the rollout it judges where nothing else is named."""
+    feedback_id: Key | None = None
+    """An id of the sender's: feedback is kept once, however often it is sent."""
+    reward: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """The reward itself; without, it is made of the next four."""
+    quality_score: Annotated[float, Field(ge=0, le=100)] | None = None
+    rating: Annotated[float, Field(ge=0, le=5)] | None = None
+    """Stars."""
+    satisfied: bool | None = None
+    used_result: bool | None = None
+    text: Annotated[str, Field(max_length=20_000)] | None = None
+    """What they wrote."""
+    feedback_text: Annotated[str, Field(max_length=20_000)] | None = None
+    """Another name for `text`."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Kept with it; `quality_score`, `rating`, `satisfied` and `used_result` may stand here."""
+
+
+class FeedbackTold(Told):
+    """What became of feedback."""
+
+    status: Literal["kept", "pending"]
+    """`pending`: what it judges is not there yet; it waits on disk, and is no reward until then."""
+    feedback_id: str
+    reward: float
+    judges: Noun
+    target: str
+    rollout_id: str | None = None
+    """The rollout it was given to."""
+    span_id: str | None = None
+    """The reward's span."""
+    is_new: bool | None = None
+    """Whether it was not kept before; null while it waits."""
+
+
+async def feedback(request: Request) -> Response:
+    """Keep feedback: 200 where it was given to what it judges, 202 where it waits for that."""
+    asked = await body_of(request, FeedbackBody)
+    state = request.app.state
+    peer = request.client.host if request.client else ""
+    came = f"{'http+token' if state.has_token else 'http'}:{peer}"
+    given = _feedback(asked, came)
+
+    answer = await run(
+        request,
+        lambda store: state.rooms.pending.give(store, given, state.intake.keep),
+        readers=state.givers,
+    )
+    if isinstance(answer, Clash):
+        raise RefusalError(409, f"{answer.reason}; give an id of its own to what was said later")
+    found = FeedbackTold(
+        status="kept" if answer is not None else "pending",
+        feedback_id=given.feedback_id,
+        reward=given.value,
+        judges=given.noun,
+        target=given.target,
+        rollout_id=answer.rollout_id if answer is not None else None,
+        span_id=answer.span_id if answer is not None else None,
+        is_new=answer.is_new if answer is not None else None,
+    )
+    return told(found, 200 if answer is not None else 202)
+
+
+def _feedback(asked: FeedbackBody, came: str) -> Feedback:
+    noun, target = _target(asked)
+    said = {name: _said(asked, name) for name in _PARTS}
+    text = asked.text if asked.text is not None else asked.feedback_text
+    try:
+        value = asked.reward if asked.reward is not None else reward_from_feedback(**said)
+        if asked.reward is not None and any(each is not None for each in said.values()):
+            reward_from_feedback(**said)  # they are kept, so they must be what they say they are
+    except ConfigError as exc:
+        raise RefusalError(
+            400, str(exc).replace("give quality_score", "give reward, quality_score")
+        ) from exc
+    attributes: dict[str, AttributeValue] = said_attributes(**said, text=text)
+    if asked.metadata:
+        attributes[c.FEEDBACK_METADATA] = _json(asked.metadata)
+    if asked.task_id is not None:
+        attributes[c.TASK_ID] = asked.task_id
+    return Feedback(
+        noun=noun,
+        target=target,
+        value=float(value),
+        given_ns=time.time_ns(),
+        attributes={**attributes, c.RECEIVED: came},
+        feedback_id=asked.feedback_id or f"feedback-{secrets.token_hex(12)}",
+    )
+
+
+def _target(asked: FeedbackBody) -> tuple[Noun, str]:
+    named: dict[Noun, str | None] = {
+        "response": asked.response_id,
+        "rollout": asked.rollout_id,
+        "conversation": asked.conversation_id,
+        "trace": asked.trace_id,
+        "span": asked.span_id,
+    }
+    found = [(noun, given) for noun, given in named.items() if given is not None]
+    if len(found) > 1:
+        nouns = " and ".join(f"{noun}_id" for noun, _ in found)
+        raise RefusalError(400, f"feedback judges one thing, and {nouns} are named; name one")
+    if found:
+        return found[0]
+    if asked.task_id is not None:
+        return "rollout", asked.task_id
+    raise RefusalError(
+        400,
+        "feedback names nothing that it judges; give response_id, rollout_id, conversation_id, "
+        "trace_id or span_id",
+    )
+
+
+def _said(asked: FeedbackBody, name: str) -> Any:
+    """A part of it, which stands by itself or in the metadata."""
+    own, within = getattr(asked, name), asked.metadata.get(name)
+    if own is not None and within is not None and own != within:
+        raise RefusalError(400, f"{name} and metadata.{name} differ; send one")
+    return own if own is not None else within
+
+
+def _json(metadata: dict[str, Any]) -> str:
+    try:
+        text = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
+    except ValueError as exc:
+        raise RefusalError(400, "metadata holds a number that is none") from exc
+    if len(text) > _MOST_METADATA:
+        raise RefusalError(413, f"metadata may have {_MOST_METADATA} characters")
+    return text
+
+
+_ANSWERS: Final = {
+    200: Answer("It was given to what it judges.", {JSON: FeedbackTold}),
+    202: Answer("What it judges is not there yet: it waits, on disk.", {JSON: FeedbackTold}),
+    409: Answer("Its id was given to other feedback before."),
+}
+OPERATIONS: Final = (
+    Operation(
+        "POST", "/v1/feedback", feedback, "Give the reward that feedback comes to.",
+        _ANSWERS, body=FeedbackBody, is_open=True,
+    ),
+    Operation(
+        "POST", "/feedback", feedback, "The same as `/v1/feedback`.",
+        _ANSWERS, body=FeedbackBody, is_open=True,
+    ),
+)  # fmt: skip
+ROUTES: Final[list[Route]] = routes(OPERATIONS)

@@ -1,0 +1,54 @@
+"""Answers that are held as long as they are true: what costs a look at the whole store."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from lightning_otel.store import Store
+from lightning_otel.store.layout import Layout
+
+T = TypeVar("T")
+_LEAST_S: Final = 1.0
+
+Mark = tuple[object, ...]
+
+
+def mark_of(layout: Layout) -> Mark:
+    """What changes as soon as anything is written to a store: sizes, and times of change."""
+    found: list[object] = []
+    for path in (layout.manifest_path, *layout.segments()):
+        try:
+            status = path.stat()
+        except FileNotFoundError:  # settled meanwhile
+            continue
+        found.append((path.name, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+class Fresh(Generic[T]):
+    """What a function told of a store last, given again while nothing was written.
+
+    Where something is written all the time it is asked anew at most half of the time: it is held
+    for as long as it took, and a second at least.
+    """
+
+    def __init__(self) -> None:
+        self._mark: Mark | None = None
+        self._until_s = 0.0
+        self._held: T | None = None
+        self._lock = threading.Lock()  # so that what is asked for by many at once is read once
+
+    def of(self, store: Store, read: Callable[[Store], T]) -> T:
+        """What the function tells now, or told not long ago."""
+        with self._lock:
+            # Taken before it is read: what comes meanwhile makes it old.
+            mark = mark_of(store.layout) if store.layout is not None else ()
+            began_s = time.monotonic()
+            if self._held is not None and (mark == self._mark or began_s < self._until_s):
+                return self._held
+            self._held = read(store)
+            took_s = time.monotonic() - began_s
+            self._mark = mark
+            self._until_s = time.monotonic() + max(_LEAST_S, took_s)
+            return self._held

@@ -1,0 +1,53 @@
+"""What the API works with beside the store: made when it is first asked for, and once."""
+
+from functools import cached_property
+
+from lightning_otel.queue import Queue
+from lightning_otel.resources import Resources
+from lightning_otel.rewarding.pending import Pending
+from lightning_otel.runs import Runs
+from lightning_otel.runs.requests import Requests
+from lightning_otel.state import State
+from lightning_otel.store import Store
+
+
+class Rooms:
+    """The state beside a store, and what stands in it.
+
+    Every one is for any number of threads. Two that ask first at once may each make one, which are
+    as good as one.
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Name the store; nothing is opened yet."""
+        self._store = store
+
+    @cached_property
+    def state(self) -> State:
+        """The state."""
+        return State.beside(self._store)
+
+    @cached_property
+    def pending(self) -> Pending:
+        """Feedback that waits."""
+        return Pending(self.state)
+
+    @cached_property
+    def queue(self) -> Queue:
+        """Rollouts to be run."""
+        return Queue(self.state)
+
+    @cached_property
+    def resources(self) -> Resources:
+        """What is tuned."""
+        return Resources(self.state)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Training runs."""
+        return Runs(self.state)
+
+    @cached_property
+    def requests(self) -> Requests:
+        """Training that was asked for."""
+        return Requests(self.state)

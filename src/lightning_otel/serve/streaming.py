@@ -1,0 +1,86 @@
+"""Long answers, sent as they are made: a few at a time, and none begun that cannot be."""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from lightning_otel.errors import ConfigError, LightningOtelError, QueryError
+from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.guard import busy
+
+
+class Streams:
+    """Answers under way; beyond a number of them readers are asked to come again."""
+
+    def __init__(self, most_at_once: int) -> None:
+        """Allow so many: each has a DuckDB."""
+        self._most_at_once = most_at_once
+        self._under_way = 0
+
+    async def answer(
+        self, parts: Iterator[bytes], media_type: str, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """An answer in parts, the first of which is made before anything is said.
+
+        Raises:
+            RefusalError: Too many are under way, what was asked cannot be answered, or the store
+                cannot be read.
+        """
+        if self._under_way >= self._most_at_once:
+            raise busy()
+        self._under_way += 1
+        try:
+            # From then on a fault can only break the answer off.
+            first = await run_in_threadpool(next, parts, b"")
+        except BaseException as exc:
+            self._under_way -= 1
+            if isinstance(exc, (QueryError, ConfigError)):
+                raise RefusalError(400, str(exc)) from exc
+            if isinstance(exc, LightningOtelError):
+                raise RefusalError(500, f"the store cannot be read: {exc.what}") from exc
+            raise
+        return HeldAnswer(_sent(first, parts), self._leave, media_type, headers)
+
+    def _leave(self) -> None:
+        self._under_way -= 1
+
+
+class HeldAnswer(StreamingResponse):
+    """An answer that holds a place until it ends, however it does.
+
+    What streams it cannot give the place back: of a reader that is gone at once, none of it is run.
+    """
+
+    def __init__(
+        self,
+        parts: AsyncIterator[bytes],
+        release: Callable[[], None],
+        media_type: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Hold a place.
+
+        Args:
+            parts: What is sent.
+            release: Gives the place back.
+            media_type: Of the answer.
+            headers: What else it says.
+        """
+        super().__init__(parts, headers=headers, media_type=media_type)
+        self._release = release
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._release()
+
+
+async def _sent(first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield first
+    async for part in iterate_in_threadpool(rest):
+        yield part

@@ -1,0 +1,46 @@
+"""The viewer: pages of HTML over a store, read with the key.
+
+A page is a module with ``ROUTES`` and a template of its name; what it reads is a function of the
+store, and :mod:`page` does the rest. Model text is text: every template escapes, and nothing in
+here makes markup, a link or an image of what a span holds.
+"""
+
+from typing import Final
+
+from starlette.routing import Route
+
+from lightning_otel.serve.viewer import (
+    conversations,
+    exporting,
+    home,
+    promoting,
+    resources,
+    rollouts,
+    runs,
+    settings,
+    spans,
+    sql,
+    static,
+    theme,
+    trace,
+    traces,
+    transitions,
+)
+
+ROUTES: Final[list[Route]] = [
+    *home.ROUTES,
+    *conversations.ROUTES,
+    *exporting.ROUTES,
+    *transitions.ROUTES,
+    *rollouts.ROUTES,
+    *promoting.ROUTES,
+    *resources.ROUTES,
+    *runs.ROUTES,
+    *settings.ROUTES,
+    *spans.ROUTES,
+    *sql.ROUTES,
+    *static.ROUTES,
+    *theme.ROUTES,
+    *trace.ROUTES,
+    *traces.ROUTES,
+]

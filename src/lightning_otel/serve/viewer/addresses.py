@@ -1,0 +1,17 @@
+"""Addresses of pages about one thing, whatever its id is made of."""
+
+from urllib.parse import quote
+
+
+def path_of(noun: str, *parts: object) -> str:
+    """The path of a page, such as ``/rollouts/r1``.
+
+    Args:
+        noun: The first part, ours.
+        *parts: Ids and the like, each of which becomes one part.
+    """
+    return "/" + "/".join([noun, *(_quoted(each) for each in parts)])
+
+
+def _quoted(part: object) -> str:
+    return quote(str(part).encode("utf-8", "replace"), safe="")

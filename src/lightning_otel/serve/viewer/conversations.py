@@ -1,0 +1,299 @@
+"""Conversations: what was said in them and what it earned, and a form for what people think."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.messages import parse_messages, plain_text
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.serve.guard import form
+from lightning_otel.serve.viewer import page
+from lightning_otel.serve.viewer.addresses import path_of
+from lightning_otel.serve.viewer.links import Links
+from lightning_otel.serve.viewer.said import Said
+from lightning_otel.serve.viewer.selecting import number as number_of
+from lightning_otel.serve.viewer.talk import Talk, along
+from lightning_otel.serve.viewer.weighing import HEAVY, light
+from lightning_otel.store import Store
+from lightning_otel.store.sql import ROLLOUT, attribute, quoted
+from lightning_otel.types import Trajectory, Transition
+
+ROWS: Final = 30
+"""Conversations on a page."""
+ROLLOUTS: Final = 20
+"""Rollouts of one conversation on a page, the first ones first."""
+MESSAGES: Final = 200
+"""Messages of one agent's branch that are shown, the last ones; the rest is in the trace."""
+TEXT: Final = 200
+_REWARDS: Final = 100
+_GENERATIVE: Final = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
+_TURNS: Final = f"operation IN ({_GENERATIVE}) OR name = {quoted(c.SPAN_ANNOTATION)}"
+
+# A look for the text costs a third of parsing the JSON, and most spans have no such attribute.
+_NAME: Final = f"""CASE WHEN contains(attributes::VARCHAR, '"{c.CONVERSATION_ID}"')
+  THEN nullif({attribute(c.CONVERSATION_ID)}, '') END"""
+_OWN: Final = f"""
+WITH own AS MATERIALIZED (
+  SELECT {ROLLOUT} AS rollout_id, any_value({_NAME}) AS named, min(start_ns) AS start_ns,
+    max(coalesce(end_ns, start_ns)) FILTER (operation IS NOT NULL OR reward IS NULL) AS end_ns,
+    string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
+    count(*) FILTER (operation IN ({_GENERATIVE})) AS calls,
+    any_value(trace_id ORDER BY start_ns) AS trace_id
+  FROM spans GROUP BY 1
+)"""
+_LIST: Final = f"""{_OWN}, said AS (
+  SELECT coalesce(named, rollout_id) AS id, bool_or(named IS NOT NULL) AS is_named,
+    list(rollout_id ORDER BY start_ns) AS rollout_ids, min(start_ns) AS start_ns,
+    max(end_ns) AS end_ns, string_agg(DISTINCT agents, ', ') AS agents, sum(calls)::BIGINT AS calls
+  FROM own GROUP BY 1 HAVING sum(calls) > 0
+)
+SELECT *, count(*) OVER () AS total FROM said
+WHERE (? = '' OR contains(coalesce(agents, ''), ?)) AND (? = '' OR starts_with(id, ?))
+  AND (? IS NULL OR end_ns >= ?)
+ORDER BY end_ns DESC, id LIMIT {ROWS} OFFSET ?
+"""
+_ONE: Final = f"""{_OWN}
+SELECT rollout_id, start_ns, end_ns, agents, trace_id, count(*) OVER () AS total
+FROM own WHERE coalesce(named, rollout_id) = ? ORDER BY start_ns LIMIT {ROLLOUTS} OFFSET ?
+"""
+_TEXTS: Final = """
+SELECT rollout_id, arg_min(input_messages, start_ns) AS asked,
+  arg_max(output_messages, start_ns) AS answered
+FROM calls WHERE rollout_id IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1
+"""
+_LAST_REWARDS: Final = """
+SELECT rollout_id, arg_max(value, start_ns) AS reward, count(*) AS rewards FROM rewards
+WHERE rollout_id IN (SELECT unnest(?)) GROUP BY 1
+"""
+_ALL_REWARDS: Final = f"""
+SELECT rollout_id, name, value, start_ns, trace_id, span_id, count(*) OVER () AS total FROM rewards
+WHERE rollout_id IN (SELECT unnest(?)) ORDER BY start_ns LIMIT {_REWARDS}
+"""
+
+
+class Held(NamedTuple):
+    """One rollout's part of a conversation.
+
+    Attributes:
+        talks: What was said that no rollout before it on the page said: one of each agent and
+            branch.
+        is_heavy: Whether it is too large to be read for a page.
+    """
+
+    rollout_id: str
+    trace_id: str
+    start_ns: int
+    agents: str | None
+    talks: Sequence["Shown"]
+    is_heavy: bool
+
+
+class Shown(NamedTuple):
+    """What one agent said and was told on one branch.
+
+    Attributes:
+        messages: The last of them, each with the addresses within its trace.
+        hidden: How many came before these.
+    """
+
+    talk: Talk
+    messages: Sequence[tuple[Said, Links]]
+    hidden: int
+
+
+def listed(
+    store: Store, number: int, *, agent: str = "", prefix: str = "", since_ns: int | None = None
+) -> Mapping[str, object]:
+    """A page of conversations, the one that was last spoken in first.
+
+    Rollouts that name the same conversation (``gen_ai.conversation.id``) are one; any other rollout
+    is one by itself.
+    """
+    given = [agent, agent, prefix, prefix, since_ns, since_ns, (number - 1) * ROWS]
+    rows = store.sql(_LIST, given).rows()
+    ids = [each for row in rows for each in row["rollout_ids"]]
+    if rows:
+        ends = [each for row in rows for each in {row["rollout_ids"][0], row["rollout_ids"][-1]}]
+        bounds = [min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)]
+        texts = {row["rollout_id"]: row for row in store.sql(_TEXTS, [ends, *bounds])}
+        rewards = {row["rollout_id"]: row for row in store.sql(_LAST_REWARDS, [ids])}
+        rows = [_row(row, texts, rewards) for row in rows]
+    return {"rows": rows, "total": rows[0]["total"] if rows else 0, "size": ROWS, "number": number}
+
+
+def _row(
+    row: Mapping[str, Any], texts: Mapping[str, Any], rewards: Mapping[str, Any]
+) -> dict[str, Any]:
+    asked = [texts[each]["asked"] for each in row["rollout_ids"] if each in texts]
+    answered = [texts[each]["answered"] for each in row["rollout_ids"] if each in texts]
+    users = [
+        message
+        for message in (parse_messages(asked[0]) if asked else None) or ()
+        if message.get("role") == "user"
+    ]
+    last = (parse_messages(answered[-1]) if answered else None) or ()
+    given = [rewards[each] for each in row["rollout_ids"] if each in rewards]
+    return {
+        **row,
+        "asked": _short(plain_text(users[:1])),
+        "answered": _short(plain_text(last[:1])),
+        "reward": given[-1]["reward"] if given else None,
+        "rewards": sum(each["rewards"] for each in given),
+    }
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT else text[: TEXT - 1] + "…"
+
+
+def read(store: Store, conversation_id: str, number: int) -> Mapping[str, object]:
+    """One conversation.
+
+    Args:
+        store: Where it is.
+        conversation_id: Its own id, or the rollout's that it is.
+        number: Which page of its rollouts, from 1.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    rows = store.sql(_ONE, [conversation_id, (number - 1) * ROLLOUTS]).rows()
+    if not rows:
+        raise NotFoundError(
+            f"there is no conversation {conversation_id!r} with a page {number}; look for it among "
+            "all of them"
+        )
+    ids = [row["rollout_id"] for row in rows]
+    read_ids = light(store, ids)
+    paths: dict[str, list[Trajectory]] = {each: [] for each in ids}
+    if read_ids:
+        for made in store.adapt(rollout_id=read_ids, include_incomplete=True):
+            for path in made.trajectories:
+                paths[path.rollout_id].append(path)
+    said = []
+    before: Transition | None = None
+    for row in rows:
+        own = paths[row["rollout_id"]]
+        shown = _shown(own, before)
+        is_heavy = row["rollout_id"] not in read_ids
+        told = row["rollout_id"], row["trace_id"], row["start_ns"], row["agents"]
+        said.append(Held(*told, shown, is_heavy))
+        before = own[-1].transitions[-1] if own else before
+    rewards = store.sql(_ALL_REWARDS, [ids]).rows()
+    return {
+        "title": f"Conversation {conversation_id}",
+        "heavy": HEAVY,
+        "id": conversation_id,
+        "said": said,
+        "total": rows[0]["total"],
+        "size": ROLLOUTS,
+        "number": number,
+        "rewards": rewards,
+        "rewards_total": rewards[0]["total"] if rewards else 0,
+        "targets": _targets(said),
+        "feedback_id": f"viewer-{secrets.token_hex(8)}",
+    }
+
+
+def _shown(paths: Sequence[Trajectory], before: Transition | None) -> list[Shown]:
+    traces = {
+        (step.trace_id, step.span_id): step.step for path in paths for step in path.transitions
+    }
+    labels = {name: f"#{number}" for name, number in traces.items()}
+    links = {span_id: Links.to(trace_id) for trace_id, span_id in traces}
+    found = []
+    for talk in along(paths, labels, before):
+        hidden = max(0, len(talk.messages) - MESSAGES)
+        messages = [(each, links[each.span_id]) for each in talk.messages[hidden:]]
+        found.append(Shown(talk, messages, hidden))
+    return found
+
+
+def _targets(said: Sequence[Held]) -> list[tuple[str, str]]:
+    """What feedback may judge: the last rollout as a whole, each other, or one answer."""
+    found = [(f"rollout:{each.rollout_id}", f"rollout {each.rollout_id}") for each in said[::-1]]
+    answers = [
+        (f"span:{each.span_id}", f"answer {each.label}: {_words(each)}")
+        for held in said
+        for shown in held.talks
+        for each, _ in shown.messages
+        if each.label
+    ]
+    return [*found, *answers[::-1]]
+
+
+def _words(answer: Said) -> str:
+    return next((part.text[:40] for part in answer.parts if part.text), "…")
+
+
+_TRUTHS: Final[Mapping[str, bool | None]] = {"": None, "yes": True, "no": False}
+
+
+def given(fields: Mapping[str, str]) -> dict[str, Any]:
+    """What a feedback form says, as :func:`emit_feedback` takes it.
+
+    Raises:
+        ConfigError: A field is nothing that the form offers.
+    """
+    noun, _, target = fields.get("target", "").partition(":")
+    if noun not in ("rollout", "span") or not target:
+        raise ConfigError("target says what is judged; choose a rollout or an answer")
+    found: dict[str, Any] = {f"{noun}_id": target}
+    if rating := fields.get("rating", "").strip():
+        found["rating"] = number_of("rating", rating)
+    for name in ("satisfied", "used_result"):
+        said = fields.get(name, "")
+        if said not in _TRUTHS:
+            raise ConfigError(f"{name} is {said[:40]!r}; it is yes or no, or left out")
+        found[name] = _TRUTHS[said]
+    found["text"] = fields.get("text", "").strip() or None
+    found["feedback_id"] = fields.get("feedback_id", "")[:200] or None
+    return found
+
+
+async def conversations(request: Request) -> Response:
+    """The list."""
+    number = page.integer(request, "page", 1, 1, 10_000_000)
+    agent, prefix = page.text(request, "agent"), page.text(request, "id")
+    since_ns = page.time(request, "since")
+
+    def work(store: Store) -> Mapping[str, object]:
+        return listed(store, number, agent=agent, prefix=prefix, since_ns=since_ns)
+
+    return await page.answer(request, "conversations.html", work, title="Conversations")
+
+
+async def conversation(request: Request) -> Response:
+    """One of them."""
+    given_id = request.path_params["conversation_id"]
+    number = page.integer(request, "page", 1, 1, 1_000_000)
+    return await page.answer(
+        request, "conversation.html", lambda store: read(store, given_id, number)
+    )
+
+
+async def feedback(request: Request) -> Response:
+    """Keep what somebody said of a conversation, once."""
+    conversation_id = request.path_params["conversation_id"]
+    fields = await form(request)
+
+    def work(store: Store) -> None:
+        from lightning_otel.rewarding.feedback import emit_feedback
+
+        if emit_feedback(store=store, **given(fields)) is None:
+            raise ConfigError("recording is switched off; nothing was kept")
+
+    await page.run(request, work)
+    return page.see(path_of("conversations", conversation_id) + "?said=1")
+
+
+ROUTES: Final[list[Route]] = [
+    Route("/conversations", conversations, methods=["GET"]),
+    Route("/conversations/{conversation_id:path}/feedback", feedback, methods=["POST"]),
+    Route("/conversations/{conversation_id:path}", conversation, methods=["GET"]),
+]

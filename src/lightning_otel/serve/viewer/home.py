@@ -1,0 +1,153 @@
+"""The first page: whether it learns, what came of everything recorded, what is newest.
+
+The curve and the funnel look at the whole store: they are parts of their own, which come when the
+page is there already.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Final, NamedTuple
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lightning_otel.errors import StoreMissingError
+from lightning_otel.plot import Asked, charts, svg
+from lightning_otel.plot.rollouts import METRICS
+from lightning_otel.serve.api.fresh import Fresh
+from lightning_otel.serve.viewer import page
+from lightning_otel.serve.viewer.runs import living
+from lightning_otel.store import Store
+from lightning_otel.store.traces import TracePage, find_traces
+from lightning_otel.types import Report
+
+_NEWEST: Final = 10
+_AXES: Final = ("rollout", "time", "step", "version")
+_LOGGED: Final = "step"
+
+
+class Step(NamedTuple):
+    """One line of the funnel.
+
+    Attributes:
+        name: What is counted.
+        number: How many.
+        whole: Out of how many; 0 where that is nothing to compare with.
+        note: What else is to be said.
+    """
+
+    name: str
+    number: int
+    whole: int = 0
+    note: str = ""
+
+    @property
+    def share(self) -> str:
+        """Of the whole, in percent as SVG writes it; never all where one is missing."""
+        if not self.whole:
+            return ""
+        found = 100 * self.number / self.whole
+        return "100%" if self.number >= self.whole else f"{min(found, 99.9):.1f}%"
+
+
+class Looks:
+    """Looks at the whole store, held as long as nothing is written; see :class:`Fresh`."""
+
+    def __init__(self) -> None:
+        """Hold none yet."""
+        self.funnel = Fresh[Mapping[str, object]]()
+        self.curves = defaultdict[tuple[str, str], Fresh[Mapping[str, object]]](Fresh)
+
+
+async def home(request: Request) -> Response:
+    """The page."""
+    by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", tuple(METRICS))
+
+    def read(store: Store) -> Mapping[str, object]:
+        return {
+            **_named(by, metric),
+            "newest": _newest(store),
+            "living": living(store),
+            "server": f"{request.url.scheme}://{request.url.netloc}",
+        }
+
+    return await page.answer(request, "home.html", read, title="Home")
+
+
+async def curve(request: Request) -> Response:
+    """The curve, as a part of the page or a page of its own."""
+    by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", tuple(METRICS))
+
+    looks: Looks = request.app.state.looks
+
+    def read(store: Store) -> Mapping[str, object]:
+        if by == _LOGGED:  # beside the store, whose files tell nothing of it
+            return _drawn(store, by=by, metric=metric)
+        return looks.curves[by, metric].of(store, partial(_drawn, by=by, metric=metric))
+
+    return await page.answer(request, "home_curve.html", read, title="Curve", is_long=True)
+
+
+async def funnel(request: Request) -> Response:
+    """What became of everything, as a part of the page or a page of its own."""
+    looks: Looks = request.app.state.looks
+
+    def read(store: Store) -> Mapping[str, object]:
+        return looks.funnel.of(store, _funnel)
+
+    return await page.answer(
+        request, "home_funnel.html", read, title="What became of it", is_long=True
+    )
+
+
+def _drawn(store: Store, *, by: str, metric: str) -> Mapping[str, object]:
+    # What training runs logged has names of its own.
+    asked = Asked(() if by == _LOGGED else (metric,), axis=by)  # type: ignore[arg-type]  # one of _AXES
+    found = charts(store, asked)
+    # What plot draws is escaped by it, and holds no script, link or style.
+    drawn = Markup(svg(found, is_styled=False))
+    return {**_named(by, metric), "drawn": drawn, "has_values": any(c.series for c in found)}
+
+
+def _named(by: str, metric: str) -> Mapping[str, object]:
+    return {"by": by, "metric": metric, "axes": _AXES, "metrics": tuple(METRICS)}
+
+
+def _newest(store: Store) -> TracePage | None:
+    """The newest traces; None where there is no store yet."""
+    try:
+        return find_traces(store.source, limit=_NEWEST)
+    except StoreMissingError:
+        return None
+
+
+def _funnel(store: Store) -> Mapping[str, object]:
+    report, accounting = store.report(), store.accounting()
+    return {
+        "steps": list(_steps(report)),
+        "left_out": report.reasons(),
+        "inexact": report.inexact,
+        "notes": report.notes,
+        "accounting": accounting,
+    }
+
+
+def _steps(report: Report) -> Iterator[Step]:
+    yield Step("spans", report.spans)
+    yield Step("rollouts", report.rollouts)
+    yield Step("model calls", report.calls)
+    yield Step("transitions", report.transitions, report.calls, "of calls")
+    yield Step("exact token ids", report.exact, report.transitions, "of transitions")
+    yield Step("with a reward", report.rewarded, report.transitions, "of transitions")
+    yield Step("rewards", report.rewards)
+    yield Step("rewards placed", report.rewards_placed, report.rewards, "of rewards")
+
+
+ROUTES: Final[list[Route]] = [
+    Route("/", home, methods=["GET"]),
+    Route("/home/curve", curve, methods=["GET"]),
+    Route("/home/funnel", funnel, methods=["GET"]),
+]

@@ -1,0 +1,247 @@
+"""How a page is answered: what it reads, in a thread; how it is made; what it refuses.
+
+The address is the state: a page is a function of its path and query, which the helpers in here
+read and change.
+"""
+
+import asyncio
+import re
+import time as clock
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, TypeVar, overload
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from lightning_otel import errors
+from lightning_otel.errors import LightningOtelError
+from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.guard import busy
+from lightning_otel.serve.viewer.templating import render
+from lightning_otel.store import Store
+
+T = TypeVar("T")
+
+_AT_ONCE: Final = 4
+"""Reads at the same time: each has a DuckDB of its own."""
+LONG_AT_ONCE: Final = 2
+"""Of those that look at the whole store, which may need gigabytes where there are millions."""
+_MOST_WAITING: Final = 32
+_TEXT: Final = 2000
+_RELATIVE: Final = re.compile(r"(\d{1,6})\s*(s|m|h|d)")
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    # Without one, a browser says of our own forms that they come from nowhere.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+_STATUSES: Final[tuple[tuple[type[LightningOtelError], int], ...]] = (
+    (errors.NotFoundError, 404),
+    (errors.StoreMissingError, 404),
+    (errors.TooLargeError, 413),
+    (errors.StoreError, 503),
+    (errors.StateError, 503),
+)
+_TITLES: Final = {
+    400: "This cannot be asked",
+    401: "The key is needed",
+    403: "Not from here",
+    404: "Not found",
+    405: "Not in this way",
+    413: "Too large",
+    415: "Not in this form",
+    500: "This page failed",
+    503: "Not now",
+}
+
+
+class Readers:
+    """Threads in which pages read the store, a few at a time."""
+
+    def __init__(self, at_once: int = _AT_ONCE) -> None:
+        """Allow so many; none is started yet."""
+        self._at_once = at_once
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="viewer")
+        self._waiting = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What some work gives.
+
+        Raises:
+            RefusalError: Too much waits already.
+        """
+        if self._waiting >= self._at_once + _MOST_WAITING:
+            raise busy()
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._waiting -= 1
+
+
+async def run(
+    request: Request,
+    work: Callable[[Store], T],
+    *,
+    is_long: bool = False,
+    readers: Readers | None = None,
+) -> T:
+    """What a function of the store gives, in a thread of its own.
+
+    Args:
+        request: What was asked.
+        work: The function.
+        is_long: Whether it looks at the whole store: it waits for others such, and no page for it.
+        readers: Whose threads; by default those of all who have the key.
+
+    Raises:
+        RefusalError: It failed with an error of ours, which is said, or too much is asked at once.
+    """
+    state = request.app.state
+    try:
+        own = state.long_readers if is_long else state.readers
+        found: T = await (readers or own).run(partial(work, state.store))
+    except LightningOtelError as exc:
+        status = next((status for kind, status in _STATUSES if isinstance(exc, kind)), 400)
+        raise RefusalError(status, str(exc)) from exc
+    return found
+
+
+async def answer(
+    request: Request,
+    template: str,
+    read: Callable[[Store], Mapping[str, object]],
+    *,
+    title: str = "",
+    status: int = 200,
+    is_long: bool = False,
+) -> Response:
+    """A page, or a part of one.
+
+    Args:
+        request: What was asked.
+        template: Its name in ``templates/``; it extends ``base.html`` unless it is a part.
+        read: Gives what the template shows; runs in a thread.
+        title: Of the page; what ``read`` gives as ``title`` counts more.
+        status: Of HTTP.
+        is_long: As :func:`run` takes it.
+
+    Raises:
+        RefusalError: The store cannot be read so, or too much is asked at once.
+    """
+
+    def work(store: Store) -> bytes:
+        # In the thread, too: a long page takes its time to be made.
+        return _bytes(
+            render(request, template, {"title": title, "store_name": store.name, **read(store)})
+        )
+
+    return HTMLResponse(await run(request, work, is_long=is_long), status, _HEADERS)
+
+
+def refused(request: Request, refusal: RefusalError) -> Response:
+    """The page that says why something is not shown."""
+    what, _, remedy = str(refusal).partition("; ")
+    shown = {
+        "title": _TITLES.get(refusal.status, "Not served"),
+        "status": refusal.status,
+        "what": what,
+        "remedy": remedy,
+        "store_name": "",  # who has no key learns nothing
+    }
+    text = render(request, "refused.html", shown)
+    return HTMLResponse(_bytes(text), refusal.status, {**_HEADERS, **refusal.headers})
+
+
+def _bytes(text: str) -> bytes:
+    # A model may answer with half a character; a page shows it as a question mark.
+    return text.encode("utf-8", "replace")
+
+
+def is_for_people(request: Request) -> bool:
+    """Whether a page is what the sender expects: a browser that goes there, not a program."""
+    return "text/html" in request.headers.get("accept", "")
+
+
+def see(address: str) -> Response:
+    """Where to look after a form was taken: a page of this server, asked for by GET."""
+    return RedirectResponse("/" + address.lstrip("/\\"), 303)
+
+
+def url(request: Request, **changes: object) -> str:
+    """The address of this page with values of its query changed; None takes one out."""
+    query = {name: value for name, value in request.query_params.items() if name not in changes}
+    query |= {name: str(value) for name, value in changes.items() if value is not None}
+    path = request.url.path
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+@overload
+def integer(request: Request, name: str, default: int, least: int, most: int) -> int: ...
+@overload
+def integer(request: Request, name: str, default: None, least: int, most: int) -> int | None: ...
+def integer(request: Request, name: str, default: int | None, least: int, most: int) -> int | None:
+    """A whole number of the query.
+
+    Raises:
+        RefusalError: It is none, or out of range.
+    """
+    given = request.query_params.get(name, "")
+    if not given:
+        return default
+    if re.fullmatch(r"-?[0-9]{1,19}", given) is None or not least <= int(given) <= most:
+        raise RefusalError(400, f"{name} is a number from {least} to {most}; change the address")
+    return int(given)
+
+
+def choice(request: Request, name: str, among: tuple[str, ...]) -> str:
+    """One of some words of the query; the first one by default.
+
+    Raises:
+        RefusalError: It is another one.
+    """
+    given = request.query_params.get(name) or among[0]
+    if given not in among:
+        raise RefusalError(400, f"{name} is one of {', '.join(among)}; change the address")
+    return given
+
+
+def text(request: Request, name: str, default: str = "") -> str:
+    """A text of the query, without spaces around it.
+
+    Raises:
+        RefusalError: It is too long, or no text.
+    """
+    given = request.query_params.get(name, default).strip()
+    if len(given) > _TEXT or "\0" in given:
+        raise RefusalError(400, f"{name} is a text of at most {_TEXT} characters; shorten it")
+    return given
+
+
+def time(request: Request, name: str) -> int | None:
+    """A time of the query in Unix nanoseconds: ``10m`` ago, or a date; None if it is not given.
+
+    Raises:
+        RefusalError: It is neither.
+    """
+    given = text(request, name)
+    if not given:
+        return None
+    relative = _RELATIVE.fullmatch(given)
+    if relative is not None:
+        ago_s = int(relative[1]) * _UNITS[relative[2]]
+        return clock.time_ns() - ago_s * 1_000_000_000
+    try:
+        found = datetime.fromisoformat(given)
+        found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+        return int(found.timestamp()) * 1_000_000_000 + found.microsecond * 1000
+    except (ValueError, OverflowError, OSError) as exc:
+        raise RefusalError(400, f"{name} is a time; write 10m, 2h, 3d or 2026-11-22T08:00") from exc

@@ -1,0 +1,32 @@
+"""What this server works with: its findings about the place, and its settings."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lightning_otel.doctor import examine
+from lightning_otel.serve.viewer import page
+from lightning_otel.settings import settings
+from lightning_otel.store import Store
+
+_RANKS: Final = ("problem", "note", "ok")
+
+
+async def show(request: Request) -> Response:
+    """The page."""
+    return await page.answer(request, "settings.html", _read, title="Settings")
+
+
+def _read(store: Store) -> Mapping[str, object]:
+    findings = examine(store)
+    return {
+        "findings": sorted(findings, key=lambda finding: _RANKS.index(finding.level)),
+        "problems": sum(finding.level == "problem" for finding in findings),
+        "settings": settings(),
+    }
+
+
+ROUTES: Final[list[Route]] = [Route("/settings", show, methods=["GET"])]

@@ -1,0 +1,186 @@
+"""One span with all that is written on it: what was said, its values, its tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter import readers
+from lightning_otel.adapter.calls import is_call, observation_of
+from lightning_otel.adapter.exactness import Tokens, read_tokens, sampling_of
+from lightning_otel.adapter.messages import parse_messages
+from lightning_otel.errors import NotFoundError
+from lightning_otel.serve.viewer.said import Part, Said, said, value_part, value_text, whole
+from lightning_otel.store import Store
+from lightning_otel.store.schema import span_of
+from lightning_otel.store.source import Selection
+from lightning_otel.types import Message, Span
+
+GIVEN: Final = 8
+"""Messages that a call was given which stand beside its row: the last ones."""
+VALUES: Final = 400
+"""Attributes that are shown."""
+TOKENS: Final = 2_000
+"""Tokens of the prompt, and of the response, that are shown."""
+_VALUE: Final = 2_000
+_PROBABLE: Final = (-0.1, -0.7, -2.3, -4.6)
+"""Logprobs between the classes of a token: probabilities of 0.9, 0.5, 0.1 and 0.01."""
+
+
+class Value(NamedTuple):
+    """A value by its name."""
+
+    key: str
+    part: Part
+
+
+class Happened(NamedTuple):
+    """An event of a span.
+
+    Attributes:
+        after_ns: How long after its start.
+    """
+
+    name: str
+    after_ns: int
+    values: list[Value]
+
+
+class Detail(NamedTuple):
+    """A span.
+
+    Attributes:
+        given: The last messages it was given.
+        given_before: How many stand before these.
+        answered: What it answered, one a choice.
+        values: Its other attributes.
+        values_more: How many are not shown.
+        tokens: Its token ids, if it is a call.
+        sampling: What was asked of the sampler.
+        tools: Names of the tools that were offered.
+    """
+
+    span: Span
+    given: list[Said]
+    given_before: int
+    answered: list[Said]
+    values: list[Value]
+    values_more: int
+    otel_resource: list[Value]
+    events: list[Happened]
+    tokens: Tokens | None
+    sampling: Mapping[str, Any]
+    tools: list[str]
+
+
+class Token(NamedTuple):
+    """A token as it is shown: its id, its log-probability, and how probable it was, 0 to 4."""
+
+    id: int
+    logprob: float | None
+    level: int | None
+
+
+def read_span(store: Store, trace_id: str, span_id: str) -> Span:
+    """A span, in today's conventions.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    selection = Selection(trace_ids=(trace_id,), only=((trace_id, span_id),))
+    found = [span_of(row) for row in store.source.fetch(selection).dicts()]
+    for span in readers.read(found):
+        return span
+    raise NotFoundError(f"there is no span {span_id!r} in trace {trace_id!r}; see the trace")
+
+
+def detail(span: Span) -> Detail:
+    """What is told of a span."""
+    given, answered = messages(span, "input"), messages(span, "output")
+    before = max(0, len(given) - GIVEN)
+    hidden = {*c.BODY_KEYS, c.LOGPROB_TOKEN_IDS}
+    # Messages too large to be kept whole are no JSON any more: they are shown as the text left.
+    hidden -= {
+        key
+        for key, found in ((c.INPUT_MESSAGES, given), (c.OUTPUT_MESSAGES, answered))
+        if not found
+    }
+    others = {key: value for key, value in span.attributes.items() if key not in hidden}
+    return Detail(
+        span=span,
+        given=[
+            said(message, span.span_id, "input", before + at)
+            for at, message in enumerate(given[before:])
+        ],
+        given_before=before,
+        answered=[said(each, span.span_id, "output", at) for at, each in enumerate(answered)],
+        values=_values(others),
+        values_more=max(0, len(others) - VALUES),
+        otel_resource=_values(span.otel_resource),
+        events=[
+            Happened(each.name, each.time_ns - span.start_ns, _values(each.attributes))
+            for each in span.events[:VALUES]
+        ],
+        tokens=read_tokens(span.attributes) if is_call(span) else None,
+        sampling=sampling_of(span.attributes, span.otel_resource),
+        tools=_tools(span.attributes.get(c.TOOL_DEFINITIONS)),
+    )
+
+
+def messages(span: Span, side: str) -> Sequence[Message]:
+    """The messages that a call was given, instructions first, or that it answered."""
+    if side == "input":
+        return observation_of(span)
+    found = span.attributes.get(c.OUTPUT_MESSAGES)
+    return (parse_messages(found) or ()) if isinstance(found, str) else ()
+
+
+def text_of(span: Span, query: Mapping[str, str]) -> str:
+    """The whole of a text that was cut: an attribute, or a part of a message.
+
+    Args:
+        span: The span it stands on.
+        query: ``key``, or ``side``, ``message`` and ``part``.
+
+    Raises:
+        NotFoundError: There is no such text.
+    """
+    key = query.get("key")
+    if key is not None:
+        if key not in span.attributes:
+            raise NotFoundError(f"the span has no attribute {key!r}; see the span")
+        return value_text(span.attributes[key])
+    try:
+        message = messages(span, query["side"])[int(query["message"])]
+        return whole(message, int(query["part"]))
+    except (KeyError, ValueError, IndexError) as exc:
+        raise NotFoundError("the span has no such message; see the span") from exc
+
+
+def shown_tokens(ids: Sequence[int], logprobs: Sequence[float] = ()) -> list[Token]:
+    """The first tokens of a sequence."""
+    count = min(len(ids), TOKENS)
+    return [
+        Token(ids[at], logprobs[at], _level(logprobs[at]))
+        if at < len(logprobs)
+        else Token(ids[at], None, None)
+        for at in range(count)
+    ]
+
+
+def _level(logprob: float) -> int:
+    return sum(logprob < bound for bound in _PROBABLE)
+
+
+def _values(attributes: Mapping[str, Any]) -> list[Value]:
+    keys = sorted(attributes)[:VALUES]
+    return [Value(key, value_part(attributes[key], _VALUE)) for key in keys]
+
+
+def _tools(found: object) -> list[str]:
+    offered = (parse_messages(found) or ()) if isinstance(found, str) else ()
+    names = []
+    for tool in offered:
+        held = tool.get("function")
+        flat = held if isinstance(held, Mapping) else tool
+        names.append(str(flat.get("name") or tool.get("type") or "tool"))
+    return names

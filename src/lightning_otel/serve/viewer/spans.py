@@ -1,0 +1,211 @@
+"""What a trace's page asks for of one span: all that is written on it, tokens, a reward."""
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.rewarding.feedback import reward_from_feedback, said_attributes
+from lightning_otel.rewarding.giving import Clash, Feedback, Given, give
+from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.guard import form
+from lightning_otel.serve.viewer import page
+from lightning_otel.serve.viewer.links import Links
+from lightning_otel.serve.viewer.span import TOKENS, detail, read_span, shown_tokens, text_of
+from lightning_otel.serve.viewer.tree import held_trace, read_trace
+from lightning_otel.store import Store
+from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.source import Selection
+
+_LONGEST: Final = 20_000
+_PART_BYTES: Final = 1 << 16
+_NOT_SHOWN: Final = frozenset({"sequence", "end_sequence"})
+
+
+async def span(request: Request) -> Response:
+    """One span."""
+    trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
+
+    def read(store: Store) -> Mapping[str, object]:
+        trace = held_trace(store, trace_id)
+        position = trace.find(span_id)
+        if position is None:  # it may have begun since
+            trace = read_trace(store, trace_id)
+            position = trace.find(span_id)
+        if position is None:
+            raise NotFoundError(
+                f"there is no span {span_id!r} in trace {trace_id!r}; see the trace"
+            )
+        row = trace.rows[position]
+        return {
+            "title": f"Span {span_id}",
+            "trace": trace,
+            "row": row,
+            "detail": detail(read_span(store, row.trace_id, span_id)),
+            "feedback_id": secrets.token_hex(8),
+            "links": Links(request),
+            "tab": "tree",
+        }
+
+    return await page.answer(request, "span.html", read)
+
+
+async def text(request: Request) -> Response:
+    """The whole of a text that was cut, as plain text."""
+    trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
+    query = dict(request.query_params)
+    found = await page.run(
+        request, lambda store: text_of(read_span(store, trace_id, span_id), query)
+    )
+    return PlainTextResponse(found.encode("utf-8", "replace"))
+
+
+async def tokens(request: Request) -> Response:
+    """The tokens of a call."""
+    trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
+
+    def read(store: Store) -> Mapping[str, object]:
+        held = detail(read_span(store, trace_id, span_id)).tokens
+        return {
+            "tokens": held,
+            "prompt": [] if held is None else shown_tokens(held.prompt_ids),
+            "response": [] if held is None else shown_tokens(held.response_ids, held.logprobs),
+            "most": TOKENS,
+            "links": Links(request),
+            "span_id": span_id,
+        }
+
+    return await page.answer(request, "trace_tokens.html", read, title=f"Tokens of {span_id}")
+
+
+async def raw(request: Request) -> Response:
+    """The trace's spans, or one of them, as JSON lines, each as it is stored."""
+    trace_id, span_id = request.path_params["trace_id"], page.text(request, "span")
+    only = ((trace_id, span_id),) if span_id else ()
+    selection = Selection(trace_ids=(trace_id,), only=only)
+    name = quote(f"trace-{span_id or trace_id}.jsonl")
+    answer: Response = await request.app.state.streams.answer(
+        _lines(request.app.state.store, selection),
+        "application/x-ndjson",
+        {"Content-Disposition": f'attachment; filename="{name}"'},
+    )
+    return answer
+
+
+def _lines(store: Store, selection: Selection) -> Iterator[bytes]:
+    held = bytearray()
+    for row in store.source.fetch(selection).dicts():
+        held += orjson.dumps(_plain(row), option=orjson.OPT_APPEND_NEWLINE)
+        if len(held) >= _PART_BYTES:
+            yield bytes(held)
+            held.clear()
+    yield bytes(held)
+
+
+def record_of(store: Store, trace_id: str, span_id: str) -> Mapping[str, Any]:
+    """A span as it is stored; empty if it is not there any more."""
+    selection = Selection(trace_ids=(trace_id,), only=((trace_id, span_id),))
+    return next(iter(store.source.fetch(selection).dicts()), {})
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its JSON columns as what they hold, and without what it has not."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if value is None or name in _NOT_SHOWN:
+            continue
+        is_json = COLUMNS[name] == "JSON" and isinstance(value, str)
+        found[name] = orjson.Fragment(value) if is_json else value
+    return found
+
+
+def json_of(row: Mapping[str, Any]) -> str:
+    """A stored span as JSON for people."""
+    held = orjson.loads(orjson.dumps(_plain(row)))
+    return orjson.dumps(held, option=orjson.OPT_INDENT_2).decode()
+
+
+async def reward(request: Request) -> Response:
+    """Give a reward to a span, and show it.
+
+    Raises:
+        RefusalError: Nothing was said, or something that cannot be.
+    """
+    trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
+    given = await form(request)
+    feedback = _feedback(span_id, given)
+
+    def work(store: Store) -> Given | Clash | None:
+        (found,) = give(store, [feedback], request.app.state.intake.keep)
+        return found
+
+    found = await page.run(request, work)
+    if found is None:
+        raise RefusalError(404, f"there is no span {span_id!r} in the store; see the trace")
+    if isinstance(found, Clash):
+        raise RefusalError(409, f"{found.reason}; go back and reload the page")
+    back = {"span": span_id, "given": f"{feedback.value:g}"}
+    tab = given.get("tab", "")
+    if tab in ("waterfall", "attributes"):
+        back["tab"] = tab
+    return page.see(f"/traces/{quote(trace_id, safe='')}?{urlencode(back)}")
+
+
+def _feedback(span_id: str, given: Mapping[str, str]) -> Feedback:
+    """What the form says."""
+    key = given.get("reward", "")
+    try:
+        quality, rating = (_number(given.get(name, "")) for name in ("quality_score", "rating"))
+        satisfied, used = (_truth(given.get(name, "")) for name in ("satisfied", "used_result"))
+        value = (
+            float(key)
+            if key in ("1", "-1")
+            else reward_from_feedback(
+                quality_score=quality, rating=rating, satisfied=satisfied, used_result=used
+            )
+        )
+    except (ConfigError, ValueError) as exc:
+        raise RefusalError(400, str(exc)) from exc
+    attributes = said_attributes(
+        quality_score=quality,
+        rating=rating,
+        satisfied=satisfied,
+        used_result=used,
+        text=given.get("text", "").strip()[:_LONGEST] or None,
+    )
+    # Of the page, and of what was pressed on it: to press twice gives once.
+    feedback_id = f"{given.get('feedback_id', '')[:64] or secrets.token_hex(8)}{key}"
+    return Feedback("span", span_id, value, time.time_ns(), attributes, feedback_id)
+
+
+def _number(given: str) -> float | None:
+    if not given.strip():
+        return None
+    try:
+        return float(given)
+    except ValueError as exc:
+        raise ValueError("quality_score and rating are numbers; go back") from exc
+
+
+def _truth(given: str) -> bool | None:
+    if given not in ("", "yes", "no"):
+        raise ValueError("satisfied and used_result are yes, no or nothing; go back")
+    return None if not given else given == "yes"
+
+
+_AT: Final = "/traces/{trace_id:str}"
+_SPAN: Final = f"{_AT}/spans/{{span_id:str}}"
+ROUTES: Final[list[Route]] = [
+    Route(f"{_AT}/raw", raw, methods=["GET"]),
+    Route(_SPAN, span, methods=["GET"]),
+    Route(f"{_SPAN}/text", text, methods=["GET"]),
+    Route(f"{_SPAN}/tokens", tokens, methods=["GET"]),
+    Route(f"{_SPAN}/reward", reward, methods=["POST"]),
+]

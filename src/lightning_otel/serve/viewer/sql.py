@@ -1,0 +1,226 @@
+"""Read-only SQL over the views, in the sandbox: a table on the page, all of it as a file.
+
+The statement stands in the address, so that an answer can be linked to; it can change nothing.
+"""
+
+import csv
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lightning_otel.errors import LightningOtelError, QueryError, StoreError
+from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.viewer import page
+from lightning_otel.store import Store
+from lightning_otel.store.sandbox import Answer, Limits, ask
+from lightning_otel.store.values import plain, repaired
+
+LIMITS: Final = Limits(wall_s=30.0, memory_bytes=1 << 30, rows=200, size_bytes=8 << 20)
+"""Of a page."""
+FILE_LIMITS: Final = Limits(
+    wall_s=120.0, memory_bytes=1 << 30, rows=1_000_000, size_bytes=256 << 20
+)
+"""Of a file."""
+_LONGEST: Final = 20_000
+_CELL: Final = 200
+_PART_BYTES: Final = 1 << 16
+
+
+class Example(NamedTuple):
+    """A statement worth beginning with."""
+
+    title: str
+    text: str
+
+
+EXAMPLES: Final = (
+    Example("Columns of spans", "DESCRIBE spans"),
+    Example(
+        "Reward by agent",
+        "SELECT agents, count(*) AS rollouts, round(avg(reward), 3) AS mean_reward\n"
+        "FROM rollouts GROUP BY agents ORDER BY rollouts DESC",
+    ),
+    Example(
+        "Slowest calls",
+        "SELECT model, agent, round(duration_ms) AS ms, output_tokens, trace_id\n"
+        "FROM calls ORDER BY duration_ms DESC LIMIT 20",
+    ),
+    Example(
+        "Tokens by model",
+        "SELECT model, count(*) AS calls, sum(input_tokens) AS tokens_in, "
+        "sum(output_tokens) AS tokens_out\nFROM calls GROUP BY model ORDER BY calls DESC",
+    ),
+    Example(
+        "Errors",
+        "SELECT error_type, model, count(*) AS calls FROM calls\n"
+        "WHERE status = 'ERROR' GROUP BY ALL ORDER BY calls DESC",
+    ),
+    Example(
+        "Worst rollouts",
+        "SELECT rollout_id, reward, calls, task FROM rollouts\n"
+        "WHERE reward IS NOT NULL ORDER BY reward, start_ns DESC LIMIT 20",
+    ),
+)
+
+
+class Cell(NamedTuple):
+    """What is shown of a value, and how long it is if that is not all of it."""
+
+    text: str
+    whole: int
+    is_null: bool
+
+
+async def show(request: Request) -> Response:
+    """The page, with the answer to the statement in its address if there is one."""
+    text = _statement(request)
+    found = await page.run(request, lambda store: _answered(store, text))
+    status = 400 if found.get("error") else 200
+    return await page.answer(request, "sql.html", lambda _: found, title="SQL", status=status)
+
+
+async def columns(request: Request) -> Response:
+    """The views and their columns."""
+    return await page.answer(request, "sql_columns.html", _columns, title="Views and columns")
+
+
+async def download(request: Request) -> Response:
+    """The whole answer as CSV or JSON lines.
+
+    Raises:
+        RefusalError: There is no statement, or it fails before its first row.
+    """
+    text, kind = _statement(request), request.path_params["kind"]
+    if kind not in _WRITERS:
+        raise RefusalError(404, "an answer comes as answer.csv or answer.jsonl")
+    if not text:
+        raise RefusalError(400, "there is no statement; give one in ?q=")
+    store = request.app.state.store
+    name = f'attachment; filename="answer.{kind}"'
+    answer: Response = await request.app.state.streams.answer(
+        _parts(store, text, _WRITERS[kind]), _TYPES[kind], {"Content-Disposition": name}
+    )
+    return answer
+
+
+def _statement(request: Request) -> str:
+    given = request.query_params.get("q", "").strip()
+    if len(given) > _LONGEST:
+        raise RefusalError(400, f"a statement here has at most {_LONGEST:,} characters; shorten it")
+    return given
+
+
+def _asked(store: Store, text: str, limits: Limits) -> Answer:
+    if store.layout is None:
+        raise StoreError("a store elsewhere is not asked here; use: lightning-otel sql")
+    return ask(store.layout, text, limits)
+
+
+def _answered(store: Store, text: str) -> Mapping[str, object]:
+    told = {"text": text, "examples": EXAMPLES, "limits": LIMITS, "file_limits": FILE_LIMITS}
+    if not text:
+        return told
+    start_s = time.perf_counter()
+    try:
+        with _asked(store, text, LIMITS) as answer:
+            rows = [[_cell(value) for value in row] for row in answer]
+    except LightningOtelError as exc:
+        return {**told, "error": exc.what, "remedy": exc.remedy}
+    return {
+        **told,
+        "columns": answer.columns,
+        "rows": rows,
+        "cut": answer.cut,
+        "took_ns": int((time.perf_counter() - start_s) * 1e9),
+    }
+
+
+def _columns(store: Store) -> Mapping[str, object]:
+    with _asked(store, "SHOW ALL TABLES", LIMITS) as answer:
+        rows = [dict(zip(answer.columns, row, strict=True)) for row in answer]
+    views = [
+        {
+            "name": row["name"],
+            "columns": list(zip(row["column_names"], row["column_types"], strict=True)),
+        }
+        for row in rows
+    ]
+    return {"views": views}
+
+
+def _cell(value: Any) -> Cell:
+    text = _text(value)
+    return Cell(text[:_CELL], len(text) if len(text) > _CELL else 0, value is None)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (Mapping, list, tuple)):
+        return orjson.dumps(_sendable(value)).decode()
+    return "" if value is None else str(value)
+
+
+def _sendable(value: Any) -> Any:
+    return str(value) if isinstance(value, timedelta) else repaired(plain(value))
+
+
+def _csv(answer: Answer) -> Iterator[bytes]:
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(answer.columns)
+    for row in answer:
+        writer.writerow([_text(value) for value in row])
+        yield _taken(file)
+    yield _taken(file)
+    _check_whole(answer)
+
+
+def _taken(file: io.StringIO) -> bytes:
+    text = file.getvalue()
+    file.seek(0)
+    file.truncate()
+    return text.encode("utf-8", "replace")
+
+
+def _jsonl(answer: Answer) -> Iterator[bytes]:
+    for row in answer:
+        named = dict(zip(answer.columns, map(_sendable, row), strict=True))
+        yield orjson.dumps(repaired(named), option=orjson.OPT_APPEND_NEWLINE)
+    _check_whole(answer)
+
+
+def _check_whole(answer: Answer) -> None:
+    """Break a file off that would be taken for all there is."""
+    if answer.cut:
+        raise QueryError(f"the answer has more {answer.cut} than a file may have; add a LIMIT")
+
+
+def _parts(store: Store, text: str, write: Callable[[Answer], Iterator[bytes]]) -> Iterator[bytes]:
+    """The lines of a file in parts of some size.
+
+    The rows before a fault are sent already: nothing can be said but by breaking off.
+    """
+    held = bytearray()
+    with _asked(store, text, FILE_LIMITS) as answer:
+        for line in write(answer):
+            held += line
+            if len(held) >= _PART_BYTES:
+                yield bytes(held)
+                held.clear()
+    yield bytes(held)
+
+
+_WRITERS: Final = {"csv": _csv, "jsonl": _jsonl}
+_TYPES: Final = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
+
+ROUTES: Final[list[Route]] = [
+    Route("/sql", show, methods=["GET"]),
+    Route("/sql/columns", columns, methods=["GET"]),
+    Route("/sql/answer.{kind:str}", download, methods=["GET"]),
+]

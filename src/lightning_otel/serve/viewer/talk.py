@@ -1,0 +1,117 @@
+"""A trace as a conversation: what each model call was told that it had not been told, and answered.
+
+Of a growing history every message stands once. Where a call was given another history than the one
+before it, that is said, and what is new in it stands below.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from lightning_otel.adapter.conversation_rows import is_same
+from lightning_otel.adapter.outline import Node, Outline
+from lightning_otel.serve.viewer.said import Said, said
+from lightning_otel.types import Message, Trajectory, Transition
+
+
+class Talk(NamedTuple):
+    """What one agent said and was told on one branch.
+
+    Attributes:
+        agent: Its name; empty where none is named.
+        branch: Its number.
+        cause: Why the branch begins there; ``start`` for the first one.
+        messages: In the order in which the model got to see them.
+    """
+
+    agent: str
+    branch: int
+    cause: str
+    messages: list[Said]
+
+
+def talks(found: Outline) -> list[Talk]:
+    """The conversations of a trace, each branch without what it shares with an earlier one."""
+    labels = {
+        (node.span.trace_id, node.span.span_id): label
+        for node, label in zip(found.nodes, found.labels(), strict=True)
+        if label
+    }
+    return along(found.trajectories, labels)
+
+
+def along(
+    paths: Iterable[Trajectory],
+    labels: Mapping[tuple[str, str], str],
+    before: Transition | None = None,
+) -> list[Talk]:
+    """The conversations of trajectories, each branch without what it shares with an earlier one.
+
+    Args:
+        paths: Those of one rollout, in order.
+        labels: The name of each step, by its trace and span id; steps without one are left out.
+        before: A step of an earlier rollout, which the first of these may go on from.
+    """
+    seen: set[tuple[str, str]] = set()
+    told = []
+    for path in paths:
+        messages = list(_messages(path, seen, labels, before))
+        before = None
+        if messages:
+            told.append(Talk(path.agent, path.branch, path.cause, messages))
+    return told
+
+
+def left_out(found: Outline) -> list[Node]:
+    """Calls that are no step, each with its reason."""
+    return [node for node in found.nodes if node.kind == "call" and node.step is None]
+
+
+def _messages(
+    path: Trajectory,
+    seen: set[tuple[str, str]],
+    labels: Mapping[tuple[str, str], str],
+    before: Transition | None,
+) -> Iterator[Said]:
+    held: list[Message] = [] if before is None else list(before.observation)
+    answers: Sequence[Message] = () if before is None else before.action
+    for step in path.transitions:
+        name = (step.trace_id, step.span_id)
+        label = labels.get(name)
+        given = step.observation
+        same = _shared(held, answers, given)
+        if name not in seen and label is not None:
+            yield from _given(step, same, is_anew=bool(held) and same < len(held))
+            yield from _answered(step, label)
+        seen.add(name)
+        held, answers = list(given), step.action
+
+
+def _shared(held: Sequence[Message], answers: Iterable[Message], given: Sequence[Message]) -> int:
+    """How many messages a call was given that were said before, the last answer among them."""
+    count = 0
+    for one, other in zip(held, given, strict=False):
+        if not is_same(one, other):
+            return count
+        count += 1
+    is_repeated = count == len(held) < len(given)
+    if is_repeated and any(is_same(answer, given[count]) for answer in answers):
+        count += 1
+    return count
+
+
+def _given(step: Transition, same: int, *, is_anew: bool) -> Iterator[Said]:
+    """What is new in what a call was given."""
+    note = ""
+    if is_anew:
+        kept = f"the first {same} messages as before" if same else "nothing of it as before"
+        note = f"another history from here on: {kept}, {len(step.observation) - same} others"
+    for index in range(same, len(step.observation)):
+        yield said(step.observation[index], step.span_id, "input", index, note=note)
+        note = ""
+
+
+def _answered(step: Transition, label: str) -> Iterator[Said]:
+    for index, message in enumerate(step.action):
+        note = f"choice {index + 1} of {len(step.action)}" if index else ""
+        reward = step.reward if index == 0 else None
+        yield said(message, step.span_id, "output", index, reward=reward, label=label, note=note)

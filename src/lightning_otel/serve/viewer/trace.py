@@ -1,0 +1,250 @@
+"""One trace: its tree, waterfall, chat, tools, tokens, rewards, attributes and raw spans.
+
+Which of them, the selected span and what is folded stand in the address. Rows and bodies that are
+far down are parts of their own, read when they are seen.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lightning_otel.serve.viewer import page
+from lightning_otel.serve.viewer.links import MOST_CLOSED, Links
+from lightning_otel.serve.viewer.made import TOOLS, adapted, credits, steps, tool_calls
+from lightning_otel.serve.viewer.span import detail, read_span
+from lightning_otel.serve.viewer.spans import json_of, record_of
+from lightning_otel.serve.viewer.talk import Talk, left_out, talks
+from lightning_otel.serve.viewer.tree import Row, Shown, Trace, fold, held_trace, read_trace
+from lightning_otel.store import Store
+
+TABS: Final = ("tree", "waterfall", "chat", "tools", "tokens", "rewards", "attributes", "raw")
+CHUNK: Final = 250
+"""Rows in one part of a page."""
+MESSAGES: Final = 200
+"""Messages on a page."""
+DEEPEST: Final = 24
+"""Levels that are indented; what lies deeper says how deep."""
+_WIDTH: Final = 1000
+"""Of a waterfall, in its own units."""
+_RAW: Final = 65_536
+
+
+async def show(request: Request) -> Response:
+    """A trace."""
+    tab = page.choice(request, "tab", TABS)
+    trace_id = request.path_params["trace_id"]
+    span_id, first = page.text(request, "span"), page.integer(request, "first", 0, 0, 10**9)
+    links = Links(request)
+
+    def read(store: Store) -> Mapping[str, object]:
+        trace = read_trace(store, trace_id)
+        selected = trace.find(span_id) if span_id else None
+        shown: dict[str, object] = {
+            "title": f"Trace {trace_id[:12]}",
+            "trace": trace,
+            "tab": tab,
+            "tabs": TABS,
+            "links": links,
+            "facts": _facts(trace),
+            "row": None if selected is None else trace.rows[selected],
+            "missing": span_id if span_id and selected is None else "",
+        }
+        if selected is not None and tab in ("tree", "waterfall", "attributes", "raw"):
+            shown.update(_selected(store, trace.rows[selected]))
+        shown.update(_READ[tab](request, store, trace, first))
+        return shown
+
+    return await page.answer(request, "trace.html", read)
+
+
+def _selected(store: Store, row: Row) -> Mapping[str, object]:
+    found = detail(read_span(store, row.trace_id, row.span_id))
+    return {"detail": found, "feedback_id": secrets.token_hex(8)}
+
+
+def _facts(trace: Trace) -> Mapping[str, Any]:
+    """What is told of a trace above its tabs."""
+    own = trace.own
+    roots = [row for row in own if row.parent < 0]
+    calls = [row for row in own if row.kind == "call"]
+    status = "ended"
+    if any(row.status == "ERROR" for row in roots):
+        status = "failed"
+    elif any(row.end_ns is None for row in roots):
+        status = "open"
+    return {
+        "status": status,
+        "agents": list(dict.fromkeys(row.agent for row in own if row.agent)),
+        "models": list(dict.fromkeys(row.model for row in calls if row.model)),
+        "calls": len(calls),
+        "tools": sum(row.kind == "tool" for row in own),
+        "errors": sum(row.status == "ERROR" for row in own),
+        "open": sum(row.end_ns is None for row in own),
+        "steps": sum(row.step is not None for row in own),
+        "input_tokens": sum(row.step.input_tokens or 0 for row in own if row.step is not None),
+        "output_tokens": sum(row.step.output_tokens or 0 for row in own if row.step is not None),
+        "rewards": [row for row in trace.rows if row.kind == "reward" and row.reward is not None],
+    }
+
+
+def _rows(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+    """The parts of a tree or waterfall: those that are seen first, and the selected one."""
+    links = Links(request)
+    given = request.query_params
+    closed = given.get("closed", "").split(",")[:MOST_CLOSED]
+    found = fold(trace.rows, closed, others=bool(given.get("others")))
+    at = next(
+        (n for n, each in enumerate(found.shown) if each.row.span_id == given.get("span")), first
+    )
+    wanted = {0, min(at, max(0, len(found.shown) - 1)) // CHUNK}
+    chunks = [
+        (at, found.shown[at : at + CHUNK] if at // CHUNK in wanted else [])
+        for at in range(0, len(found.shown), CHUNK)
+    ]
+    return {
+        "chunks": chunks,
+        "size": CHUNK,
+        "total": len(found.shown),
+        "others": found.others,
+        "shows_others": bool(given.get("others")),
+        "links": links,
+        "bar": partial(bar, trace.start_ns, trace.end_ns),
+        "deepest": DEEPEST,
+    }
+
+
+def bar(since_ns: int, until_ns: int, row: Row) -> tuple[float, float]:
+    """Where a row's bar begins and how long it is, of ``_WIDTH``; never beyond its bounds.
+
+    Args:
+        since_ns: When the trace begins.
+        until_ns: When it ends.
+        row: The row.
+    """
+    whole = max(1, until_ns - since_ns)
+    begin = min(_WIDTH, max(0.0, (row.start_ns - since_ns) * _WIDTH / whole))
+    end_ns = until_ns if row.end_ns is None else row.end_ns
+    length = max(0, end_ns - row.start_ns)
+    width = min(_WIDTH - begin, length * _WIDTH / whole)
+    return round(min(begin, _WIDTH - 2), 2), round(max(2.0, width), 2)
+
+
+def _chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+    found, size = adapted(store, trace.trace_id)
+    if found is None:
+        calls = [row for row in trace.rows if row.kind == "call"]
+        chosen = next((r for r in calls if r.span_id == request.query_params.get("span")), None)
+        row = chosen or (calls[-1] if calls else None)
+        return {
+            "large": size,
+            "row": row,
+            "detail": None if row is None else detail(read_span(store, row.trace_id, row.span_id)),
+        }
+    told = talks(found)
+    count = sum(len(each.messages) for each in told)
+    return {
+        "large": None,
+        "talks": list(_part(told, first, MESSAGES)),
+        "first": first,
+        "total": count,
+        "size": MESSAGES,
+        "left_out": left_out(found),
+    }
+
+
+def _part(told: list[Talk], first: int, count: int) -> Iterator[Talk]:
+    """Some of the messages of several talks, counted through all of them."""
+    for each in told:
+        kept = each.messages[max(0, first) : max(0, first + count)]
+        if kept:
+            yield each._replace(messages=kept)
+        first -= len(each.messages)
+
+
+def _tools(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+    found, size = adapted(store, trace.trace_id)
+    return {
+        "calls": tool_calls(store, trace, found, first),
+        "with_spans": sum(row.kind == "tool" for row in trace.rows),
+        "large": size if found is None else None,
+        "first": first,
+        "size": TOOLS,
+    }
+
+
+def _tokens(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+    found, size = adapted(store, trace.trace_id)
+    return {
+        "large": size if found is None else None,
+        "steps": [] if found is None else steps(found),
+        "report": trace.report if found is None else found.report,
+        "calls": [row for row in trace.rows if row.kind == "call"],
+        "size": MESSAGES,
+        "first": first,
+    }
+
+
+def _rewards(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+    found, size = adapted(store, trace.trace_id)
+    return {
+        "large": size if found is None else None,
+        "credits": [] if found is None else credits(found),
+        "steps": [] if found is None else steps(found),
+        "report": trace.report if found is None else found.report,
+        "size": MESSAGES,
+        "first": first,
+    }
+
+
+def _attributes(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+    if request.query_params.get("span") and trace.find(request.query_params["span"]) is not None:
+        return {}
+    row = trace.rows[0]
+    return {"row": row, **_selected(store, row)}
+
+
+def _raw(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+    span_id = request.query_params.get("span", "")
+    position = trace.find(span_id) if span_id else 0
+    row = trace.rows[position or 0]
+    text = json_of(record_of(store, row.trace_id, row.span_id))
+    return {"row": row, "text": text[:_RAW], "length": len(text)}
+
+
+_READ: Final = {
+    "tree": _rows,
+    "waterfall": _rows,
+    "chat": _chat,
+    "tools": _tools,
+    "tokens": _tokens,
+    "rewards": _rewards,
+    "attributes": _attributes,
+    "raw": _raw,
+}
+
+
+async def rows(request: Request) -> Response:
+    """A part of a tree or waterfall."""
+    first = page.integer(request, "first", 0, 0, 10**9)
+    tab = page.choice(request, "tab", TABS)
+
+    def read(store: Store) -> Mapping[str, object]:
+        trace = held_trace(store, request.path_params["trace_id"])
+        found = dict(_rows(request, store, trace, first))
+        given = request.query_params
+        closed = given.get("closed", "").split(",")[:MOST_CLOSED]
+        every: list[Shown] = fold(trace.rows, closed, others=bool(given.get("others"))).shown
+        return {**found, "tab": tab, "trace": trace, "shown": every[first : first + CHUNK]}
+
+    return await page.answer(request, "trace_rows.html", read, title="Spans")
+
+
+ROUTES: Final[list[Route]] = [
+    Route("/traces/{trace_id:str}", show, methods=["GET"]),
+    Route("/traces/{trace_id:str}/rows", rows, methods=["GET"]),
+]

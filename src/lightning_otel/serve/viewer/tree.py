@@ -1,0 +1,355 @@
+"""A trace as rows: each span at its place, what it is, and what was made of it.
+
+Narrow columns alone are read, so that a trace of 30,000 spans is rows in a second or two; and
+nothing in here recurses, so that neither depth nor a loop of parents matters.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.tree import NO_PARENT, build
+from lightning_otel.errors import NotFoundError
+from lightning_otel.store import Store
+from lightning_otel.store.trace_rows import FACTS, trace_rows
+from lightning_otel.types import Report, Span, Transition
+
+Kind: TypeAlias = Literal["rollout", "agent", "call", "tool", "reward", "mark", "plumbing", "work"]
+"""What a span is to a person."""
+
+_KINDS: Final[Mapping[str, Kind]] = {c.INVOKE_AGENT: "agent", c.EXECUTE_TOOL: "tool"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A span at its place.
+
+    Attributes:
+        parent: Position of the row above it, or -1.
+        depth: Number of rows above it.
+        size: Number of rows below it, at any depth.
+        agent: The agent it belongs to; empty where none is named.
+        is_later: Whether it is a reward that was given in a trace of its own.
+        facts: Short attributes, by name.
+        step: The transition it became, if it did.
+        left_out: Why it is in no transition; empty if it is, or is nothing that could be.
+        moved: The rule by which it stands elsewhere than it was recorded; empty if it does not.
+    """
+
+    trace_id: str
+    span_id: str
+    name: str
+    kind: Kind
+    parent: int
+    depth: int
+    size: int
+    agent: str
+    start_ns: int
+    end_ns: int | None
+    status: str
+    status_message: str
+    model: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    reward: float | None
+    rollout_id: str
+    response_id: str | None
+    is_later: bool
+    facts: Mapping[str, str]
+    step: Transition | None = None
+    left_out: str = ""
+    moved: str = ""
+
+    @property
+    def duration_ns(self) -> int | None:
+        """How long it took; None if it never ended. A clock set back makes it negative."""
+        return None if self.end_ns is None else self.end_ns - self.start_ns
+
+
+class Trace(NamedTuple):
+    """A trace.
+
+    Attributes:
+        trace_id: Its id.
+        rows: Every span, each after what is above it, with the rewards that were given to it later.
+        report: The funnel of its rollouts.
+    """
+
+    trace_id: str
+    rows: list[Row]
+    report: Report
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        """The rollouts it is part of; most often one."""
+        return list(dict.fromkeys(row.rollout_id for row in self.rows if not row.is_later))
+
+    @property
+    def start_ns(self) -> int:
+        """When its first span began."""
+        return min(row.start_ns for row in self.own)
+
+    @property
+    def end_ns(self) -> int:
+        """When its last span ended, as far as they have."""
+        return max(max(row.start_ns, row.end_ns or 0) for row in self.own)
+
+    @property
+    def own(self) -> list[Row]:
+        """Its rows without the rewards given later, unless there is nothing else."""
+        return [row for row in self.rows if not row.is_later] or self.rows
+
+    def find(self, span_id: str) -> int | None:
+        """The position of a span's row."""
+        return next((i for i, row in enumerate(self.rows) if row.span_id == span_id), None)
+
+
+def read_trace(store: Store, trace_id: str) -> Trace:
+    """A trace of any size, as it is now.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    own, later = trace_rows(store.source, trace_id)
+    if not own:
+        raise NotFoundError(f"there is no trace {trace_id!r}; see the list of traces")
+    steps, report = _steps(store, list(dict.fromkeys(row["rollout_id"] for row in own)))
+    found = Trace(trace_id, _rows(_placed(own, later), steps, report), report)
+    _LAST[store] = _Kept(found, time.monotonic())
+    return found
+
+
+def held_trace(store: Store, trace_id: str) -> Trace:
+    """A trace as the page that asks for a part of it was made, if that was just now.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    kept = _LAST.get(store)
+    if kept is not None and kept.trace.trace_id == trace_id:
+        if time.monotonic() - kept.since_s < _KEPT_S:
+            return kept.trace
+        _LAST.pop(store, None)
+    return read_trace(store, trace_id)
+
+
+class _Kept(NamedTuple):
+    """The trace that was read last, and when."""
+
+    trace: Trace
+    since_s: float
+
+
+_LAST: "WeakKeyDictionary[Store, _Kept]" = WeakKeyDictionary()
+_KEPT_S: Final = 60.0
+
+
+def _steps(
+    store: Store, rollout_ids: Sequence[str]
+) -> tuple[dict[tuple[str, str], Transition], Report]:
+    table = store.transitions(rollout_id=rollout_ids, bodies=False)
+    return {(step.trace_id, step.span_id): step for step in table}, table.report()
+
+
+class _Placed(NamedTuple):
+    """Where the rows stand, and by which rule one stands elsewhere than it was recorded."""
+
+    places: "list[_Place]"
+    moved: dict[tuple[str, str], str]
+
+
+class _Place(NamedTuple):
+    """Where a row stands."""
+
+    raw: Mapping[str, Any]
+    parent: int
+    depth: int
+    agent: str
+    is_later: bool
+
+
+def _placed(own: Sequence[Mapping[str, Any]], later: Sequence[Mapping[str, Any]]) -> _Placed:
+    """Every row below its parent, a reward given later below what it judges."""
+    by_id = {row["span_id"]: row for row in own}
+    tree = build(map(_span, own))
+    given = _by_target(own, later)
+    found: list[_Place] = []
+    positions = [NO_PARENT] * len(tree.spans)
+    for node in sorted(range(len(tree.spans)), key=tree.first.__getitem__):
+        span_id, above, depth = tree.spans[node].span_id, tree.parents[node], tree.depths[node]
+        parent = NO_PARENT if above == NO_PARENT else positions[above]
+        place = positions[node] = len(found)
+        found.append(_Place(by_id[span_id], parent, depth, tree.agents[node], False))
+        for row in given.pop(span_id, ()):
+            found.append(_Place(row, place, depth + 1, "", True))
+    for row in (each for waiting in given.values() for each in waiting):
+        found.append(_Place(row, NO_PARENT, 0, "", True))
+    return _Placed(found, {(each.trace_id, each.span_id): each.rule for each in tree.repairs})
+
+
+def _by_target(
+    own: Iterable[Mapping[str, Any]], later: Iterable[Mapping[str, Any]]
+) -> dict[str, list[Mapping[str, Any]]]:
+    """Rewards given later by the span they are linked to; by an empty id where that is not here."""
+    spans = {row["span_id"] for row in own}
+    responses = {row["response_id"]: row["span_id"] for row in own if row["response_id"]}
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in later:
+        facts = _facts(row)
+        value = facts.get("link_value", "")
+        if facts.get("link_key") == c.RESPONSE_ID:
+            value = responses.get(value, "")
+        found.setdefault(value if value in spans else "", []).append(row)
+    return found
+
+
+def _span(row: Mapping[str, Any]) -> Span:
+    """As much of a span as its place in the tree depends on."""
+    attributes = {c.AGENT_NAME: row["agent"]} if row["agent"] else {}
+    if row["operation"]:
+        attributes[c.OPERATION] = row["operation"]
+    return Span(
+        trace_id=row["trace_id"],
+        span_id=row["span_id"],
+        parent_span_id=row["parent_span_id"],
+        name=row["name"],
+        start_ns=row["start_ns"],
+        end_ns=row["end_ns"],
+        attributes=attributes,
+        process=row["process"] or "",
+        sequence=row["sequence"],
+        end_sequence=row["end_sequence"],
+    )
+
+
+def _facts(row: Mapping[str, Any]) -> dict[str, str]:
+    pairs = zip(FACTS, row["facts"] or (), strict=False)
+    return {name: value for name, value in pairs if value is not None}
+
+
+def _rows(
+    placed: _Placed, steps: Mapping[tuple[str, str], Transition], report: Report
+) -> list[Row]:
+    """The rows with what the adapter says of them."""
+    reasons = {(each.trace_id, each.span_id): each.reason for each in report.dropped}
+    sizes = [0] * len(placed.places)
+    for position in range(len(sizes) - 1, -1, -1):
+        parent = placed.places[position].parent
+        if parent != NO_PARENT:
+            sizes[parent] += sizes[position] + 1
+    found = []
+    for (row, parent, depth, agent, is_later), size in zip(placed.places, sizes, strict=True):
+        name = (row["trace_id"], row["span_id"])
+        step = steps.get(name)
+        found.append(
+            Row(
+                trace_id=row["trace_id"],
+                span_id=row["span_id"],
+                name=row["name"],
+                kind=_kind(row),
+                parent=parent,
+                depth=depth,
+                size=size,
+                agent=agent or row["agent"] or "",
+                start_ns=row["start_ns"],
+                end_ns=row["end_ns"],
+                status=row["status"],
+                status_message=row["status_message"] or "",
+                model=row["model"],
+                input_tokens=row["input_tokens"],
+                output_tokens=row["output_tokens"],
+                reward=row["reward"],
+                rollout_id=row["rollout_id"],
+                response_id=row["response_id"],
+                is_later=is_later,
+                facts=_facts(row),
+                step=step,
+                left_out="" if step is not None else reasons.get(name, ""),
+                moved=placed.moved.get(name, ""),
+            )
+        )
+    return found
+
+
+def _kind(row: Mapping[str, Any]) -> Kind:
+    operation = row["operation"]
+    if row["name"] == c.SPAN_ROLLOUT:
+        return "rollout"
+    if operation in c.CALL_OPERATIONS:
+        return "call"
+    if row["reward"] is not None or row["name"] == c.SPAN_ANNOTATION:
+        return "reward"
+    if row["name"] in (c.SPAN_ACTION, c.SPAN_OBSERVATION):
+        return "mark"
+    return "plumbing" if row["is_plumbing"] else _KINDS.get(operation, "work")
+
+
+class Shown(NamedTuple):
+    """A row that is shown.
+
+    Attributes:
+        row: It.
+        position: Its position among all.
+        folded: How many spans right below it are folded away.
+        is_closed: Whether what is below it is not shown.
+    """
+
+    row: Row
+    position: int
+    folded: int
+    is_closed: bool
+
+
+class Folded(NamedTuple):
+    """The rows to show, and how many spans of other instrumentors are folded away."""
+
+    shown: list[Shown]
+    others: int
+
+
+def fold(rows: Sequence[Row], closed: Iterable[str] = (), *, others: bool = False) -> Folded:
+    """The rows to show.
+
+    Requests, queries and messages of other instrumentors are folded away where nothing else lies
+    below them, unless there is nothing else at all.
+
+    Args:
+        rows: All of a trace, each after its parent.
+        closed: Ids of the spans below which nothing is shown.
+        others: Whether those of other instrumentors are shown.
+    """
+    is_other = _others(rows)
+    count = sum(is_other)
+    if others or count == len(rows):
+        is_other = [False] * len(rows)
+        count = count if others else 0
+    shut = frozenset(closed)
+    is_hidden = list(is_other)
+    folded = [0] * len(rows)
+    shown: list[int] = []
+    for position, row in enumerate(rows):
+        parent = row.parent
+        if parent != NO_PARENT and (is_hidden[parent] or rows[parent].span_id in shut):
+            is_hidden[position] = True
+        elif is_other[position] and parent != NO_PARENT:
+            folded[parent] += row.size + 1
+        if not is_hidden[position]:
+            shown.append(position)
+    found = [
+        Shown(rows[at], at, folded[at], is_closed=rows[at].span_id in shut and rows[at].size > 0)
+        for at in shown
+    ]
+    return Folded(found, count)
+
+
+def _others(rows: Sequence[Row]) -> list[bool]:
+    """Which rows are other instrumentors', with nothing but such below them."""
+    found = [row.kind == "plumbing" for row in rows]
+    for position in range(len(rows) - 1, -1, -1):
+        parent = rows[position].parent
+        if parent != NO_PARENT and not found[position]:
+            found[parent] = False
+    return found

@@ -1,0 +1,38 @@
+"""Which rollouts can be read whole for one page, messages and all: memory is bounded."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from lightning_otel.serve.viewer.made import MOST_BYTES, MOST_SPANS
+from lightning_otel.store import Store
+from lightning_otel.store.sql import ROLLOUT
+
+HEAVY: Final = "too long to read here; its trace has it"
+"""What is said in place of messages that were not read."""
+_WEIGHTS: Final = f"""
+SELECT {ROLLOUT} AS rollout_id, count(*) AS spans,
+  coalesce(sum(coalesce(strlen(input_messages), 0) + coalesce(strlen(output_messages), 0)
+    + strlen(attributes::VARCHAR)), 0)::BIGINT AS size
+FROM spans WHERE {ROLLOUT} IN (SELECT unnest(?)) GROUP BY 1
+"""
+
+
+def light(store: Store, rollout_ids: Sequence[str]) -> list[str]:
+    """Of some rollouts those that are read, in their order: as many as fit into memory together.
+
+    Args:
+        store: Where they are.
+        rollout_ids: Their whole ids.
+    """
+    if not rollout_ids:
+        return []
+    weights = {row["rollout_id"]: row for row in store.sql(_WEIGHTS, [list(rollout_ids)])}
+    found: list[str] = []
+    spans = size = 0
+    for each in rollout_ids:
+        weight = weights.get(each)
+        own_spans, own_size = (weight["spans"], weight["size"]) if weight else (0, 0)
+        if spans + own_spans <= MOST_SPANS and size + own_size <= MOST_BYTES:
+            spans, size = spans + own_spans, size + own_size
+            found.append(each)
+    return found

@@ -1,0 +1,169 @@
+"""The spans of one trace as narrow rows, and the rewards that were given to it elsewhere."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from lightning_otel import conventions as c
+from lightning_otel.store.damage import answered
+from lightning_otel.store.near import GIVEN, Near
+from lightning_otel.store.schema import NARROW_COLUMNS, span_of
+from lightning_otel.store.source import Selection, SpanSource
+from lightning_otel.store.spans import SAME_SPAN_NS
+from lightning_otel.store.sql import ROLLOUT, attribute, quoted
+from lightning_otel.types import Span
+
+if TYPE_CHECKING:
+    import duckdb
+
+FACTS: Final = {
+    "error_type": c.ERROR_TYPE,
+    "operation_name": c.OPERATION_NAME,
+    "mark": c.MARK_NAME,
+    "tool": c.TOOL_NAME,
+    "reward_name": c.REWARD_NAME,
+    "link_key": f"{c.LINK_PREFIX}.0.key_match",
+    "link_value": f"{c.LINK_PREFIX}.0.value_match",
+    "abandoned": c.ABANDONED,
+}
+"""Attributes that a row tells, by what it calls them; read out of the JSON where it lies."""
+_SHORT: Final = 200
+_PLUMBING: Final = "|".join(key.replace(".", r"\.") for key in c.PLUMBING_KEYS)
+_COLUMNS: Final = f"""trace_id, span_id, parent_span_id, left(name, {_SHORT}) AS name, start_ns,
+  end_ns, status, left(status_message, {_SHORT}) AS status_message, operation, agent, model,
+  response_id, input_tokens, output_tokens, {ROLLOUT} AS rollout_id, reward, process, sequence,
+  end_sequence,
+  operation IS NULL AND reward IS NULL
+    AND regexp_matches(attributes::VARCHAR, {quoted(f'"({_PLUMBING})":')}) AS is_plumbing,
+  [left(fact, {_SHORT}) for fact in json_extract_string(attributes,
+    [{", ".join(quoted(f'$."{key}"') for key in FACTS.values())}])] AS facts"""
+# What was settled meanwhile stands in a file and in a segment.
+_ONCE: Final = "QUALIFY row_number() OVER (PARTITION BY trace_id, span_id) = 1"
+_LATER: Final = f"""
+SELECT trace_id, span_id, start_ns FROM {{spans}} WHERE {GIVEN} AND trace_id <> ?
+  AND {ROLLOUT} IN (SELECT {ROLLOUT} FROM {{own}} WHERE trace_id = ?)"""
+_LINKED: Final = f"""
+SELECT trace_id, span_id, start_ns FROM {{spans}} WHERE {GIVEN} AND trace_id <> ?
+  AND contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)})
+  AND {attribute(f"{c.LINK_PREFIX}.0.value_match")} IN (SELECT unnest(?))"""
+
+
+_TRACES: Final = f"""
+SELECT DISTINCT trace_id FROM {{spans}}
+WHERE {ROLLOUT} IN (SELECT unnest(?::VARCHAR[])) AND start_ns >= ?"""
+_SIZE: Final = """
+SELECT count(*), coalesce(sum(coalesce(strlen(input_messages), 0)
+  + coalesce(strlen(output_messages), 0) + strlen(attributes::VARCHAR)), 0)::BIGINT
+FROM {spans} WHERE trace_id = ?"""
+
+
+class TraceRows(NamedTuple):
+    """The rows of a trace.
+
+    Attributes:
+        own: Its spans: columns of ``spans``, texts cut short, whether it is a request or query of
+            another instrumentor, and the facts.
+        later: Rewards from elsewhere that name its rollout, or a span or response of it.
+    """
+
+    own: list[Mapping[str, Any]]
+    later: list[Mapping[str, Any]]
+
+
+def trace_rows(source: SpanSource, trace_id: str) -> TraceRows:
+    """The rows of a trace; none where there is no such trace.
+
+    Args:
+        source: Where it is.
+        trace_id: Its whole id.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    con = source.connect(("spans",), (*NARROW_COLUMNS, "attributes"))
+
+    def ask() -> TraceRows:
+        near = Near(con, source)
+        own = _rows(con, f"trace_id = {quoted(trace_id)}", near.whole(None, None))
+        if not own:
+            return TraceRows([], [])
+        return TraceRows(own, _later(con, near, trace_id, own))
+
+    return answered(con, source.layout, ask)
+
+
+class Size(NamedTuple):
+    """How large a trace is: its spans, and the bytes of what was said in it."""
+
+    spans: int
+    bytes: int
+
+
+def size_of(source: SpanSource, trace_id: str) -> Size:
+    """How large a trace is.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    con = source.connect(("spans",))
+
+    def ask() -> Size:
+        spans = Near(con, source).whole(None, None)
+        found = con.execute(_SIZE.format(spans=spans), [trace_id]).fetchone()
+        return Size(*(found or (0, 0)))
+
+    return answered(con, source.layout, ask)
+
+
+def spans_around(source: SpanSource, trace_id: str) -> list[Span]:
+    """The spans of the rollouts that a trace is part of, with the rewards given to them elsewhere.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    rows = trace_rows(source, trace_id)
+    rollouts = {row["rollout_id"] for row in rows.own}
+    names = {(row["trace_id"], row["span_id"]) for row in rows.later}
+    con = source.connect(("spans",), (*NARROW_COLUMNS, "attributes"))
+
+    def ask() -> list[str]:
+        low = min((row["start_ns"] for row in rows.own), default=0)
+        near = Near(con, source).narrow(None, None)
+        # A rollout may have begun in an earlier trace; what is long past is none of it.
+        found = con.execute(_TRACES.format(spans=near), [sorted(rollouts), low - SAME_SPAN_NS])
+        return [name for (name,) in found.fetchall()]
+
+    traces = dict.fromkeys([trace_id, *answered(con, source.layout, ask)])
+    traces |= dict.fromkeys(trace for trace, _ in names)
+    selection = Selection(trace_ids=list(traces), is_ordered=True)
+    spans = map(span_of, source.fetch(selection).dicts())
+    return [
+        span
+        for span in spans
+        if span.trace_id == trace_id
+        or span.rollout_id in rollouts
+        or (span.trace_id, span.span_id) in names
+    ]
+
+
+def _later(
+    con: "duckdb.DuckDBPyConnection", near: Near, trace_id: str, own: list[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    low = min(row["start_ns"] for row in own)
+    query = _LATER.format(spans=near.narrow(low, None), own=near.narrow(low, None))
+    found = con.execute(query, [low, trace_id, trace_id]).fetchall()
+    if near.may_link(low):
+        ids = [row[key] for row in own for key in ("span_id", "response_id") if row[key]]
+        linked = _LINKED.format(spans=near.whole(low, None))
+        found += con.execute(linked, [low, trace_id, ids]).fetchall()
+    if not found:
+        return []
+    names = ", ".join(f"({quoted(trace)}, {quoted(span)})" for trace, span, _ in found)
+    times = [start_ns for _, _, start_ns in found]
+    where = f"start_ns BETWEEN {min(times)} AND {max(times)} AND (trace_id, span_id) IN ({names})"
+    return _rows(con, where, near.whole(min(times), max(times)))
+
+
+def _rows(con: "duckdb.DuckDBPyConnection", where: str, spans: str) -> list[Mapping[str, Any]]:
+    cursor = con.execute(f"SELECT {_COLUMNS} FROM {spans} WHERE {where} {_ONCE} ORDER BY start_ns")
+    keys = [column[0] for column in cursor.description or ()]
+    return [dict(zip(keys, row, strict=True)) for row in cursor.fetchall()]

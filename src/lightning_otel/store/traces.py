@@ -1,0 +1,337 @@
+"""The list of traces: which match, how many they are, and one page of them, newest first.
+
+Each look reads no more than it needs: narrow columns of all spans say which traces match, those of
+a page's spans what is told of each, and of two spans a trace what was asked. A reward given later
+stands in a trace of its own, which to a person is none.
+"""
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter.messages import parse_messages, plain_text
+from lightning_otel.store.damage import answered
+from lightning_otel.store.live import living
+from lightning_otel.store.near import GIVEN, Near
+from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
+from lightning_otel.store.sql import ROLLOUT, attribute, quoted
+from lightning_otel.store.trace_filters import (
+    STATUSES,
+    Status,
+    TraceFilter,
+    matching,
+    status_of,
+)
+from lightning_otel.store.views import REPEATED
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["STATUSES", "Cursor", "Status", "TraceFilter", "TracePage", "TraceRow", "find_traces"]
+
+_GENERATIVE: Final = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
+_CHUNK: Final = 4_000
+"""Traces whose texts are looked through at once."""
+_MEMORY: Final = "512MB"
+"""Of DuckDB's, before it spills to the disk."""
+_SEARCH_S: Final = 2.0
+"""How long texts are looked through before what was found so far is told."""
+_LONGEST: Final = 64 << 10
+"""Characters of a message in which its first words are looked for."""
+_WORDS: Final = 300
+_USER_TEXT: Final = re.compile(
+    r'"role":\s*"user".*?"(?:content|text)":\s*"((?:[^"\\]|\\.)*)', re.DOTALL
+)
+
+
+class Cursor(NamedTuple):
+    """The last trace of a page: the next one begins after it."""
+
+    start_ns: int
+    trace_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """What a list tells of a trace.
+
+    Attributes:
+        end_ns: When its last span ended, as far as they have.
+        status: ``failed`` if a root of it did, ``running`` or ``incomplete`` if it did not end.
+        agents: Names of those that act in it.
+        models: Names of those that are called.
+        errors: Spans that failed.
+        calls: Requests for an answer of a model, each counted once however many tracers told of it.
+        tools: Calls of tools.
+        reward: Its latest, else that of its rollout; None if there is none.
+        words: The first words of its task, or of what a user asked.
+    """
+
+    trace_id: str
+    rollout_id: str
+    start_ns: int
+    end_ns: int
+    status: Status
+    agents: tuple[str, ...]
+    models: tuple[str, ...]
+    spans: int
+    errors: int
+    calls: int
+    tools: int
+    input_tokens: int | None
+    output_tokens: int | None
+    reward: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class TracePage:
+    """A page of the list.
+
+    Attributes:
+        rows: Newest first.
+        total: How many match in all; of a search that was not finished how many were found.
+        following: Where the next page begins; None on the last one.
+        searched_ns: Down to which start texts were looked through, if that is not all; Unix
+            nanoseconds.
+    """
+
+    rows: list[TraceRow]
+    total: int
+    following: Cursor | None = None
+    searched_ns: int | None = None
+
+
+def find_traces(
+    source: SpanSource,
+    wanted: TraceFilter | None = None,
+    *,
+    after: Cursor | None = None,
+    limit: int = 50,
+) -> TracePage:
+    """One page of the traces that match.
+
+    Args:
+        source: Where the spans are.
+        wanted: Which; all by default.
+        after: The last trace of the page before.
+        limit: How many a page has.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    wanted = wanted or TraceFilter()
+    views = ("spans", "rewards") if wanted.is_about_rewards else ("spans",)
+    con = source.connect(views, None if wanted.is_wide else INDEX_COLUMNS)
+    return answered(con, source.layout, lambda: _Look(con, source, wanted).page(after, limit))
+
+
+class _Look:
+    """One look at the list, on a connection of its own."""
+
+    def __init__(
+        self, con: "duckdb.DuckDBPyConnection", source: SpanSource, wanted: TraceFilter
+    ) -> None:
+        con.execute(f"SET memory_limit = '{_MEMORY}'")
+        self._con = con
+        self._wanted = wanted
+        self._alive = living(source.layout) if source.layout is not None else ()
+        self._near = Near(con, source)
+
+    def page(self, after: Cursor | None, limit: int) -> TracePage:
+        """The page."""
+        con = self._con
+        query, values = matching(self._wanted, self._alive, self._near)
+        con.execute(f"CREATE OR REPLACE TEMP TABLE found AS {query}", values)
+        searched_ns = None
+        if self._wanted.text:
+            searched_ns = self._search(self._wanted.text, after, limit)
+        (total,) = con.execute("SELECT count(*) FROM found").fetchone() or (0,)
+        where = "" if after is None else "WHERE (start_ns, trace_id) < (?, ?)"
+        rows = con.execute(
+            f"SELECT trace_id, start_ns, last_ns FROM found {where} "
+            f"ORDER BY start_ns DESC, trace_id DESC LIMIT {int(limit) + 1}",
+            [] if after is None else list(after),
+        ).fetchall()
+        shown = rows[:limit]
+        last = Cursor(shown[-1][1], shown[-1][0]) if len(rows) > limit else None
+        if last is None and searched_ns is not None:
+            last = Cursor(searched_ns, "")
+        return TracePage(self._rows(shown), total, last, searched_ns)
+
+    def _search(self, text: str, after: Cursor | None, limit: int) -> int | None:
+        """Keep of ``found`` what has a text in it, a chunk at a time until a page is full.
+
+        Returns:
+            The start of the oldest trace looked at, if some were not; None otherwise.
+        """
+        con = self._con
+        con.execute("ALTER TABLE found RENAME TO candidates")
+        con.execute("CREATE OR REPLACE TEMP TABLE found AS FROM candidates LIMIT 0")
+        until = (1 << 62, "") if after is None else tuple(after)
+        began, needle = time.monotonic(), _needle(text)
+        while True:
+            con.execute(
+                "CREATE OR REPLACE TEMP TABLE chunk AS FROM candidates "
+                "WHERE (start_ns, trace_id) < (?, ?) "
+                f"ORDER BY start_ns DESC, trace_id DESC LIMIT {_CHUNK}",
+                list(until),
+            )
+            low, high, last = con.execute(
+                "SELECT min(start_ns), max(last_ns), arg_min(trace_id, (start_ns, trace_id)) "
+                "FROM chunk"
+            ).fetchone() or (None, None, None)
+            if low is None:
+                return None
+            holding = _HOLDING.format(spans=self._near.whole(low, high))
+            con.execute(f"INSERT INTO found {holding}", [low, high, *[needle] * 4, text.lower()])
+            until = (low, last)
+            (count,) = con.execute("SELECT count(*) FROM found").fetchone() or (0,)
+            if count > limit or time.monotonic() - began > _SEARCH_S:
+                more = con.execute(
+                    "SELECT 1 FROM candidates WHERE (start_ns, trace_id) < (?, ?) LIMIT 1",
+                    list(until),
+                ).fetchall()
+                return low if more else None
+
+    def _rows(self, found: Sequence[tuple[str, int, int]]) -> list[TraceRow]:
+        """What is told of some traces."""
+        if not found:
+            return []
+        con, names = self._con, [row[0] for row in found]
+        low, high = min(row[1] for row in found), max(row[2] for row in found)
+        con.execute(
+            f"CREATE OR REPLACE TEMP TABLE page AS SELECT * FROM {self._near.narrow(low, high)} "
+            f"WHERE trace_id IN ({', '.join(map(quoted, names))}) AND start_ns BETWEEN ? AND ? "
+            # What was settled meanwhile stands in a file and in a segment.
+            "QUALIFY row_number() OVER (PARTITION BY trace_id, span_id) = 1",
+            [low, high],
+        )
+        cursor = con.execute(_told(self._alive))
+        keys = [column[0] for column in cursor.description or ()]
+        told = {row[0]: dict(zip(keys, row, strict=True)) for row in cursor.fetchall()}
+        later, words = self._later(low), self._words(low, high)
+        for name, row in told.items():
+            row |= {key: tuple(row[key] or ()) for key in ("agents", "models")}
+            row["words"] = words.get(name, "")
+            if row["reward"] is None:
+                row["reward"] = later.get(name, later.get(row["rollout_id"]))
+        return [TraceRow(**told[name]) for name in names if name in told]
+
+    def _later(self, low: int) -> dict[str, float]:
+        """The latest reward that was given elsewhere to traces, or to rollouts, of the page."""
+        rows = self._con.execute(_LATER.format(spans=self._near.narrow(low, None)), [low])
+        found = {str(name): float(value) for name, value in rows.fetchall()}
+        if self._near.may_link(low):
+            links = _LINKED.format(spans=self._near.whole(low, None))
+            found |= dict(self._con.execute(links, [low]).fetchall())
+        return found
+
+    def _words(self, low: int, high: int) -> dict[str, str]:
+        """The first words of each trace of the page: two of its spans are read for them."""
+        names = self._con.execute(_FIRST).fetchall()
+        if not names:
+            return {}
+        traces, spans = (", ".join(map(quoted, ids)) for ids in zip(*names, strict=True))
+        query = _WORDS_OF.format(spans=self._near.whole(low, high), traces=traces, ids=spans)
+        found: dict[str, str] = {}
+        for trace_id, is_task, task, asked in self._con.execute(query, [low, high]).fetchall():
+            words = _task_words(task) if is_task else _asked_words(asked)
+            if words and (is_task or trace_id not in found):
+                found[trace_id] = words[:_WORDS]
+        return found
+
+
+_HOLDING: Final = """
+SELECT * FROM chunk WHERE trace_id IN (
+  SELECT trace_id FROM {spans} WHERE start_ns BETWEEN ? AND ? AND (
+    contains(lower(input_messages), ?) OR contains(lower(output_messages), ?)
+    OR contains(lower(attributes::VARCHAR), ?) OR contains(lower(system_instructions), ?)
+  )) OR starts_with(trace_id, ?)"""
+
+_FIRST: Final = f"""
+SELECT trace_id, arg_min(span_id, (start_ns, sequence)) FROM page
+WHERE operation IN ({_GENERATIVE}) GROUP BY trace_id
+UNION ALL
+SELECT trace_id, span_id FROM page WHERE name = {quoted(c.SPAN_ROLLOUT)}"""
+
+_WORDS_OF: Final = f"""
+SELECT trace_id, name = {quoted(c.SPAN_ROLLOUT)} AS is_task,
+  CASE WHEN is_task THEN left({attribute(c.TASK)}, {_LONGEST}) END,
+  left(coalesce(input_messages, {attribute("input.value")}, ''), {_LONGEST})
+FROM {{spans}} WHERE start_ns BETWEEN ? AND ?
+  AND trace_id IN ({{traces}}) AND span_id IN ({{ids}})"""
+
+_LATER: Final = f"""
+SELECT {ROLLOUT}, arg_max(reward, start_ns) FROM {{spans}}
+WHERE {GIVEN} AND {ROLLOUT} IN (SELECT {ROLLOUT} FROM page)
+  AND trace_id NOT IN (SELECT trace_id FROM page) GROUP BY 1"""
+
+_LINKED: Final = f"""
+SELECT page.trace_id, arg_max(given.reward, given.start_ns)
+FROM (SELECT trace_id, reward, start_ns,
+    {attribute(f"{c.LINK_PREFIX}.0.key_match")} AS link_key,
+    {attribute(f"{c.LINK_PREFIX}.0.value_match")} AS link_value
+  FROM {{spans}} WHERE {GIVEN} AND contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)})
+) AS given JOIN page ON (given.link_key = {quoted(c.LINK_SPAN_ID)}
+    AND given.link_value = page.span_id)
+  OR (given.link_key = {quoted(c.RESPONSE_ID)} AND given.link_value = page.response_id)
+WHERE given.trace_id <> page.trace_id GROUP BY 1"""
+
+
+def _told(alive: Sequence[str]) -> str:
+    is_call = f"operation IN ({_GENERATIVE}) AND is_repeated IS NULL"
+    return f"""
+WITH spans AS (FROM page), {REPEATED}
+SELECT trace_id, any_value({ROLLOUT}) AS rollout_id, min(start_ns) AS start_ns,
+  max(coalesce(end_ns, start_ns)) AS end_ns, {status_of(alive)} AS status,
+  list_sort(list(DISTINCT agent) FILTER (agent <> '')) AS agents,
+  list_sort(list(DISTINCT model) FILTER (model <> '')) AS models,
+  count(*) AS spans, count(*) FILTER (status = 'ERROR') AS errors,
+  count(*) FILTER ({is_call}) AS calls,
+  count(*) FILTER (operation = {quoted(c.EXECUTE_TOOL)}) AS tools,
+  sum(input_tokens) FILTER ({is_call})::BIGINT AS input_tokens,
+  sum(output_tokens) FILTER ({is_call})::BIGINT AS output_tokens,
+  arg_max(reward, start_ns) AS reward
+FROM page LEFT JOIN (SELECT *, true AS is_repeated FROM repeated) USING (trace_id, span_id)
+GROUP BY trace_id"""
+
+
+def _needle(text: str) -> str:
+    """A text as it stands in JSON, in small letters."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].lower()
+
+
+def _task_words(task: str | None) -> str:
+    """A task as people say it: a text as it is, the first text of an object, else its JSON."""
+    if not task:
+        return ""
+    try:
+        found = json.loads(task)
+    except (ValueError, RecursionError):
+        return task
+    if isinstance(found, dict) and len(found) == 1:
+        found = next(iter(found.values()))
+    return found if isinstance(found, str) else task
+
+
+def _asked_words(asked: str | None) -> str:
+    """What a user asked first, even where the JSON is cut."""
+    messages = parse_messages(asked)
+    if messages is not None:
+        users = [each for each in messages if each.get("role") == "user"]
+        try:
+            return plain_text(users[:1])
+        except RecursionError:
+            return ""
+    match = _USER_TEXT.search(asked or "")
+    if match is None:
+        return ""
+    try:
+        return str(json.loads(f'"{match[1]}"'))
+    except ValueError:
+        return match[1]

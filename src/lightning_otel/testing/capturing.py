@@ -1,0 +1,337 @@
+"""What an agent did in a block of a test, kept in memory: calls, tools, rewards, transitions."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Final, Unpack
+
+import orjson
+from opentelemetry import context as otel_context
+
+from lightning_otel import capture, config
+from lightning_otel import conventions as c
+from lightning_otel.adapter.calls import observation_of
+from lightning_otel.adapter.chat import messages_of
+from lightning_otel.adapter.duplicates import DUPLICATE
+from lightning_otel.adapter.messages import parse_messages
+from lightning_otel.adapter.outline import Node, Outline, outline
+from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.errors import ConfigError
+from lightning_otel.markup import one_line
+from lightning_otel.store import Store
+from lightning_otel.store.schema import span_of
+from lightning_otel.store.transforms import without_dropped
+from lightning_otel.tracing import Options, Recording, auto_trace
+from lightning_otel.types import Report, Reward, Span, Trajectory, Transition
+
+_CELLS: Final = 60
+_TWICE: Final = DUPLICATE.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedCall:
+    """A request to a model, as a test asks about it.
+
+    Attributes:
+        model: What was asked for; what answered where nothing was named.
+        agent: Who asked; empty where nobody is named.
+        messages: What the model was given, as the chat API writes it.
+        text: What it answered first, without tool calls.
+        tool_calls: What it called: name and arguments of each.
+        tools: Names of the tools it was offered.
+        input_tokens: As the server counted them; None if it did not.
+        output_tokens: Likewise.
+        reward: What the step earned; None if nothing.
+        error: Why the call failed; empty if it did not.
+        left_out: Why it is in no transition; empty if it is in one.
+        span: Its span.
+    """
+
+    model: str
+    agent: str
+    messages: tuple[Mapping[str, Any], ...]
+    text: str
+    tool_calls: tuple[tuple[str, Any], ...]
+    tools: tuple[str, ...]
+    input_tokens: int | None
+    output_tokens: int | None
+    reward: float | None
+    error: str
+    left_out: str
+    span: Span = field(repr=False)
+
+    def __repr__(self) -> str:
+        asked = self.messages[-1].get("content") if self.messages else ""
+        called = ", ".join(name for name, _ in self.tool_calls)
+        told = self.error or (f"calls {called}" if called else self.text)
+        lost = f", left out: {self.left_out}" if self.left_out else ""
+        return f"<call of {self.model}: {_short(asked)} → {_short(told)}{lost}>"
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTool:
+    """A tool that ran.
+
+    Attributes:
+        name: Its name.
+        agent: Who ran it; empty where nobody is named.
+        arguments: What it was given, if that was recorded.
+        result: What it gave back, if that was recorded.
+        error: Why it failed; empty if it did not.
+        span: Its span.
+    """
+
+    name: str
+    agent: str
+    arguments: Any
+    result: Any
+    error: str
+    span: Span = field(repr=False)
+
+
+class Captured:
+    """What was captured so far; each property looks anew."""
+
+    def __init__(self, recording: Recording, store: Store) -> None:
+        self.recording = recording
+        """The block's own rollout."""
+        self.store = store
+        """Where the spans are: in memory unless the test named a store."""
+
+    @property
+    def spans(self) -> list[Span]:
+        """Every span, in order of its start, the block's own one first."""
+        if self.store.layout is not None:
+            return self.store.spans().rows()
+        found: dict[tuple[str, str], Span] = {}
+        # An end comes after its start, and counts more.
+        for record in without_dropped(self.store.writer().records((0, 0), "") or []):
+            span = span_of(record)
+            found[span.trace_id, span.span_id] = span
+        return sorted(found.values(), key=lambda span: (span.start_ns, span.sequence))
+
+    @property
+    def calls(self) -> list[CapturedCall]:
+        """Requests to models, in order of their start, each once whoever recorded it."""
+        nodes = [node for node in self._outline.nodes if node.kind == "call"]
+        nodes.sort(key=lambda node: (node.span.start_ns, node.span.sequence))
+        return [_call(node) for node in nodes if not node.left_out.startswith(_TWICE)]
+
+    @property
+    def tools(self) -> list[CapturedTool]:
+        """Tools that ran, where a framework ran them: those of a loop of one's own are not seen."""
+        nodes = [node for node in self._outline.nodes if node.kind == "tool"]
+        nodes.sort(key=lambda node: (node.span.start_ns, node.span.sequence))
+        return [_tool(node) for node in nodes]
+
+    @property
+    def rewards(self) -> list[Mapping[str, float]]:
+        """The rewards that were given, in order, each by name, the primary one first."""
+        found = [node for node in self._outline.nodes if node.kind == "reward"]
+        found.sort(key=lambda node: (node.span.start_ns, node.span.sequence))
+        read = [read_reward(node.span) for node in found]
+        return [reward.values for reward in read if isinstance(reward, Reward)]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """What the block would give a trainer."""
+        return self._outline.trajectories
+
+    @property
+    def transitions(self) -> list[Transition]:
+        """The steps of all trajectories, each once."""
+        steps = [step for path in self.trajectories for step in path.transitions]
+        return list({(step.trace_id, step.span_id): step for step in steps}.values())
+
+    @property
+    def report(self) -> Report:
+        """What became of calls and rewards, with a reason for each left behind."""
+        return self._outline.report
+
+    def assert_complete(self) -> None:
+        """Check that calls were made, each became a transition, and each reward found one.
+
+        Raises:
+            AssertionError: One did not; it says which, and why.
+        """
+        report = self.report
+        if not report.calls:
+            raise AssertionError(
+                "no call was captured; does the block call a model through a library that "
+                f"lightning-otel knows? {self!r}"
+            )
+        if report.dropped:
+            reasons = "; ".join(f"{count} × {why}" for why, count in report.reasons().items())
+            raise AssertionError(f"not all is training data: {reasons}\n{self!r}")
+
+    def __repr__(self) -> str:
+        calls = self.calls
+        lines = [f"<Captured {len(calls)} calls, {self.report.transitions} transitions"]
+        lines += [f"  {call!r}" for call in calls]
+        lines += [
+            f"  <tool {tool.name}: {_short(tool.error or tool.result)}>" for tool in self.tools
+        ]
+        lines += [f"  <reward {dict(values)}>" for values in self.rewards]
+        return "\n".join(lines) + ">"
+
+    def _repr_html_(self) -> str:
+        """The picture, for notebooks."""
+        from lightning_otel.picture import picture
+
+        return picture(self._outline)
+
+    @property
+    def _outline(self) -> Outline:
+        return outline(self.spans)
+
+
+class captured:  # noqa: N801  # used as a function
+    """Capture what goes on in a block, for a test: ``with captured() as got: agent()``.
+
+    Whatever this process does while the block is open is captured, in whichever thread, task or
+    server of it; several blocks at once, in tasks or threads, each keep what is theirs. Nothing is
+    written to the store that the program uses otherwise, unless the program names it.
+    """
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        """Prepare.
+
+        Args:
+            **options: As :func:`auto_trace` takes them; ``store`` is one in memory by default.
+
+        Raises:
+            ConfigError: Recording is switched off, so a test could only pass by accident.
+        """
+        if not (config.is_enabled() and config.is_collect_enabled()):
+            raise ConfigError(
+                f"nothing can be captured, as recording is switched off; unset "
+                f"{config.ENABLED_ENV} OTEL_SDK_DISABLED {config.COLLECT_ENV}"
+            )
+        given = options.get("store")
+        self._store = given if isinstance(given, Store) else Store(given or ":memory:")
+        named: Options = {"name": "captured", **options, "store": self._store}
+        self._traced = auto_trace(**named)
+        self._frame: capture.Frame | None = None
+
+    def __enter__(self) -> Captured:
+        """Begin; gives what will be captured."""
+        recording = self._traced.__enter__()
+        frame = capture.current_frame()
+        if frame is None or not recording.rollout_id:
+            self._traced.__exit__(None, None, None)
+            raise ConfigError("nothing can be captured; see: lightning-otel doctor")
+        self._frame = replace(frame, parent=otel_context.get_current())
+        _open.add(self._frame)
+        return Captured(recording, self._store)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End; the exception goes on its way."""
+        if self._frame is not None:
+            _open.remove(self._frame)
+        self._traced.__exit__(kind, exc, trace)
+
+    async def __aenter__(self) -> Captured:
+        """Begin; gives what will be captured."""
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End; the exception goes on its way."""
+        if self._frame is not None:
+            _open.remove(self._frame)
+        await self._traced.__aexit__(kind, exc, trace)
+
+
+class _Open:
+    """The blocks that are open; what knows of none, such as a server's thread, is the last's."""
+
+    def __init__(self) -> None:
+        # Guards: the process's frame is that of the last open block, else what it was before.
+        self._lock = threading.Lock()
+        self._frames: list[capture.Frame] = []
+        self._before: capture.Frame | None = None
+
+    def add(self, frame: capture.Frame) -> None:
+        """Make a block the last."""
+        with self._lock:
+            if not self._frames:
+                self._before = capture.current_frame(otel_context.Context())
+            self._frames.append(frame)
+            capture.set_process_frame(frame)
+
+    def remove(self, frame: capture.Frame) -> None:
+        """Forget a block."""
+        with self._lock:
+            self._frames = [each for each in self._frames if each is not frame]
+            capture.set_process_frame(self._frames[-1] if self._frames else self._before)
+
+
+_open: Final = _Open()
+
+
+def _call(node: Node) -> CapturedCall:
+    attributes = node.span.attributes
+    answered = parse_messages(attributes.get(c.OUTPUT_MESSAGES)) or ()
+    parts = (answered[0].get("parts") or ()) if answered else ()
+    return CapturedCall(
+        model=str(attributes.get(c.REQUEST_MODEL) or attributes.get(c.RESPONSE_MODEL) or ""),
+        agent=node.agent,
+        messages=tuple(messages_of(observation_of(node.span))),
+        text="".join(str(part.get("content")) for part in parts if part.get("type") == "text"),
+        tool_calls=tuple(
+            (str(part.get("name")), part.get("arguments"))
+            for part in parts
+            if part.get("type") == "tool_call"
+        ),
+        tools=tuple(
+            str(tool.get("name")) for tool in _read(attributes.get(c.TOOL_DEFINITIONS), [])
+        ),
+        input_tokens=attributes.get(c.INPUT_TOKENS),
+        output_tokens=attributes.get(c.OUTPUT_TOKENS),
+        reward=node.step.reward if node.step is not None else None,
+        error=_error(node.span),
+        left_out=node.left_out,
+        span=node.span,
+    )
+
+
+def _tool(node: Node) -> CapturedTool:
+    attributes = node.span.attributes
+    return CapturedTool(
+        name=str(attributes.get(c.TOOL_NAME) or node.span.name),
+        agent=node.agent,
+        arguments=_read(attributes.get(c.TOOL_ARGUMENTS)),
+        result=_read(attributes.get(c.TOOL_RESULT)),
+        error=_error(node.span),
+        span=node.span,
+    )
+
+
+def _error(span: Span) -> str:
+    if span.status != "ERROR":
+        return ""
+    return str(span.attributes.get(c.ERROR_TYPE) or span.status_message or "error")
+
+
+def _read(text: object, otherwise: Any = None) -> Any:
+    """What a JSON text says; text that is none, as it is."""
+    if not isinstance(text, str):
+        return otherwise if text is None else text
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return text
+
+
+def _short(value: object) -> str:
+    return repr(one_line(value, _CELLS)) if value else "nothing"

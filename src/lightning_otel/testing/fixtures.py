@@ -1,0 +1,36 @@
+"""Fixtures for pytest: ``pytest_plugins = ["lightning_otel.testing.fixtures"]`` in ``conftest.py``.
+
+It is no plugin that pytest finds by itself: that would be imported by every test run of whoever has
+lightning-otel installed.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from lightning_otel.testing.capturing import Captured
+from lightning_otel.testing.capturing import captured as capturing
+from lightning_otel.testing.scripted import ScriptedServer
+from lightning_otel.testing.scripted import scripted_server as serving
+
+
+@pytest.fixture
+def captured() -> Iterator[Captured]:
+    """What the test's agents do while it runs, in memory, and no other test's."""
+    with capturing() as got:
+        yield got
+
+
+@pytest.fixture
+def scripted_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptedServer]]:
+    """A function that starts a scripted model, to which new ``openai`` clients talk by default."""
+    with contextlib.ExitStack() as stack:
+
+        def start(script: object) -> ScriptedServer:
+            server = stack.enter_context(serving(script))  # type: ignore[arg-type]  # checked there
+            monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+            monkeypatch.setenv("OPENAI_API_KEY", "none-needed")
+            return server
+
+        yield start

@@ -1,0 +1,166 @@
+"""A worker: takes the training that was asked for, one request at a time, and does it.
+
+Whatever kills it, the request is there again when its lease has run out, and whoever takes it then
+goes on with the run from its last kept step.
+"""
+
+import glob
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.rewarding.totals import KEY
+from lightning_otel.runs.requests import LEASE_S, Requests, TrainingRequest
+from lightning_otel.trainer import Fit, Trainer
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 1.0
+_WAIT_S: Final = 0.2
+_LONGEST_REASON: Final = 2_000
+
+Make = Callable[[str, Mapping[str, Any]], Trainer]
+"""Makes a trainer for an algorithm, told what else was asked for."""
+Ended = Callable[[TrainingRequest, Fit | None, str], None]
+"""Told of each request that is over: what came of it, or why nothing did."""
+
+
+class TrainingWorker:
+    """Trains what was asked for."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        make: Make,
+        *,
+        algorithm: str = "",
+        train: Sequence[Any] = (),
+        val: Sequence[Any] = (),
+        lease_s: float = LEASE_S,
+    ) -> None:
+        """Name what is to be done with a request; nothing is taken yet.
+
+        Args:
+            requests: Where training is asked for.
+            make: Makes the trainer of a request.
+            algorithm: What is trained where a request leaves it open, and nothing else; empty
+                takes every request.
+            train: Tasks that the agent is run on; without, it learns from what is recorded. Of a
+                request for one category those count whose ``category`` it is.
+            val: Held-out tasks.
+            lease_s: That of the requests, seconds.
+        """
+        self._requests = requests
+        self._make = make
+        self._algorithm = algorithm
+        self._train, self._val = train, val
+        self._heartbeat_s = lease_s / 4
+        self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+    def work(self, stop: threading.Event, ended: Ended) -> int:
+        """Take requests until told to stop; gives how many were done.
+
+        Args:
+            stop: Set when it is to stop, after the step under way: the request then waits again.
+            ended: Told of each request that is over.
+
+        Raises:
+            StateError: Requests cannot be read or changed.
+        """
+        done = 0
+        takes: Collection[str] | None = [self._algorithm] if self._algorithm else None
+        while not stop.is_set():
+            request = self._requests.claim(self.worker_id, takes)
+            if request is None:
+                stop.wait(POLL_S)
+                continue
+            log.info("training %s begins", request.request_id)
+            done += self._do(request, stop, ended)
+        return done
+
+    def _do(self, request: TrainingRequest, stop: threading.Event, ended: Ended) -> bool:
+        """Do one; False if it was given back, or is another's by now."""
+        fit: Fit | None = None
+        reason = ""
+        try:
+            fit = self._fitted(request, stop)
+        except Exception as exc:  # noqa: BLE001  # it ends the request, and not the worker
+            reason = f"{type(exc).__name__}: {exc}"[:_LONGEST_REASON]
+        if fit is not None and fit.run.status == "stopped":
+            return False  # given back, or another's
+        run_id = fit.run.run_id if fit is not None else ""
+        if not self._requests.finish(request, run_id=run_id, reason=reason):
+            log.warning("training %s is another worker's by now", request.request_id)
+            return False
+        ended(request, fit, reason)
+        return True
+
+    def _fitted(self, request: TrainingRequest, stop: threading.Event) -> Fit | None:
+        """What a request came to; None if its run was over already when its worker died.
+
+        One that is stopped is given back.
+        """
+        algorithm = request.algorithm or self._algorithm
+        if not algorithm:
+            raise ConfigError(
+                "neither the request nor the worker names an algorithm; ask for one, or start the "
+                "worker with one"
+            )
+        train, val = self._tasks(request)
+        trainer = self._make(algorithm, self._settings(request, has_tasks=bool(self._train)))
+        if request.run_id and self._is_over(trainer, request.run_id):
+            return None
+        trainer.started = lambda run: self._note(request, run.run_id)
+        fitting = trainer.fit_async(train, val, follow=False)
+        is_mine, seen_s = True, time.monotonic()
+        while (fit := fitting.wait(_WAIT_S)) is None:
+            if time.monotonic() - seen_s >= self._heartbeat_s:
+                seen_s = time.monotonic()
+                is_mine = self._requests.heartbeat(request)
+            if stop.is_set() or not is_mine:
+                fitting.stop()
+        if fit.run.status == "stopped" and is_mine:
+            self._requests.release(request, run_id=fit.run.run_id)
+        return fit
+
+    def _note(self, request: TrainingRequest, run_id: str) -> None:
+        """Write down which run it is before its first step: then a kill is no matter."""
+        self._requests.heartbeat(request, run_id=run_id)
+
+    def _is_over(self, trainer: Trainer, run_id: str) -> bool:
+        """Whether the run that was begun for a request is done; if not, it is gone on with."""
+        try:
+            if trainer.runs.get(run_id).status == "succeeded":
+                return True
+            trainer.resume_from_checkpoint(run_id)
+        except NotFoundError:
+            log.warning("training run %s is gone; another one begins", run_id)
+        return False
+
+    def _tasks(self, request: TrainingRequest) -> tuple[Sequence[Any], Sequence[Any]]:
+        if not request.category or not self._train:
+            return self._train, self._val
+        train, val = (
+            [task for task in tasks if _category(task) == request.category]
+            for tasks in (self._train, self._val)
+        )
+        if not train:
+            raise ConfigError(f"no task of the worker has the category {request.category!r}")
+        return train, val
+
+    def _settings(self, request: TrainingRequest, *, has_tasks: bool) -> Mapping[str, Any]:
+        if not request.category or has_tasks:
+            return request.settings
+        # Of what is recorded, the steps that were made with a resource of the category.
+        pattern = f"*{glob.escape(f'[{request.category}]')}@*"
+        return {**request.settings, "select": {"resource_version": pattern}}
+
+
+def _category(task: Any) -> object:
+    return task.get(KEY) if isinstance(task, Mapping) else None

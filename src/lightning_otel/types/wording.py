@@ -1,0 +1,45 @@
+"""What messages and steps say, for people. Pure, and read only where somebody looks."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_otel.types.steps import Transition
+
+
+def plain_text(messages: Iterable[Mapping[str, Any]]) -> str:
+    """What the messages say, for people: texts and tool calls, one line each."""
+    return "\n".join(_line(part) for item in messages for part in _parts(item))
+
+
+def step_row(step: "Transition") -> dict[str, object]:
+    """A step as a row for people: whose it is, what was said last, what was done, what it earned.
+
+    Args:
+        step: The step.
+    """
+    return {
+        "rollout": step.rollout_id,
+        "agent": step.agent,
+        "step": step.step,
+        "observation": plain_text(step.observation[-1:]),
+        "action": plain_text(step.action[:1]),
+        "reward": step.reward,
+        "done": step.done,
+        "capture": step.capture,
+    }
+
+
+def _parts(item: Mapping[str, Any]) -> Sequence[object]:
+    found = item.get("parts")
+    return found if isinstance(found, (list, tuple)) else ()
+
+
+def _line(part: object) -> str:
+    if not isinstance(part, Mapping):
+        return str(part)
+    if part.get("type") == "tool_call":
+        return f"{part.get('name')}({json.dumps(part.get('arguments'))})"
+    content = part.get("content", part.get("response", part.get("uri", "")))
+    return content if isinstance(content, str) else json.dumps(content)

@@ -1,0 +1,142 @@
+"""The example service over real HTTP: what users say makes its answers measurably better."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_otel.testing import scripted_server
+
+pytest.importorskip("fastapi", reason="the service needs fastapi")
+SERVICE = Path(__file__).parents[2] / "examples" / "service"
+WISHES = {"light": "Say what the light is like.", "lens": "Name a lens."}
+ADDED = {"light": "golden evening light", "lens": "35 mm lens"}
+
+
+def model(body: Mapping[str, Any]) -> str:
+    """Does what its instructions name and no more; as a writer, adds what users wished for."""
+    system, asked = (message["content"] for message in body["messages"])
+    if system.startswith("You improve instructions"):
+        current, said = asked.removeprefix("Instructions:\n").split("\nUsers said:\n")
+        wished = [wish for wish in WISHES.values() if wish in said and wish not in current]
+        return " ".join([current, *wished])
+    added = [ADDED[key] for key, wish in WISHES.items() if wish in system]
+    return ", ".join([asked, *added])
+
+
+class Service:
+    """A running service, as its users reach it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ask(self, path: str, body: object = None, *, method: str = "POST") -> tuple[int, Any]:
+        """Status and JSON of an answer."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data, {"content-type": "application/json"}, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, json.load(exc)
+
+    def use(self, prompt: str) -> float:
+        """Ask for a better prompt and say how good it is; gives the stars."""
+        _, found = self.ask("/optimize", {"prompt": prompt, "category": "image"})
+        missed = [
+            wish for key, wish in WISHES.items() if ADDED[key] not in found["optimized_prompt"]
+        ]
+        stars = 5.0 - 2 * len(missed)
+        said = {"task_id": found["task_id"], "feedback_text": " ".join(missed) or None}
+        code, _ = self.ask("/feedback", {**said, "metadata": {"rating": stars}})
+        assert code == 200
+        return stars
+
+    def trained(self) -> str:
+        """What a training run came to, once it is over."""
+        code, _ = self.ask("/training/trigger")
+        assert code == 202
+        deadline = time.monotonic() + 40
+        while time.monotonic() < deadline:
+            _, status = self.ask("/training/status", method="GET")
+            if status["training"] != "running":
+                return str(status["training"])
+            time.sleep(0.1)
+        raise TimeoutError("the training run does not end")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The service in a process of its own, in a fresh folder, with the scripted model."""
+    folder = tmp_path_factory.mktemp("service")
+    with scripted_server(model) as server:
+        environment = {
+            **{key: value for key, value in os.environ.items() if key != "LIGHTNING_OTEL_STORE"},
+            "OPENAI_BASE_URL": server.base_url,
+            "OPENAI_API_KEY": "none",
+        }
+        command = [sys.executable, "-m", "uvicorn", "app:app", "--port", "0"]
+        with subprocess.Popen(
+            [*command, "--app-dir", str(SERVICE), "--no-access-log"],
+            cwd=folder, env=environment, stderr=subprocess.PIPE, text=True,
+        ) as running:  # fmt: skip
+            assert running.stderr is not None
+            told = ""
+            while (found := re.search(r"http://127\.0\.0\.1:\d+", told)) is None:
+                line = running.stderr.readline()
+                assert line, told
+                told += line
+            yield Service(found[0])
+            running.terminate()
+
+
+def test_service_gets_better_by_what_users_say(service: Service) -> None:
+    """Three stars less before than after one training run, on prompts that it never saw."""
+    before = [service.use(prompt) for prompt in ("a sunset", "a harbour", "a forest", "a street")]
+
+    came_to = service.trained()
+    after = [service.use(prompt) for prompt in ("a desert", "a river", "a market", "a face")]
+
+    _, status = service.ask("/training/status", method="GET")
+    assert (before, after) == ([1.0] * 4, [5.0] * 4)
+    assert "system_prompt[image]@2" in came_to
+    assert status["answers"] >= status["rewarded"] >= 8
+    earned = status["average_reward"]
+    assert earned["image"] == pytest.approx(0.2)
+    assert earned["system_prompt[image]@1"] == pytest.approx(-0.6)
+    assert earned["system_prompt[image]@2"] == pytest.approx(1.0)
+    service.trained()  # on what was said after it
+    assert service.trained().startswith("failed: ")  # as there is nothing new
+
+
+def test_service_refuses_what_cannot_be(service: Service) -> None:
+    """Unknown tasks, categories and stars get a clear 4xx; a reward alone counts as it is."""
+    assert service.ask("/optimize", {"prompt": "x", "category": "smell"})[0] == 422
+    assert service.ask("/optimize", {"prompt": ""})[0] == 422
+    _, found = service.ask("/optimize", {"prompt": "x"})
+    nothing = {"task_id": found["task_id"]}
+    assert service.ask("/feedback", nothing)[0] == 422
+    assert service.ask("/feedback", {**nothing, "metadata": {"rating": 6}})[0] == 422
+    code, refused = service.ask("/feedback", {"task_id": "none", "reward": 1})
+    assert (code, "holds no rollout 'none'" in refused["detail"]) == (404, True)
+
+    assert service.ask("/feedback", {**nothing, "reward": 0.5})[0] == 200
+    _, status = service.ask("/training/status", method="GET")
+    assert status["average_reward"]["text"] == pytest.approx(0.5)
+
+
+def test_service_is_short() -> None:
+    """It fits on a screen or two."""
+    assert len((SERVICE / "app.py").read_text().splitlines()) <= 120

@@ -1,0 +1,143 @@
+"""Training that was asked for: once per key, one worker at a time, there again when that dies."""
+
+import threading
+
+import pytest
+
+from lightning_otel import Store
+from lightning_otel.errors import ConfigError, NotFoundError, StateError
+from lightning_otel.runs import requests as module
+from lightning_otel.runs.requests import Requests
+from lightning_otel.state import State
+
+
+class Clock:
+    """A time that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000_000_000_000
+
+    def __call__(self) -> int:
+        """The time."""
+        return self.now_ns
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The time of the state."""
+    return Clock()
+
+
+@pytest.fixture
+def requests(store: Store, clock: Clock) -> Requests:
+    """Where nothing was asked for yet."""
+    return Requests(State(store.name, now_ns=clock), lease_s=60)
+
+
+def test_a_key_asks_once(requests: Requests) -> None:
+    """However often it comes, and whatever became of it; other training under it is refused."""
+    first, is_new = requests.put("apo", category="image", idempotency_key="k")
+    claimed = requests.claim("w")
+    assert claimed is not None
+    assert requests.finish(claimed, run_id="run-1")
+
+    again, is_again_new = requests.put("apo", category="image", idempotency_key="k")
+
+    assert (is_new, is_again_new) == (True, False)
+    assert (again.request_id, again.status, again.run_id) == (
+        first.request_id, "succeeded", "run-1",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="asked for other training before"):
+        requests.put("baseline", category="image", idempotency_key="k")
+    assert len(requests.all()) == 1
+
+
+def test_many_who_ask_at_once_ask_once(requests: Requests) -> None:
+    """Threads with one key get the same request."""
+    found: list[tuple[str, bool]] = []
+    gate = threading.Barrier(8)
+
+    def ask() -> None:
+        gate.wait()
+        made, is_new = requests.put(idempotency_key="k")
+        found.append((made.request_id, is_new))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len({request_id for request_id, _ in found}) == 1
+    assert sum(is_new for _, is_new in found) == 1
+
+
+def test_workers_take_what_they_can_do(requests: Requests) -> None:
+    """The oldest first, each once; what names another algorithm is left."""
+    for algorithm in ("apo", "", "baseline"):
+        requests.put(algorithm)
+
+    taken = [requests.claim("w", ["baseline"]) for _ in range(3)]
+
+    assert [each.algorithm if each else None for each in taken] == ["", "baseline", None]
+    assert requests.counts() == {"waiting": 1, "running": 2, "succeeded": 0, "failed": 0}
+
+
+def test_a_silent_worker_loses_its_request(requests: Requests, clock: Clock) -> None:
+    """It is there again with its run; the one that was silent can change nothing any more."""
+    requests.put()
+    first = requests.claim("a")
+    assert first is not None
+    assert requests.heartbeat(first, run_id="run-1")
+    clock.now_ns += 59_000_000_000
+    assert requests.heartbeat(first)
+    clock.now_ns += 61_000_000_000
+
+    second = requests.claim("b")
+
+    assert second is not None
+    assert (second.request_id, second.run_id, second.tries) == (first.request_id, "run-1", 2)
+    assert not requests.heartbeat(first)
+    assert not requests.finish(first, reason="late")
+    assert not requests.release(first)
+    assert requests.finish(second)
+    assert requests.get(first.request_id).status == "succeeded"
+
+
+def test_what_kills_every_worker_is_given_up(requests: Requests, clock: Clock) -> None:
+    """After three it failed, and says so, whoever looks."""
+    made, _ = requests.put()
+    for _ in range(3):
+        assert requests.claim("w") is not None
+        clock.now_ns += 61_000_000_000
+
+    found = requests.get(made.request_id)
+
+    assert (found.status, found.reason) == ("failed", "its worker died 3 times")
+    assert requests.claim("w") is None
+
+
+def test_what_is_given_back_is_no_try(requests: Requests) -> None:
+    """A worker that is stopped again and again costs nothing."""
+    requests.put()
+    for _ in range(5):
+        taken = requests.claim("w")
+        assert taken is not None
+        assert requests.release(taken, run_id="run-1")
+
+    (found,) = requests.all()
+    assert (found.status, found.tries, found.run_id) == ("waiting", 0, "run-1")
+
+
+def test_requests_without_a_worker_are_refused_in_the_end(
+    requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than the state filled; and an unknown one is not found."""
+    monkeypatch.setattr(module, "MOST_WAITING", 2)
+    requests.put()
+    requests.put()
+
+    with pytest.raises(StateError, match="is there a worker"):
+        requests.put()
+    with pytest.raises(NotFoundError):
+        requests.get("training-0")

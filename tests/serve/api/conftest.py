@@ -1,0 +1,56 @@
+"""A server with a store that agents have written, asked as a client asks it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serve.serving import JSON, Answer, Serving
+
+from lightning_otel import Store, auto_trace, emit_action, emit_reward
+
+pytest.importorskip("hypercorn", reason="needs the extra serve")
+
+
+class Client:
+    """Asks a server with its key."""
+
+    def __init__(self, running: Serving) -> None:
+        self.running = running
+        self.store = Store(running.store)
+
+    def ask(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
+        """The answer to a request, whose body is sent as JSON."""
+        named = {"authorization": f"Bearer {self.running.key}", **headers}
+        if body is None:
+            return self.running.ask(method, path, **named)
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.running.ask(method, path, text, **{"content_type": JSON, **named})
+
+    def get(self, path: str, **headers: str) -> Any:
+        """What a GET tells."""
+        answer = self.ask("GET", path, **headers)
+        assert answer.status == 200, answer.body
+        return json.loads(answer.body)
+
+    def post(self, path: str, body: object, status: int = 200, **headers: str) -> Any:
+        """What a POST tells, which is to end so."""
+        answer = self.ask("POST", path, body, **headers)
+        assert answer.status == status, answer.body
+        return json.loads(answer.body)
+
+    def act(self, name: str, reward: float | None = None, **task: Any) -> None:
+        """Have an agent take one step."""
+        with auto_trace(rollout_id=name, store=self.store, task=task or None):
+            emit_action("say", f"hi {name}")
+            if reward is not None:
+                emit_reward(reward)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client of a server that the tests of a module share."""
+    folder: Path = tmp_path_factory.mktemp("api")
+    with Serving(folder / "traces.duckdb", "--port", "0") as running:
+        yield Client(running)

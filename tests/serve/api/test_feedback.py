@@ -1,0 +1,181 @@
+"""Feedback by HTTP: kept once, for what it judges alone, now or when that comes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.serve.api.conftest import Client
+from tests.serve.serving import JSON, Serving, request_of
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+
+
+def test_feedback_is_given_to_what_it_judges(client: Client) -> None:
+    """Without the key, by either address, once; the answer says where it went."""
+    client.act("kept")
+    body = {"rollout_id": "kept", "rating": 5, "satisfied": True, "feedback_id": "kept-1"}
+
+    told = [client.post(path, body, authorization="") for path in ("/v1/feedback", "/feedback")]
+
+    assert [each["status"] for each in told] == ["kept", "kept"]
+    assert [each["is_new"] for each in told] == [True, False]
+    assert {each["reward"] for each in told} == {1.0}
+    assert {each["rollout_id"] for each in told} == {"kept"}
+    (step,) = client.store.transitions(rollout_id="kept")
+    assert step.rewards == {"feedback": 1.0}
+    assert client.store.transitions(rollout_id="kept", received=False).rows()[0].reward is None
+
+
+def test_feedback_of_the_seeds_is_understood(client: Client) -> None:
+    """A task, a span, a reward, a text and what they rated: all of it is kept."""
+    client.act("seeds")
+    (span,) = [
+        each for each in client.store.spans(rollout_id="seeds") if each.name == c.SPAN_ACTION
+    ]
+
+    told = client.post(
+        "/feedback",
+        {
+            "task_id": "t-1",
+            "span_id": span.span_id.upper(),
+            "reward": 0.9,
+            "feedback_text": "매우 만족합니다",
+            "metadata": {"rating": 5, "satisfied": True, "used_result": True, "more": [1]},
+        },
+    )
+
+    assert (told["reward"], told["judges"], told["rollout_id"]) == (0.9, "span", "seeds")
+    (kept,) = [
+        each for each in client.store.spans(rollout_id="seeds") if each.span_id == told["span_id"]
+    ]
+    assert kept.attributes[c.FEEDBACK_TEXT] == "매우 만족합니다"
+    assert kept.attributes[c.FEEDBACK_RATING] == 5
+    assert kept.attributes[c.TASK_ID] == "t-1"
+    assert json.loads(str(kept.attributes[c.FEEDBACK_METADATA]))["more"] == [1]
+    assert kept.attributes[c.RECEIVED] == "http:127.0.0.1"
+
+
+@pytest.mark.pain(20)
+def test_feedback_before_its_span_waits_and_says_so(client: Client) -> None:
+    """202; it is counted until the span lands, and is given within seconds then."""
+    body = {"rollout_id": "later", "reward": 0.5, "feedback_id": "later-1"}
+    others = client.get("/v1/status")["pending_feedback"]["count"]
+
+    first = client.post("/v1/feedback", body, 202)
+    waits = client.get("/v1/status")["pending_feedback"]
+    numbers = client.ask("GET", "/metrics").body.decode()
+    client.act("later")
+    until = time.monotonic() + 20
+    while client.get("/v1/status")["pending_feedback"]["count"] > others:
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+    assert (first["status"], first["rollout_id"]) == ("pending", None)
+    assert waits["count"] == others + 1
+    assert waits["oldest_s"] >= 0
+    assert f"lightning_otel_feedback_pending {others + 1}" in numbers.splitlines()
+    assert [step.reward for step in client.store.transitions(rollout_id="later")] == [0.5]
+    assert client.post("/v1/feedback", body)["is_new"] is False
+
+
+def test_an_id_stands_for_one_feedback(client: Client) -> None:
+    """Another under it is refused, whether the first was given or waits."""
+    client.act("same")
+    client.post("/v1/feedback", {"rollout_id": "same", "reward": 1, "feedback_id": "same-1"})
+    client.post("/v1/feedback", {"rollout_id": "never", "reward": 1, "feedback_id": "same-2"}, 202)
+
+    for name, number in (("same", 1), ("never", 2)):
+        body = {"rollout_id": name, "reward": 0, "feedback_id": f"same-{number}"}
+        assert "cannot become 0" in client.post("/v1/feedback", body, 409)["message"] or number == 2
+    assert [step.reward for step in client.store.transitions(rollout_id="same")] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"{", 400, "Invalid JSON"),
+        (b"[]", 400, "the body"),
+        (b'{"rollout_id": "r", "reward": NaN}', 400, "finite"),
+        (b'{"rollout_id": "r", "reward": 1e999}', 400, "finite"),
+        (b'{"rollout_id": "r", "reward": 1, "metadata": {"x": NaN}}', 400, "metadata"),
+        ({"reward": 1}, 400, "names nothing that it judges"),
+        ({"rollout_id": "r"}, 400, "there is no feedback; give reward"),
+        (
+            {"rollout_id": "r", "reward": 1.1},
+            400,
+            "reward: Input should be less than or equal to 1",
+        ),
+        ({"rollout_id": "r", "reward": "1"}, 400, "reward"),
+        ({"rollout_id": "r", "rating": 6}, 400, "rating"),
+        ({"rollout_id": "r", "metadata": {"rating": 6}}, 400, "from 0 to 5"),
+        ({"rollout_id": "r", "rating": 1, "metadata": {"rating": 2}}, 400, "differ"),
+        ({"rollout_id": "r", "trace_id": "a" * 32, "reward": 1}, 400, "judges one thing"),
+        ({"trace_id": "x", "reward": 1}, 400, "trace_id"),
+        ({"span_id": "g" * 16, "reward": 1}, 400, "span_id"),
+        ({"rollout_id": "", "reward": 1}, 400, "rollout_id"),
+        ({"rollout_id": "r\x00", "reward": 1}, 400, "rollout_id"),
+        ({"rollout_id": "r", "reward": 1, "surprise": 1}, 400, "surprise"),
+        ({"rollout_id": "r", "reward": 1, "feedback_id": "x" * 201}, 400, "feedback_id"),
+        ({"rollout_id": "r", "reward": 1, "metadata": {"x": "y" * 20_000}}, 413, "metadata"),
+        ({"rollout_id": "r", "reward": 1, "text": "y" * 10_000_000}, 413, "1048576 bytes"),
+        (b'{"rollout_id": "\\ud800", "reward": 1}', 400, "JSON"),
+        (b'{"metadata":' * 300 + b"1" + b"}" * 300, 400, "JSON"),
+    ],
+)
+def test_feedback_that_is_none_is_refused(
+    client: Client, body: object, status: int, says: str
+) -> None:
+    """With a reason in JSON; and nothing of it is kept."""
+    before = client.get("/v1/status")["pending_feedback"]["count"]
+
+    told = client.post("/v1/feedback", body, status)
+
+    assert says in told["message"]
+    assert client.get("/v1/status")["pending_feedback"]["count"] == before
+
+
+def test_feedback_of_another_form_or_site_is_refused(client: Client) -> None:
+    """Whatever a page elsewhere could send without being asked."""
+    body = b"rollout_id=r&reward=1"
+
+    def status(**headers: str) -> int:
+        return client.running.ask("POST", "/v1/feedback", body, **headers).status
+
+    assert status(content_type="application/x-www-form-urlencoded") == 415
+    assert status(content_type="text/plain") == 415
+    assert status(content_type="application/x-protobuf") == 415
+    assert status() == 415
+    assert status(content_type=JSON, Origin="http://evil.example") == 403
+    assert status(content_type=JSON, Host="evil.example") == 421
+
+
+def test_feedback_survives_the_server(tmp_path: Path) -> None:
+    """Killed right after it was told 202, and begun anew when the span is there: it is given."""
+    path = tmp_path / "s.duckdb"
+    body = json.dumps({"trace_id": "ab" * 16, "reward": -1, "feedback_id": "f"}).encode()
+    with Serving(path, "--port", "0") as running:
+        answer = running.ask("POST", "/v1/feedback", body, content_type=JSON)
+        os.kill(running.process.pid, signal.SIGKILL)
+        running.process.wait(20)
+    found = subprocess.run(
+        [sys.executable, "-m", "lightning_otel", "doctor", "--store", str(path)],
+        capture_output=True, text=True, timeout=50,
+    )  # fmt: skip
+    with Serving(path, "--port", "0") as running:
+        request = request_of(1)
+        request.resource_spans[0].scope_spans[0].spans[0].trace_id = bytes.fromhex("ab" * 16)
+        assert running.post(request.SerializeToString()).status == 200
+        until = time.monotonic() + 20
+        while not Store(path).sql("SELECT 1 FROM rewards").rows() and time.monotonic() < until:
+            time.sleep(0.2)
+
+    assert answer.status == 202
+    assert "1 piece of feedback waits" in found.stdout + found.stderr
+    (reward,) = Store(path).sql("SELECT * FROM rewards")
+    assert (reward["rollout_id"], reward["value"]) == ("ab" * 16, -1.0)

@@ -1,0 +1,204 @@
+"""Transitions, rollouts and status by HTTP: what the store says, whole, a page at a time."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.serve.api.conftest import Client
+
+from lightning_otel.serve.api.transitions import ARROW, LINES, PARQUET
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture(scope="module")
+def filled(client: Client) -> Client:
+    """Nine rollouts of one step, every third without a reward."""
+    for index in range(9):
+        client.act(f"r{index}", None if index % 3 == 2 else index / 10, category="image")
+    return client
+
+
+def lines(body: bytes) -> list[dict[str, Any]]:
+    """JSON Lines."""
+    return [json.loads(line) for line in body.splitlines()]
+
+
+def test_transitions_are_those_of_the_store(filled: Client) -> None:
+    """In each form the same rows; JSON Lines where none is named."""
+    want = [step.span_id for step in filled.store.transitions()]
+
+    def rows(kind: str) -> bytes:
+        answer = filled.ask("GET", "/v1/transitions", accept=kind)
+        assert answer.headers["content-type"] == (LINES if kind == "*/*" else kind)
+        return answer.body
+
+    arrow = pyarrow.ipc.open_stream(rows(ARROW)).read_all()
+    file = parquet.read_table(io.BytesIO(rows(PARQUET)))
+    assert [row["span_id"] for row in lines(rows("*/*"))] == want
+    assert arrow.column("span_id").to_pylist() == want
+    assert file.column("span_id").to_pylist() == want
+    assert "observation" in arrow.column_names
+    narrow = filled.ask("GET", "/v1/transitions?bodies=false", accept=LINES)
+    assert [row["span_id"] for row in lines(narrow.body)] == want
+    assert "observation" not in lines(narrow.body)[0]
+    assert filled.ask("GET", "/v1/transitions", accept="text/csv").status == 406
+
+
+def test_pages_of_transitions_are_all_of_them_once(filled: Client) -> None:
+    """Each page holds whole rollouts; what is recorded meanwhile stands on the last one."""
+    found: list[str] = []
+    cursor, pages = "", 0
+    while True:
+        answer = filled.ask("GET", f"/v1/transitions?limit=2{cursor and '&cursor=' + cursor}")
+        found += [row["rollout_id"] for row in lines(answer.body)]
+        pages += 1
+        headers = {name.lower(): value for name, value in answer.headers.items()}
+        cursor = headers.get("next-cursor", "")
+        if not cursor:
+            break
+        assert f"cursor={cursor}" in headers["link"]
+
+    assert pages == 5
+    assert found == [f"r{index}" for index in range(9)]
+    with_all = filled.ask("GET", "/v1/transitions?limit=2", accept=ARROW)
+    assert pyarrow.ipc.open_stream(with_all.body).read_all().num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("rewarded=false", ["r2", "r5", "r8"]),
+        ("min_reward=0.4&max_reward=0.6", ["r4", "r6"]),
+        ("rollout_id=r1&rollout_id=r3", ["r1", "r3"]),
+        ("agents=nobody", []),
+        ("since=1h&rollout_id=r1", ["r1"]),
+        ("until=2020-01-01", []),
+        ("mode=val", []),
+        ("capture=exact", []),
+        ("limit=2&rollout_id=r7&rollout_id=r8", ["r7", "r8"]),
+        ("limit=2&rollout_id=nosuch", []),
+    ],
+)
+def test_transitions_are_selected(filled: Client, query: str, names: list[str]) -> None:
+    """By the keywords of docs/selection.md."""
+    answer = filled.ask("GET", f"/v1/transitions?{query}")
+
+    assert answer.status == 200
+    assert [row["rollout_id"] for row in lines(answer.body)] == names
+
+
+def test_report_tells_what_was_left_out(filled: Client) -> None:
+    """As a last line, where it is asked for; it is the store's own."""
+    want = filled.store.report()
+
+    *rows, last = lines(filled.ask("GET", "/v1/transitions?report=1&min_reward=0.4").body)
+
+    assert [row["rollout_id"] for row in rows] == ["r4", "r6", "r7"]
+    assert last["report"]["transitions"] == want.transitions == 9
+    assert last["report"]["left_out"] == want.reasons()
+    assert last["cursor"] is None
+    assert filled.ask("GET", "/v1/transitions?report=1", accept=ARROW).status == 400
+
+
+def test_rollouts_come_in_pages_the_newest_first(filled: Client) -> None:
+    """Every one once, with how many there are."""
+    found: list[str] = []
+    cursor = ""
+    while True:
+        page = filled.get(f"/v1/rollouts?limit=4{cursor and '&cursor=' + cursor}")
+        assert page["total"] == 9
+        found += [each["rollout_id"] for each in page["rollouts"]]
+        cursor = page["next_cursor"] or ""
+        if not cursor:
+            break
+
+    assert found == [f"r{index}" for index in reversed(range(9))]
+    assert filled.get("/v1/rollouts?rewarded=false")["total"] == 3
+    assert filled.get("/v1/rollouts?status=failed")["rollouts"] == []
+    (one,) = filled.get("/v1/rollouts/r4")["attempts"]
+    assert (one["reward"], one["task"], one["status"]) == (0.4, {"category": "image"}, "succeeded")
+    assert filled.ask("GET", "/v1/rollouts/nosuch").status == 404
+
+
+def test_queued_rollouts_are_found(filled: Client) -> None:
+    """One that nobody has run yet has no attempt, and stands in the queue."""
+    from lightning_otel.queue import Queue
+    from lightning_otel.state import State
+
+    (put,) = Queue(State(filled.store.name)).put(["2+2"])
+
+    found = filled.get(f"/v1/rollouts/{put.rollout_id}")
+
+    assert found["attempts"] == []
+    assert found["queued"]["status"] == "queuing"
+    assert filled.get("/v1/status")["queued"]["queuing"] == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/transitions?limit=0", "/v1/transitions?limit=x", "/v1/transitions?limit=1e9",
+        "/v1/transitions?cursor=x", "/v1/transitions?cursor=W10", "/v1/transitions?since=soon",
+        "/v1/transitions?min_reward=nan", "/v1/transitions?min_reward=inf",
+        "/v1/transitions?capture=all", "/v1/transitions?agents=", "/v1/transitions?agents=re:(",
+        "/v1/transitions?rewarded=maybe", "/v1/transitions?surprise=1",
+        "/v1/transitions?limit=1&limit=2", "/v1/transitions?since=99999999999999999999",
+        "/v1/transitions?credit=none", "/v1/rollouts?limit=1001", "/v1/rollouts?status=odd",
+        "/v1/rollouts?cursor=WzEsMl0", "/v1/rollouts?since=-", "/training/status?limit=-1",
+    ],
+)  # fmt: skip
+def test_absurd_questions_are_refused(filled: Client, path: str) -> None:
+    """400, and what is wrong with them, in JSON."""
+    answer = filled.ask("GET", path)
+
+    assert answer.status == 400
+    assert json.loads(answer.body)["message"]
+
+
+def test_nothing_is_read_without_the_key(filled: Client) -> None:
+    """Any user of the machine reaches the port; that it serves is told to anybody."""
+    paths = (
+        "/v1/transitions", "/v1/rollouts", "/v1/rollouts/r1", "/v1/resources", "/v1/events",
+        "/v1/status", "/metrics", "/training/status", "/openapi.json",
+    )  # fmt: skip
+
+    assert {filled.ask("GET", path, authorization="").status for path in paths} == {401}
+    assert filled.ask("GET", "/healthz", authorization="").status == 200
+    assert filled.ask("POST", "/training/trigger", {}, authorization="").status == 401
+    assert filled.ask("POST", "/optimize", {}, authorization="").status == 401
+    assert filled.ask("POST", "/v1/resources", {}, authorization="").status == 401
+
+
+def test_metrics_are_read_by_prometheus(filled: Client) -> None:
+    """Its own parser finds every number; what cannot be a label's value is escaped."""
+    filled.ask("GET", "/nosuch")
+    answer = filled.ask("GET", "/metrics")
+
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = list(text_string_to_metric_families(answer.body.decode()))
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    assert all(family.documentation and family.type != "unknown" for family in families)
+    assert found[("lightning_otel_rollouts", "succeeded")] == 9
+    assert found[("lightning_otel_spans_stored_total",)] == 0
+    assert found[("lightning_otel_requests_refused_total", "404")] >= 1
+    assert found[("lightning_otel_store_size_bytes",)] > 0
+    assert found[("lightning_otel_settle_lag_seconds",)] >= 0
+    assert found[("lightning_otel_training_requests", "waiting")] == 0
+
+
+def test_labels_are_escaped() -> None:
+    """As the exposition format asks."""
+    from lightning_otel.serve.api.status import _family
+
+    text = _family("x", "gauge", "Odd.", [({"reason": 'a "b"\\\nc'}, 1)])
+
+    (family,) = text_string_to_metric_families(text)
+    assert family.samples[0].labels == {"reason": 'a "b"\\\nc'}

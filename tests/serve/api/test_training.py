@@ -1,0 +1,180 @@
+"""Resources and training by HTTP: published, asked for once, done by a worker, killed or not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.serve.api.conftest import Client
+
+from lightning_otel.state import State
+
+NAME = "system_prompt[image]"
+PATH = "/v1/resources/system_prompt%5Bimage%5D"
+
+
+def test_resources_are_published_and_rolled_back(client: Client) -> None:
+    """Versions, aliases and bodies as the library has them."""
+    for index in (1, 2):
+        made = client.post("/v1/resources", {"name": NAME, "body": f"v{index} {{task}}"}, 201)
+        assert made["version"] == index
+    canary = {"name": NAME, "alias": "canary", "version": 2, "weight": 0.5}
+    assert client.post("/v1/resources/alias", canary)["canary_weight"] == 0.5
+    promoted = client.post("/v1/resources/promote", {"name": NAME})
+    back = client.post("/v1/resources/rollback", {"name": NAME})
+    client.post("/v1/resources/alias", canary)
+    client.post("/v1/resources/alias", {**canary, "version": None, "weight": None})
+
+    assert promoted["aliases"] == {"live": 2}
+    assert back["aliases"] == {"live": 1}
+    found = client.get(PATH)
+    assert [each["version"] for each in found["versions"]] == [1, 2]
+    assert [each["version"] for each in found["withdrawals"]] == [2]
+    assert client.get(f"{PATH}?version=live")["body"]["template"] == "v1 {task}"
+    assert client.get(f"{PATH}?version=2")["version"] == 2
+    assert NAME in [each["name"] for each in client.get("/v1/resources")["resources"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/resources", {"name": "x"}, 400),
+        ("/v1/resources", {"name": "a@b", "body": "x"}, 400),
+        ("/v1/resources", {"name": "x", "body": {"template": 1}}, 400),
+        ("/v1/resources", {"name": "x", "body": "x", "parent": 9}, 404),
+        ("/v1/resources", {"name": "x", "body": "x", "weight": 2}, 400),
+        ("/v1/resources", {"name": "x", "body": "y" * 10_000_000}, 413),
+        ("/v1/resources/alias", {"name": "nosuch", "alias": "live", "version": 1}, 404),
+        ("/v1/resources/alias", {"name": "nosuch", "alias": "no word", "version": 1}, 400),
+        ("/v1/resources/alias", {"name": "nosuch", "alias": "live"}, 400),
+        ("/v1/resources/promote", {"name": "nosuch"}, 404),
+        ("/v1/resources/rollback", {"name": "nosuch"}, 404),
+        ("/v1/resources/rollback", {}, 400),
+    ],
+)
+def test_resources_that_cannot_be_are_refused(
+    client: Client, path: str, body: object, status: int
+) -> None:
+    """With the reason, and nothing is made."""
+    assert client.post(path, body, status)["message"]
+    assert "x" not in [each["name"] for each in client.get("/v1/resources")["resources"]]
+
+
+def test_optimize_answers_with_what_is_known(client: Client) -> None:
+    """The version that earned most; the prompt fills it in; a search is asked for once."""
+    from lightning_otel import auto_trace, emit_action, emit_reward
+    from lightning_otel.resources import Resources
+
+    held = Resources(State(client.store.name))
+    held.publish("style[video]", "Plain: {task}")
+    held.publish("style[video]", "Lively: {task}")
+    for index in range(3):
+        with auto_trace(
+            store=client.store, rollout_id=f"v{index}", resources={"*": {"style[video]": "2"}}
+        ):
+            emit_action("say", "x")
+            emit_reward(0.9)
+    asked = {"category": "video", "name": "style", "prompt": "a sunset"}
+
+    found = client.post("/optimize", asked)
+    told = [
+        client.post("/optimize", {**asked, "train": True, "idempotency_key": "o-1"}, status)
+        for status in (202, 200)
+    ]
+    unknown = client.post("/optimize", {"category": "music", "name": "nosuch"})
+
+    assert found["resource"]["version"] == 2
+    assert found["optimized_prompt"] == "Lively: a sunset"
+    assert found["earned"]["rollouts"] == 3
+    assert found["request"] is None
+    assert told[0]["request"]["request_id"] == told[1]["request"]["request_id"]
+    assert (told[0]["request"]["algorithm"], told[0]["request"]["category"]) == ("apo", "video")
+    assert (unknown["resource"], unknown["optimized_prompt"]) == (None, None)
+    assert "publish one" in unknown["reason"]
+
+
+def test_training_is_asked_for_once_per_key(client: Client) -> None:
+    """In the body or the header; an empty post, as with curl -X POST, asks as well."""
+    first = client.post("/training/trigger", {"algorithm": "baseline"}, 202, Idempotency_Key="t-1")
+    again = client.post(
+        "/training/trigger", {"algorithm": "baseline", "idempotency_key": "t-1"}, 200
+    )
+    other = client.post("/training/trigger", {"idempotency_key": "t-1"}, 409)
+    empty = client.ask("POST", "/training/trigger")
+
+    assert first["request_id"] == again["request_id"]
+    assert "asked for other training" in other["message"]
+    assert empty.status == 202
+    assert client.get(f"/training/requests/{first['request_id']}")["status"] == "waiting"
+    assert client.ask("GET", "/training/requests/nosuch").status == 404
+    for body in (
+        {"algorithm": "nosuch"}, {"options": {"a-b": 1}}, {"max_iterations": 0},
+        {"agent": "os:system"},
+        {"category": "a[b]"}, {"idempotency_key": "a", "options": {"x": "y" * 20_000}},
+    ):  # fmt: skip
+        assert client.ask("POST", "/training/trigger", body).status in (400, 413)
+
+
+def test_status_counts_by_category(client: Client) -> None:
+    """Spans, rewarded shares and average reward, of all and of each kind of task."""
+    before = client.get("/training/status")
+    client.act("s1", 1.0, category="status")
+    client.act("s2", 0.0, category="status")
+    client.act("s3", category="status")
+    client.act("s4", 0.5)
+
+    found: dict[str, object] = {}
+    until = time.monotonic() + 20
+    while time.monotonic() < until:  # it may be a second old
+        found = client.get("/training/status")
+        if found["steps"] == before["steps"] + 4:
+            break
+        time.sleep(0.3)
+
+    one = client.get("/training/status")["categories"]["status"]
+    assert (one["rollouts"], one["rewarded_rollouts"], one["steps"]) == (3, 2, 3)
+    assert one["average_reward"] == 0.5
+    assert one["rewarded_share"] == pytest.approx(2 / 3)
+    assert one["total_spans"] == sum(
+        row["spans"] for row in client.store.rollouts() if row["rollout_id"] in ("s1", "s2", "s3")
+    )
+    assert found["rewards"] == before["rewards"] + 3
+
+
+def worker(client: Client, folder: Path, *options: str) -> "subprocess.Popen[str]":
+    """A worker in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lightning_otel", "train", *options, "--worker", "--store",
+         client.store.name],
+        cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+    )  # fmt: skip
+
+
+def test_a_worker_does_what_is_asked_for(client: Client, tmp_path: Path) -> None:
+    """One request after the other, what fails with its reason; told to stop, it ends."""
+    client.act("w1", 1.0)
+    good = client.post("/training/trigger", {"algorithm": "baseline", "max_iterations": 1}, 202)
+    bad = client.post("/training/trigger", {"algorithm": "baseline", "options": {"nosuch": 1}}, 202)
+    started = worker(client, tmp_path)
+    until = time.monotonic() + 40
+
+    def stand(request_id: str) -> dict[str, object]:
+        found: dict[str, object] = client.get(f"/training/requests/{request_id}")
+        return found
+
+    while time.monotonic() < until and stand(bad["request_id"])["status"] != "failed":
+        time.sleep(0.3)
+    started.send_signal(signal.SIGTERM)
+    _, said = started.communicate(timeout=20)
+
+    assert started.returncode == 0, said
+    done = stand(good["request_id"])
+    assert done["status"] == "succeeded", done
+    runs = {run["run_id"]: run for run in client.get("/training/status?limit=100")["runs"]}
+    assert runs[done["run_id"]]["status"] == "succeeded"
+    assert "nosuch" in str(stand(bad["request_id"])["reason"])
+    assert good["request_id"] in said

@@ -1,0 +1,59 @@
+"""Builds the documents, with warnings as errors, and looks for what a page asks of the network.
+
+    python -m tests.site FOLDER
+
+Needs the extra ``docs``. A page that nothing leads to, a link that leads nowhere, a docstring that
+does not parse, and a script, style, font or picture from elsewhere are failures.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+from tests.pages import DOCS
+
+_FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
+_FROM_CSS = re.compile(r"""(?:url\(|@import\s)\s*["']?(?:https?:)?//[^"')\s]+""")
+
+
+class _Fetches(HTMLParser):
+    """What a browser asks for to show a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep the address of what the element fetches."""
+        self.found += [value or "" for name, value in attrs if name == _FETCHED.get(tag)]
+
+
+def outside(folder: Path) -> Iterator[str]:
+    """Each address elsewhere that a built page or its styles would fetch, with the file."""
+    for path in sorted(folder.rglob("*.html")):
+        page = _Fetches()
+        page.feed(path.read_text())
+        for address in page.found:
+            if re.match(r"(?:\w+:)?//", address):
+                yield f"{path.name}: {address}"
+    for path in sorted(folder.rglob("*.css")):
+        yield from (f"{path.name}: {each}" for each in _FROM_CSS.findall(path.read_text()))
+
+
+def main(folder: Path) -> int:
+    """Build into a folder; 1 if a warning, or anything from elsewhere, was found."""
+    command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning"]
+    built = subprocess.run([*command, "--builder", "html", str(DOCS), str(folder)], check=False)
+    found = list(outside(folder)) if not built.returncode else []
+    for each in found:
+        print(f"fetched from elsewhere: {each}")  # noqa: T201
+    pages = len(list(folder.glob("*.html")))
+    print(f"{pages} pages in {folder}")  # noqa: T201
+    return 1 if built.returncode or found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,235 @@
+"""The list of traces: what matches, what is told of each, and how it is gone through."""
+
+from collections.abc import Callable
+
+import pytest
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.emitters import reward_span
+from lightning_otel.store import traces
+from lightning_otel.store.traces import Cursor, TraceFilter, find_traces
+from lightning_otel.types import Span
+
+MakeSpan = Callable[..., Span]
+
+
+def call(make_span: MakeSpan, trace_id: str, asked: str = "how?", **changes: object) -> Span:
+    """A request to a model."""
+    attributes = {
+        c.OPERATION: c.CHAT,
+        c.REQUEST_MODEL: "demo-1",
+        c.INPUT_TOKENS: 3,
+        c.OUTPUT_TOKENS: 2,
+        c.INPUT_MESSAGES: f'[{{"role":"user","parts":[{{"type":"text","content":"{asked}"}}]}}]',
+        c.OUTPUT_MESSAGES: '[{"role":"assistant","parts":[{"type":"text","content":"so"}]}]',
+        **changes.pop("attributes", {}),  # type: ignore[dict-item]  # a test's own
+    }
+    return make_span(trace_id=trace_id, attributes=attributes, scope=c.SCOPE, **changes)
+
+
+def ids(store: Store, **wanted: object) -> list[str]:
+    """First letters of the traces that match, newest first."""
+    found = find_traces(store.source, TraceFilter(**wanted))  # type: ignore[arg-type]  # a test's
+    assert found.total == len(found.rows)
+    return [row.trace_id[0] for row in found.rows]
+
+
+@pytest.fixture
+def filled(store: Store, make_span: MakeSpan) -> Store:
+    """Three traces: a plain call of a planner, a failed one of a coder, one that was received."""
+    store.add(
+        [
+            make_span(trace_id="a" * 32, span_id="1" * 16, attributes={c.AGENT_NAME: "planner"}),
+            call(make_span, "a" * 32, "What is 2+2?", parent_span_id="1" * 16),
+            make_span(
+                trace_id="b" * 32,
+                span_id="2" * 16,
+                status="ERROR",
+                attributes={c.AGENT_NAME: "coder", c.RESOURCE_VERSION: "prompt@v3"},
+            ),
+            call(make_span, "b" * 32, 'Say \\"hi\\"', parent_span_id="2" * 16),
+            call(
+                make_span,
+                "c" * 32,
+                attributes={c.RECEIVED: "otlp:127.0.0.1", c.REQUEST_MODEL: "other"},
+            ),
+            make_span(
+                trace_id="c" * 32,
+                name=c.SPAN_ANNOTATION,
+                attributes={c.REWARD_VALUE: 0.5, c.REWARD_NAME: "primary"},
+            ),
+        ]
+    )
+    return store
+
+
+def test_traces_are_told_newest_first(filled: Store) -> None:
+    """Each with its agents, models, counts, tokens, reward, status and first words."""
+    found = find_traces(filled.source)
+
+    assert [row.trace_id[0] for row in found.rows] == ["c", "b", "a"]
+    assert (found.total, found.following, found.searched_ns) == (3, None, None)
+    newest, failed, oldest = found.rows
+    assert (newest.reward, newest.models, newest.status) == (0.5, ("other",), "ended")
+    assert (failed.status, failed.errors, failed.agents) == ("failed", 1, ("coder",))
+    assert (oldest.agents, oldest.models) == (("planner",), ("demo-1",))
+    assert (oldest.spans, oldest.calls, oldest.input_tokens, oldest.output_tokens) == (2, 1, 3, 2)
+    assert [row.words for row in found.rows] == ["how?", 'Say "hi"', "What is 2+2?"]
+    assert oldest.end_ns > oldest.start_ns
+
+
+FILTERS: list[tuple[dict[str, object], str]] = [
+    ({"agent": "planner"}, "a"),
+    ({"agent": "*er"}, "ba"),
+    ({"model": "demo*"}, "ba"),
+    ({"model": "demo"}, ""),
+    ({"status": "failed"}, "b"),
+    ({"status": "ended"}, "ca"),
+    ({"has_error": True}, "b"),
+    ({"has_error": False}, "ca"),
+    ({"rewarded": True}, "c"),
+    ({"rewarded": False}, "ba"),
+    ({"min_reward": 0.5}, "c"),
+    ({"max_reward": 0.4}, ""),
+    ({"received": True}, "c"),
+    ({"received": False}, "ba"),
+    ({"resource_version": "prompt@v3"}, "b"),
+    ({"resource_version": "prompt@*"}, "b"),
+    ({"text": "WHAT IS"}, "a"),
+    ({"text": 'say "HI"'}, "b"),
+    ({"text": "bbbb"}, "b"),
+    ({"text": "%"}, ""),
+    ({"text": "so", "agent": "planner"}, "a"),
+]
+
+
+def test_traces_are_filtered(filled: Store) -> None:
+    """Every filter leaves what matches, and the count is of these."""
+    for wanted, expected in FILTERS:
+        assert ids(filled, **wanted) == list(expected), wanted
+
+
+def test_traces_are_filtered_by_time(store: Store, make_span: MakeSpan) -> None:
+    """A trace begins with its first span: from a time on, and before another."""
+    store.add(
+        make_span(trace_id=letter * 32, start_ns=n, end_ns=n) for n, letter in enumerate("abc")
+    )
+    store.add([make_span(trace_id="a" * 32, start_ns=9, end_ns=9)])
+
+    assert ids(store, since_ns=1) == ["c", "b"]
+    assert ids(store, until_ns=2) == ["b", "a"]
+
+
+def test_a_reward_given_later_is_told_with_its_trace(store: Store, make_span: MakeSpan) -> None:
+    """It stands in a trace of its own, which is not listed; by link or rollout it finds the one."""
+    store.add(
+        [
+            call(make_span, "a" * 32, span_id="1" * 16),
+            call(make_span, "b" * 32),
+            reward_span({"feedback": -1.0}, span_id="1" * 16),
+            reward_span({"feedback": 1.0}, rollout_id="b" * 32),
+        ]
+    )
+
+    rewards = {row.trace_id[0]: row.reward for row in find_traces(store.source).rows}
+
+    assert rewards == {"a": -1.0, "b": 1.0}
+    assert ids(store, rewarded=True, max_reward=0) == ["a"]
+
+
+def test_traces_are_gone_through_by_pages(store: Store, make_span: MakeSpan) -> None:
+    """Each page says where the next begins, traces of one instant too, and the whole count."""
+    store.add(make_span(trace_id=f"{n:032x}", start_ns=n // 3, end_ns=n) for n in range(10))
+    seen: list[str] = []
+    after: Cursor | None = None
+
+    for _ in range(4):
+        page = find_traces(store.source, after=after, limit=3)
+        assert page.total == 10
+        seen += [row.trace_id for row in page.rows]
+        after = page.following
+
+    assert after is None
+    assert seen == [f"{n:032x}" for n in reversed(range(10))]
+
+
+def test_a_trace_that_goes_on_is_running_until_its_process_dies(
+    store: Store, make_span: MakeSpan
+) -> None:
+    """What never ended says so; what began in a process that lives may still end."""
+    process = store.writer().process
+    store.add(
+        [
+            make_span(trace_id="a" * 32, end_ns=None, process=process),
+            make_span(trace_id="b" * 32, end_ns=None, process="gone"),
+            make_span(trace_id="c" * 32, span_id="9" * 16, process="gone"),
+            make_span(trace_id="c" * 32, parent_span_id="9" * 16, end_ns=None, process="gone"),
+        ]
+    )
+
+    found = {row.trace_id[0]: row.status for row in find_traces(store.source).rows}
+
+    assert found == {"a": "running", "b": "incomplete", "c": "ended"}
+    assert ids(store, status="running") == ["a"]
+
+
+def test_a_search_that_takes_long_says_how_far_it_came(
+    store: Store, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found so far is told, with the place from which to go on."""
+    monkeypatch.setattr(traces, "_CHUNK", 2)
+    monkeypatch.setattr(traces, "_SEARCH_S", 0.0)
+    store.add(call(make_span, f"{n:032x}", "find me" if n in (1, 8) else "no") for n in range(10))
+    wanted, after, found = TraceFilter(text="find me"), None, []
+
+    for _ in range(9):
+        page = find_traces(store.source, wanted, after=after)
+        found += [int(row.trace_id, 16) for row in page.rows]
+        after = page.following
+        if after is None:
+            break
+        assert page.searched_ns == after.start_ns
+
+    assert found == [8, 1]
+
+
+def test_a_call_that_two_tracers_told_of_counts_once(store: Store, make_span: MakeSpan) -> None:
+    """The list counts requests, not spans about them."""
+    ours = call(make_span, "a" * 32, start_ns=10, end_ns=20, attributes={c.RESPONSE_ID: "r-1"})
+    other = make_span(
+        trace_id="a" * 32,
+        start_ns=9,
+        end_ns=21,
+        scope="another",
+        attributes={c.OPERATION: c.CHAT, c.RESPONSE_ID: "r-1", c.INPUT_TOKENS: 3},
+    )
+    store.add([ours, other])
+
+    (row,) = find_traces(store.source).rows
+
+    assert (row.spans, row.calls, row.input_tokens) == (2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("", ""),
+        ("[", ""),
+        ('[{"role":"user","parts":[{"type":"text","content":"cut of', "cut of"),
+        ('[{"role":"user","parts":[{"type":"text","content":"half \\', "half "),
+        ('[{"role":"system","parts":[]}]', ""),
+    ],
+)
+def test_first_words_come_from_cut_messages_too(asked: str, words: str) -> None:
+    """A message longer than is read for a list still says how it begins."""
+    assert traces._asked_words(asked) == words
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [(None, ""), ('"sum"', "sum"), ('{"q":"sum"}', "sum"), ('{"q":1,"a":2}', '{"q":1,"a":2}')],
+)
+def test_a_task_is_told_as_people_say_it(task: str | None, words: str) -> None:
+    """A text as it is, the one value of an object, anything else as JSON."""
+    assert traces._task_words(task) == words

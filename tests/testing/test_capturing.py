@@ -1,0 +1,238 @@
+"""``captured``: what an agent did in a block, whole, isolated, and honest about what is missing."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+
+import lightning_otel as lo
+from lightning_otel import capture
+from lightning_otel.errors import ConfigError
+from lightning_otel.testing import ScriptedServer, captured, failure, scripted_server, tool_call
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+def ask(server: ScriptedServer, question: str, **more: object) -> str | None:
+    """One request by a real client."""
+    with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
+        messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": question}]
+        reply = client.chat.completions.create(model="m", messages=messages, **more)  # type: ignore[call-overload]  # any keyword
+    content: str | None = reply.choices[0].message.content
+    return content
+
+
+def test_captured_calls_read_as_tests_ask() -> None:
+    """Model, messages, text, tool calls, tokens and reward of each call are there by name."""
+    script = [tool_call("add", a=2, b=2), "It is 4."]
+
+    with scripted_server(script) as server, captured(agent="adder") as got:
+        ask(server, "2+2?", tools=TOOLS)
+        ask(server, "and?")
+        lo.emit_reward(1.0)
+
+    first, second = got.calls
+    assert (first.model, first.agent, first.tools) == ("m", "adder", ("add",))
+    assert first.tool_calls == (("add", {"a": 2, "b": 2}),)
+    assert first.messages[-1] == {"role": "user", "content": "2+2?"}
+    assert second.text == "It is 4."
+    assert second.reward == 1.0
+    assert first.reward is None
+    assert second.output_tokens == 3
+    assert second.input_tokens is not None
+    assert [step.reward for step in got.transitions] == [None, 1.0]
+    assert got.rewards == [{"primary": 1.0}]
+    assert "'It is 4.'" in repr(got)
+    assert got.spans[0].span_id == got.recording.span_id
+    got.assert_complete()
+
+
+def test_captured_writes_nothing_to_the_store_of_the_program(tmp_path: Path) -> None:
+    """Neither the default store nor a file comes to be, also where the agent traces itself."""
+
+    @lo.auto_trace
+    def agent() -> None:
+        lo.emit_action("hello")
+
+    with captured() as got:
+        agent()
+
+    assert not (tmp_path / "default").exists()
+    assert len(got.transitions) == 1
+
+
+def test_captured_blocks_do_not_see_each_other() -> None:
+    """Blocks one after the other, nested, in threads and in tasks keep what is theirs."""
+
+    def block(name: str) -> list[str]:
+        with captured() as got:
+            lo.emit_action(name)
+        return [str(step.action) for step in got.transitions]
+
+    async def task(name: str) -> list[str]:
+        async with captured() as got:
+            await asyncio.sleep(0)
+            lo.emit_action(name)
+            await asyncio.sleep(0)
+        return [str(step.action) for step in got.transitions]
+
+    async def tasks() -> list[list[str]]:
+        return await asyncio.gather(*(task(f"task {n}") for n in range(4)))
+
+    with captured() as outer:
+        inner = block("inner")
+        lo.emit_action("outer")
+    with ThreadPoolExecutor(4) as pool:
+        threads = list(pool.map(block, [f"thread {n}" for n in range(4)]))
+    found = [*threads, *asyncio.run(tasks()), inner]
+
+    assert all(len(each) == 1 for each in found)
+    for n in range(4):
+        assert f"thread {n}" in found[n][0]
+        assert f"task {n}" in found[4 + n][0]
+    assert [("outer" in str(step.action)) for step in outer.transitions] == [True]
+
+
+def test_captured_sees_threads_that_were_there_before() -> None:
+    """What a server's thread does, which knows nothing of the block, is captured all the same."""
+    go, done = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        go.wait(10)
+        lo.emit_action("from a server")
+        done.set()
+
+    threading.Thread(target=serve, daemon=True).start()
+    with captured() as got:
+        go.set()
+        assert done.wait(10)
+
+    assert "from a server" in str(got.transitions)
+    assert capture.current_frame() is None
+
+
+def test_captured_says_what_is_missing() -> None:
+    """A failed call is a call with its error; ``assert_complete`` names it, and why."""
+    with (
+        scripted_server([failure(404, "no such model")]) as server,
+        captured() as got,
+        pytest.raises(openai.NotFoundError),
+    ):
+        ask(server, "anybody?")
+
+    (call,) = got.calls
+    assert call.error == "openai.NotFoundError"
+    assert call.left_out == "failed: openai.NotFoundError"
+    with pytest.raises(AssertionError, match=r"1 × failed: openai\.NotFoundError"):
+        got.assert_complete()
+
+
+def test_captured_nothing_is_not_complete() -> None:
+    """A test whose agent never called a model does not pass by accident."""
+    with captured() as got:
+        pass
+
+    with pytest.raises(AssertionError, match="no call was captured"):
+        got.assert_complete()
+    assert (got.calls, got.tools, got.rewards, got.transitions) == ([], [], [], [])
+
+
+def test_captured_tools_have_what_went_in_and_came_out() -> None:
+    """A tool that a framework runs is there with arguments, result and error."""
+    from langchain_core.tools import tool
+
+    @tool
+    def divide(a: int, b: int) -> float:
+        """Divide."""
+        return a / b
+
+    with captured() as got:
+        divide.invoke({"a": 6, "b": 3})
+        with pytest.raises(ZeroDivisionError):
+            divide.invoke({"a": 1, "b": 0})
+
+    good, bad = got.tools
+    assert (good.name, good.arguments, good.error) == ("divide", {"a": 6, "b": 3}, "")
+    assert good.result == 2
+    assert bad.error == "ZeroDivisionError"
+
+
+@pytest.mark.parametrize("setting", ["LIGHTNING_OTEL", "LIGHTNING_OTEL_COLLECT"])
+def test_captured_refuses_where_recording_is_off(
+    monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    """Switched off, a test is told so, and what to do, instead of finding nothing."""
+    monkeypatch.setenv(setting, "0")
+
+    with pytest.raises(ConfigError, match=f"unset .*{setting}"):
+        captured()
+
+
+def test_captured_in_a_store_on_disk_is_there_afterwards(tmp_path: Path) -> None:
+    """With a store named the same is read from it, by any process."""
+    with captured(store=tmp_path / "kept.duckdb") as got:
+        lo.emit_action("kept")
+
+    assert len(got.transitions) == 1
+    assert len(lo.Store(tmp_path / "kept.duckdb").transitions().rows()) == 1
+
+
+def test_an_exception_of_the_test_goes_through() -> None:
+    """The block ends, and the very exception goes on."""
+    exc = ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as caught, captured() as got:
+        raise exc
+
+    assert caught.value is exc
+    assert got.spans[0].status == "ERROR"
+    assert capture.current_frame() is None
+
+
+def test_script_is_answered_in_order_and_no_further(
+    server_of: Callable[..., ScriptedServer],
+) -> None:
+    """Texts, several tool calls, functions; then 400, which no client tries again."""
+    both = [tool_call("add", a=1), tool_call("add", a=2)]
+    server = server_of(["one", both, lambda body: body["messages"][-1]["content"].upper()])
+
+    assert ask(server, "?") == "one"
+    assert server.unused == 2
+    assert ask(server, "?", tools=TOOLS) is None
+    assert ask(server, "echo") == "ECHO"
+    with pytest.raises(openai.BadRequestError, match="the script has 3 answers"):
+        ask(server, "more")
+    assert [len(each["messages"]) for each in server.requests] == [2] * 4
+
+
+def test_script_is_streamed(server_of: Callable[..., ScriptedServer]) -> None:
+    """The same answers come in pieces where the client asks for a stream, and are captured."""
+    server = server_of(["one two three"])
+
+    with captured() as got, openai.OpenAI(base_url=server.base_url, api_key="x") as client:
+        stream = client.chat.completions.create(
+            model="big", messages=[{"role": "user", "content": "?"}], stream=True
+        )
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    assert said == "one two three"
+    assert got.calls[0].text == said
+
+
+def test_script_as_one_function_answers_all(server_of: Callable[..., ScriptedServer]) -> None:
+    """A function alone is asked every time; what it refuses fails."""
+    server = server_of(lambda body: "yes" if len(server.requests) < 2 else failure(403))
+
+    assert [ask(server, "?"), ask(server, "?")] == ["yes", "yes"]
+    with pytest.raises(openai.PermissionDeniedError):
+        ask(server, "?")
+
+
+def test_failure_takes_no_success() -> None:
+    """A status that is none of failure is refused."""
+    with pytest.raises(ConfigError, match="from 400 to 599"):
+        failure(200)

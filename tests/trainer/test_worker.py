@@ -1,0 +1,121 @@
+"""A worker that is killed anywhere leaves a request that the next one finishes, once.
+
+``LIGHTNING_TEST_KILLS`` above 5 kills at every boundary; by default at those that matter most.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.made import Ledger, record
+from tests.trainer.workers import STEPS, WHERE
+
+from lightning_otel import Store
+from lightning_otel.algorithms import Batch, StepResult
+from lightning_otel.runs.requests import Requests, TrainingRequest
+from lightning_otel.trainer import Fit, Trainer, state_of
+from lightning_otel.trainer.worker import TrainingWorker
+
+ROOT = Path(__file__).parents[2]
+FEW = ("after the step", "before the end is written down")
+
+
+def test_kill_of_a_worker_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """The request is done once; its run goes on where it was, each row is trained on once."""
+    is_long = int(os.environ.get("LIGHTNING_TEST_KILLS", "5")) > 5
+    boundaries = list(WHERE) if is_long else list(FEW)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.workers", str(tmp_path), *boundaries],
+        cwd=ROOT, capture_output=True, text=True, timeout=58,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["boundary"] for each in told] == boundaries
+    for each in told:
+        where = each["boundary"]
+        assert each["signal"] == 9, where
+        assert (each["status"], each["reason"]) == ("succeeded", ""), where
+        assert (each["run"], each["step"]) == ("succeeded", STEPS), where
+        assert len(each["rows"]) == len(set(each["rows"])) == 12, where
+
+
+class Gated(Ledger):
+    """Waits within its first step."""
+
+    def __init__(self, begun: threading.Event, go_on: threading.Event) -> None:
+        super().__init__(2)
+        self.begun, self.go_on = begun, go_on
+
+    def train_step(self, batch: Batch) -> StepResult:
+        """Say that it began, and wait."""
+        self.begun.set()
+        self.go_on.wait(20)
+        return super().train_step(batch)
+
+
+def test_a_worker_that_is_stopped_gives_its_request_back(store: Store) -> None:
+    """After the step under way, which is kept; the next one goes on from it."""
+    record(store, {f"task {n}": [1.0, 0.0] for n in range(4)})
+    requests = Requests(state_of(store))
+    made, _ = requests.put("ledger", settings={"max_iterations": 2})
+    begun, go_on, stop = threading.Event(), threading.Event(), threading.Event()
+    ended: list[tuple[Fit | None, str]] = []
+
+    def make(name: str, asked: Mapping[str, Any]) -> Trainer:
+        algorithm = Gated(begun, go_on)
+        return Trainer(store=store, algorithm=algorithm, min_batch_size=4, **asked)
+
+    def told(request: TrainingRequest, fit: Fit | None, reason: str) -> None:
+        ended.append((fit, reason))
+        stop.set()
+
+    first = threading.Thread(target=lambda: TrainingWorker(requests, make).work(stop, told))
+    first.start()
+    assert begun.wait(20)
+    stop.set()
+    go_on.set()
+    first.join(20)
+    given_back = requests.get(made.request_id)
+    stop.clear()
+    count = TrainingWorker(requests, make).work(stop, told)
+
+    assert (given_back.status, given_back.tries) == ("waiting", 0)
+    assert given_back.run_id
+    assert count == 1
+    ((fit, reason),) = ended
+    assert fit is not None
+    assert (fit.run.run_id, fit.run.step, reason) == (given_back.run_id, 2, "")
+
+
+@pytest.mark.parametrize(
+    ("category", "tasks", "reason"),
+    [
+        ("", [], "names an algorithm"),
+        ("video", [{"category": "image"}], "no task of the worker has the category 'video'"),
+    ],
+)
+def test_what_cannot_be_done_says_why(
+    store: Store, category: str, tasks: list[Any], reason: str
+) -> None:
+    """And the worker goes on with the next request."""
+    requests = Requests(state_of(store))
+    made, _ = requests.put("ledger" if category else "", category=category)
+    stop = threading.Event()
+    worker = TrainingWorker(
+        requests, lambda name, asked: Trainer(store=store, algorithm=Ledger()), train=tasks
+    )
+
+    count = worker.work(stop, lambda *_: stop.set())
+
+    assert count == 1
+    found = requests.get(made.request_id)
+    assert found.status == "failed"
+    assert reason in found.reason

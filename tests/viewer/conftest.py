@@ -1,0 +1,125 @@
+"""A real browser without a window, and pages that fail their test when something is wrong in them.
+
+One browser for all tests of a process; each visit has cookies and a cache of its own.
+"""
+
+import asyncio
+import http.client
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+from tests.viewer.visiting import CHROMIUM, FLAGS, KEY, Visit, Visits
+
+from lightning_otel import Store
+
+pytest.importorskip("hypercorn", reason="needs the extra serve")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+
+
+@pytest.fixture(scope="session")
+def _chromium() -> Iterator[Any]:
+    """The browser, started once."""
+    if not CHROMIUM.exists():
+        pytest.skip(f"needs {CHROMIUM}: apt-get install chromium")
+    running = playwright.sync_playwright().start()
+    found = running.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+    yield found
+    asyncio._set_running_loop(found._loop)
+    found.close()
+    running.stop()
+
+
+@pytest.fixture
+def browser(_chromium: Any) -> Iterator[Any]:
+    """The browser; its event loop counts as running in a test that uses it, and in no other."""
+    asyncio._set_running_loop(_chromium._loop)
+    yield _chromium
+    asyncio._set_running_loop(None)
+
+
+@pytest.fixture
+def visit(browser: Any, served: Callable[..., str]) -> Iterator[Visits]:
+    """``visit(store, "/path")``: a page of a served store, opened by the link with its key.
+
+    When the test ends, every page must have been free of errors, and have asked no other host.
+    """
+    visits: list[Visit] = []
+    urls: dict[str, str] = {}
+
+    def go(
+        store: Store, path: str = "/", *, tolerated: tuple[int, ...] = (), **options: Any
+    ) -> Any:
+        url = urls.get(store.name) or urls.setdefault(store.name, served(store, "", key=KEY))
+        context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 800}, "base_url": url, **options}
+        )
+        context.set_default_timeout(10_000)
+        visits.append(Visit(context, url, tolerated))
+        page = context.new_page()
+        page.goto(f"{path}{'&' if '?' in path else '?'}key={KEY}")
+        return page
+
+    yield go
+    for each in visits:
+        each.context.close()
+    problems = [problem for each in visits for problem in each.problems]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.fixture
+def shot(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """``shot(page)`` keeps a picture to be looked at where LIGHTNING_TEST_SHOTS names a folder."""
+    folder = os.environ.get("LIGHTNING_TEST_SHOTS")
+
+    def take(page: Any, name: str = "", *, is_whole: bool = True) -> None:
+        if folder:
+            stem = re.sub(r"\W+", "-", f"{request.node.name} {name}").strip("-")
+            page.screenshot(path=Path(folder) / f"{stem}.png", full_page=is_whole)
+
+    return take
+
+
+@pytest.fixture
+def base(visit: Visits) -> Callable[[Any], str]:
+    """The address of the server that a page came from."""
+
+    def of(page: Any) -> str:
+        parts = urlsplit(page.url)
+        return f"{parts.scheme}://{parts.netloc}"
+
+    return of
+
+
+class Told(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@pytest.fixture
+def ask(served: Callable[..., str]) -> Callable[..., Told]:
+    """``ask(store, "/path")``: an answer without a browser, with the key and as people ask."""
+    urls: dict[str, str] = {}
+
+    def go(
+        store: Store, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+    ) -> Told:
+        url = urls.get(store.name) or urls.setdefault(store.name, served(store, "", key=KEY))
+        sent = {"Authorization": f"Bearer {KEY}", "Accept": "text/html"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+        try:
+            connection.request(method, path, body, {k: v for k, v in sent.items() if v})
+            answer = connection.getresponse()
+            return Told(answer.status, {**answer.headers}, answer.read())
+        finally:
+            connection.close()
+
+    return go

@@ -1,0 +1,166 @@
+"""Who comes in to the pages: links, cookies, forms, and what other sites may not do."""
+
+import http.client
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.viewer.visiting import KEY
+
+from lightning_otel import Store
+
+FORM = "application/x-www-form-urlencoded"
+
+
+def posted(base: str, path: str = "/theme", **headers: str) -> int:
+    """The status of a form that is sent with the cookie."""
+    parts = urlsplit(base)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=20)
+    sent = {"Content-Type": FORM, "Cookie": f"lightning_otel_{parts.port}={KEY}"}
+    sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request("POST", path, b"theme=dark&back=//evil.example/x", sent)
+    answer = connection.getresponse()
+    assert not (answer.getheader("location") or "/").startswith("//")
+    connection.close()
+    return answer.status
+
+
+def test_a_form_comes_from_our_own_pages(served: Callable[..., str], store: Store) -> None:
+    """From no other site, no other port, and no page that hides where it is."""
+    base = served(store, "", key=KEY)
+    port = urlsplit(base).port
+
+    assert posted(base, Origin=base) == 303
+    assert posted(base, Sec_Fetch_Site="same-origin") == 303
+    for headers in (
+        {}, {"Origin": "null"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "none"},
+        {"Origin": f"http://127.0.0.1:{port + 1 if port else 1}"}, {"Origin": "file://"},
+        {"Origin": f"http://localhost:{port}"},
+        {"Origin": base, "Sec-Fetch-Site": "same-site"},
+        {"Origin": base, "Sec-Fetch-Site": "cross-site"},
+    ):  # fmt: skip
+        assert posted(base, **headers) == 403, headers
+    assert posted(base, Origin=base, Host="evil.example") == 421
+    assert posted(base, Origin=base, Cookie=f"lightning_otel_{port}={KEY}x") == 401
+    assert posted(base, Origin=base, Cookie=f"lightning_otel_1={KEY}") == 401
+    assert posted(base, Origin=base, Content_Type="text/plain") == 415
+    assert posted(base, Origin=base, Content_Type="multipart/form-data; boundary=x") == 415
+    assert posted(base, "/v1/traces", Origin=base) == 415
+
+
+def test_a_link_leads_to_this_server_alone(ask: Callable[..., Any], store: Store) -> None:
+    """Whatever stands in its path; what else was asked stays, and the key is gone."""
+    for asked, told in (
+        (f"/?key={KEY}", "/"),
+        (f"/sql?q=a+%26+b&key={KEY}&x=", "/sql?q=a+%26+b&x="),
+        (f"//evil.example/x?key={KEY}", "/evil.example/x"),
+        (f"///evil.example?key={KEY}", "/evil.example"),
+    ):
+        answer = ask(store, asked, Authorization="")
+        assert (answer.status, answer.headers["location"]) == (303, told)
+    elsewhere = ask(store, f"/?key={KEY}", Authorization="", Sec_Fetch_Site="cross-site",
+                    Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="document")  # fmt: skip
+    framed = ask(store, f"/?key={KEY}", Authorization="", Sec_Fetch_Site="cross-site",
+                 Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="iframe")  # fmt: skip
+
+    assert (elsewhere.status, framed.status) == (200, 403)
+    assert b"url=/" in elsewhere.body
+    assert KEY.encode() not in elsewhere.body
+
+
+@pytest.mark.parametrize("path", ["/", "/sql", "/settings", "/v1/events", "/home/funnel"])
+def test_nothing_is_read_without_the_key(ask: Callable[..., Any], store: Store, path: str) -> None:
+    """Nor by a page of another site, nor under a foreign name; with it and from here it is."""
+    for headers, status in (
+        ({"Authorization": ""}, 401),
+        ({"Authorization": f"Bearer {KEY}x"}, 401),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Host": "evil.example"}, 421),
+    ):
+        assert ask(store, path, **headers).status == status, headers
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("by=nothing", 400), ("metric=%00", 400), ("by=", 200), ("by=time&by=step", 200),
+        ("metric=reward&unknown=%FF%FE", 200), ("by=" + "x" * 60_000, 400),
+    ],
+)  # fmt: skip
+def test_absurd_queries_are_refused(
+    ask: Callable[..., Any], store: Store, query: str, status: int
+) -> None:
+    """With a page that says what can be asked; never with a failure."""
+    answer = ask(store, f"/?{query}")
+
+    assert answer.status == status
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_ui_opens_the_browser_with_a_private_page(tmp_path: Path, browser: Any) -> None:
+    """Nobody sees the key among its arguments; the page leads on to one without the key."""
+    opened = tmp_path / "opened"
+    opener = tmp_path / "bin" / "xdg-open"
+    opener.parent.mkdir()
+    opener.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    opener.chmod(0o755)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "lightning_otel", "ui", "--open", "--port", "0",
+         "--store", str(tmp_path / "s.duckdb")],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "PATH": f"{opener.parent}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    try:
+        assert running.stdout is not None
+        link = running.stdout.readline().strip()
+        key_file = tmp_path / "s.duckdb.d" / "viewer.key"
+        key = key_file.read_text().strip()
+        page = browser.new_page()
+        while not opened.exists() or not (address := opened.read_text().strip()):
+            page.wait_for_timeout(20)
+        page_file = Path(address)
+        mode = stat.S_IMODE(page_file.stat().st_mode)
+        page.goto(page_file.as_uri())
+        page.wait_for_url(f"{link.partition('?')[0]}")
+        title, cookies = page.title(), page.context.cookies()
+        page.close()
+    finally:
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=20)
+
+    assert link.endswith(f"/?key={key}")
+    assert key not in address
+    assert (mode, stat.S_IMODE(key_file.stat().st_mode)) == (0o600, 0o600)
+    assert title.startswith("Home")
+    assert [cookie["value"] for cookie in cookies] == [key]
+    assert not page_file.exists()
+
+
+def test_the_key_stays_and_is_told_in_one_place(tmp_path: Path) -> None:
+    """Another server of the store has the same key; a token out of a file is never printed."""
+    from tests.serve.serving import Serving
+
+    store = tmp_path / "s.duckdb"
+    with Serving(store, "--port", "0") as first:
+        key, (_, said) = first.key, first.end()
+    token_file = tmp_path / "token"
+    with Serving(store, "--port", "0", "--token-file", str(token_file)) as second:
+        of_key = second.ask("GET", "/v1/status", authorization=f"Bearer {key}").status
+        token = token_file.read_text().strip()
+        of_token = second.ask("GET", "/v1/status", authorization=f"Bearer {token}").status
+        again, (_, said_again) = second.key, second.end()
+
+    assert f"/?key={key}" in said
+    assert again == key
+    assert token not in said_again
+    assert (of_key, of_token) == (401, 200)

@@ -1,0 +1,244 @@
+"""The pages of resources: versions, who uses them, what differs, what rewards say, what is live."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.viewer.asking import Asking
+from tests.viewer.visiting import KEY, Visits, violations
+
+from lightning_otel import Store, auto_trace, emit_action, emit_reward
+from lightning_otel.errors import ConfigError, NotFoundError, StoreMissingError
+from lightning_otel.resources import Resources
+from lightning_otel.serve.viewer import promoting, resources
+from lightning_otel.serve.viewer.promoting import Change
+from lightning_otel.state import State
+
+HOSTILE = "<script>alert(1)</script>"
+TASKS = 10
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Two versions of a prompt, ten tasks done with both, and the second one better."""
+    folder: Path = tmp_path_factory.mktemp("measured")
+    store = Store(folder / "traces.duckdb")
+    opened = Resources(State.beside(store))
+    opened.publish("prompt", f"You are brief.\n{HOSTILE}\nEnd.")
+    opened.publish("prompt", f"You are kind.\n{HOSTILE}\nEnd.", parent=1, alias="canary")
+    for task in range(TASKS):
+        for version in (1, 2):
+            stamped = {"*": {"prompt": version}}
+            with auto_trace(store=store, task=f"task {task}", agent="solver", resources=stamped):
+                emit_action("done")
+                emit_reward(version / 4 + task / 100 + (task % 2) * (version - 1) / 10)
+    store.writer().seal()
+    return store
+
+
+@pytest.fixture
+def promotable(measured: Store) -> Iterator[Store]:
+    """The same store, whose aliases are put back when the test is done."""
+    yield measured
+    found = Resources(State.beside(measured))
+    found.set_alias("prompt", "live", 1)
+    found.set_alias("prompt", "canary", 2, weight=0.1)
+
+
+@pytest.fixture
+def opened(store: Store) -> Iterator[Resources]:
+    """Three versions of a prompt; the first is live, the second the canary of a fifth."""
+    found = Resources(State.beside(store))
+    for text in ("one", "two", "three"):
+        found.publish("prompt", text)
+    found.set_alias("prompt", "canary", 2, weight=0.2)
+    yield found
+    found.state.close()
+
+
+def test_versions_tell_who_uses_them(measured: Store) -> None:
+    """Rollouts, mean reward with its error, agents; aliases; the list names the canary's share."""
+    found: Any = resources.read(measured, "prompt", 1)
+    listed: Any = resources.names(measured, 1)
+    used: Any = resources.used(measured, "prompt")
+
+    uses = dict(used["rows"])
+    assert [each.version for each in found["versions"]] == [2, 1]
+    assert {version: use.rollouts for version, use in uses.items()} == {1: TASKS, 2: TASKS}
+    assert uses[1].mean == pytest.approx(0.295)
+    assert uses[1].error == pytest.approx(0.0302765 / TASKS**0.5, rel=1e-4)
+    assert uses[2].agents == {"solver"}
+    assert found["by_version"] == {1: ["live"], 2: ["canary"]}
+    (row,) = listed["rows"]
+    assert (row.live, row.canary, row.share, listed["total"]) == (1, 2, 0.1, 1)
+
+
+def test_withdrawn_version_says_why(store: Store, opened: Resources) -> None:
+    """It is the canary no more, and its reason stands beside it."""
+    opened.withdraw("prompt", f"worse {HOSTILE}")
+
+    found: Any = resources.read(store, "prompt", 1)
+
+    assert found["by_version"] == {1: ["live"]}
+    assert found["withdrawn"] == {2: f"worse {HOSTILE}"}
+
+
+def test_rollout_with_two_versions_counts_for_none(store: Store) -> None:
+    """Its reward says nothing of either."""
+    Resources(State.beside(store)).publish("prompt", "one")
+    for version in (1, 2):
+        stamped = {"*": {"prompt": version}}
+        with auto_trace(store=store, rollout_id="both", attempt_id="1", resources=stamped):
+            emit_action("done")
+    found = resources.uses("prompt", store.transitions(bodies=False))
+
+    assert {version: use.rollouts for version, use in found.items()} == {1: 0, 2: 0}
+
+
+def test_difference_has_lines_pairs_and_an_interval(measured: Store) -> None:
+    """The numbers are those of ``Resources.compare``, and each pair can be looked at."""
+    found: Any = resources.difference(measured, "prompt", "", "", is_whole=False, is_paired=True)
+    expected = Resources(State.beside(measured)).compare("prompt", 1, 2, measured)
+
+    assert [line.kind for line in found["lines"]] == ["changed", "same", "same"]
+    assert found["comparison"] == expected
+    assert found["comparison"].difference == pytest.approx(0.3)
+    assert found["pairs_total"] == len(found["pairs"]) == TASKS
+    pair, task = found["pairs"][0]
+    assert task.startswith("task ")
+    assert pair.difference == pytest.approx(0.25)
+    scale = found["scale"]
+    assert 20 <= scale.zero < scale.low < scale.mean < scale.high <= 700
+    assert sum(number for _, number in scale.dots) == TASKS
+
+
+def test_difference_says_why_nothing_can_be_said(store: Store, opened: Resources) -> None:
+    """Too few rollouts are told with what to do; unknown versions are not found."""
+    found: Any = resources.difference(store, "prompt", "1", "3", is_whole=True, is_paired=True)
+
+    assert found["comparison"] is None
+    assert "8 are the fewest" in found["refusal"]
+    for name, version in (("prompt", "9"), ("prompt", "blue"), ("other", "1")):
+        with pytest.raises(NotFoundError):
+            resources.difference(store, name, version, "1", is_whole=True, is_paired=True)
+
+
+def test_to_look_makes_no_state(tmp_path: Path) -> None:
+    """Nothing was published: the list is empty, a name is not there, and no file is made."""
+    store = Store(tmp_path / "traces.duckdb")
+    store.add([])
+
+    assert resources.names(store, 1)["total"] == 0
+    with pytest.raises(StoreMissingError):
+        resources.read(store, "prompt", 1)
+    assert not list(tmp_path.rglob("state.sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("change", "after", "word"),
+    [
+        (Change("promote"), {"live": 2}, "Everybody"),
+        (Change("alias", "live", "3"), {"live": 3, "canary": 2}, "but for the share"),
+        (Change("alias", "canary", "3", "0.5"), {"live": 1, "canary": 3}, "50%"),
+        (Change("alias", "canary", "none"), {"live": 1}, "no canary"),
+        (Change("alias", "live", "none"), {"canary": 2}, "No version is live"),
+        (Change("alias", "mine", "2"), {"live": 1, "canary": 2, "mine": 2}, "unasked"),
+    ],
+)
+def test_what_a_change_says_is_what_it_does(
+    opened: Resources, change: Change, after: dict[str, int], word: str
+) -> None:
+    """Beforehand nothing is changed; and what is said holds afterwards."""
+    before = opened.aliases("prompt")
+    told = promoting.effect(opened, "prompt", change)
+    looked = opened.aliases("prompt")
+    promoting.change_it(opened, "prompt", change, told.state)
+
+    assert looked == before
+    assert word in " ".join(told.told)
+    assert opened.aliases("prompt") == after
+    assert {alias: after.get(alias) for alias in told.after} == told.after
+
+
+def test_rollback_says_where_it_leads(opened: Resources) -> None:
+    """Back over promotions, one after the other, as far as there is anything before."""
+    opened.promote("prompt")
+    opened.set_alias("prompt", "live", 3)
+    seen = []
+    for _ in range(2):
+        told = promoting.effect(opened, "prompt", Change("rollback"))
+        promoting.change_it(opened, "prompt", Change("rollback"), told.state)
+        seen.append((told.after["live"], opened.aliases("prompt")["live"]))
+
+    assert seen == [(2, 2), (1, 1)]
+    assert opened.previous("prompt") is None
+    with pytest.raises(ConfigError, match="nothing of prompt was live before"):
+        promoting.effect(opened, "prompt", Change("rollback"))
+
+
+def test_forms_change_nothing_that_changed_meanwhile(
+    store: Store, opened: Resources, served: Callable[..., str]
+) -> None:
+    """A page that is out of date, fields that are absurd, unknown names: a 4xx, and no change."""
+    asking = Asking(served(store, "", key=KEY))
+    page = asking.get("/resources/prompt/change?act=promote")
+    (state,) = re.findall(r'name="state" value="([^"]*)"', page.text)
+    opened.set_alias("prompt", "canary", 3, weight=0.2)
+    held = opened.aliases("prompt")
+    path = "/resources/prompt/change"
+
+    assert "prompt@2" in page.words
+    late = asking.post(path, act="promote", state=state)
+    assert (late.status, "meanwhile" in late.words) == (409, True)
+    for fields in (
+        {"act": "delete"},
+        {"act": "alias", "alias": "live", "version": "99", "state": state},
+        {"act": "alias", "alias": "", "version": "1"},
+        {"act": "alias", "alias": "canary", "version": "1", "weight": "7"},
+        {},
+    ):
+        assert asking.post(path, **fields).status in (400, 404, 409)
+    assert asking.get(f"{path}?act=alias&alias=live&version=1").status == 400
+    assert asking.get(f"{path}?act=alias&alias=live&version=x").status == 400
+    assert asking.get("/resources/nothing/change?act=promote").status == 404
+    assert asking.get("/resources/nothing").status == 404
+    assert asking.get("/resources/prompt/diff?a=1&b=99").status == 404
+    assert opened.aliases("prompt") == held
+
+
+def test_two_prompts_are_compared_and_one_promoted(
+    visit: Visits, promotable: Store, shot: Callable[..., None]
+) -> None:
+    """In a browser: list, diff with paired rewards, what a promotion will do, and done."""
+    page = visit(promotable, "/resources")
+    found = {"list": violations(page)}
+    page.get_by_role("link", name="live and canary").click()
+    page.wait_for_url("**/diff?**")
+    found["diff"] = violations(page)
+    shot(page, "diff")
+    note = page.locator(".note").inner_text()
+    marked = page.locator("del").all_inner_texts(), page.locator("ins").all_inner_texts()
+    text = page.locator(".diff").inner_text()
+    page.get_by_text("Task by task").click()
+    rows = page.locator("details tbody tr").count()
+    page.get_by_role("link", name="Promote @2").click()
+    page.wait_for_url("**/change?act=promote")
+    found["change"] = violations(page)
+    shot(page, "change")
+    page.get_by_role("button", name="Do it").click()
+    page.wait_for_url("**/resources/prompt")
+    page.get_by_text("Mean reward: ").wait_for()
+    found["resource"] = violations(page)
+    shot(page, "resource")
+
+    assert "@2 is better than @1" in note
+    assert "+0.300" in note
+    assert "n = 10 tasks" in note
+    assert marked == (["brief"], ["kind"])
+    assert HOSTILE in text
+    assert rows == TASKS
+    assert Resources(State.beside(promotable)).aliases("prompt") == {"live": 2}
+    assert page.get_by_role("link", name="Roll back to @1").count() == 1
+    assert {name: each for name, each in found.items() if each} == {}
