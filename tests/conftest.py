@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
+from lightning_otel.store import writer as writers
 from lightning_otel.store.writer import writer_if_any
 
 settings.register_profile(
@@ -91,6 +92,15 @@ def _no_client_closes_itself_in_another_test() -> None:
     cls = getattr(sys.modules.get(_KEPT_CLIENTS), "_AsyncHttpxClientWrapper", None)
     if cls is not None and "__del__" in vars(cls):
         del cls.__del__
+
+
+@pytest.fixture(autouse=True)
+def _no_writer_waits_for_a_disk_of_another_test() -> Iterator[None]:
+    """What a test's full or broken disk never took is not asked for by a later test's flush."""
+    yield
+    for catalogue, writer in list(writers._by_catalogue.items()):
+        if not writer.flush():
+            del writers._by_catalogue[catalogue]
 
 
 @pytest.fixture
