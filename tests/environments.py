@@ -178,7 +178,7 @@ ENVIRONMENTS = {
     ),
     # ClickHouse's own engine is in chdb, 530 MB.
     "clickhouse": Environment(
-        ("chdb>=4.4", "clickhouse-connect>=1.12", "hypercorn", "nanoarrow", "starlette"),
+        ("chdb>=4.4", "clickhouse-connect>=1.12", "lightning-otel[serve]"),
         ("tests/store/contract", "tests/store/test_clickhouse.py"),
         ("chdb", "clickhouse-connect", "duckdb"),
     ),
