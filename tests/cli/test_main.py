@@ -283,3 +283,41 @@ def test_output_is_utf8_in_any_locale(spawn: Cli, copy: Path) -> None:
     done = spawn("sql", "SELECT 'ärger →' AS x", "--store", copy, env={"PYTHONIOENCODING": "ascii"})
 
     assert (done.returncode, done.stdout) == (0, "x\närger →\n")
+
+
+_EXTRAS = (
+    "sqlalchemy",
+    "pydantic",
+    "starlette",
+    "jinja2",
+    "nanoarrow",
+    "numpy",
+    "pandas",
+    "pyarrow",
+)
+
+
+def test_a_store_is_looked_at_without_any_extra(kept: Path, tmp_path: Path) -> None:
+    """What a plain installation is for needs nothing but what it brings."""
+    commands = (
+        ("ls",), ("show", "@last"), ("show", "@last", "--transitions"), ("stats",), ("plot",),
+        ("analyze",), ("diff", "@last", "@last~1"), ("tail", "--once"), ("redact", "--list"),
+        ("sql", "FROM calls"), ("doctor",), ("compact", "--dry-run"),
+        ("export", "triplets", str(tmp_path / "rows.jsonl")),
+    )  # fmt: skip
+    script = (
+        "import sys\n"
+        f"for name in {_EXTRAS}: sys.modules[name] = None\n"
+        "from lightning_otel.cli import main\n"
+        f"for command in {commands}:\n"
+        f"    sys.argv = ['lightning-otel', *command, '--store', {str(kept)!r}]\n"
+        "    try: main()\n"
+        "    except SystemExit as exc:\n"
+        "        if exc.code: sys.exit(' '.join(command))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, cwd=tmp_path
+    )
+
+    assert done.returncode == 0, done.stderr
