@@ -21,6 +21,7 @@ import orjson
 
 from lightning_otel import markup
 from lightning_otel.errors import ConfigError, LightningOtelError, QueryError, StoreError
+from lightning_otel.store import zones
 from lightning_otel.store.damage import damage_of, mend
 from lightning_otel.store.layout import Layout, write_private
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS, span_of
@@ -103,7 +104,7 @@ class Query:
             QueryError: DuckDB refuses the query.
             StoreError: A file cannot be read.
         """
-        names, rows = self.take(lambda found: (found.columns, found.limit(count).fetchall()))
+        names, rows = self.take(lambda found: (found.columns, _rows(found.limit(count))))
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def dicts(self) -> Iterator[dict[str, Any]]:
@@ -121,15 +122,22 @@ class Query:
     def batches(self, size: int = _FETCH) -> tuple[list[str], Iterator[list[Any]]]:
         """The columns' names, and the rows, each a tuple, as many at a time as is said.
 
+        A time with a zone comes as text.
+
         Raises:
             QueryError: DuckDB refuses the query.
             StoreError: A file cannot be read.
         """
         # A cursor of its own: DuckDB 2 refuses a connection whose result is half read.
         cursor = self._con.cursor()
+        names: list[str] = []
 
         def first() -> list[Any]:
             cursor.execute(self._text, self._parameters)
+            described = cursor.description or []
+            names[:] = [name for name, *_ in described]
+            if columns := zones.as_text(kind for _, kind, *_ in described):
+                cursor.execute(zones.selecting(columns, self._text), self._parameters)
             return cursor.fetchmany(size)
 
         def following(rows: list[Any]) -> Iterator[list[Any]]:
@@ -138,7 +146,7 @@ class Query:
                 rows = self._again(lambda: cursor.fetchmany(size), times=0)
 
         rows = self._again(first)
-        return [column[0] for column in cursor.description or ()], following(rows)
+        return names, following(rows)
 
     def _again(self, act: Callable[[], T], times: int = 5) -> T:
         """What reading gives, tried again if a settler took a file away that was listed already."""
@@ -372,6 +380,11 @@ class Transitions(Table[Transition]):
     def keep(self, report: Report) -> None:
         """Keep the funnel of a pass that came to its end."""
         self._report = report
+
+
+def _rows(relation: "duckdb.DuckDBPyRelation") -> list[Any]:
+    columns = zones.as_text(relation.types)
+    return (relation.project(columns) if columns else relation).fetchall()
 
 
 def _counted(relation: "duckdb.DuckDBPyRelation") -> int:
