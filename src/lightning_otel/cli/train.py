@@ -19,7 +19,6 @@ from lightning_otel.cli.output import (
     counted,
     print_json,
     print_rows,
-    shown,
     store_option,
     suggest,
     talk,
@@ -272,7 +271,7 @@ def _list(store: str | None, form: Form | None) -> None:
     rows = [{name: getattr(run, name) for name in _COLUMNS} for run in runs]
     print_rows(rows, _COLUMNS, form=form)
     if rows:
-        suggest(f"plot --run {shown(rows[-1]['run_id'])}", store)
+        suggest("plot --run @last", store)
     else:
         talk("no training run yet")
         suggest("train baseline", store)
