@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from lightning_otel.trainer import Fit, Fitting, Trainer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_FILE = click.Path(exists=True, dir_okay=False)
 _COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
 
 
 @click.command()
 @click.argument("algorithm", required=False)
 @click.option("--agent", metavar="MODULE:NAME", help="What tasks are run with.")
-@click.option("--tasks", metavar="FILE", help="Tasks to learn from: JSON lines.")
-@click.option("--val", metavar="FILE", help="Held-out tasks: what earns more on them becomes live.")
+@click.option("--tasks", type=_FILE, help="Tasks to learn from: JSON lines.")
+@click.option("--val", type=_FILE, help="Held-out tasks: what earns more on them becomes live.")
 @click.option("--option", "-o", "options", multiple=True, metavar="NAME=VALUE",
               help="Of the algorithm; any number.")  # fmt: skip
 @click.option("--min-batch-size", type=click.IntRange(min=1), help="Rollouts a step, at least.")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import orjson
 
 from lightning_otel import markup
-from lightning_otel.errors import ConfigError, LightningOtelError, QueryError, StoreError
+from lightning_otel.errors import LightningOtelError, NotInstalledError, QueryError, StoreError
 from lightning_otel.store import zones
 from lightning_otel.store.damage import damage_of, mend
 from lightning_otel.store.layout import Layout, write_private
@@ -596,4 +596,4 @@ def _require(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as exc:
-        raise ConfigError(f"this needs {name}; install it with: pip install {name}") from exc
+        raise NotInstalledError(f"this needs {name}; install it with: pip install {name}") from exc
