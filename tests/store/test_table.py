@@ -118,7 +118,7 @@ def test_table_is_written_to_parquet(table: Table[Span], tmp_path: Path) -> None
 
 def test_table_says_where_it_cannot_be_written(table: Table[Span], tmp_path: Path) -> None:
     """A folder that is not there is named."""
-    with pytest.raises(StoreError, match="missing"):
+    with pytest.raises(ConfigError, match="missing"):
         table.to_parquet(tmp_path / "missing" / "x.parquet")
 
 

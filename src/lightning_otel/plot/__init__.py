@@ -47,8 +47,7 @@ class Curves(tuple[Chart, ...]):
         """Write a picture, the user's alone as the store is: ``curves.svg`` or ``curves.html``.
 
         Raises:
-            ConfigError: The name ends otherwise.
-            StoreError: No file can be made there.
+            ConfigError: The name ends otherwise, or no file can be made there.
         """
         from lightning_otel.store.table import private_file
 

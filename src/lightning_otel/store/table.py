@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import orjson
 
 from lightning_otel import markup
-from lightning_otel.errors import LightningOtelError, NotInstalledError, QueryError, StoreError
+from lightning_otel.errors import (
+    ConfigError,
+    LightningOtelError,
+    NotInstalledError,
+    QueryError,
+    StoreError,
+)
 from lightning_otel.store import zones
 from lightning_otel.store.damage import damage_of, mend
 from lightning_otel.store.layout import Layout, write_private
@@ -288,7 +294,7 @@ class Table(Generic[T]):
         Needs no other library.
 
         Raises:
-            StoreError: It cannot be written; what stood there is as it was.
+            ConfigError: No file can be made there; what stood there is as it was.
         """
         with private_file(path) as made:
             options = "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
@@ -404,7 +410,7 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     Until then nobody else can read it; after that only those who could read what stood there.
 
     Raises:
-        StoreError: It cannot be made there.
+        ConfigError: It cannot be made there.
     """
     final = Path(os.path.realpath(path))
     made = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}")
@@ -412,7 +418,7 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         rights = stat.S_IMODE(final.stat().st_mode) if final.exists() else 0o600
         write_private(made, b"")
     except OSError as exc:
-        raise StoreError(
+        raise ConfigError(
             f"cannot write {path}: {exc.strerror or exc}; name a writable place"
         ) from exc
     try:
