@@ -311,12 +311,13 @@ def test_a_file_that_is_not_there_is_said_first(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_library_that_is_missing_is_called_that(kept: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("args", [("queue",), ("run", "--apply", "--", "python", "none.py")])
+def test_a_library_that_is_missing_is_called_that(args: tuple[str, ...], tmp_path: Path) -> None:
     """With the extra that brings it; nothing was wrong with how the command was given."""
     script = (
         "import sys; sys.modules['sqlalchemy'] = None\n"
         "from lightning_otel.cli import main\n"
-        f"sys.argv = ['lightning-otel', 'queue', '--store', {str(kept)!r}]; main()\n"
+        f"sys.argv = {['lightning-otel', *args]}; main()\n"
     )
 
     done = subprocess.run(
