@@ -30,6 +30,10 @@ class ConfigError(LightningOtelError):
     """A setting or argument cannot be used as given."""
 
 
+class NotInstalledError(ConfigError):
+    """A library that this needs is not installed here."""
+
+
 class StoreError(LightningOtelError):
     """The store could not be opened, read or written."""
 
@@ -67,7 +71,7 @@ class TooLargeError(ReceiveError):
 
 
 class NotFoundError(LightningOtelError):
-    """No trace, span or rollout matches the given id."""
+    """Nothing, or more than one thing, has the id or name that was asked for."""
 
 
 class AdapterError(LightningOtelError):

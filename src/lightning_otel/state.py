@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
-from lightning_otel.errors import ConfigError, StateError, StoreVersionError
+from lightning_otel.errors import ConfigError, NotInstalledError, StateError, StoreVersionError
 from lightning_otel.store.layout import Layout, write_private
 
 try:
     import sqlalchemy as sa
 except ModuleNotFoundError as exc:
-    raise ConfigError(
+    raise NotInstalledError(
         "rollouts, resources and training need SQLAlchemy; pip install 'lightning-otel[learn]'"
     ) from exc
 

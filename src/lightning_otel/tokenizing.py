@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_otel.adapter.chat import messages_of, tools_of
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.types import Message
 
 _EXTRA = "pip install 'lightning-otel[drift]'"
@@ -108,7 +108,7 @@ def load_tokenizer(source: str) -> TransformersTokenizer:
         importlib.import_module("jinja2")  # without it a template fails at its first use
         tokenizers = importlib.import_module("transformers").AutoTokenizer
     except ImportError as exc:
-        raise ConfigError(f"no tokenizer can be loaded: {exc}; {_EXTRA}") from exc
+        raise NotInstalledError(f"no tokenizer can be loaded: {exc}; {_EXTRA}") from exc
     try:
         found = tokenizers.from_pretrained(source)
     except (OSError, ValueError, KeyError, TypeError) as exc:

@@ -1,6 +1,7 @@
 """``export`` and ``pack``: data out of a store, whole, into lines, Parquet and a database."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -237,6 +238,27 @@ def test_dry_run_prints_the_funnel_and_writes_nothing(cli: Cli, kept: Path, tmp_
     assert found[0] == "rollouts   5"
     assert found[4] == "rows       3 of kto → nowhere (dry run)"
     assert any(line.startswith("  in no row: 5 steps: no reward; give one") for line in found)
+
+
+def test_a_dry_run_names_the_command_that_writes_the_same_rows(cli: Cli, kept: Path) -> None:
+    """With every option that chose them."""
+    chosen = ("--agents", "calc*", "--threshold", "0.8", "--store", str(kept))
+
+    done = cli("export", "--format", "kto", "--dry-run", *chosen)
+    placed = cli("export", "kto", "rows.parquet", "--dry-run", *chosen)
+
+    options = shlex.join(chosen)
+    assert done.stderr == f"→ lightning-otel export --format kto {options} -o kto.jsonl\n"
+    assert placed.stderr == f"→ lightning-otel export kto rows.parquet {options}\n"
+
+
+def test_spans_are_no_folder_and_no_table_of_text(cli: Cli, kept: Path, tmp_path: Path) -> None:
+    """A name that says another form is refused before anything is read."""
+    for name in ("spans.csv", "spans/"):
+        done = cli("export", "spans", "-o", tmp_path / name, "--store", kept)
+
+        assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_json_is_the_funnel_as_a_document(cli: Cli, kept: Path, tmp_path: Path) -> None:

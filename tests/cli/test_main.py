@@ -216,6 +216,7 @@ def test_own_fault_offers_the_traceback(
     assert "Traceback" not in plain.stderr
     assert 'raise RuntimeError("a\\nfault")' in full.stderr
     assert full.stderr.splitlines()[-3].startswith("error: ")
+    assert full.stderr.splitlines()[-1] == f"try:   {remedy}"
 
 
 def test_error_cannot_reach_the_terminal(cli: Cli, kept: Path) -> None:
@@ -283,3 +284,86 @@ def test_output_is_utf8_in_any_locale(spawn: Cli, copy: Path) -> None:
     done = spawn("sql", "SELECT 'ärger →' AS x", "--store", copy, env={"PYTHONIOENCODING": "ascii"})
 
     assert (done.returncode, done.stdout) == (0, "x\närger →\n")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("train", "baseline", "--tasks", "none.jsonl"),
+        ("train", "baseline", "--val", "none.jsonl"),
+        ("resources", "publish", "prompt", "--file", "none.txt"),
+        ("import", "none.jsonl"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_is_not_there_is_said_first(
+    cli: Cli, args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is wrong usage, and neither an agent was loaded nor a store made for it."""
+    monkeypatch.chdir(tmp_path)
+
+    done = cli(*args)
+
+    what, _, remedy = lines_of_error(done)
+    assert done.returncode == 2
+    assert f"{args[-1]}' does not exist" in what
+    assert remedy.endswith("--help")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("args", [("queue",), ("run", "--apply", "--", "python", "none.py")])
+def test_a_library_that_is_missing_is_called_that(args: tuple[str, ...], tmp_path: Path) -> None:
+    """With the extra that brings it; nothing was wrong with how the command was given."""
+    script = (
+        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "from lightning_otel.cli import main\n"
+        f"sys.argv = {['lightning-otel', *args]}; main()\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, cwd=tmp_path
+    )
+
+    what, why, remedy = lines_of_error(done)
+    assert done.returncode == 2
+    assert what == "rollouts, resources and training need SQLAlchemy"
+    assert why == "A library that this needs is not installed here."
+    assert remedy == "pip install 'lightning-otel[learn]'"
+
+
+_EXTRAS = (
+    "sqlalchemy",
+    "pydantic",
+    "starlette",
+    "jinja2",
+    "nanoarrow",
+    "numpy",
+    "pandas",
+    "pyarrow",
+)
+
+
+def test_a_store_is_looked_at_without_any_extra(kept: Path, tmp_path: Path) -> None:
+    """What a plain installation is for needs nothing but what it brings."""
+    commands = (
+        ("ls",), ("show", "@last"), ("show", "@last", "--transitions"), ("stats",), ("plot",),
+        ("analyze",), ("diff", "@last", "@last~1"), ("tail", "--once"), ("redact", "--list"),
+        ("sql", "FROM calls"), ("doctor",), ("compact", "--dry-run"),
+        ("export", "triplets", str(tmp_path / "rows.jsonl")),
+    )  # fmt: skip
+    script = (
+        "import sys\n"
+        f"for name in {_EXTRAS}: sys.modules[name] = None\n"
+        "from lightning_otel.cli import main\n"
+        f"for command in {commands}:\n"
+        f"    sys.argv = ['lightning-otel', *command, '--store', {str(kept)!r}]\n"
+        "    try: main()\n"
+        "    except SystemExit as exc:\n"
+        "        if exc.code: sys.exit(' '.join(command))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, cwd=tmp_path
+    )
+
+    assert done.returncode == 0, done.stderr

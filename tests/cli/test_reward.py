@@ -64,6 +64,20 @@ def test_reward_may_be_negative_and_named(cli: Cli, copy: Path) -> None:
     assert line["rewards"] == {"tone": -1.5}
 
 
+def test_a_reward_that_counts_for_nothing_says_so(cli: Cli, copy: Path) -> None:
+    """A second one of a name is kept; the first one goes on counting."""
+    first = cli("reward", "exp-one", "1", "--store", copy)
+    second = cli("reward", "exp-one", "0", "--store", copy)
+
+    (reward,) = {step.reward for step in Store(copy).transitions(rollout_id="exp-one")}
+    assert "counts for no step" not in first.stderr
+    assert second.stderr.splitlines()[1] == (
+        "  it is kept and counts for no step: its call already has a reward of that name, and the "
+        "first one counts"
+    )
+    assert (second.returncode, reward) == (0, 1.0)
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_reward_must_be_finite(cli: Cli, tmp_path: Path, value: str) -> None:
     """What no trainer can use is refused before any store is looked for."""

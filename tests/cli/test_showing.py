@@ -231,7 +231,7 @@ def test_picture_is_written(cli: Cli, path: Path, tmp_path: Path) -> None:
     assert made.stat().st_mode & 0o077 == 0
     assert made.read_text() == piped.stdout.rstrip("\n")
     assert ElementTree.fromstring(piped.stdout).tag.endswith("svg")
-    assert (refused.returncode, confused.returncode) == (4, 2)
+    assert (refused.returncode, confused.returncode) == (2, 2)
     assert "name a writable place" in refused.stderr
 
 

@@ -11,7 +11,7 @@ from tests.plot.made import fill
 
 from lightning_otel import Store, emit_action
 from lightning_otel.algorithms import BaseAlgorithm, Batch, StepResult
-from lightning_otel.errors import ConfigError, StoreMissingError
+from lightning_otel.errors import ConfigError, NotFoundError, StoreMissingError
 from lightning_otel.plot import Progress, plot_training_metrics
 from lightning_otel.runs import Runs
 from lightning_otel.runs.tables import METRICS
@@ -125,8 +125,23 @@ def test_a_run_is_named_by_its_beginning_alone(store: Store, run: str) -> None:
     fill(store, [1.0])
     log(store, "run-1", "loss", [1.0])
 
-    with pytest.raises(ConfigError, match="no metric 'loss'"):
+    with pytest.raises(NotFoundError, match=r"no training run .* has logged anything"):
         plot_training_metrics(store, "loss", runs=run)
+
+
+def test_the_last_run_is_the_one_that_logged_last(store: Store) -> None:
+    """Where none did, that is said, as of any run that is named and not there."""
+    fill(store, [1.0])
+    with pytest.raises(NotFoundError, match="no training run '@last' has logged anything"):
+        plot_training_metrics(store, runs="@last")
+    log(store, "run-b", "loss", [1.0], at=100)
+    log(store, "run-a", "loss", [2.0], at=0)
+
+    (chart,) = plot_training_metrics(store, runs="@last")
+
+    assert [series.name for series in chart.series] == ["run-b"]
+    with pytest.raises(NotFoundError, match="no training run 'run-c' has"):
+        plot_training_metrics(store, runs=["run-a", "run-c"])
 
 
 def test_an_unknown_metric_is_told_with_those_there_are(store: Store) -> None:

@@ -87,11 +87,18 @@ def test_a_function_is_given_each_row(filled: Store) -> None:
 
 
 def test_kind_of_a_name() -> None:
-    """A Parquet ending, a folder, else lines; what was said counts more."""
-    assert kind_of("a.parquet") == "parquet"
-    assert kind_of("a.jsonl") == kind_of("a.txt") == kind_of("/dev/null") == "jsonl"
+    """By its ending, a folder where it has none; what was said counts more."""
+    assert kind_of("a.parquet") == kind_of("A.PARQUET") == "parquet"
+    assert kind_of("a.jsonl") == kind_of("a.json") == kind_of("/dev/null") == "jsonl"
     assert kind_of("out") == kind_of("out/") == kind_of("v1.0/") == "folder"
-    assert kind_of("a.parquet", "jsonl") == "jsonl"
+    assert kind_of("a.parquet", "jsonl") == kind_of("a.txt", "jsonl") == "jsonl"
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl.gz", "rows.txt"])
+def test_a_name_that_says_another_form_is_refused(name: str) -> None:
+    """Its reader would find no such thing in it."""
+    with pytest.raises(ConfigError, match=r"end it in \.jsonl or \.parquet"):
+        kind_of(name)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "folder"])

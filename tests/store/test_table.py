@@ -118,7 +118,7 @@ def test_table_is_written_to_parquet(table: Table[Span], tmp_path: Path) -> None
 
 def test_table_says_where_it_cannot_be_written(table: Table[Span], tmp_path: Path) -> None:
     """A folder that is not there is named."""
-    with pytest.raises(StoreError, match="missing"):
+    with pytest.raises(ConfigError, match="missing"):
         table.to_parquet(tmp_path / "missing" / "x.parquet")
 
 
@@ -177,6 +177,36 @@ def test_query_that_duckdb_refuses_is_named(text: str) -> None:
         list(query.dicts())
     with pytest.raises(QueryError, match="DuckDB refused the query"):
         query.take(lambda relation: relation.fetchall())
+
+
+@pytest.mark.parametrize("end", ["", ";", "; -- the newest", " -- the newest;\n"])
+def test_query_gives_times_with_a_zone_as_text(end: str) -> None:
+    """In lists and structs too, under the names and in the order that were asked for."""
+    con = new_connection()
+    con.execute("SET GLOBAL TimeZone = 'Asia/Kathmandu'")
+    made = "make_timestamptz((i * 1e6)::BIGINT)"
+    text = (
+        f"SELECT {made} AS t, [{made}] AS t, {{'at': {made}, 'n': i}} AS s, i "
+        f"FROM range(3) numbers(i) WHERE i < ? ORDER BY i DESC{end}"
+    )
+
+    names, batches = Query(con, text, [2]).batches()
+    rows = [row for batch in batches for row in batch]
+
+    def at(second: int) -> str:
+        return f"1970-01-01 05:30:0{second}+05:30"
+
+    assert names == ["t", "t", "s", "i"]
+    assert rows == [(at(i), [at(i)], {"at": at(i), "n": i}, i) for i in (1, 0)]
+
+
+def test_query_of_times_with_a_zone_shows_its_first_rows() -> None:
+    """As a notebook does, without the library that DuckDB asks for."""
+    query = Query(new_connection(), "SELECT epoch_ms(0)::TIMESTAMPTZ AS t FROM range(3)")
+
+    found = query.head(2)
+
+    assert [row["t"][:4] for row in found] == ["1970", "1970"]
 
 
 def test_query_tries_again_when_a_file_vanished() -> None:

@@ -121,7 +121,8 @@ class GradientAlgorithm(BaseAlgorithm):
             raise ConfigError(f"{type(self).__name__} has no option {name!r}: {_ELSEWHERE[name]}")
         if model is None:
             raise ConfigError(
-                f"{type(self).__name__} has no model to train; give one: model='path/to/model'"
+                f"{type(self).__name__} has no model to train; give model='path/to/model' "
+                "(in a shell, -o model=path/to/model)"
             )
         self._given = (model, tokenizer, peft_config)
         self._settings = settings

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, NotInstalledError
 
 EXTRA: Final = "train"
 _WEIGHTS: Final = "weights.pt"
@@ -28,7 +28,7 @@ def library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as exc:
-        raise ConfigError(
+        raise NotInstalledError(
             f"training of weights needs {name}, which cannot be imported ({exc}); "
             f"pip install 'lightning-otel[{EXTRA}]'"
         ) from exc

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from lightning_otel.adapter.rows import explain
 from lightning_otel.algorithms.sampling import NO_LOGPROBS
-from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
 from lightning_otel.queue import Queue
 from lightning_otel.state import State
 from lightning_otel.store import Store
@@ -184,7 +184,7 @@ def _library() -> Any:
     try:
         return import_module(_LIBRARY)
     except ImportError as exc:
-        raise ConfigError(
+        raise NotInstalledError(
             f"this needs verl, which cannot be imported ({exc}); pip install "
             f"'lightning-otel[{EXTRA}]' in an environment of its own"
         ) from exc

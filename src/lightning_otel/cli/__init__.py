@@ -190,9 +190,11 @@ def explain(exc: Exception) -> int:
         say_error(what, exc.why, remedy or failure.remedy)
         return failure.code
     if isinstance(exc, OSError):
-        say_error(f"{exc.filename or 'a file'}: {exc.strerror or exc}", "the system refused it")
+        what = f"{exc.filename or 'a file'}: {exc.strerror or exc}"
+        say_error(what, "the system refused it", "look at the path, its permissions and the disk")
         return 1
-    again = shlex.join(["lightning-otel", "--debug", *sys.argv[1:]])
+    given = sys.argv[1:] if sys.argv[1:2] == ["--debug"] else ["--debug", *sys.argv[1:]]
+    again = shlex.join(["lightning-otel", *given])
     say_error(f"{type(exc).__name__}: {exc}", "a fault of lightning-otel", again)
     return 1
 

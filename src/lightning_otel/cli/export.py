@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -122,15 +123,21 @@ def _selecting(command: Callable[..., Any]) -> Callable[..., Any]:
 @rollout_option
 @store_option
 def spans(
-    out: str | None, output: str | None, kind: str | None, rollout: str | None, store: str | None
+    out: str | None,
+    output: str | None,
+    kind: "FileKind | None",
+    rollout: str | None,
+    store: str | None,
 ) -> None:
     """Spans, one a line in the shape of the SDK's ReadableSpan.to_json()."""
     from lightning_otel.cli.spans import sdk_json
     from lightning_otel.store import Store
 
     place = _place(out, output)
-    is_parquet = (kind or ("parquet" if place.endswith(".parquet") else "jsonl")) == "parquet"
-    _check_stdout(place, "parquet" if is_parquet else "jsonl")
+    found = _kind(place, kind)
+    if found == "folder":
+        raise ConfigError(f"spans are written to a file, not to {place}; end it in .jsonl")
+    is_parquet = found == "parquet"
     opened = Store(store)
     table = opened.spans(rollout_id=_rollout_id(opened, rollout))
     if is_parquet:
@@ -185,15 +192,12 @@ def _type_of(default: object) -> type:
 
 def _export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
     from lightning_otel.store import Store
-    from lightning_otel.store.export import kind_of
 
     place = _place(given["out"], given["output"])
     is_dry_run, as_json = given["dry_run"], given["as_json"]
-    kind: FileKind = "jsonl" if place == _STDOUT else kind_of(place, given["kind"])
-    if not is_dry_run:
-        _check_stdout(place, given["kind"] or kind)
-        if as_json and place == _STDOUT:
-            raise ConfigError("--json would stand among the rows on stdout; name a file for them")
+    kind = _kind(place, None if place == _STDOUT and is_dry_run else given["kind"])
+    if as_json and place == _STDOUT and not is_dry_run:
+        raise ConfigError("--json would stand among the rows on stdout; name a file for them")
     opened = Store(given["store"])
     rollout_id = _rollout_id(opened, given["rollout"])
     options = {option: given[option] for option in made.options()}
@@ -228,9 +232,15 @@ def _export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
     if not done.rows:
         suggest("stats", given["store"])
     elif is_dry_run:
-        suggest(f"export {name} -o {name}.jsonl", given["store"])
+        suggest(_in_earnest(name, place), None)
     elif place != _STDOUT:
         suggest("plot", given["store"])
+
+
+def _in_earnest(name: str, place: str) -> str:
+    """This command without ``--dry-run``: the rows that were counted, and no others."""
+    given = [each for each in sys.argv[1:] if each not in ("--dry-run", "--json")]
+    return shlex.join([*given, *(["-o", f"{name}.jsonl"] if place == _STDOUT else [])])
 
 
 @contextmanager
@@ -272,9 +282,15 @@ def _place(out: str | None, output: str | None) -> str:
     return out or output or _STDOUT
 
 
-def _check_stdout(place: str, kind: str) -> None:
-    if place == _STDOUT and kind != "jsonl":
+def _kind(place: str, kind: "FileKind | None") -> "FileKind":
+    """What is written there: as it was said, else as the place is named."""
+    from lightning_otel.store.export import kind_of
+
+    if place != _STDOUT:
+        return kind_of(place, kind)
+    if kind not in (None, "jsonl"):
         raise ConfigError(f"{kind.capitalize()} cannot be written to stdout; name a file with -o")
+    return "jsonl"
 
 
 def _named(place: str) -> str:

@@ -30,7 +30,13 @@ _COLUMNS = ("metric", "series", "value")
 @click.command()
 @click.argument("metrics", nargs=-1, metavar="[METRIC]...")
 @click.option("--by", type=click.Choice(get_args(Axis)), help="What lies along the curves.")
-@click.option("--run", "runs", multiple=True, metavar="ID", help="What this training run logged.")
+@click.option(
+    "--run",
+    "runs",
+    multiple=True,
+    metavar="ID",
+    help="What this training run logged; a prefix, or @last.",
+)
 @click.option("--mode", help="Only rollouts of this mode, such as val.")
 @when_options
 @click.option(

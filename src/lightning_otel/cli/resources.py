@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_otel.resources.comparing import Comparison
     from lightning_otel.types import Resource
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _KINDS = click.Choice(["prompt", "endpoint", "weights"])
 
 
@@ -137,7 +138,7 @@ def _print_body(resource: "Resource") -> None:
 @resources.command()
 @click.argument("name")
 @click.argument("body", required=False)
-@click.option("--file", "path", type=click.Path(path_type=Path), help="Read it from a file.")
+@click.option("--file", "path", type=_FILE, help="Read it from a file.")
 @click.option("--kind", type=_KINDS, help="What it is; guessed by default.")
 @click.option("--alias", help="Name it live, canary, or with a word of your own.")
 @click.option("--weight", type=float, help="The share that is given a canary, 0 to 1.")

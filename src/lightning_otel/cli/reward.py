@@ -19,6 +19,7 @@ def reward(target: str, value: float, name: str, store: str | None) -> None:
     """Give a reward to a rollout, trace, span or response, by a prefix of its id or @last."""
     from lightning_otel.emitters import reward_span
     from lightning_otel.store import Store
+    from lightning_otel.store.outlines import outline_of
 
     if not math.isfinite(value):
         raise ConfigError(f"a reward of {value} cannot be trained on; give a finite number")
@@ -27,10 +28,14 @@ def reward(target: str, value: float, name: str, store: str | None) -> None:
     rollout_id = opened.rollout_of(noun, whole)
     links = {"span": "span_id", "response": "response_id"}
     link = {links[noun]: whole} if noun in links else {}
-    opened.add([reward_span({name: value}, rollout_id=rollout_id, **link)])
+    given = reward_span({name: value}, rollout_id=rollout_id, **link)
+    opened.add([given])
     if opened.layout is not None and opened.writer().position()[1] == 0:
         raise StoreError(
             f"{opened.name} refuses the reward; is it writable, and the disk not full?"
         )
     talk(f"{name} = {value:g} on {noun} {whole}")
+    for node in outline_of(opened.source, "rollout", rollout_id).nodes:
+        if node.span.span_id == given.span_id and node.left_out:
+            talk(f"  it is kept and counts for no step: {node.left_out}")
     suggest(f"show {rollout_id} --transitions", store)

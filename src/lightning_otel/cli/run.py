@@ -73,44 +73,56 @@ def run(
     code is the program's.
     """
     from lightning_otel import tracing
-    from lightning_otel.store import Store
     from lightning_otel.store.transforms import Named, add_named
 
     evaluator = _loaded(reward_evaluator) if reward_evaluator else None
     for name in transforms:
         Named(name).load()
     add_named(transforms)
-    opened = Store(store).local
-    if opened.layout is None:
-        raise ConfigError(
-            f"run needs a store on disk, which {opened.name} is not; name one with "
-            "--store, and send the spans on by OTLP"
-        )
+    if apply:
+        import_module("lightning_otel.resources")  # without its libraries no program is started
+    opened = _on_disk(store)
     options = tracing.Options(
         store=opened, rollout_id=rollout_id, task=_json_or_text(task), agent=agent,
         reward_evaluator=evaluator,
         enable_retokenization_fix=enable_retokenization_fix or None, apply=apply or None,
         debug=debug or None,
     )  # fmt: skip
+    recorded = _Run(opened, options, name_of(command), transforms)
     try:
-        program = find_program(command)
-        recorded = _Run(opened, options, name_of(command), transforms)
-        code = recorded.run(program)
+        code = recorded.run(find_program(command))
     except ProgramError as exc:
         say_error(exc.what, exc.why, exc.remedy)
         return exc.code
-    try:
-        captured = recorded.tell(store, is_quiet=quiet)
-    except LightningOtelError as exc:
-        # The program's exit code counts, whatever became of its store meanwhile.
-        say_error(exc.what, exc.why, exc.remedy or "lightning-otel doctor")
-        captured = 0
-    except BrokenPipeError:
-        hush(sys.stderr)
-        captured = 1
+    captured = _captured(recorded, store, is_quiet=quiet)
     if require_spans and not captured and code == 0:
         return _NOTHING_CAPTURED
     return exit_code(code)
+
+
+def _on_disk(store: str | None) -> "Store":
+    from lightning_otel.store import Store
+
+    opened = Store(store).local
+    if opened.layout is None:
+        raise ConfigError(
+            f"run needs a store on disk, which {opened.name} is not; name one with "
+            "--store, and send the spans on by OTLP"
+        )
+    return opened
+
+
+def _captured(recorded: "_Run", store: str | None, *, is_quiet: bool) -> int:
+    """Say what was kept; gives the number of the program's spans, or 0 where it cannot be told."""
+    try:
+        return recorded.tell(store, is_quiet=is_quiet)
+    except LightningOtelError as exc:
+        # The program's exit code counts, whatever became of its store meanwhile.
+        say_error(exc.what, exc.why, exc.remedy or "lightning-otel doctor")
+        return 0
+    except BrokenPipeError:
+        hush(sys.stderr)
+        return 1
 
 
 def _loaded(where: str) -> Any:

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import click
 
 from lightning_otel.cli.output import counted, store_option, talk
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.markup import safe
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _run(
         from lightning_otel.serve import server
     except ModuleNotFoundError as exc:
         missing = str(exc.name).partition(".")[0]
-        raise ConfigError(
+        raise NotInstalledError(
             f"serve needs {missing}; run: pip install 'lightning-otel[serve]'"
         ) from exc
     from lightning_otel.serve.answers import said

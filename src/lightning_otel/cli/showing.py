@@ -149,7 +149,7 @@ def write_picture(found: Outline, path: str) -> None:
     """The picture in a file, the user's alone as the store is, or on stdout if a hyphen is said.
 
     Raises:
-        StoreError: No file can be made there.
+        ConfigError: No file can be made there.
     """
     from lightning_otel.store.table import private_file
 

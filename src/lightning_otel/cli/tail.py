@@ -74,7 +74,7 @@ def tail(
     width, is_coloured = terminal_width(), has_colours()
     shown_spans = passed = 0
     with Stop() as stop, _following(layout, stop, since, is_once=once) as follower:
-        talk(f"⚡ {layout.catalogue}: Ctrl-C ends it")
+        talk(f"⚡ {layout.catalogue}{'' if once else ': Ctrl-C ends it'}")
         for span in follower:
             lines = chat.lines(span) if wanted.holds(span) else None
             if lines is None:

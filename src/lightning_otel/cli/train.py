@@ -19,7 +19,6 @@ from lightning_otel.cli.output import (
     counted,
     print_json,
     print_rows,
-    shown,
     store_option,
     suggest,
     talk,
@@ -31,14 +30,15 @@ if TYPE_CHECKING:
     from lightning_otel.trainer import Fit, Fitting, Trainer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_FILE = click.Path(exists=True, dir_okay=False)
 _COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
 
 
 @click.command()
 @click.argument("algorithm", required=False)
 @click.option("--agent", metavar="MODULE:NAME", help="What tasks are run with.")
-@click.option("--tasks", metavar="FILE", help="Tasks to learn from: JSON lines.")
-@click.option("--val", metavar="FILE", help="Held-out tasks: what earns more on them becomes live.")
+@click.option("--tasks", type=_FILE, help="Tasks to learn from: JSON lines.")
+@click.option("--val", type=_FILE, help="Held-out tasks: what earns more on them becomes live.")
 @click.option("--option", "-o", "options", multiple=True, metavar="NAME=VALUE",
               help="Of the algorithm; any number.")  # fmt: skip
 @click.option("--min-batch-size", type=click.IntRange(min=1), help="Rollouts a step, at least.")
@@ -272,7 +272,7 @@ def _list(store: str | None, form: Form | None) -> None:
     rows = [{name: getattr(run, name) for name in _COLUMNS} for run in runs]
     print_rows(rows, _COLUMNS, form=form)
     if rows:
-        suggest(f"plot --run {shown(rows[-1]['run_id'])}", store)
+        suggest("plot --run @last", store)
     else:
         talk("no training run yet")
         suggest("train baseline", store)

@@ -18,7 +18,7 @@ from lightning_otel.demo.learning import learn
 from lightning_otel.demo.policy import ToyPolicy
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.emitters import emit_reward
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.store import Store
 from lightning_otel.tracing import auto_trace
 
@@ -164,7 +164,7 @@ def _openai() -> Any:
     try:
         import openai
     except ImportError as exc:
-        raise ConfigError(
+        raise NotInstalledError(
             "the demo talks through the openai client, which is not installed; "
             "pip install 'lightning-otel[demo]'"
         ) from exc

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from lightning_otel.doctor.finding import Finding
-from lightning_otel.errors import ConfigError, LightningOtelError
+from lightning_otel.errors import LightningOtelError, NotInstalledError
 from lightning_otel.store import Store
 
 _LONG_S = 3600.0
@@ -16,7 +16,7 @@ def feedback(store: Store) -> Iterator[Finding]:
     try:
         from lightning_otel.rewarding.pending import Pending
         from lightning_otel.state import State
-    except ConfigError:  # without SQLAlchemy there is no state to look into
+    except NotInstalledError:  # without SQLAlchemy there is no state to look into
         return
     try:
         state = State.beside(store)

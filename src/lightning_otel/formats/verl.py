@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.formats.format import ORIGIN, Format, LeftOut, Made, origin
 from lightning_otel.formats.sequences import compared
 from lightning_otel.types import Trajectory
@@ -67,7 +67,9 @@ def data_proto(
     try:
         numpy, torch, verl = map(import_module, ("numpy", "torch", "verl"))
     except ImportError as exc:
-        raise ConfigError(f"this needs verl ({exc}); install it with: pip install verl") from exc
+        raise NotInstalledError(
+            f"this needs verl ({exc}); install it with: pip install verl"
+        ) from exc
     tensors, attention = _tensors(
         held,
         _width(held, "prompt_ids", max_prompt_length),

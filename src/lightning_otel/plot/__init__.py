@@ -47,8 +47,7 @@ class Curves(tuple[Chart, ...]):
         """Write a picture, the user's alone as the store is: ``curves.svg`` or ``curves.html``.
 
         Raises:
-            ConfigError: The name ends otherwise.
-            StoreError: No file can be made there.
+            ConfigError: The name ends otherwise, or no file can be made there.
         """
         from lightning_otel.store.table import private_file
 
@@ -95,7 +94,8 @@ def plot_training_metrics(
         save_path: Where to write them as well: ``curves.svg`` or ``curves.html``.
         by: ``rollout``, in the order they began; ``time``; ``step`` of a training run; or
             ``version`` of a resource.
-        runs: Beginnings of the ids of training runs; the metrics are then what these logged.
+        runs: Beginnings of the ids of training runs, or ``@last``; the metrics are then what these
+            logged.
         mode: Only rollouts of this mode, such as ``val``.
         since: Only rollouts that began at this time or later, as ``Store.transitions()`` takes it.
         until: Only rollouts that began before this time.
@@ -105,6 +105,7 @@ def plot_training_metrics(
     Raises:
         ConfigError: Something cannot be drawn like this, there is no metric of a name, or a library
             is missing.
+        NotFoundError: A run that was named logged nothing.
         StoreMissingError: There is no store.
     """
     from lightning_otel.adapter.selection import Selection

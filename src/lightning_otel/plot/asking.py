@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, get_args
 
 from lightning_otel.adapter.selection import Selection
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.plot import rollouts
 from lightning_otel.plot.curves import Axis, Chart
+from lightning_otel.store.find import LAST
 from lightning_otel.store.layout import Layout
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Asked:
         metrics: Names of ``rollouts.METRICS``, or of what runs logged; none are the usual ones.
         axis: What lies along the charts; None is the steps for what only runs logged, else the
             rollouts.
-        runs: Beginnings of run ids; then all metrics are those of runs.
+        runs: Beginnings of run ids, or ``@last``; then all metrics are those of runs.
         wanted: Which rollouts, by time and mode.
         success: The reward from which on a rollout has succeeded.
         window: Values in a moving mean; None for a tenth of them.
@@ -61,6 +62,7 @@ def charts(store: "Store", asked: Asked) -> list[Chart]:
 
     Raises:
         ConfigError: There is no metric of a name, or SQLAlchemy is not installed to look for it.
+        NotFoundError: A run that was named logged nothing.
         StoreMissingError: There is no store.
     """
     names = [_ALIASES.get(name, name) for name in asked.metrics]
@@ -86,12 +88,17 @@ def _of_runs(
     """Charts of runs: of the metrics named, else of the usual ones that were logged."""
     state = _state_of(store)
     if state is None:
+        if asked.runs:
+            raise NotFoundError(_no_run(asked.runs))
         if not names:
             return []
         raise ConfigError(_unknown(names, ()))
     from lightning_otel.plot import runs
 
-    there = runs.logged(state, asked.runs)
+    wanted = [runs.newest(state) if run == LAST else run for run in asked.runs]
+    if lacking := [run for run in wanted if not run or not runs.logged(state, (run,))]:
+        raise NotFoundError(_no_run(lacking))
+    there = runs.logged(state, wanted)
     if unknown := [name for name in names if name not in there]:
         raise ConfigError(_unknown(unknown, there))
     if names and asked.axis not in (None, "step"):
@@ -103,7 +110,12 @@ def _of_runs(
         usual = _USUAL_OF_RUNS if is_of_runs else ("loss",)
         names = [name for name in usual if name in there and (is_of_runs or asked.axis is None)]
         names = names or (there if is_of_runs else [])
-    return runs.charts(state, names, runs=asked.runs, window=asked.window, bins=asked.bins)
+    return runs.charts(state, names, runs=wanted, window=asked.window, bins=asked.bins)
+
+
+def _no_run(named: Sequence[str]) -> str:
+    shown = ", ".join(repr(run or LAST) for run in named)
+    return f"no training run {shown} has logged anything; lightning-otel train --list shows them"
 
 
 def _unknown(names: Sequence[str], there: Sequence[str]) -> str:

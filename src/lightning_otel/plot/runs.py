@@ -34,6 +34,14 @@ def logged(state: "State", runs: Sequence[str] = ()) -> list[str]:
         return list(connection.scalars(query))
 
 
+def newest(state: "State") -> str:
+    """The id of the run that logged last; empty if none did."""
+    query = sa.select(METRICS.c.run_id).order_by(METRICS.c.time_ns.desc()).limit(1)
+    with state.read() as connection:
+        is_any = sa.inspect(connection).has_table(METRICS.name)
+        return (connection.scalar(query) if is_any else None) or ""
+
+
 def charts(
     state: "State",
     metrics: Sequence[str],

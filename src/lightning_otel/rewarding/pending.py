@@ -9,11 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
+# Before SQLAlchemy, for it names the extra where that is missing.
+from lightning_otel.state import METADATA, State
+
+# isort: split
 import sqlalchemy as sa
 
 from lightning_otel.errors import ConfigError, StateError
 from lightning_otel.rewarding.giving import Clash, Feedback, Given, Keep, digest, give
-from lightning_otel.state import METADATA, State
 from lightning_otel.store import Store
 
 FEEDBACK: Final = sa.Table(

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightning_otel.agents.functions import by_value
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, NotInstalledError
 
 if TYPE_CHECKING:
     from lightning_otel.runner.crew import Duty
@@ -28,7 +28,7 @@ def starter(duty: "Duty", options: Mapping[str, Any]) -> "Callable[[Duty], Actor
     try:
         ray = import_module("ray")
     except ModuleNotFoundError as exc:
-        raise ConfigError(
+        raise NotInstalledError(
             "workers on Ray need the extra ray; pip install 'lightning-otel[ray]'"
         ) from exc
     if not ray.is_initialized():

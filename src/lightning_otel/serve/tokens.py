@@ -45,7 +45,8 @@ def token_in(path: Path) -> tuple[str, bool]:
             status = os.fstat(file.fileno())
             token = file.read(4096).strip()
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot use the token file {path}: {exc}; name another one") from exc
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise ConfigError(f"cannot use the token file {path}: {why}; name another one") from exc
     if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid != os.geteuid():
         raise ConfigError(f"others can read the token file {path}; run: chmod 600 {path}")
     if len(token) < _SHORTEST or not token.isascii() or any(map(str.isspace, token)):

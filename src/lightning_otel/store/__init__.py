@@ -92,7 +92,7 @@ class Store(Experience):
         return self.source.connect()
 
     def sql(self, query: str, parameters: Iterable[object] = ()) -> "Table[dict[str, Any]]":
-        """The result of one read-only statement over the views.
+        """The result of one read-only statement over the views; times with a zone come as text.
 
         Raises:
             QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.

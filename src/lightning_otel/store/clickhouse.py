@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.errors import ConfigError, NotInstalledError, StoreError
 from lightning_otel.store import collector
 from lightning_otel.store.ipc import Arrival
 from lightning_otel.store.remote import fetched_columns
@@ -249,7 +249,7 @@ def _open(at: Address) -> Any:
     try:
         clickhouse_connect = importlib.import_module("clickhouse_connect")
     except ImportError as exc:
-        raise ConfigError(
+        raise NotInstalledError(
             "clickhouse:// needs clickhouse-connect; pip install 'lightning-otel[clickhouse]'"
         ) from exc
     if at.scheme == "clickhouse+chdb":

@@ -28,6 +28,9 @@ Write: TypeAlias = Callable[[Row], None]
 Place: TypeAlias = str | os.PathLike[str] | Write | None
 
 _GROUP_BYTES: Final = 32 << 20
+_KINDS: Final[Mapping[str, FileKind]] = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet",
+}  # fmt: skip
 _TABLE: Final = "data/train-00000-of-00001.parquet"
 
 
@@ -151,14 +154,21 @@ def rows(
 
 
 def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileKind:
-    """What is written to a path: as it was said, else as its name says."""
+    """What is written to a path: as it was said, else as its name says.
+
+    Raises:
+        ConfigError: The name says something that is not written.
+    """
     if kind is not None:
         return kind
-    name = os.fspath(path)
-    if name.endswith(".parquet"):
-        return "parquet"
-    is_folder = name.endswith(os.sep) or Path(name).is_dir() or not Path(name).suffix
-    return "folder" if is_folder and not _is_stream(Path(name)) else "jsonl"
+    name, suffix = os.fspath(path), Path(path).suffix.lower()
+    if _is_stream(Path(name)):
+        return "jsonl"
+    if name.endswith(os.sep) or Path(name).is_dir() or not suffix:
+        return "folder"
+    if found := _KINDS.get(suffix):
+        return found
+    raise ConfigError(f"{name} is named as no form that is written; end it in .jsonl or .parquet")
 
 
 @contextlib.contextmanager

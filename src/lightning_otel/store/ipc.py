@@ -8,7 +8,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.errors import NotInstalledError, StoreError
 
 if TYPE_CHECKING:
     import duckdb
@@ -150,6 +150,6 @@ def _nanoarrow(module: str) -> Any:
         importlib.import_module("nanoarrow.ipc")
         return importlib.import_module(f"nanoarrow.{module}" if module else "nanoarrow")
     except ImportError as exc:
-        raise ConfigError(
+        raise NotInstalledError(
             "reading a store over a network needs nanoarrow; pip install 'lightning-otel[remote]'"
         ) from exc

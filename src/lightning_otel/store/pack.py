@@ -48,8 +48,9 @@ def pack(
         damage = None
         if layout is not None and isinstance(exc, duckdb.Error):
             damage = damage_of(exc, layout)
+        why = exc.strerror if isinstance(exc, OSError) else exc
         raise damage or StoreError(
-            f"cannot write {final}: {exc}; name a writable place with room"
+            f"cannot write {final}: {why}; name a writable place with room"
         ) from exc
     return count
 

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import orjson
 
 from lightning_otel import markup
-from lightning_otel.errors import ConfigError, LightningOtelError, QueryError, StoreError
+from lightning_otel.errors import (
+    ConfigError,
+    LightningOtelError,
+    NotInstalledError,
+    QueryError,
+    StoreError,
+)
+from lightning_otel.store import zones
 from lightning_otel.store.damage import damage_of, mend
 from lightning_otel.store.layout import Layout, write_private
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS, span_of
@@ -103,7 +110,7 @@ class Query:
             QueryError: DuckDB refuses the query.
             StoreError: A file cannot be read.
         """
-        names, rows = self.take(lambda found: (found.columns, found.limit(count).fetchall()))
+        names, rows = self.take(lambda found: (found.columns, _rows(found.limit(count))))
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def dicts(self) -> Iterator[dict[str, Any]]:
@@ -121,15 +128,22 @@ class Query:
     def batches(self, size: int = _FETCH) -> tuple[list[str], Iterator[list[Any]]]:
         """The columns' names, and the rows, each a tuple, as many at a time as is said.
 
+        A time with a zone comes as text.
+
         Raises:
             QueryError: DuckDB refuses the query.
             StoreError: A file cannot be read.
         """
         # A cursor of its own: DuckDB 2 refuses a connection whose result is half read.
         cursor = self._con.cursor()
+        names: list[str] = []
 
         def first() -> list[Any]:
             cursor.execute(self._text, self._parameters)
+            described = cursor.description or []
+            names[:] = [name for name, *_ in described]
+            if columns := zones.as_text(kind for _, kind, *_ in described):
+                cursor.execute(zones.selecting(columns, self._text), self._parameters)
             return cursor.fetchmany(size)
 
         def following(rows: list[Any]) -> Iterator[list[Any]]:
@@ -138,7 +152,7 @@ class Query:
                 rows = self._again(lambda: cursor.fetchmany(size), times=0)
 
         rows = self._again(first)
-        return [column[0] for column in cursor.description or ()], following(rows)
+        return names, following(rows)
 
     def _again(self, act: Callable[[], T], times: int = 5) -> T:
         """What reading gives, tried again if a settler took a file away that was listed already."""
@@ -280,7 +294,7 @@ class Table(Generic[T]):
         Needs no other library.
 
         Raises:
-            StoreError: It cannot be written; what stood there is as it was.
+            ConfigError: No file can be made there; what stood there is as it was.
         """
         with private_file(path) as made:
             options = "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
@@ -374,6 +388,11 @@ class Transitions(Table[Transition]):
         self._report = report
 
 
+def _rows(relation: "duckdb.DuckDBPyRelation") -> list[Any]:
+    columns = zones.as_text(relation.types)
+    return (relation.project(columns) if columns else relation).fetchall()
+
+
 def _counted(relation: "duckdb.DuckDBPyRelation") -> int:
     (count,) = relation.aggregate("count(*)").fetchall()[0]
     return int(count)
@@ -391,7 +410,7 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     Until then nobody else can read it; after that only those who could read what stood there.
 
     Raises:
-        StoreError: It cannot be made there.
+        ConfigError: It cannot be made there.
     """
     final = Path(os.path.realpath(path))
     made = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}")
@@ -399,7 +418,7 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         rights = stat.S_IMODE(final.stat().st_mode) if final.exists() else 0o600
         write_private(made, b"")
     except OSError as exc:
-        raise StoreError(
+        raise ConfigError(
             f"cannot write {path}: {exc.strerror or exc}; name a writable place"
         ) from exc
     try:
@@ -583,4 +602,4 @@ def _require(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as exc:
-        raise ConfigError(f"this needs {name}; install it with: pip install {name}") from exc
+        raise NotInstalledError(f"this needs {name}; install it with: pip install {name}") from exc

@@ -16,9 +16,9 @@ from lightning_otel.algorithms.checkpoint import Checkpoint
 from lightning_otel.algorithms.groups import recorded
 from lightning_otel.algorithms.setting import Setting
 from lightning_otel.errors import (
-    ConfigError,
     LightningOtelError,
     NotFoundError,
+    NotInstalledError,
     TrainingError,
 )
 from lightning_otel.runs import Claims, RunStatus, TrainingRun
@@ -252,7 +252,7 @@ class Session:
         except ModuleNotFoundError as exc:
             if not self._algorithm.extra:
                 raise
-            raise ConfigError(
+            raise NotInstalledError(
                 f"{name_of(self._algorithm)} needs {exc.name}, which is not installed; "
                 f"pip install 'lightning-otel[{self._algorithm.extra}]'"
             ) from exc

@@ -16,7 +16,7 @@ from lightning_otel.algorithms.apo.search import Part, Plan, search, texts_of
 from lightning_otel.algorithms.apo.tasks import recorded, split
 from lightning_otel.algorithms.apo.texts import Candidate, Texts
 from lightning_otel.algorithms.base import BaseAlgorithm, Context
-from lightning_otel.errors import ConfigError, NotFoundError, TrainingError
+from lightning_otel.errors import ConfigError, NotFoundError, NotInstalledError, TrainingError
 from lightning_otel.types import Resource
 
 __all__ = ["APO"]
@@ -257,8 +257,8 @@ def _writer(model: str | None, base_url: str | None, function: Model | None) -> 
     if function is not None and model is None:
         return function
     raise ConfigError(
-        "APO needs one that writes new prompts; give model='…' (with base_url='…' if it is "
-        "your own), or reflection_lm=… a function"
+        "APO has no model that writes new prompts; give model='…' (in a shell, -o model=…), with "
+        "base_url='…' if it is your own, or reflection_lm=… a function"
     )
 
 
@@ -317,7 +317,7 @@ def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
         ConfigError: GEPA is not installed, or does not have one.
     """
     if find_spec("gepa") is None:
-        raise ConfigError("APO needs gepa; pip install 'lightning-otel[apo]'")
+        raise NotInstalledError("APO needs gepa; pip install 'lightning-otel[apo]'")
     for name in options.keys() - set(_PASSED):
         raise ConfigError(f"APO has no option {name!r}; of gepa's it takes {', '.join(_PASSED)}")
     return options

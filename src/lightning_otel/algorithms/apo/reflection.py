@@ -12,7 +12,7 @@ from lightning_otel.algorithms.apo.fault import Fault
 from lightning_otel.algorithms.apo.memory import Memory
 from lightning_otel.algorithms.apo.texts import Candidate, Texts, is_examples
 from lightning_otel.emitters import emit_object
-from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
 from lightning_otel.store import Store
 from lightning_otel.tracing import auto_trace
 
@@ -200,7 +200,7 @@ def chat(model: str, base_url: str | None) -> Model:
     try:
         import openai
     except ModuleNotFoundError as exc:
-        raise ConfigError(
+        raise NotInstalledError(
             f"the reflection model {model!r} is reached through the openai client, which is not "
             "installed; pip install 'lightning-otel[openai]', or give reflection_lm=… a function"
         ) from exc
