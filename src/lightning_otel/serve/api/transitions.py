@@ -68,7 +68,7 @@ class TransitionsQuery(Asked):
     rollout_id: list[str] = Field(default_factory=list, max_length=1_000)
     """Only these rollouts, by their whole ids."""
     since: str | None = None
-    """Rollouts that began then or later: `10m`, ISO 8601, or Unix nanoseconds."""
+    """Rollouts that began then or later: `10m`, ISO 8601 (UTC if it names no zone), or Unix ns."""
     until: str | None = None
     """Rollouts that began before then."""
     mode: str | None = None
