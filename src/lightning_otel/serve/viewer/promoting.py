@@ -218,6 +218,6 @@ async def do(request: Request) -> Response:
 
 
 ROUTES: Final[list[Route]] = [
-    Route("/resources/{name:path}/change", ask, methods=["GET"]),
-    Route("/resources/{name:path}/change", do, methods=["POST"]),
+    Route("/resources/{name:path}@change", ask, methods=["GET"]),
+    Route("/resources/{name:path}@change", do, methods=["POST"]),
 ]
