@@ -16,6 +16,7 @@ from lightning_otel.cli.output import (
     suggest,
     talk,
 )
+from lightning_otel.cli.waiting import give_waiting
 from lightning_otel.errors import ConfigError
 from lightning_otel.instants import age_s
 
@@ -46,6 +47,8 @@ def compact(
     opened = Store(store)
     if opened.layout is None:
         raise ConfigError("compact needs a store on disk; name one with --store")
+    if not is_dry_run:
+        give_waiting(opened)
     with progress_bar("merging", is_quiet=is_dry_run) as progress:
         done = opened.compact(
             older_than_s=_seconds(older_than),
