@@ -154,7 +154,7 @@ def test_what_a_change_says_is_what_it_does(
     before = opened.aliases("prompt")
     told = promoting.effect(opened, "prompt", change)
     looked = opened.aliases("prompt")
-    promoting.change_it(opened, "prompt", change, told.state)
+    promoting.change_it(opened, "prompt", change, told.last_move)
 
     assert looked == before
     assert word in " ".join(told.told)
@@ -169,7 +169,7 @@ def test_rollback_says_where_it_leads(opened: Resources) -> None:
     seen = []
     for _ in range(2):
         told = promoting.effect(opened, "prompt", Change("rollback"))
-        promoting.change_it(opened, "prompt", Change("rollback"), told.state)
+        promoting.change_it(opened, "prompt", Change("rollback"), told.last_move)
         seen.append((told.after["live"], opened.aliases("prompt")["live"]))
 
     assert seen == [(2, 2), (1, 1)]
@@ -204,18 +204,20 @@ def test_forms_change_nothing_that_changed_meanwhile(
     """A page that is out of date, fields that are absurd, unknown names: a 4xx, and no change."""
     asking = Asking(served(store, "", key=KEY))
     page = asking.get("/resources/prompt@change?act=promote")
-    (state,) = re.findall(r'name="state" value="([^"]*)"', page.text)
+    (seen,) = re.findall(r'name="last_move" value="([^"]*)"', page.text)
     opened.set_alias("prompt", "canary", 3, weight=0.2)
-    held = opened.aliases("prompt")
+    held, now = opened.aliases("prompt"), str(opened.last_move("prompt"))
     path = "/resources/prompt@change"
 
     assert "prompt@2" in page.words
-    late = asking.post(path, act="promote", state=state)
+    late = asking.post(path, act="promote", last_move=seen)
     assert (late.status, "meanwhile" in late.words) == (409, True)
     for fields in (
         {"act": "delete"},
-        {"act": "alias", "alias": "live", "version": "99", "state": state},
-        {"act": "alias", "alias": "", "version": "1"},
+        {"act": "alias", "alias": "live", "version": "99", "last_move": now},
+        {"act": "alias", "alias": "", "version": "1", "last_move": now},
+        {"act": "alias", "alias": "live", "version": "2"},
+        {"act": "alias", "alias": "live", "version": "2", "last_move": "x"},
         {"act": "alias", "alias": "canary", "version": "1", "weight": "7"},
         {},
     ):

@@ -46,6 +46,7 @@ _STATUSES: Final[tuple[tuple[type[LightningOtelError], int], ...]] = (
     (errors.StoreMissingError, 404),
     (errors.TooLargeError, 413),
     (errors.StoreError, 503),
+    (errors.ChangedError, 409),
     (errors.StateError, 503),
 )
 _TITLES: Final = {
@@ -54,6 +55,7 @@ _TITLES: Final = {
     403: "Not from here",
     404: "Not found",
     405: "Not in this way",
+    409: "It changed meanwhile",
     413: "Too large",
     415: "Not in this form",
     500: "This page failed",
