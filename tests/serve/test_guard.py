@@ -92,6 +92,18 @@ def test_guard_refuses_other_sites(shared: Serving, headers: dict[str, str], sta
     assert "access-control-allow-origin" not in {name.lower() for name in answer.headers}
 
 
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/static/viewer.css", "/static/none", "/", "/v1/status", "/traces"]
+)
+def test_key_is_given_to_nobody_who_does_not_know_it(shared: Serving, path: str) -> None:
+    """What is open to everybody, and any other key in an address, sets no cookie."""
+    for key in ("", "x", shared.key[:-1]):
+        answer = shared.ask("GET", f"{path}?key={key}")
+
+        assert "set-cookie" not in {name.lower() for name in answer.headers}
+        assert shared.key.encode() not in answer.body
+
+
 def test_guard_answers_no_preflight(shared: Serving) -> None:
     """A page of another origin may not send a content type of OTLP."""
     answer = shared.ask(

@@ -204,13 +204,10 @@ class Guard:
             # After a redirect it would still be the other site that asks, and without the cookie.
             else HTMLResponse(_LEADING_ON.format(safe(address)))
         )
-        answer.set_cookie(
-            _cookie_name(request),
-            self._access.reading_key,
-            max_age=_COOKIE_S,
-            httponly=True,
-            samesite="strict",
-        )
+        given = request.query_params[_KEY]
+        if self._access.opens(given):  # what is open to everybody came here without the key
+            name = _cookie_name(request)
+            answer.set_cookie(name, given, max_age=_COOKIE_S, httponly=True, samesite="strict")
         return answer
 
     def _check_origin(self, request: Request) -> None:
