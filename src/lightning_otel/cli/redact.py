@@ -133,8 +133,8 @@ def _lines(done: "Redacted", *, is_dry_run: bool) -> Iterator[str]:
         )
     if done.open_spans:
         yield (
-            f"not yet    {counted(done.open_spans, 'span')} in segments that a process still "
-            "writes to; do it again when it has ended"
+            f"not yet    {counted(done.open_spans, 'span')} that a living process holds open; do "
+            "it again when it has written on, or ended"
         )
     if done.left:
         yield f"left       {counted(done.left, 'file')}: too wide for the memory allowed"
