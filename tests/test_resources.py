@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.errors import ChangedError, ConfigError, NotFoundError
 from lightning_otel.resources import Resources, stamps
 from lightning_otel.state import State
 from lightning_otel.types import Prompt
@@ -104,6 +104,57 @@ def test_publishers_at_once_get_distinct_versions(resources: Resources, place: s
     assert len({each.body["template"] for each in versions}) == 30
     for each in made:
         assert resources.get("p", each.version) == each
+
+
+def test_of_changes_decided_on_at_once_one_is_done(resources: Resources, place: str) -> None:
+    """Whoever looked before another one moved an alias changes nothing, and is told so."""
+    others = [Resources(State(place)) for _ in range(4)]
+    for number in range(1, 6):
+        resources.publish("p", f"text {number}")
+    start = threading.Barrier(len(others) + 1)
+
+    def decide(number: int, seen: int) -> str:
+        opened = others[number]
+        start.wait(20)
+        try:
+            if number == 0:
+                opened.promote("p", last_move=seen)
+            else:
+                opened.set_alias("p", "live", number, last_move=seen)
+        except ChangedError:
+            return "refused"
+        return "done"
+
+    with ThreadPoolExecutor(len(others)) as pool:
+        for _ in range(20):
+            resources.set_alias("p", "live", 4)
+            resources.set_alias("p", "canary", 5)
+            seen = resources.last_move("p")
+            told = [pool.submit(decide, number, seen) for number in range(len(others))]
+            start.wait(20)
+            said = [each.result(20) for each in told]
+            resources.set_alias("p", "canary", None)
+
+            assert sorted(said) == ["done", "refused", "refused", "refused"]
+            assert resources.aliases("p")["live"] == (said.index("done") or 5)
+
+
+def test_a_change_and_its_undoing_are_changes(resources: Resources) -> None:
+    """What stands as it did was moved all the same, by somebody who had a reason."""
+    resources.publish("p", "one")
+    resources.publish("p", "two")
+    seen = resources.last_move("p")
+    resources.publish("p", "three")
+    assert resources.last_move("p") == seen
+    resources.set_alias("p", "live", 2)
+    resources.rollback("p")
+
+    for change in (resources.rollback, resources.promote):
+        with pytest.raises(ChangedError, match="somebody changed p meanwhile"):
+            change("p", last_move=seen)
+    resources.set_alias("p", "canary", 3, last_move=resources.last_move("p"))
+
+    assert resources.promote("p", last_move=resources.last_move("p")).version == 3
 
 
 def test_promote_and_rollback_move_live(resources: Resources) -> None:

@@ -54,6 +54,10 @@ class StateError(LightningOtelError):
     """What is queued, tuned or trained could not be read or changed."""
 
 
+class ChangedError(StateError):
+    """What was decided on was changed by somebody else meanwhile."""
+
+
 class WorkerError(LightningOtelError):
     """Workers that run an agent cannot be started, or go on dying."""
 

@@ -120,9 +120,9 @@ def test_a_day_begins_where_one_is() -> None:
         ({"agents": "re:("}, "agents names 're:\\('"),
         ({"agents": ["!"]}, "an empty pattern means nobody"),
         ({"agents": [1]}, "agents names 1"),
-        ({"since": "yesterday"}, "since is 'yesterday', which is no time"),
-        ({"until": True}, "until is True, which is no time"),
-        ({"since": "9999-99-99"}, "which is no time"),
+        ({"since": "yesterday"}, "since: 'yesterday' is no time"),
+        ({"until": True}, "until: True is no time"),
+        ({"since": "9999-99-99"}, "is no time"),
         ({"capture": "best"}, "capture is 'best'; it must be one of exact"),
     ],
 )

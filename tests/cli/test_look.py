@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from lightning_otel import Store, auto_trace
+from lightning_otel.instants import instant_ns
 from lightning_otel.store.layout import Layout
 
 Cli = Callable[..., CompletedProcess[str]]
@@ -380,3 +381,31 @@ def test_sql_terminal_turns_wide_rows(terminal: Callable[..., str], kept: Path) 
     lines = wide.splitlines()
     assert lines[0] == "── 1 of 1"
     assert "You said: hi" in next(line for line in lines if line.startswith("output_messages"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("ls",), ("ls", "traces"), ("show", "@last", "--tree"), ("show", "@last", "--transitions")],
+)
+def test_times_are_text_for_people_and_numbers_in_json(
+    cli: Cli, kept: Path, command: tuple[str, ...]
+) -> None:
+    """ISO 8601 in UTC without the unit in the name; and it says the very nanosecond."""
+    said = csv.DictReader(io.StringIO(cli(*command, "--csv", "--store", kept).stdout))
+    told = json.loads(cli(*command, "--json", "--store", kept).stdout)
+
+    for row, numbers in zip(list(said), told, strict=True):
+        assert "start_ns" not in row
+        for name in ("start", "end"):
+            assert row[name].endswith("Z")
+            assert instant_ns(row[name]) == numbers[f"{name}_ns"]
+
+
+def test_a_pipe_gets_times_as_csv_does(cli: Cli, kept: Path) -> None:
+    """And no command's table for people holds a number of nanoseconds but that of a statement."""
+    piped = table(cli("ls", "--store", kept).stdout)
+    asked = table(
+        cli("sql", "SELECT max(start_ns) AS start_ns FROM rollouts", "--store", kept).stdout
+    )
+
+    assert instant_ns(piped[0]["start"]) == int(asked[0]["start_ns"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli
 
+from lightning_otel.instants import instant_ns
 from lightning_otel.queue import Queue
 from lightning_otel.state import State
 
@@ -54,7 +55,8 @@ def test_queue_lists_rollouts(cli: Cli, place: Path) -> None:
 
     assert [row["task"] for row in rows] == ["e", "d", "c", "b", "a"]
     assert rows[-1]["reward"] == 0.5
-    assert len(some.stdout.splitlines()) == 2
+    header, line = (each.split("\t") for each in some.stdout.splitlines())
+    assert instant_ns(line[header.index("created")]) == rows[0]["created_ns"]
     assert "1 more" in some.stderr
 
 

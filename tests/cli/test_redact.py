@@ -1,5 +1,7 @@
 """``redact``: what it says, asks and gives back; that content is gone is shown in store/."""
 
+import csv
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from lightning_otel import Store
+from lightning_otel.instants import instant_ns
 from lightning_otel.store import settle as settle_module
 
 Cli = Callable[..., CompletedProcess[str]]
@@ -31,6 +34,8 @@ def test_redact_masks_tells_and_lists(cli: Cli, copy: Path) -> None:
     assert "redact --list" in done.stderr
     assert (told.returncode, done.returncode, listed.returncode) == (0, 0, 0)
     (record,) = json.loads(listed.stdout)
+    (said,) = csv.DictReader(io.StringIO(cli("redact", "--list", "--csv", "--store", copy).stdout))
+    assert instant_ns(said["began"]) == record["began_ns"]
     assert (record["reason"], record["spans"]) == ("a request", 9)
     assert "What is" not in listed.stdout
     assert not any("What is" in str(span.attributes) for span in Store(copy).spans())

@@ -92,6 +92,61 @@ def test_guard_refuses_other_sites(shared: Serving, headers: dict[str, str], sta
     assert "access-control-allow-origin" not in {name.lower() for name in answer.headers}
 
 
+LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("GET", "/traces?q=a&b=%22%3E", LINK, 200),
+        ("GET", "/traces", {**LINK, "Sec-Fetch-Site": "same-site"}, 200),
+        ("GET", "/traces", {**LINK, "Sec-Fetch-Dest": "iframe"}, 403),
+        ("GET", "/traces", {**LINK, "Sec-Fetch-Dest": "empty"}, 403),
+        ("GET", "/traces", {**LINK, "Sec-Fetch-Mode": "no-cors"}, 403),
+        ("GET", "/traces", {"Sec-Fetch-Site": "cross-site"}, 403),
+        ("GET", "/v1/transitions", LINK, 403),
+        ("HEAD", "/traces", LINK, 403),
+        ("POST", "/theme", LINK, 403),
+        ("POST", "/v1/traces", LINK, 403),
+        ("GET", "/traces", {**LINK, "Origin": "http://evil.example"}, 403),
+        ("GET", "/traces", {**LINK, "Host": "evil.example"}, 421),
+    ],
+)
+def test_guard_leads_links_on(
+    shared: Serving, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    """A link that is followed from another site is told its own address, whoever follows it."""
+    given = {"host": "localhost", **{name.lower(): text for name, text in headers.items()}}
+    answers = [
+        shared.ask(method, path, **given, **more)
+        for more in ({}, {"authorization": f"Bearer {shared.key}"})
+    ]
+
+    assert [each.status for each in answers] == [status] * 2
+    assert len({each.body for each in answers}) == 1
+    if status == 200:
+        told = answers[0].body.decode()
+        assert "url=/traces" in told
+        assert '">' not in told.partition("url=")[2].partition('">')[0]
+        assert answers[0].headers["cross-origin-opener-policy"] == "same-origin"
+        assert "frame-ancestors 'none'" in answers[0].headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/static/viewer.css", "/static/none", "/", "/v1/status", "/traces"]
+)
+@pytest.mark.parametrize("headers", [{}, LINK])
+def test_key_is_given_to_nobody_who_does_not_know_it(
+    shared: Serving, path: str, headers: dict[str, str]
+) -> None:
+    """What is open to everybody, and any other key in an address, sets no cookie."""
+    for key in ("", "x", shared.key[:-1]):
+        answer = shared.ask("GET", f"{path}?key={key}", **headers)
+
+        assert "set-cookie" not in {name.lower() for name in answer.headers}
+        assert shared.key.encode() not in answer.body
+
+
 def test_guard_answers_no_preflight(shared: Serving) -> None:
     """A page of another origin may not send a content type of OTLP."""
     answer = shared.ask(

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import pytest
 
-from lightning_otel import Store
+from lightning_otel import Store, auto_trace, emit_message
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, NotFoundError, StoreError
 from lightning_otel.store import settle as settle_module
@@ -115,6 +115,136 @@ def test_what_is_still_written_to_is_counted_and_done_later(
     assert (first.spans, first.open_spans) == (0, 1)
     assert (second.spans, second.open_spans) == (1, 0)
     assert WHO not in _stored(layout)
+
+
+_LIVING = """
+import sys, threading
+from lightning_otel import Store, auto_trace, emit_message
+is_told = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), is_told.set())).start()
+with auto_trace(store=Store(sys.argv[1]), rollout_id="r1"):
+    emit_message("write to alice@example.org")
+    print("ready", flush=True)
+    while not is_told.wait(0.01):
+        if sys.argv[2] == "busy":
+            emit_message("and so on")
+    emit_message("one more")
+    print("more", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def living(layout: Layout) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
+    """``living("busy")``: a process that has said something, with a span open; ``idle`` waits."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start(kind: str) -> "subprocess.Popen[str]":
+        child = subprocess.Popen(
+            [sys.executable, "-c", _LIVING, str(layout.catalogue), kind],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate(timeout=20)
+
+
+def _tell(child: "subprocess.Popen[str]") -> None:
+    assert child.stdin is not None
+    child.stdin.write("go on\n")
+    child.stdin.flush()
+
+
+def test_process_that_writes_on_closes_its_segment_for_it(
+    store: Store, layout: Layout, living: Callable[[str], "subprocess.Popen[str]"]
+) -> None:
+    """With a span open, and without losing, doubling or breaking off anything it writes."""
+    child = living("busy")
+
+    done = store.redact(patterns=[PATTERN], wait_s=20)
+    is_alive = child.poll() is None
+    held = _stored(layout)
+    _tell(child)
+    _tell(child)
+    child.wait(20)
+
+    assert (done.spans, done.open_spans, done.is_gone) == (1, 0, True)
+    assert is_alive
+    assert WHO not in held
+    spans = list(store.spans())
+    assert len({span.span_id for span in spans}) == len(spans)
+    assert not [span for span in spans if span.is_incomplete]
+    assert store.accounting().is_balanced
+    assert {span.rollout_id for span in spans} == {"r1"}
+
+
+def test_process_that_is_idle_is_counted_and_closes_it_with_its_next_line(
+    store: Store, layout: Layout, living: Callable[[str], "subprocess.Popen[str]"]
+) -> None:
+    """It was asked; so the next redaction reaches what this one could not."""
+    child = living("idle")
+    assert child.stdout is not None
+
+    first = store.redact(patterns=[PATTERN], wait_s=5)
+    _tell(child)
+    assert child.stdout.readline() == "more\n"
+    second = store.redact(patterns=[PATTERN], wait_s=20)
+
+    assert (first.spans, first.open_spans) == (0, 1)
+    assert (second.spans, second.open_spans, child.poll()) == (1, 0, None)
+    assert WHO not in _stored(layout)
+
+
+def test_process_that_was_killed_is_reached(
+    store: Store, layout: Layout, living: Callable[[str], "subprocess.Popen[str]"]
+) -> None:
+    """Its segment was never sealed, and nobody holds it any more."""
+    child = living("idle")
+    child.kill()
+    child.wait(20)
+
+    done = store.redact(patterns=[PATTERN], wait_s=20)
+
+    assert (done.spans, done.open_spans) == (1, 0)
+    assert WHO not in _stored(layout)
+
+
+def test_process_of_a_segment_without_it_is_left_alone(
+    store: Store, layout: Layout, living: Callable[[str], "subprocess.Popen[str]"]
+) -> None:
+    """It is not asked for anything, and nobody waits for it."""
+    living("busy")
+    before = [path.name for path in layout.segments()]
+
+    done = store.redact(patterns=["nowhere"], wait_s=5)
+
+    assert (done.spans, done.open_spans) == (0, 0)
+    assert [path.name for path in layout.segments()] == before
+    assert {path.stat().st_mode & 0o777 for path in layout.segments()} == {0o600}
+
+
+def test_own_segment_is_reached_with_spans_open(store: Store, layout: Layout) -> None:
+    """Whoever redacts what they record themselves need not seal it, nor end what goes on."""
+    with auto_trace(store=store, rollout_id="r1"):
+        emit_message(f"write to {WHO}")
+        told = store.redact(patterns=[PATTERN], is_dry_run=True)
+        done = store.redact(patterns=[PATTERN], wait_s=20)
+        held = _stored(layout)
+        emit_message("and so on")
+
+    assert (told.spans, told.open_spans) == (done.spans, done.open_spans) == (1, 0)
+    assert WHO not in held
+    spans = list(store.spans())
+    bodies = {str(span.attributes.get(c.MESSAGE_BODY)) for span in spans}
+    assert bodies >= {f"write to {MASK}", "and so on"}
+    assert not [span for span in spans if span.is_incomplete]
+    assert store.accounting().is_balanced
 
 
 def test_only_what_is_named_is_looked_at(

@@ -24,7 +24,7 @@ from lightning_otel.store import backlog as backlog_module
 from lightning_otel.store import writer as writer_module
 from lightning_otel.store.counts import Accounting
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.segment import Segment
+from lightning_otel.store.segment import Segment, ask_to_close
 from lightning_otel.store.writer import SpanWriter, writer_for, writer_if_any
 from lightning_otel.types import Span
 
@@ -235,6 +235,39 @@ def test_writer_by_twenty_threads_loses_and_mixes_nothing(
     numbers = [number for line in ends for number in (line["sequence"], line["end_sequence"])]
     assert sorted(numbers) == list(range(1, 4001))
     assert len(layout.segments()) > 2
+
+
+def test_writer_that_is_asked_goes_on_in_a_new_segment(
+    layout: Layout, writer: SpanWriter, tracer: Tracer
+) -> None:
+    """With its next line, whatever threads write; the old one is sealed, and nothing is lost."""
+    root = tracer.start_span("root")
+    first = writer.paths[0]
+    ask_to_close(first)
+    idle = layout.segments()
+
+    def work(name: str) -> None:
+        for number in range(50):
+            tracer.start_span(f"{name}.{number}").end()
+
+    threads = [threading.Thread(target=work, args=(f"t{index}",)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        ask_to_close(writer.paths[-1])
+    for thread in threads:
+        thread.join()
+    writer.rotate()
+    root.end()
+
+    assert idle == [first]
+    assert len(writer.paths) > 2
+    for path in writer.paths[:-1]:
+        *_, seal = path.read_bytes().splitlines()
+        assert orjson.loads(seal)["record"] == "seal"
+    ended = [f"t{index}.{number}" for index in range(4) for number in range(50)]
+    assert sorted(_ended(layout)) == sorted(["root", *ended])
+    assert Store(layout.catalogue).accounting().is_balanced
 
 
 def test_writer_takes_back_a_short_write(tmp_path: Path, run_python: Callable[..., str]) -> None:

@@ -6,7 +6,10 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,6 +76,69 @@ def test_a_link_leads_to_this_server_alone(ask: Callable[..., Any], store: Store
     assert (elsewhere.status, framed.status) == (200, 403)
     assert b"url=/" in elsewhere.body
     assert KEY.encode() not in elsewhere.body
+
+
+class _Linking(BaseHTTPRequestHandler):
+    """A page with one link, to what its query says."""
+
+    def do_GET(self) -> None:
+        """The page."""
+        text = f'<!doctype html><a href="{escape(self.path.partition("?")[2])}">look</a>'.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on stderr."""
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """Another site: by its name, as a browser sees it."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Linking) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://localhost:{server.server_port}/"
+        server.shutdown()
+        thread.join(10)
+
+
+def test_a_link_from_another_site_opens_for_who_has_the_key(
+    served: Callable[..., str], store: Store, browser: Any, elsewhere: str
+) -> None:
+    """The page comes to the browser with the cookie, and to no other; what opened it sees none."""
+    base = served(store, "", key=KEY)
+    page = browser.new_page()
+    page.goto(f"{base}/?key={KEY}")
+
+    page.goto(f"{elsewhere}?{base}/settings?a=1%26b")
+    page.get_by_role("link", name="look").click()
+    page.wait_for_url(f"{base}/settings?a=1%26b")
+    page.get_by_role("heading", name="Settings and doctor").wait_for()
+    page.goto(f"{elsewhere}?{base}/settings")
+    with page.expect_popup() as opened:
+        page.evaluate("address => { window.seen = open(address) }", f"{base}/settings")
+    opened.value.get_by_role("heading", name="Settings and doctor").wait_for()
+    is_cut_off = page.evaluate("window.seen.closed")
+    page.evaluate(
+        "address => document.body.append("
+        "Object.assign(document.createElement('iframe'), {src: address, name: 'framed'}))",
+        f"{base}/settings",
+    )
+    page.wait_for_timeout(500)
+    framed = page.frame("framed").content()
+    stranger = browser.new_context().new_page()
+    stranger.goto(f"{elsewhere}?{base}/settings")
+    stranger.get_by_role("link", name="look").click()
+    stranger.get_by_text("this needs the key").wait_for()
+    stranger.context.close()
+    opened.value.close()
+    page.close()
+
+    assert is_cut_off
+    assert "Settings" not in framed
 
 
 @pytest.mark.parametrize("path", ["/", "/sql", "/settings", "/v1/events", "/home/funnel"])

@@ -154,7 +154,7 @@ def test_what_a_change_says_is_what_it_does(
     before = opened.aliases("prompt")
     told = promoting.effect(opened, "prompt", change)
     looked = opened.aliases("prompt")
-    promoting.change_it(opened, "prompt", change, told.state)
+    promoting.change_it(opened, "prompt", change, told.last_move)
 
     assert looked == before
     assert word in " ".join(told.told)
@@ -169,7 +169,7 @@ def test_rollback_says_where_it_leads(opened: Resources) -> None:
     seen = []
     for _ in range(2):
         told = promoting.effect(opened, "prompt", Change("rollback"))
-        promoting.change_it(opened, "prompt", Change("rollback"), told.state)
+        promoting.change_it(opened, "prompt", Change("rollback"), told.last_move)
         seen.append((told.after["live"], opened.aliases("prompt")["live"]))
 
     assert seen == [(2, 2), (1, 1)]
@@ -178,33 +178,55 @@ def test_rollback_says_where_it_leads(opened: Resources) -> None:
         promoting.effect(opened, "prompt", Change("rollback"))
 
 
+@pytest.mark.parametrize("last", ["diff", "uses", "change"])
+def test_no_name_hides_behind_a_page(
+    store: Store, opened: Resources, served: Callable[..., str], last: str
+) -> None:
+    """A resource named as a page is, and the resource it would be a page of, have all of theirs."""
+    for number in range(2):
+        opened.publish(f"prompt/{last}", f"I am {last}, and {number}.")
+    asking = Asking(served(store, "", key=KEY))
+
+    own, page = asking.get(f"/resources/prompt/{last}"), asking.get(f"/resources/prompt@{last}")
+    quoted = asking.get(f"/resources/prompt%2F{last}@diff?a=1&b=2")
+    links = re.findall(r'(?:href|action|data-load)="(/resources/[^"?]*@[^"?]*)', own.text)
+
+    assert (own.status, f"I am {last}" in own.words) == (200, True)
+    assert f"I am {last}" not in page.words
+    assert (quoted.status, f"prompt/{last}: 1 and 2" in quoted.text) == (200, True)
+    assert {"diff", "uses", "change"} == {each.rpartition("@")[2] for each in links}
+    assert {each.rpartition("@")[0] for each in links} == {f"/resources/prompt%2F{last}"}
+
+
 def test_forms_change_nothing_that_changed_meanwhile(
     store: Store, opened: Resources, served: Callable[..., str]
 ) -> None:
     """A page that is out of date, fields that are absurd, unknown names: a 4xx, and no change."""
     asking = Asking(served(store, "", key=KEY))
-    page = asking.get("/resources/prompt/change?act=promote")
-    (state,) = re.findall(r'name="state" value="([^"]*)"', page.text)
+    page = asking.get("/resources/prompt@change?act=promote")
+    (seen,) = re.findall(r'name="last_move" value="([^"]*)"', page.text)
     opened.set_alias("prompt", "canary", 3, weight=0.2)
-    held = opened.aliases("prompt")
-    path = "/resources/prompt/change"
+    held, now = opened.aliases("prompt"), str(opened.last_move("prompt"))
+    path = "/resources/prompt@change"
 
     assert "prompt@2" in page.words
-    late = asking.post(path, act="promote", state=state)
+    late = asking.post(path, act="promote", last_move=seen)
     assert (late.status, "meanwhile" in late.words) == (409, True)
     for fields in (
         {"act": "delete"},
-        {"act": "alias", "alias": "live", "version": "99", "state": state},
-        {"act": "alias", "alias": "", "version": "1"},
+        {"act": "alias", "alias": "live", "version": "99", "last_move": now},
+        {"act": "alias", "alias": "", "version": "1", "last_move": now},
+        {"act": "alias", "alias": "live", "version": "2"},
+        {"act": "alias", "alias": "live", "version": "2", "last_move": "x"},
         {"act": "alias", "alias": "canary", "version": "1", "weight": "7"},
         {},
     ):
         assert asking.post(path, **fields).status in (400, 404, 409)
     assert asking.get(f"{path}?act=alias&alias=live&version=1").status == 400
     assert asking.get(f"{path}?act=alias&alias=live&version=x").status == 400
-    assert asking.get("/resources/nothing/change?act=promote").status == 404
+    assert asking.get("/resources/nothing@change?act=promote").status == 404
     assert asking.get("/resources/nothing").status == 404
-    assert asking.get("/resources/prompt/diff?a=1&b=99").status == 404
+    assert asking.get("/resources/prompt@diff?a=1&b=99").status == 404
     assert opened.aliases("prompt") == held
 
 
@@ -215,7 +237,7 @@ def test_two_prompts_are_compared_and_one_promoted(
     page = visit(promotable, "/resources")
     found = {"list": violations(page)}
     page.get_by_role("link", name="live and canary").click()
-    page.wait_for_url("**/diff?**")
+    page.wait_for_url("**@diff?**")
     found["diff"] = violations(page)
     shot(page, "diff")
     note = page.locator(".note").inner_text()
@@ -224,7 +246,7 @@ def test_two_prompts_are_compared_and_one_promoted(
     page.get_by_text("Task by task").click()
     rows = page.locator("details tbody tr").count()
     page.get_by_role("link", name="Promote @2").click()
-    page.wait_for_url("**/change?act=promote")
+    page.wait_for_url("**@change?act=promote")
     found["change"] = violations(page)
     shot(page, "change")
     page.get_by_role("button", name="Do it").click()

@@ -177,6 +177,16 @@ def test_rollouts_beyond_what_is_read_are_counted(
     assert not transitions.window(store, chosen({"rollout": "r1"}, store), 0).is_part
 
 
+def test_command_names_the_instant_the_page_means(filled: Store) -> None:
+    """In an address a time without a zone is UTC, at a shell the machine's: the command says it."""
+    found = chosen({"since": "2026-11-01", "until": "2026-11-01T13:00+01:00"}, filled)
+
+    assert found.options == (
+        "--since=2026-11-01T00:00:00.000000000Z", "--until=2026-11-01T12:00:00.000000000Z",
+    )  # fmt: skip
+    assert found.values["since"] == "2026-11-01"
+
+
 @pytest.mark.parametrize(
     "query",
     [

@@ -7,19 +7,17 @@ are asked for.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias, TypedDict, get_args
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import REGEX, checked_patterns, matches
 from lightning_otel.errors import ConfigError
+from lightning_otel.instants import Instant, instant_ns
 from lightning_otel.types import CaptureLevel, Span, Trajectory, Transition
 
 Matcher: TypeAlias = Callable[[Span], bool | None]
 """Says of a span that it is one, or is none; None leaves that to the usual rules."""
-Instant: TypeAlias = int | str | date
-"""Unix nanoseconds; a date or time, of the local zone where it names none; or its ISO 8601 text."""
 
 NOT: Final = "!"
 """What comes before a pattern of agents that are not wanted."""
@@ -50,7 +48,8 @@ class Selection:
             begins with ``!`` leaves the agent out, as do all where none matches. If all of them
             leave out, every other agent is wanted.
         rollout_id: Only these rollouts, by their whole ids.
-        since: Only rollouts that began at this time or later.
+        since: Only rollouts that began at this time or later, as
+            :func:`~lightning_otel.instants.instant_ns` reads it.
         until: Only rollouts that began before this time.
         mode: Only steps taken in this mode, such as ``train``, ``val`` or ``test``.
         resource_version: Only steps of this version (a name or glob), of all resources together or,
@@ -97,8 +96,8 @@ class Selection:
         return cls(
             agents=() if agents is None else _agents(agents),
             rollout_ids=None if rollouts is None else _texts(rollouts),
-            since_ns=_instant(since, "since"),
-            until_ns=_instant(until, "until"),
+            since_ns=None if since is None else instant_ns(since, "since"),
+            until_ns=None if until is None else instant_ns(until, "until"),
             **given,
         )
 
@@ -166,27 +165,6 @@ def _agents(given: str | Iterable[str]) -> tuple[str, ...]:
 
 def _texts(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
-
-
-def _instant(given: Instant | None, option: str) -> int | None:
-    """The time in Unix nanoseconds."""
-    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
-        return given
-    try:
-        found = datetime.fromisoformat(given) if isinstance(given, str) else given
-        if isinstance(found, bool):
-            raise TypeError("it is a truth value")
-        if not isinstance(found, datetime):
-            found = datetime(found.year, found.month, found.day)
-        passed = found.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
-    except (AttributeError, OSError, OverflowError, TypeError, ValueError) as exc:
-        raise ConfigError(
-            f"{option} is {given!r}, which is no time ({exc}); write 2026-11-01, "
-            "2026-11-01T12:00:00Z, or Unix nanoseconds"
-        ) from exc
-    # In whole numbers: a float of seconds would be off by a hundred nanoseconds.
-    micros = (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
-    return micros * 1_000
 
 
 def matched(

@@ -19,6 +19,7 @@ from lightning_otel.cli.output import (
     suggest,
     talk,
 )
+from lightning_otel.cli.waiting import give_waiting
 from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def apply_rewards(function: str, version: str, store: str | None, **given: Any) 
     opened = Store(store)
     rows = _Rows(is_dry_run=given["dry_run"])
     rollout_id = rollout_id_of(opened, given["rollout"])
+    if not given["dry_run"]:
+        give_waiting(opened)
     with progress_bar("attempts") as progress:
         done = apply(
             opened,

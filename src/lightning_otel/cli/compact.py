@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lightning_otel import config
-from lightning_otel.cli.options import Id, age_seconds, rollout_id_of
+from lightning_otel.cli.options import Id, rollout_id_of
 from lightning_otel.cli.output import (
     counted,
     print_json,
@@ -16,7 +16,9 @@ from lightning_otel.cli.output import (
     suggest,
     talk,
 )
+from lightning_otel.cli.waiting import give_waiting
 from lightning_otel.errors import ConfigError
+from lightning_otel.instants import age_s
 
 if TYPE_CHECKING:
     from lightning_otel.store.compact import Compacted
@@ -45,6 +47,8 @@ def compact(
     opened = Store(store)
     if opened.layout is None:
         raise ConfigError("compact needs a store on disk; name one with --store")
+    if not is_dry_run:
+        give_waiting(opened)
     with progress_bar("merging", is_quiet=is_dry_run) as progress:
         done = opened.compact(
             older_than_s=_seconds(older_than),
@@ -66,7 +70,7 @@ def compact(
 def _seconds(age: str | None) -> float | None:
     if age is None:
         return None
-    found = age_seconds(age)
+    found = age_s(age)
     if found is None:
         raise ConfigError(f"{age!r} is no age; write it as 30d, 12h, 90min, 45s or 2w")
     return found

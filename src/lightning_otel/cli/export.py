@@ -23,6 +23,7 @@ from lightning_otel.cli.output import (
     suggest,
     talk,
 )
+from lightning_otel.cli.waiting import give_waiting
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Credit, Estimator
 
@@ -200,6 +201,8 @@ def _export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
         raise ConfigError("--json would stand among the rows on stdout; name a file for them")
     opened = Store(given["store"])
     rollout_id = _rollout_id(opened, given["rollout"])
+    if not is_dry_run:
+        give_waiting(opened)
     options = {option: given[option] for option in made.options()}
     with (
         _progress(opened, is_quiet=place == _STDOUT and not is_dry_run) as progress,
@@ -337,7 +340,9 @@ def pack(out: str, store: str | None) -> None:
     """
     from lightning_otel.store import Store
 
-    count = Store(store).pack(out)
+    opened = Store(store)
+    give_waiting(opened)
+    count = opened.pack(out)
     if "://" in out:
         talk(f"{counted(count, 'new span')} → {Store(out).name}")
         return

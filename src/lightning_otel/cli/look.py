@@ -69,7 +69,7 @@ def ls(
     rows, total = find(opened, None if every else limit, since_ns=since, until_ns=until)
     if form is not None or not sys.stdout.isatty():
         keys = listing.TRACE_KEYS if what == "traces" else listing.ROLLOUT_KEYS
-        print_rows(rows, keys, form=form)
+        print_rows(rows, keys, form=form, times=("start_ns", "end_ns"))
     elif rows:
         noun = what[:-1]
         columns = _TRACE_COLUMNS if what == "traces" else _ROLLOUT_COLUMNS

@@ -1,12 +1,14 @@
 """Options and arguments that commands share: forms of data, times, ids, and what completes them."""
 
 import re
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 import click
 from click.shell_completion import CompletionItem
+
+from lightning_otel.errors import ConfigError
+from lightning_otel.instants import instant_ns
 
 if TYPE_CHECKING:
     from lightning_otel.store import Store
@@ -15,16 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Form = Literal["json", "jsonl", "csv"]
 """How data is printed for machines; for people, where none is asked for."""
 
-_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
-_SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _MOST_COMPLETED: Final = 50
 _WORD: Final = re.compile(r"[\w@.:~+/-]+", re.ASCII)
-
-
-def age_seconds(text: str) -> float | None:
-    """The seconds that ``10m``, ``2h`` or ``30d`` says; None if it says none."""
-    found = _AGE.fullmatch(text.strip())
-    return float(found[1]) * _SECONDS[found[2]] if found else None
 
 
 def rows_options(function: F) -> F:
@@ -39,33 +33,16 @@ def rows_options(function: F) -> F:
 
 
 class When(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
-    """A point in time as Unix nanoseconds: ``10m`` ago, a date, a date and time, such a number."""
+    """A point in time as Unix nanoseconds, of this machine's zone where it names none."""
 
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The time that a text names."""
-        from lightning_otel.adapter.selection import Selection
-        from lightning_otel.errors import ConfigError
-
-        if isinstance(value, int):
-            return value
-        text = str(value).strip()
-        if (passed_s := age_seconds(text)) is not None:
-            return time.time_ns() - int(passed_s * 1e9)
-        if text.isdecimal() and len(text) > len("20261101"):
-            return int(text)
         try:
-            found = Selection.of({"since": text}).since_ns
-        except ConfigError:
-            found = None
-        if found is None:
-            self.fail(
-                f"{text!r} is no time; write 10m, 2h or 7d for so long ago, 2026-11-01, "
-                "2026-11-01T12:00:00Z, or Unix nanoseconds",
-                param, ctx,
-            )  # fmt: skip
-        return found
+            return instant_ns(value)
+        except ConfigError as exc:
+            self.fail(str(exc), param, ctx)
 
 
 class Id(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none

@@ -8,13 +8,15 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size, which
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from lightning_otel.instants import utc_text
 
 if TYPE_CHECKING:
     from lightning_otel.cli.options import Form
@@ -125,6 +127,7 @@ def print_rows(
     columns: Sequence[str],
     *,
     form: "Form | None" = None,
+    times: Collection[str] = (),
 ) -> None:
     """Rows on stdout: a table on a terminal, tab-separated lines in a pipe, or as asked for.
 
@@ -132,16 +135,20 @@ def print_rows(
         rows: Values by column.
         columns: Which to print, in order.
         form: ``json`` is one array, ``jsonl`` one object a line, ``csv`` begins with the names.
+        times: Columns of Unix nanoseconds, named ``…_ns``: these numbers in JSON, and elsewhere ISO
+            8601 in UTC under the name without its unit.
     """
-    if form == "csv":
-        _print_csv(rows, columns)
-    elif form is not None:
+    if form in ("json", "jsonl"):
         found = [{name: row.get(name) for name in columns} for row in rows]
         if form == "json":
             print_json(found)
             return
         for item in found:
             click.echo(json_text(item))
+        return
+    rows, columns = _timed(rows, columns, times)
+    if form == "csv":
+        _print_csv(rows, columns)
     elif not sys.stdout.isatty():
         click.echo("\t".join(columns))
         for row in rows:
@@ -150,6 +157,27 @@ def print_rows(
         print_table(rows, columns)
     else:
         _print_records(rows, columns)
+
+
+def _timed(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], times: Collection[str]
+) -> tuple[Sequence[Mapping[str, Any]], Sequence[str]]:
+    """Rows and columns whose times a person can read."""
+    if not times:
+        return rows, columns
+    names = {name: name.removesuffix("_ns") if name in times else name for name in columns}
+    found = [
+        {
+            said: row.get(name) if said == name else _moment(row.get(name))
+            for name, said in names.items()
+        }
+        for row in rows
+    ]
+    return found, list(names.values())
+
+
+def _moment(time_ns: int | None) -> str | None:
+    return None if time_ns is None else utc_text(time_ns)
 
 
 def _print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -65,7 +65,7 @@ def plot(
     if form is not None:
         rows = list(_points(found))
         columns = dict.fromkeys(name for row in rows for name in row)
-        print_rows(rows, list(columns) or _COLUMNS, form=form)
+        print_rows(rows, list(columns) or _COLUMNS, form=form, times=("start_ns",))
         return
     if output is not None:
         points = sum(len(series.points) for chart in found for series in chart.series)

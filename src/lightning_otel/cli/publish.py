@@ -3,6 +3,7 @@
 import click
 
 from lightning_otel.cli.output import counted, store_option, suggest, talk
+from lightning_otel.cli.waiting import give_waiting
 
 
 @click.command()
@@ -23,6 +24,7 @@ def publish(lake: str | None, is_rest_included: bool, store: str | None) -> None
 
     opened = Store(store)
     to = Store(lake) if lake is not None else opened
+    give_waiting(opened.local)
     done = opened.local.publish(to, is_rest_included=is_rest_included)
     talk(f"{counted(done.spans, 'span')} in {counted(done.files, 'file')} → {to.name}")
     if done.waiting:

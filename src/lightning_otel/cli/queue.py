@@ -1,6 +1,7 @@
 """``queue``: what waits, runs and is over; pause, resume, cancel."""
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -77,10 +78,12 @@ def list_rollouts(
 ) -> None:
     """List rollouts, the newest first."""
     found = _opened(store).rollouts(status, mode)[::-1]
-    columns: tuple[str, ...] = _COLUMNS
-    if form is not None:
-        columns = (*(name for name in columns if name != "age"), "task", "group_id", "created_ns")
-    print_rows([_row(rollout) for rollout in found[:limit]], columns, form=form)
+    columns: Sequence[str] = _COLUMNS
+    if form is not None or not sys.stdout.isatty():
+        columns = [name if name != "age" else "created_ns" for name in _COLUMNS]
+        columns += ["task", "group_id"] if form is not None else []
+    rows = [_row(rollout) for rollout in found[:limit]]
+    print_rows(rows, columns, form=form, times=("created_ns",))
     if len(found) > limit:
         talk(f"{len(found) - limit} more; --limit {len(found)} lists all")
 

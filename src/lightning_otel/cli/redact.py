@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -35,7 +34,10 @@ _REASONS: Final = {
     "whole": "were all that was said",
     "tokens": "spelt a text that changed: token ids and logprobs",
 }
-_COLUMNS: Final = ("redaction_id", "began", "user", "reason", "rules", "spans", "rollouts", "state")
+_COLUMNS: Final = (
+    "redaction_id", "began_ns", "user", "reason", "rules", "spans", "rollouts", "state",
+)  # fmt: skip
+_TIMES: Final = ("began_ns", "ended_ns")
 _UNDONE: Final = 1
 
 
@@ -131,8 +133,8 @@ def _lines(done: "Redacted", *, is_dry_run: bool) -> Iterator[str]:
         )
     if done.open_spans:
         yield (
-            f"not yet    {counted(done.open_spans, 'span')} in segments that a process still "
-            "writes to; do it again when it has ended"
+            f"not yet    {counted(done.open_spans, 'span')} that a living process holds open; do "
+            "it again when it has written on, or ended"
         )
     if done.left:
         yield f"left       {counted(done.left, 'file')}: too wide for the memory allowed"
@@ -160,21 +162,19 @@ def _list(opened: "Store", form: Form | None) -> None:
     found = redactions(opened.layout)
     if form is not None:
         names = list(dict.fromkeys(name for each in found for name in each))
-        print_rows(found, names, form=form)
+        print_rows(found, names, form=form, times=_TIMES)
     elif found:
-        print_rows([_row(each) for each in found], _COLUMNS)
+        print_rows([_row(each) for each in found], _COLUMNS, times=_TIMES)
     if not found:
         talk("nothing was redacted here")
 
 
 def _row(each: dict[str, Any]) -> dict[str, Any]:
-    began = datetime.fromtimestamp(each["began_ns"] / 1e9, UTC)
     rules = [f"{each['patterns']} × pattern"] if each["patterns"] else []
     rules += [f"key {key}" for key in each["keys"]]
     rules += ["secrets"] if each["secrets"] else []
     return {
         **each,
-        "began": f"{began:%Y-%m-%dT%H:%M:%SZ}",
         "rules": ", ".join(rules) or "all that was said",
         "state": "done" if "ended_ns" in each else "broken off: do it again",
     }

@@ -75,13 +75,11 @@ def list_resources(form: Form | None, store: str | None) -> None:
             {
                 "name": name, "kind": newest.kind, "newest": newest.version,
                 "live": aliases.get("live"), "canary": aliases.get("canary"), "share": share,
-                "withdrawn": taken[-1] if taken else None, "age": age(newest.created_ns),
+                "withdrawn": taken[-1] if taken else None, **_when(newest),
             }
         )  # fmt: skip
-    print_rows(
-        rows, ("name", "kind", "newest", "live", "canary", "share", "withdrawn", "age"),
-        form=form,
-    )  # fmt: skip
+    columns = ("name", "kind", "newest", "live", "canary", "share", "withdrawn", _when_column(form))
+    print_rows(rows, columns, form=form, times=("created_ns",))
     if not rows:
         talk("no resource was published yet")
         suggest("resources publish system_prompt 'Be brief.'", store)
@@ -101,7 +99,7 @@ def show(target: str, form: Form | None, store: str | None) -> None:
         if form == "json":
             print_json(_told(found))
         elif form is not None:
-            print_rows([_told(found)], list(_told(found)), form=form)
+            print_rows([_told(found)], list(_told(found)), form=form, times=("created_ns",))
         else:
             _print_body(found)
         return
@@ -110,19 +108,35 @@ def show(target: str, form: Form | None, store: str | None) -> None:
     rows = [
         {
             **_told(each), "alias": names.get(each.version),
-            "withdrawn": taken.get(each.version), "age": age(each.created_ns),
+            "withdrawn": taken.get(each.version), **_when(each),
         }
         for each in opened.versions(target)
     ]  # fmt: skip
-    is_table = sys.stdout.isatty() and form is None
-    columns = ("version", "alias", "kind", "parent", "run_id", "metrics", "withdrawn", "age")
-    bodies = () if is_table else ("body",)
-    print_rows(rows, (*columns, *bodies), form=form)
+    columns = (
+        "version", "alias", "kind", "parent", "run_id", "metrics", "withdrawn", _when_column(form),
+    )  # fmt: skip
+    bodies = () if _is_table(form) else ("body",)
+    print_rows(rows, (*columns, *bodies), form=form, times=("created_ns",))
+
+
+def _is_table(form: Form | None) -> bool:
+    return form is None and sys.stdout.isatty()
+
+
+def _when(resource: "Resource") -> dict[str, Any]:
+    """When a version was published: a person reads how long ago, a program the time."""
+    return {"created_ns": resource.created_ns, "age": age(resource.created_ns)}
+
+
+def _when_column(form: Form | None) -> str:
+    return "age" if _is_table(form) else "created_ns"
 
 
 def _told(resource: "Resource") -> dict[str, Any]:
-    fields = ("name", "version", "kind", "body", "sha256", "parent", "run_id", "metrics")
-    return {**{field: getattr(resource, field) for field in fields}, "at_ns": resource.created_ns}
+    fields = (
+        "name", "version", "kind", "body", "sha256", "parent", "run_id", "metrics", "created_ns",
+    )  # fmt: skip
+    return {field: getattr(resource, field) for field in fields}
 
 
 def _print_body(resource: "Resource") -> None:

@@ -31,6 +31,7 @@ _COLUMNS: Final = (
     "agent", "branch", "step", "observation", "action", "reward", "done", "capture", "tokens",
 )  # fmt: skip
 _TEXTS: Final = ("agent", "branch", "observation", "action")
+_TIMES: Final = ("start_ns", "end_ns")
 _MANY: Final = 200
 """Lines that a terminal gets unless all are asked for."""
 
@@ -69,7 +70,7 @@ def print_nodes(found: Outline, *, is_tree: bool, form: Form) -> None:
         from lightning_otel.cli.spans import sdk_json
 
         rows = [sdk_json(node.span) for node in found.nodes]
-    print_rows(rows, list(rows[0]), form=form)
+    print_rows(rows, list(rows[0]), form=form, times=_TIMES)
 
 
 def print_rows_of(opened: "Store", rollout_id: str, *, form: Form) -> None:
@@ -77,7 +78,7 @@ def print_rows_of(opened: "Store", rollout_id: str, *, form: Form) -> None:
     from lightning_otel.cli.export import parsed
 
     found = [parsed(row) for row in opened.transitions(rollout_id=rollout_id).dicts()]
-    print_rows(found, list(found[0]) if found else [], form=form)
+    print_rows(found, list(found[0]) if found else [], form=form, times=_TIMES)
 
 
 def print_transitions(found: Outline, *, every: bool) -> None:

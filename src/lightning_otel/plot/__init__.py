@@ -19,7 +19,7 @@ from lightning_otel.plot.svg import svg
 if TYPE_CHECKING:
     import os
 
-    from lightning_otel.adapter.selection import Instant
+    from lightning_otel.instants import Instant
     from lightning_otel.store import Store
 
 __all__ = [

@@ -153,14 +153,7 @@ class Resources:
             NotFoundError: There is none.
         """
         with self._reading() as connection:
-            rows = connection.execute(
-                sa.select(tables.VERSIONS)
-                .where(tables.VERSIONS.c.name == name)
-                .order_by(tables.VERSIONS.c.version)
-            ).all()
-        if not rows:
-            raise tables.unknown(name)
-        return [tables.resource_of(row) for row in rows]
+            return tables.versions_of(connection, name)
 
     def names(self) -> list[str]:
         """The names there are versions of."""
@@ -178,12 +171,22 @@ class Resources:
 
     def canary_weight(self, name: str) -> float:
         """The share that is given the canary, 0 to 1; 0 where there is none."""
-        where = (tables.ALIASES.c.name == name) & (tables.ALIASES.c.alias == CANARY)
         with self._reading() as connection:
-            return connection.scalar(sa.select(tables.ALIASES.c.weight).where(where)) or 0.0
+            return tables.canary_weight(connection, name)
+
+    def last_move(self, name: str) -> int:
+        """The number of the change by which an alias of a name moved last; 0 if none did."""
+        with self._reading() as connection:
+            return tables.last_move(connection, name)
 
     def set_alias(
-        self, name: str, alias: str, version: int | None, *, weight: float | None = None
+        self,
+        name: str,
+        alias: str,
+        version: int | None,
+        *,
+        weight: float | None = None,
+        last_move: int | None = None,
     ) -> None:
         """Let an alias mean a version from now on, for every process that asks.
 
@@ -193,13 +196,16 @@ class Resources:
             version: The version; None takes the alias away, from a canary as :meth:`withdraw` does.
             weight: The share that is given the canary, 0 to 1; by default what it was, else a
                 tenth. No other alias has one.
+            last_move: Do so only if no alias of the name moved since :meth:`last_move` gave this.
 
         Raises:
+            ChangedError: One did.
             ConfigError: The alias is no word, or the weight no share.
             NotFoundError: There is no such version.
         """
         bodies.check_alias(alias, weight)
         with self._changing() as connection:
+            tables.check_last_move(connection, name, last_move)
             if version is not None:
                 tables.version_of(connection, name, version)
             elif tables.newest_of(connection, name) is None:
@@ -208,13 +214,19 @@ class Resources:
                 tables.withdraw(connection, name, "", None, self.state.now_ns())
             self._point(connection, name, alias, version, weight)
 
-    def promote(self, name: str) -> Resource:
+    def promote(self, name: str, *, last_move: int | None = None) -> Resource:
         """Make the canary live for all.
 
+        Args:
+            name: The resource.
+            last_move: As :meth:`set_alias` takes it.
+
         Raises:
+            ChangedError: An alias moved since.
             NotFoundError: There is no canary.
         """
         with self._changing() as connection:
+            tables.check_last_move(connection, name, last_move)
             version = tables.aliased(connection, name, CANARY)
             if version is None:
                 raise NotFoundError(
@@ -248,32 +260,23 @@ class Resources:
         with self._reading() as connection:
             return tables.withdrawals(connection, name)
 
-    def rollback(self, name: str) -> Resource:
+    def rollback(self, name: str, *, last_move: int | None = None) -> Resource:
         """Make live what was live before; once more goes back further.
 
+        Args:
+            name: The resource.
+            last_move: As :meth:`set_alias` takes it.
+
         Raises:
+            ChangedError: An alias moved since.
             ConfigError: Nothing was.
             NotFoundError: There is no such resource.
         """
         with self._changing() as connection:
-            if tables.newest_of(connection, name) is None:
-                raise tables.unknown(name)
-            steps = tables.steps_of(connection, name)
-            if tables.aliased(connection, name, LIVE) is not None:
-                taken, *steps = steps
-                undo = (
-                    sa.update(tables.CHANGES)
-                    .where(tables.CHANGES.c.n == taken.n)
-                    .values(is_step=False)
-                )
-                connection.execute(undo)
-            if not steps:
-                raise ConfigError(
-                    f"nothing of {name} was live before; lightning-otel resources alias {name} "
-                    "live none leaves the agent to what it says itself"
-                )
-            self._point(connection, name, LIVE, steps[0].version, None, is_step=False)
-            return tables.version_of(connection, name, steps[0].version)
+            tables.check_last_move(connection, name, last_move)
+            version = tables.take_step_back(connection, name)
+            self._point(connection, name, LIVE, version, None, is_step=False)
+            return tables.version_of(connection, name, version)
 
     def previous(self, name: str) -> int | None:
         """The version that :meth:`rollback` would make live; None if nothing was live before."""

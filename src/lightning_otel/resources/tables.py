@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from lightning_otel.errors import NotFoundError
+from lightning_otel.errors import ChangedError, ConfigError, NotFoundError
 from lightning_otel.state import METADATA
 from lightning_otel.substitution.assigning import CANARY, LIVE, Standing
 from lightning_otel.types import Resource
@@ -96,6 +96,19 @@ def version_of(connection: "Connection", name: str, version: int) -> Resource:
     return resource_of(row)
 
 
+def versions_of(connection: "Connection", name: str) -> list[Resource]:
+    """Every version, the oldest first.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    wanted = sa.select(VERSIONS).where(VERSIONS.c.name == name).order_by(VERSIONS.c.version)
+    found = [resource_of(row) for row in connection.execute(wanted)]
+    if not found:
+        raise unknown(name)
+    return found
+
+
 def newest_of(connection: "Connection", name: str) -> Resource | None:
     """The version that was published last; None if none was."""
     wanted = sa.select(VERSIONS).where(VERSIONS.c.name == name)
@@ -109,11 +122,55 @@ def aliased(connection: "Connection", name: str, alias: str) -> int | None:
     return connection.scalar(sa.select(ALIASES.c.version).where(where))
 
 
+def canary_weight(connection: "Connection", name: str) -> float:
+    """The share that is given the canary, 0 to 1; 0 where there is none."""
+    where = (ALIASES.c.name == name) & (ALIASES.c.alias == CANARY)
+    return connection.scalar(sa.select(ALIASES.c.weight).where(where)) or 0.0
+
+
 def steps_of(connection: "Connection", name: str) -> "list[sa.Row[Any]]":
     """The last two changes of what was live that were not taken back, the later one first."""
     where = (CHANGES.c.name == name) & CHANGES.c.is_step
     wanted = sa.select(CHANGES.c.n, CHANGES.c.version).where(where)
     return list(connection.execute(wanted.order_by(CHANGES.c.n.desc()).limit(2)))
+
+
+def take_step_back(connection: "Connection", name: str) -> int:
+    """Have what was made live last be no step any more; gives the version that was live before.
+
+    Raises:
+        ConfigError: Nothing was.
+        NotFoundError: There is no such resource.
+    """
+    if newest_of(connection, name) is None:
+        raise unknown(name)
+    steps = steps_of(connection, name)
+    if aliased(connection, name, LIVE) is not None:
+        taken, *steps = steps
+        connection.execute(sa.update(CHANGES).where(CHANGES.c.n == taken.n).values(is_step=False))
+    if not steps:
+        raise ConfigError(
+            f"nothing of {name} was live before; lightning-otel resources alias {name} live none "
+            "leaves the agent to what it says itself"
+        )
+    version: int = steps[0].version
+    return version
+
+
+def last_move(connection: "Connection", name: str) -> int:
+    """The number of the change by which an alias of a name moved last; 0 if none did."""
+    where = (CHANGES.c.name == name) & (CHANGES.c.alias != "")
+    return connection.scalar(sa.select(sa.func.max(CHANGES.c.n)).where(where)) or 0
+
+
+def check_last_move(connection: "Connection", name: str, expected: int | None) -> None:
+    """Refuse to go on where an alias moved after what was expected; None expects nothing.
+
+    Raises:
+        ChangedError: One did.
+    """
+    if expected is not None and last_move(connection, name) != expected:
+        raise ChangedError(f"somebody changed {name} meanwhile; look at it again, and then decide")
 
 
 def last_change(connection: "Connection") -> int:

@@ -194,11 +194,20 @@ def settle_waiting(store: Store) -> Settled:
         StateError: The state cannot be read.
         StoreError: The store cannot be read or written.
     """
+    if store.layout is None:
+        return Settled()  # whoever serves it gives it
     state = State.beside(store)
-    if not state.is_made:
+    if not state.is_made or not _is_any_waiting(state):
         return Settled()
-    pending = Pending(state)
-    return pending.settle(store) if pending.waiting().count else Settled()
+    return Pending(state).settle(store)
+
+
+def _is_any_waiting(state: State) -> bool:
+    """Found out without making a table, so that it can be asked where nothing may be written."""
+    with state.read() as connection:
+        if not sa.inspect(connection).has_table(FEEDBACK.name):
+            return False
+        return connection.execute(sa.select(FEEDBACK.c.feedback_id).limit(1)).first() is not None
 
 
 def _feedback_of(row: "sa.Row[tuple[object, ...]]") -> Feedback:

@@ -59,6 +59,8 @@ _LEADING_ON: Final = (
     '<!doctype html><meta charset="utf-8"><title>lightning-otel</title>'
     '<meta http-equiv="refresh" content="0;url={0}"><a href="{0}">lightning-otel</a>'
 )
+_ALONE: Final = {"Cross-Origin-Opener-Policy": "same-origin"}
+"""What opened it can neither look at it nor at where it leads."""
 _FORM_BYTES: Final = 1 << 20
 _ALWAYS: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -185,50 +187,36 @@ class Guard:
         if not self._access.knows(hosts[0]):
             raise RefusalError(421, "this server is not called so; see: serve --allow-host")
         self._check_origin(request)
+        if _is_link(request):
+            return  # it reads nothing: it leads on to where the key is asked for
         self._check_key(request)
         if request.method not in ("GET", "HEAD", "OPTIONS"):
             self._check_content_type(request)
 
     def _entry(self, request: Request) -> Response | None:
-        """Where a link with the key leads: a cookie, and the same page by an address without it."""
-        query = request.scope["query_string"].decode("latin-1")
-        if request.method != "GET" or _KEY not in request.query_params:
+        """Where a link leads: with the key to the same page by an address without it, and a cookie.
+
+        From another site it leads on by a page that holds nothing but the address: after a redirect
+        it would still be that site that asks, and without the cookie.
+        """
+        given = request.query_params.get(_KEY, "")
+        if _is_link(request):
+            page = _LEADING_ON.format(safe(_address(request)))
+            answer: Response = HTMLResponse(page, headers=_ALONE)
+        elif request.method == "GET" and given:
+            answer = RedirectResponse(_address(request), 303)
+        else:
             return None
-        rest = [item for item in parse_qsl(query, keep_blank_values=True) if item[0] != _KEY]
-        # Two slashes at its beginning would name another server.
-        path = "/" + request.scope["raw_path"].decode("latin-1").lstrip("/")
-        address = f"{path}?{urlencode(rest)}" if rest else path
-        answer = (
-            RedirectResponse(address, 303)
-            if _is_own(request)
-            # After a redirect it would still be the other site that asks, and without the cookie.
-            else HTMLResponse(_LEADING_ON.format(safe(address)))
-        )
-        answer.set_cookie(
-            _cookie_name(request),
-            self._access.reading_key,
-            max_age=_COOKIE_S,
-            httponly=True,
-            samesite="strict",
-        )
+        if self._access.opens(given):  # what is open to everybody came here without the key
+            name = _cookie_name(request)
+            answer.set_cookie(name, given, max_age=_COOKIE_S, httponly=True, samesite="strict")
         return answer
 
     def _check_origin(self, request: Request) -> None:
         origin = request.headers.get("origin")
-        if not _is_own(request) and not self._is_link(request):
+        is_known = origin is None or self._access.knows(_authority(origin))
+        if not is_known or not (_is_own(request) or _is_link(request)):
             raise RefusalError(403, "no other site may ask this server")
-        if origin is not None and not self._access.knows(_authority(origin)):
-            raise RefusalError(403, "no other site may ask this server")
-
-    def _is_link(self, request: Request) -> bool:
-        """Whether it is a link with the key, followed from elsewhere: who has it may come in."""
-        mode = request.headers.get("sec-fetch-mode"), request.headers.get("sec-fetch-dest")
-        given = request.query_params.get(_KEY, "")
-        return (
-            request.method == "GET"
-            and mode == ("navigate", "document")
-            and (self._access.opens(given))
-        )
 
     def _check_key(self, request: Request) -> None:
         if request.url.path.startswith(_STATIC) and request.method in ("GET", "HEAD"):
@@ -330,6 +318,25 @@ def busy() -> RefusalError:
 def _is_own(request: Request) -> bool:
     """Whether a page of ours asks, or nobody's: an address that somebody typed."""
     return request.headers.get("sec-fetch-site", "none") in _OWN_SITES
+
+
+def _is_link(request: Request) -> bool:
+    """Whether somebody follows a link from another site to a page, in a window of its own.
+
+    A browser says so, and no script can: neither for a frame nor for what it fetches.
+    """
+    mode = request.headers.get("sec-fetch-mode"), request.headers.get("sec-fetch-dest")
+    is_page = request.method == "GET" and not request.url.path.startswith(_API)
+    return is_page and not _is_own(request) and mode == ("navigate", "document")
+
+
+def _address(request: Request) -> str:
+    """The path and query that were asked for, without the key."""
+    query = request.scope["query_string"].decode("latin-1")
+    rest = [item for item in parse_qsl(query, keep_blank_values=True) if item[0] != _KEY]
+    # Two slashes at its beginning would name another server.
+    path = "/" + request.scope["raw_path"].decode("latin-1").lstrip("/")
+    return f"{path}?{urlencode(rest)}" if rest else path
 
 
 def _keys(request: Request) -> Iterator[str]:

@@ -10,7 +10,6 @@ from lightning_otel.serve.intake import Intake
 from lightning_otel.store import Store
 
 if TYPE_CHECKING:
-    from lightning_otel.serve.api.fresh import Mark
     from lightning_otel.serve.api.rooms import Rooms
 
 log = logging.getLogger(__name__)
@@ -44,26 +43,12 @@ def _settle(store: Store, intake: Intake) -> None:
 
 async def keep_given(store: Store, rooms: "Rooms", intake: Intake) -> None:
     """Give feedback that waits to what it judges, whenever something was written."""
-    mark: Mark | None = None
     wait_s = GIVEN_S
     while True:
         await asyncio.sleep(wait_s)
         began_s = time.monotonic()
         try:
-            mark = await asyncio.to_thread(_give, store, rooms, intake, mark)
+            await asyncio.to_thread(rooms.give_waiting, intake.keep)
         except (LightningOtelError, OSError) as exc:
             log.warning("feedback to %s could not be given: %s", store.name, exc)
         wait_s = min(max(GIVEN_S, 4 * (time.monotonic() - began_s)), _LATEST_S)
-
-
-def _give(store: Store, rooms: "Rooms", intake: Intake, mark: "Mark | None") -> "Mark | None":
-    """Give what waits, unless nothing was written since a mark; gives the one of now."""
-    from lightning_otel.serve.api.fresh import mark_of
-
-    if store.layout is None or not rooms.state.is_made or not rooms.pending.waiting().count:
-        return None
-    # Taken before it is looked for: what comes meanwhile is looked at the next time.
-    found = mark_of(store.layout)
-    if found != mark:
-        rooms.pending.settle(store, intake.keep)
-    return found

@@ -155,6 +155,16 @@ class Appender:
                 self._seal(segment, rotated=False)
             segment.close()
 
+    def rotate(self) -> None:
+        """Go on in a new segment, also with spans open, so that this one can be settled."""
+        with self._lock:
+            full = self.segment
+            if full is None or self._is_writing:
+                return
+            self.flush()
+            if self.segment is full:
+                self._rotate(full)
+
     def forget(self) -> None:
         """Start anew in a forked child: its parent's segment, lock and open spans are not ours."""
         if self.segment is not None:
@@ -212,7 +222,7 @@ class Appender:
                     self.ended_spans -= spans
                     if self.segment is not None:
                         self.segment.take_back()
-            self._rotate_if_full()
+            self._rotate_if_due()
 
     def _waits(self, line: bytes, spans: int) -> bool:
         """Whether the line waits in memory, as the disk was slow just before.
@@ -282,7 +292,7 @@ class Appender:
             refusal = exc
             self._hold(line, spans)
         self._in_flight = _NOTHING
-        self._rotate_if_full()
+        self._rotate_if_due()
         return refusal
 
     def _make_way(self, line: bytes) -> None:
@@ -378,9 +388,10 @@ class Appender:
                 raise
         return segment
 
-    def _rotate_if_full(self) -> None:
-        if self.segment is not None and self.segment.size_bytes >= ROTATE_BYTES:
-            self._rotate(self.segment)
+    def _rotate_if_due(self) -> None:
+        segment = self.segment
+        if segment and (segment.size_bytes >= ROTATE_BYTES or segment.is_asked_to_close):
+            self._rotate(segment)
 
     def _rotate(self, full: Segment) -> None:
         """Go on in a new segment; if there is no room for it and the seal, go on in the old one.

@@ -1,9 +1,9 @@
 """Which engine holds a store, told from how it is named."""
 
-from datetime import UTC, datetime
+from datetime import UTC
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from lightning_otel.errors import ConfigError
+from lightning_otel.instants import instant_ns
 from lightning_otel.store import clickhouse, http
 from lightning_otel.store.ducklake import DuckLakeSource
 from lightning_otel.store.lake import is_lake, lake_address
@@ -42,20 +42,8 @@ def _windowed(url: str) -> tuple[str, Window]:
     """The URL without ``since`` and ``until``, and the time these name."""
     parts = urlsplit(url)
     options = parse_qsl(parts.query, keep_blank_values=True)
-    bounds = {name: _time_ns(name, value) for name, value in options if name in _BOUNDS}
+    # UTC where it names no zone: a URL means the same on every machine.
+    bounds = {name: instant_ns(value, name, zone=UTC) for name, value in options if name in _BOUNDS}
     rest = urlencode([option for option in options if option[0] not in _BOUNDS])
     window = Window(bounds.get("since"), bounds.get("until"))
     return urlunsplit(parts._replace(query=rest)), window
-
-
-def _time_ns(name: str, text: str) -> int:
-    """An ISO date or time, UTC where it names no zone, in Unix nanoseconds."""
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise ConfigError(
-            f"{name}={text!r} is no time; write one such as 2026-11-21T08:00"
-        ) from exc
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=UTC)
-    return int(time.timestamp()) * 10**9 + time.microsecond * 1000

@@ -1,8 +1,8 @@
 """Content taken out of what is stored: files rewritten span by span, the old ones gone for good.
 
 A file with something to mask is written anew, its rows in their order, and the manifest alone has
-the new one count; whatever is cut off leaves each span once, masked or not yet, and the next
-redaction finds what is left. What a process still writes to is not touched, but counted.
+the new one count; whatever is cut off leaves each span once, and the next redaction finds what is
+left. Processes that write on close their segments for it; what others hold open is but counted.
 """
 
 import secrets
@@ -16,6 +16,7 @@ import orjson
 
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.store.closing import close_segments, open_segments
 from lightning_otel.store.compact import there
 from lightning_otel.store.damage import look, reading, remove
 from lightning_otel.store.gist import with_gist
@@ -33,12 +34,7 @@ from lightning_otel.store.parquet import SPILL, described, packing_connection, r
 from lightning_otel.store.quarantine import notes
 from lightning_otel.store.redactions import Redacted, Scope, await_effect, finish, note, user
 from lightning_otel.store.schema import COLUMNS, record_of_span, span_of
-from lightning_otel.store.settle import (
-    exchange,
-    sealed,
-    settle_as_elected,
-    settler_elected,
-)
+from lightning_otel.store.settle import exchange, settle_as_elected, settler_elected
 from lightning_otel.store.source import prepare
 from lightning_otel.store.spans import rows_of
 from lightning_otel.store.sql import quoted
@@ -131,6 +127,7 @@ def redact(
             work.count()
             return work.done
         note(layout, {**work.begun(), "reason": reason, "user": user()})
+        close_segments(layout, work.holds)
         settle_as_elected(layout)
         # A file that was damaged shall not be written anew, with a checksum that says it is whole.
         remove(layout, look(layout, layout.read_manifest(), is_thorough=True))
@@ -183,14 +180,17 @@ class _Work:
                     for _, masked in self._changed(con, file, first, end):
                         self._take(masked, file)
                     self._step(end - first)
-        closed = {path.name for path in sealed(self._layout)}
+        still_open = set(open_segments(self._layout))
         for path in self._layout.unsettled(self._layout.read_manifest()):
             for masked in self._in_segment(path):
-                if path.name in closed:
+                self.done.open_spans += path in still_open
+                if path not in still_open:
                     self._take(masked, None)
-                else:
-                    self.done.open_spans += 1
         self._sum_up()
+
+    def holds(self, segment: Path) -> bool:
+        """Whether a segment holds what the rules name."""
+        return any(True for _ in self._in_segment(segment))
 
     def rewrite(self) -> None:
         """Write anew every file that holds what the rules name."""

@@ -57,7 +57,7 @@ class Redacted:
         rollouts: Rollouts they are of.
         values: How many values went, by reason.
         files: Files written anew.
-        open_spans: Spans that hold such content in segments a process still writes to: they are as
+        open_spans: Spans that hold such content in what a living process holds open: they are as
             they were.
         in_ids: Ids that hold what was to be masked; they stay.
         published: Spans changed that may stand in a lake, as they were.

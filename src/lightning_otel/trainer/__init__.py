@@ -298,8 +298,7 @@ class Trainer:
             )
         if setting.train:
             require_agent(setting)
-        if self.store.layout is not None:
-            settle_waiting(self.store)  # feedback that came before what it judges
+        settle_waiting(self.store)  # feedback that came before what it judges
         goes_on, self._origin = self._origin, None
         session = Session(
             setting,

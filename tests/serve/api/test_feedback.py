@@ -6,14 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.serve.api.conftest import Client
 from tests.serve.serving import JSON, Serving, request_of
 
-from lightning_otel import Store
+from lightning_otel import Store, auto_trace, emit_action
 from lightning_otel import conventions as c
+from lightning_otel.rewarding.giving import Feedback
+from lightning_otel.rewarding.pending import Pending
+from lightning_otel.state import State
 
 
 def test_feedback_is_given_to_what_it_judges(client: Client) -> None:
@@ -153,6 +158,34 @@ def test_feedback_of_another_form_or_site_is_refused(client: Client) -> None:
     assert status() == 415
     assert status(content_type=JSON, Origin="http://evil.example") == 403
     assert status(content_type=JSON, Host="evil.example") == 421
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["/v1/transitions", "/v1/transitions?limit=5", "/transitions/download?format=triplets"],
+)
+def test_feedback_is_given_before_transitions_are_handed_out(
+    store: Store, served: Callable[..., str], address: str
+) -> None:
+    """By no upkeep, which this server has none of: whoever asks gets the reward, once."""
+    key = "k" * 32
+    url = served(store, "", key=key)
+    kept = Feedback("rollout", "r1", 0.5, time.time_ns(), {}, "f1")
+    assert Pending(State.beside(store)).give(store, kept) is None
+    with auto_trace(store=store, rollout_id="r1"):
+        emit_action("say", "hi")
+
+    rows = [_asked(f"{url}{address}", key) for _ in range(2)]
+
+    assert [[json.loads(row)["reward"] for row in each] for each in rows] == [[0.5], [0.5]]
+    assert len(store.sql("SELECT * FROM rewards").rows()) == 1
+
+
+def _asked(url: str, key: str) -> list[bytes]:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found: bytes = answer.read()
+    return found.splitlines()
 
 
 def test_feedback_survives_the_server(tmp_path: Path) -> None:

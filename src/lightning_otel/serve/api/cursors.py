@@ -2,18 +2,15 @@
 
 import base64
 import binascii
-import re
-import time
+from datetime import UTC
 from typing import Final
 
 import orjson
 
-from lightning_otel.adapter.selection import Selection
 from lightning_otel.errors import ConfigError
+from lightning_otel.instants import FORMS, instant_ns
 from lightning_otel.serve.answers import RefusalError
 
-_AGO: Final = re.compile(r"(\d{1,6})\s*(s|m|h|d)")
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
 
@@ -47,25 +44,14 @@ def place_of(cursor: str | None, ids: int) -> tuple[int, tuple[str, ...]] | None
 
 
 def instant_of(given: str | None, name: str) -> int | None:
-    """A time in Unix nanoseconds: that number, ``10m`` ago, or ISO 8601 (UTC if it names no zone).
+    """A time in Unix nanoseconds, UTC where it names no zone; None where none is given.
 
     Raises:
-        RefusalError: It is none of these.
+        RefusalError: It is no time.
     """
     if given is None:
         return None
-    if re.fullmatch(r"-?\d{1,19}", given) and int(given) in _INT64:
-        return int(given)
-    if (ago := _AGO.fullmatch(given)) is not None:
-        return time.time_ns() - int(ago[1]) * _UNITS[ago[2]] * 1_000_000_000
-    # A plus in a query that was not quoted is a space.
-    text = given.replace(" ", "+") if re.search(r"T.* \d\d:\d\d$", given) else given
-    zoned = (
-        text if re.search(r"T.*(Z|[+-]\d\d:?\d\d)$", text) else f"{text}Z" if "T" in text else text
-    )
     try:
-        return Selection.of({"since": zoned}).since_ns
+        return instant_ns(given, zone=UTC)
     except ConfigError as exc:
-        raise RefusalError(
-            400, f"{name} is a time; write 10m, 2h, 3d, 2026-11-22T08:00Z or Unix nanoseconds"
-        ) from exc
+        raise RefusalError(400, f"{name} is no time; {FORMS}") from exc

@@ -36,7 +36,7 @@ class RolloutsQuery(Asked):
     """One that took part, by its whole name."""
     rewarded: bool | None = None
     since: str | None = None
-    """Began then or later: `10m`, ISO 8601, or Unix nanoseconds."""
+    """Began then or later: `10m`, ISO 8601 (UTC if it names no zone), or Unix nanoseconds."""
     until: str | None = None
     limit: Annotated[int, Field(ge=1, le=1_000)] = 100
     cursor: Annotated[str, Field(max_length=4_096)] | None = None

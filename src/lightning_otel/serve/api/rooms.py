@@ -1,12 +1,15 @@
 """What the API works with beside the store: made when it is first asked for, and once."""
 
+import threading
 from functools import cached_property
 
 from lightning_otel.queue import Queue
 from lightning_otel.resources import Resources
+from lightning_otel.rewarding.giving import Keep
 from lightning_otel.rewarding.pending import Pending
 from lightning_otel.runs import Runs
 from lightning_otel.runs.requests import Requests
+from lightning_otel.serve.api.fresh import Mark, mark_of
 from lightning_otel.state import State
 from lightning_otel.store import Store
 
@@ -21,6 +24,29 @@ class Rooms:
     def __init__(self, store: Store) -> None:
         """Name the store; nothing is opened yet."""
         self._store = store
+        self._mark: Mark | None = None
+        # Guards that whoever finds the mark as it is finds given what could be given by then.
+        self._lock = threading.Lock()
+
+    def give_waiting(self, keep: Keep) -> None:
+        """Give feedback that waits to what it judges, unless nothing was written since the last.
+
+        Args:
+            keep: Keeps the rewards.
+
+        Raises:
+            StateError: The state cannot be read or changed.
+            StoreError: The store cannot be read or written.
+        """
+        layout = self._store.layout
+        if layout is None or not self.state.is_made or not self.pending.waiting().count:
+            return
+        with self._lock:
+            # Taken before it is looked for: what comes meanwhile is looked at the next time.
+            found = mark_of(layout)
+            if found != self._mark:
+                self.pending.settle(self._store, keep)
+                self._mark = found
 
     @cached_property
     def state(self) -> State:

@@ -68,7 +68,7 @@ class TransitionsQuery(Asked):
     rollout_id: list[str] = Field(default_factory=list, max_length=1_000)
     """Only these rollouts, by their whole ids."""
     since: str | None = None
-    """Rollouts that began then or later: `10m`, ISO 8601, or Unix nanoseconds."""
+    """Rollouts that began then or later: `10m`, ISO 8601 (UTC if it names no zone), or Unix ns."""
     until: str | None = None
     """Rollouts that began before then."""
     mode: str | None = None
@@ -110,13 +110,15 @@ async def transitions(request: Request) -> Response:
     keywords = _keywords(asked)
     if kind == PARQUET and asked.limit is None:
         asked = asked.model_copy(update={"limit": _PART_STEPS})
+    state = request.app.state
+    await run(request, lambda store: state.rooms.give_waiting(state.intake.keep))
     page: _Page | None = None
     if asked.limit is not None or asked.cursor is not None:
         place = place_of(asked.cursor, 1)
         limit = asked.limit or _MOST_STEPS
         page = await run(request, lambda store: _page(store, keywords, place, limit))
     headers = _headers(request, page)
-    store: Store = request.app.state.store
+    store: Store = state.store
     # Checked before anything is said; nothing is read yet.
     await run(request, lambda store: store.transitions(**_with(keywords, [])))
     if kind == ARROW:
@@ -125,7 +127,7 @@ async def transitions(request: Request) -> Response:
         made = _parquet(store, keywords, page)
     else:
         made = _lines(store, keywords, page, is_reported=asked.report == "1")
-    answer: Response = await request.app.state.streams.answer(made, kind, headers)
+    answer: Response = await state.streams.answer(made, kind, headers)
     return answer
 
 

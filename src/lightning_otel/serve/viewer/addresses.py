@@ -13,5 +13,17 @@ def path_of(noun: str, *parts: object) -> str:
     return "/" + "/".join([noun, *(_quoted(each) for each in parts)])
 
 
+def resource_page(name: str, page: str) -> str:
+    """The path of a page about a resource, such as ``/resources/planner/prompt@diff``.
+
+    A name may be ``planner/diff``, but none holds an ``@``: what follows one is never its part.
+
+    Args:
+        name: The resource.
+        page: Which page: ``diff``, ``uses`` or ``change``.
+    """
+    return f"{path_of('resources', name)}@{page}"
+
+
 def _quoted(part: object) -> str:
     return quote(str(part).encode("utf-8", "replace"), safe="")

@@ -165,6 +165,8 @@ class Downloads:
 
 
 def _begin(request: Request, name: str, kind: str, rest: "_Rest", store: Store) -> None:
+    state = request.app.state
+    state.rooms.give_waiting(state.intake.keep)
     asked = chosen(request.query_params, store)
     options = options_of(formats.get(name), request.query_params)
     rest.begin(_MADE_BY[kind](store, asked, name, options))
@@ -206,6 +208,8 @@ async def export(request: Request) -> Response:
     name = _format(request)
 
     def work(store: Store) -> Mapping[str, object]:
+        state = request.app.state
+        state.rooms.give_waiting(state.intake.keep)
         options = options_of(formats.get(name), request.query_params)
         return preview(store, chosen(request.query_params, store), name, options)
 

@@ -6,10 +6,9 @@ read and change.
 
 import asyncio
 import re
-import time as clock
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import partial
 from typing import Final, TypeVar, overload
 from urllib.parse import urlencode
@@ -19,6 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from lightning_otel import errors
 from lightning_otel.errors import LightningOtelError
+from lightning_otel.instants import FORMS, instant_ns
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.guard import busy
 from lightning_otel.serve.viewer.templating import render
@@ -32,8 +32,6 @@ LONG_AT_ONCE: Final = 2
 """Of those that look at the whole store, which may need gigabytes where there are millions."""
 _MOST_WAITING: Final = 32
 _TEXT: Final = 2000
-_RELATIVE: Final = re.compile(r"(\d{1,6})\s*(s|m|h|d)")
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -48,6 +46,7 @@ _STATUSES: Final[tuple[tuple[type[LightningOtelError], int], ...]] = (
     (errors.StoreMissingError, 404),
     (errors.TooLargeError, 413),
     (errors.StoreError, 503),
+    (errors.ChangedError, 409),
     (errors.StateError, 503),
 )
 _TITLES: Final = {
@@ -56,6 +55,7 @@ _TITLES: Final = {
     403: "Not from here",
     404: "Not found",
     405: "Not in this way",
+    409: "It changed meanwhile",
     413: "Too large",
     415: "Not in this form",
     500: "This page failed",
@@ -227,21 +227,13 @@ def text(request: Request, name: str, default: str = "") -> str:
 
 
 def time(request: Request, name: str) -> int | None:
-    """A time of the query in Unix nanoseconds: ``10m`` ago, or a date; None if it is not given.
+    """A time of the query in Unix nanoseconds, UTC where it names no zone; None if not given.
 
     Raises:
-        RefusalError: It is neither.
+        RefusalError: It is no time.
     """
     given = text(request, name)
-    if not given:
-        return None
-    relative = _RELATIVE.fullmatch(given)
-    if relative is not None:
-        ago_s = int(relative[1]) * _UNITS[relative[2]]
-        return clock.time_ns() - ago_s * 1_000_000_000
     try:
-        found = datetime.fromisoformat(given)
-        found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-        return int(found.timestamp()) * 1_000_000_000 + found.microsecond * 1000
-    except (ValueError, OverflowError, OSError) as exc:
-        raise RefusalError(400, f"{name} is a time; write 10m, 2h, 3d or 2026-11-22T08:00") from exc
+        return instant_ns(given, zone=UTC) if given else None
+    except LightningOtelError as exc:
+        raise RefusalError(400, f"{name} is no time; {FORMS}") from exc

@@ -8,7 +8,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.guard import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.addresses import path_of
@@ -59,13 +58,14 @@ class Effect(NamedTuple):
         before: What each alias that it moves means now; None for nothing.
         after: What it will mean.
         told: The same in words, a sentence each.
-        state: What must still be so when it is done: all aliases, as text.
+        last_move: The last move of an alias that it was found out after: none may have come since
+            when it is done.
     """
 
     before: Mapping[str, int | None]
     after: Mapping[str, int | None]
     told: tuple[str, ...]
-    state: str
+    last_move: int
 
 
 def effect(opened: "Resources", name: str, change: Change) -> Effect:
@@ -76,6 +76,7 @@ def effect(opened: "Resources", name: str, change: Change) -> Effect:
         NotFoundError: There is no such resource or version, or no canary.
     """
     opened.get(name, opened.versions(name)[-1].version)
+    last_move = opened.last_move(name)  # first: what moves from now on is refused, not overlooked
     aliases = opened.aliases(name)
     share = opened.canary_weight(name)
     after: dict[str, int | None] = {}
@@ -101,35 +102,30 @@ def effect(opened: "Resources", name: str, change: Change) -> Effect:
         _told(name, alias, before[alias], after[alias], weight, is_shared=canary is not None)
         for alias in after
     )
-    return Effect(before, after, told, _state(aliases, share))
+    return Effect(before, after, told, last_move)
 
 
-def change_it(opened: "Resources", name: str, change: Change, state: str) -> None:
-    """Do it, if what it was decided on still holds.
+def change_it(opened: "Resources", name: str, change: Change, last_move: int) -> None:
+    """Do it, if what it was decided on still holds: in one transaction, so that of two one does.
 
     Args:
         opened: Where.
         name: The resource.
         change: What.
-        state: As :class:`Effect` has it.
+        last_move: As :class:`Effect` has it.
 
     Raises:
-        RefusalError: Somebody changed it meanwhile.
+        ChangedError: Somebody changed it meanwhile.
         ConfigError: It cannot be done.
         NotFoundError: There is no such resource or version, or no canary.
     """
-    if state != _state(opened.aliases(name), opened.canary_weight(name)):
-        raise RefusalError(
-            409, f"somebody changed {name} meanwhile; look at it again, and then decide"
-        )
     if change.act == "promote":
-        opened.promote(name)
+        opened.promote(name, last_move=last_move)
     elif change.act == "rollback":
-        opened.rollback(name)
+        opened.rollback(name, last_move=last_move)
     else:
-        opened.set_alias(
-            name, _alias(change), _number(opened, name, change), weight=_weight(change)
-        )
+        version = _number(opened, name, change)
+        opened.set_alias(name, _alias(change), version, weight=_weight(change), last_move=last_move)
 
 
 def _alias(change: Change) -> str:
@@ -182,9 +178,10 @@ def _told(
     return f"{alias} means {name}@{after} {was}; nobody is given it unasked."
 
 
-def _state(aliases: Mapping[str, int], share: float) -> str:
-    said = [f"{alias}={version}" for alias, version in sorted(aliases.items())]
-    return " ".join([*said, f"share={share:g}"])
+def _last_move(given: Mapping[str, str]) -> int:
+    """Which move the page was made after; one that never was where the form does not say."""
+    text = given.get("last_move", "")
+    return int(text) if text.isdecimal() and len(text) < 19 else -1
 
 
 def _opened(store: Store, name: str) -> "Resources":
@@ -211,13 +208,13 @@ async def do(request: Request) -> Response:
     given = await form(request)
 
     def work(store: Store) -> None:
-        change_it(_opened(store, name), name, Change.of(given), given.get("state", ""))
+        change_it(_opened(store, name), name, Change.of(given), _last_move(given))
 
     await page.run(request, work)
     return page.see(path_of("resources", name))
 
 
 ROUTES: Final[list[Route]] = [
-    Route("/resources/{name:path}/change", ask, methods=["GET"]),
-    Route("/resources/{name:path}/change", do, methods=["POST"]),
+    Route("/resources/{name:path}@change", ask, methods=["GET"]),
+    Route("/resources/{name:path}@change", do, methods=["POST"]),
 ]

@@ -357,7 +357,7 @@ async def diff(request: Request) -> Response:
 
 ROUTES: Final[list[Route]] = [
     Route("/resources", resources, methods=["GET"]),
-    Route("/resources/{name:path}/uses", using, methods=["GET"]),
-    Route("/resources/{name:path}/diff", diff, methods=["GET"]),
+    Route("/resources/{name:path}@uses", using, methods=["GET"]),
+    Route("/resources/{name:path}@diff", diff, methods=["GET"]),
     Route("/resources/{name:path}", resource, methods=["GET"]),
 ]

@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from functools import cache
 from typing import Any, Final, cast, get_args
 
@@ -11,6 +12,7 @@ from lightning_otel import formats
 from lightning_otel.adapter.selection import Selection, Wanted
 from lightning_otel.errors import ConfigError
 from lightning_otel.formats.format import Format
+from lightning_otel.instants import instant_ns, utc_text
 from lightning_otel.store import Store
 from lightning_otel.types import CaptureLevel, Credit, Estimator
 
@@ -30,6 +32,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 FIELDS: Final = (*SHARED, "rollout", "gamma", *CHOICES)
 _MOST: Final = 2000
 _NUMBERS: Final = ("min_reward", "max_reward", "gamma")
+_TIMES: Final = ("since", "until")
 _ADAPTING: Final = ("credit", "gamma", "include_incomplete", "received")
 
 
@@ -96,7 +99,9 @@ def chosen(query: Mapping[str, str], store: Store) -> Chosen:
     # Said here, and not in the middle of an answer.
     wanted = {name: value for name, value in keywords.items() if name not in adapting}
     Selection.of(cast(Wanted, wanted))
-    return Chosen(values, keywords, tuple(_options(values)))
+    # At a shell a time without a zone is that of the machine, and in an address it is not.
+    written = values | {name: utc_text(keywords[name]) for name in _TIMES if name in keywords}
+    return Chosen(values, keywords, tuple(_options(written)))
 
 
 def _keywords(values: Mapping[str, str]) -> dict[str, Any]:
@@ -115,9 +120,9 @@ def _keywords(values: Mapping[str, str]) -> dict[str, Any]:
         found["received"] = False
     if values["incomplete"]:
         found["include_incomplete"] = True
-    for name in ("since", "until"):
-        if name in found and found[name].isdecimal():
-            found[name] = int(found[name])  # Unix nanoseconds
+    for name in _TIMES:
+        if name in found:
+            found[name] = instant_ns(found[name], name, zone=UTC)
     return found
 
 

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 
 from lightning_otel.markup import visible
-from lightning_otel.serve.viewer.addresses import path_of
+from lightning_otel.serve.viewer.addresses import path_of, resource_page
 from lightning_otel.serve.viewer.static import address
 
 THEME_COOKIE: Final = "lightning_otel_theme"
@@ -125,6 +125,7 @@ def _environment() -> Environment:
         "themes": THEMES,
         "count": count,
         "path_of": path_of,
+        "resource_page": resource_page,
         "program_version": version("lightning-otel"),
     }
     return found
