@@ -99,10 +99,9 @@ def _rows(request: Request, store: Store, trace: Trace, first: int) -> Mapping[s
     given = request.query_params
     closed = given.get("closed", "").split(",")[:MOST_CLOSED]
     found = fold(trace.rows, closed, others=bool(given.get("others")))
-    at = next(
-        (n for n, each in enumerate(found.shown) if each.row.span_id == given.get("span")), first
-    )
-    wanted = {0, min(at, max(0, len(found.shown) - 1)) // CHUNK}
+    near = {given.get("span"), given.get("near")}
+    places = [at for at, each in enumerate(found.shown) if each.row.span_id in near]
+    wanted = {at // CHUNK for at in (0, *(places or [min(first, len(found.shown) - 1)]))}
     chunks = [
         (at, found.shown[at : at + CHUNK] if at // CHUNK in wanted else [])
         for at in range(0, len(found.shown), CHUNK)
