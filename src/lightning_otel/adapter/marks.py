@@ -50,7 +50,7 @@ def read(tree: Tree, marked: Sequence[int]) -> Marks:
             continue
         observation = _messages(tree, seen.pop(agent, []))
         actions[position] = Call(
-            span, agent, observation, (_message(span),), inexact=exactness.MARKED
+            span, agent, observation, (message_of(span),), inexact=exactness.MARKED
         )
         latest[agent] = position
     idle = []
@@ -64,10 +64,10 @@ def read(tree: Tree, marked: Sequence[int]) -> Marks:
 
 
 def _messages(tree: Tree, positions: Sequence[int]) -> tuple[Message, ...]:
-    return tuple(_message(tree.spans[position]) for position in positions)
+    return tuple(message_of(tree.spans[position]) for position in positions)
 
 
-def _message(span: Span) -> Message:
+def message_of(span: Span) -> Message:
     """What a mark holds: the agent speaks in actions, the world in observations."""
     value = span.attributes.get(c.OBJECT_JSON, span.attributes.get(c.OBJECT_LITERAL, ""))
     role = "assistant" if span.name == c.SPAN_ACTION else "user"

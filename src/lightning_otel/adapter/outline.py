@@ -65,7 +65,7 @@ class Outline(NamedTuple):
         attempts = len({each.attempt_id for each in self.trajectories})
         agents = len({each.agent for each in self.trajectories})
         return [
-            "" if node.step is None else _label(node.step, node.branch, attempts, agents)
+            "" if node.step is None else label_of(node.step, node.branch, attempts, agents)
             for node in self.nodes
         ]
 
@@ -214,7 +214,15 @@ def _placed(trees: Sequence[Tree]) -> list[_Placed]:
     return found
 
 
-def _label(step: Transition, branch: int, attempts: int, agents: int) -> str:
+def label_of(step: Transition, branch: int, attempts: int, agents: int) -> str:
+    """A short name of a step, as far as it must be told apart.
+
+    Args:
+        step: The step.
+        branch: The first branch that it lies on.
+        attempts: How many attempts there are steps of.
+        agents: How many agents.
+    """
     words = [f"attempt {step.attempt_id}"] if attempts > 1 else []
     words += [step.agent or "nobody"] if agents > 1 else []
     words.append(f"#{step.step}")

@@ -1,12 +1,12 @@
 """The spans of one trace as narrow rows, and the rewards that were given to it elsewhere."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.store.damage import answered
 from lightning_otel.store.near import GIVEN, Near
-from lightning_otel.store.schema import NARROW_COLUMNS, span_of
+from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, span_of
 from lightning_otel.store.source import Selection, SpanSource
 from lightning_otel.store.spans import SAME_SPAN_NS
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
@@ -26,6 +26,11 @@ FACTS: Final = {
     "abandoned": c.ABANDONED,
 }
 """Attributes that a row tells, by what it calls them; read out of the JSON where it lies."""
+SPAN_COLUMNS: Final = (
+    "trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", "end_ns", "status",
+    "status_message", "scope", "process", "sequence", "end_sequence", "attributes",
+)  # fmt: skip
+"""What a span is made of without what was said in it, what happened in it, and its process."""
 _SHORT: Final = 200
 _PLUMBING: Final = "|".join(key.replace(".", r"\.") for key in c.PLUMBING_KEYS)
 _COLUMNS: Final = f"""trace_id, span_id, parent_span_id, left(name, {_SHORT}) AS name, start_ns,
@@ -114,8 +119,15 @@ def size_of(source: SpanSource, trace_id: str) -> Size:
     return answered(con, source.layout, ask)
 
 
-def spans_around(source: SpanSource, trace_id: str) -> list[Span]:
+def spans_around(
+    source: SpanSource, trace_id: str, columns: Collection[str] = tuple(COLUMNS)
+) -> list[Span]:
     """The spans of the rollouts that a trace is part of, with the rewards given to them elsewhere.
+
+    Args:
+        source: Where they are.
+        trace_id: The trace's whole id.
+        columns: What is read of each, ``SPAN_COLUMNS`` at least.
 
     Raises:
         StoreError: The store cannot be read.
@@ -134,7 +146,7 @@ def spans_around(source: SpanSource, trace_id: str) -> list[Span]:
 
     traces = dict.fromkeys([trace_id, *answered(con, source.layout, ask)])
     traces |= dict.fromkeys(trace for trace, _ in names)
-    selection = Selection(trace_ids=list(traces), is_ordered=True)
+    selection = Selection(trace_ids=list(traces), is_ordered=True, columns=columns)
     spans = map(span_of, source.fetch(selection).dicts())
     return [
         span

@@ -35,7 +35,9 @@ class Links:
 
     def rows(self, first: int) -> str:
         """The part with the rows from a position on."""
-        return f"{self.path}/rows?{urlencode({**self._state, 'first': first})}"
+        # Which row is selected by then, the page knows.
+        state = {name: text for name, text in self._state.items() if name != "span"}
+        return f"{self.path}/rows?{urlencode({**state, 'first': first})}"
 
     def span(self, span_id: str, below: str = "", /, **query: object) -> str:
         """The page of one span, or a part of it."""

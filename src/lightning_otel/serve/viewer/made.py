@@ -4,15 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import readers
 from lightning_otel.adapter.exactness import notes_of
-from lightning_otel.adapter.outline import Node, Outline, outline
+from lightning_otel.adapter.outline import Outline, outline
 from lightning_otel.serve.viewer.said import Part, part_of, value_part
+from lightning_otel.serve.viewer.span import read_spans
 from lightning_otel.serve.viewer.tree import Row, Trace
 from lightning_otel.store import Store
 from lightning_otel.store.batches import incomplete
-from lightning_otel.store.schema import span_of
-from lightning_otel.store.source import Selection
 from lightning_otel.store.trace_rows import Size, size_of, spans_around
 from lightning_otel.types import Span, Transition
 
@@ -27,13 +25,20 @@ class Credit(NamedTuple):
     """A reward, and where it went.
 
     Attributes:
+        trace_id: Of its span; it may have been given in another trace.
         targets: Label and span id of each step it was given to.
+        by: What it was given by; empty if it was not.
+        left_out: Why it was not; empty if it was.
     """
 
-    node: Node
+    trace_id: str
+    span_id: str
     name: str
     value: object
+    given_ns: int
     targets: list[tuple[str, str]]
+    by: str
+    left_out: str
 
 
 class Step(NamedTuple):
@@ -88,10 +93,19 @@ def credits(found: Outline) -> list[Credit]:
     told = []
     for node in found.nodes:
         if node.kind == "reward":
-            attributes = node.span.attributes
-            targets = [(labels[at], found.nodes[at].span.span_id) for at in node.credited]
-            name = attributes.get(c.REWARD_NAME) or c.PRIMARY_REWARD
-            told.append(Credit(node, str(name), attributes.get(c.REWARD_VALUE), targets))
+            span, get = node.span, node.span.attributes.get
+            told.append(
+                Credit(
+                    trace_id=span.trace_id,
+                    span_id=span.span_id,
+                    name=str(get(c.REWARD_NAME) or c.PRIMARY_REWARD),
+                    value=get(c.REWARD_VALUE),
+                    given_ns=span.start_ns,
+                    targets=[(labels[at], found.nodes[at].span.span_id) for at in node.credited],
+                    by=node.by,
+                    left_out=node.left_out,
+                )
+            )
     return told
 
 
@@ -115,28 +129,13 @@ def tool_calls(store: Store, trace: Trace, found: Outline | None, first: int) ->
     """
     rows = [row for row in trace.rows if row.kind == "tool"]
     page = rows[first : first + TOOLS]
-    told = list(_with_spans(page, _spans(store, trace.trace_id, page)))
+    told = list(_with_spans(page, read_spans(store, page)))
     if found is None or len(page) == TOOLS:
         return told
-    known = _spans(store, trace.trace_id, rows) if rows else {}
+    known = read_spans(store, rows)
     names = {str(span.attributes.get(c.TOOL_CALL_ID)) for span in known.values()}
     asked = list(_without_spans(found, names, has_spans=bool(rows)))
     return told + asked[max(0, first - len(rows)) :][: TOOLS - len(told)]
-
-
-def _spans(store: Store, trace_id: str, rows: Sequence[Row]) -> Mapping[str, Span]:
-    if not rows:
-        return {}
-    names = tuple((trace_id, row.span_id) for row in rows)
-    selection = Selection(
-        trace_ids=(trace_id,),
-        only=names,
-        columns=("trace_id", "span_id", "parent_span_id", "name", "start_ns", "end_ns", "kind",
-                 "status", "status_message", "attributes", "scope", "process", "sequence",
-                 "end_sequence"),
-    )  # fmt: skip
-    found = map(span_of, store.source.fetch(selection).dicts())
-    return {span.span_id: span for span in readers.read(found)}
 
 
 def _with_spans(rows: Sequence[Row], spans: Mapping[str, Span]) -> Iterator[ToolCall]:

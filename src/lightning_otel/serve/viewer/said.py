@@ -69,9 +69,10 @@ def said(
     reward: float | None = None,
     label: str = "",
     note: str = "",
+    longest: int = LONGEST,
 ) -> Said:
     """A message of the conventions or of the chat API, as it is shown."""
-    parts = [part_of(part) for part in _parts(message)]
+    parts = [part_of(part, longest) for part in _parts(message)]
     role = plain(message.get("role")) or ("assistant" if side == "output" else "user")
     name = message.get("name")
     return Said(role, plain(name), parts, span_id, side, index, reward, label, note)

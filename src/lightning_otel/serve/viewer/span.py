@@ -10,10 +10,12 @@ from lightning_otel.adapter.exactness import Tokens, read_tokens, sampling_of
 from lightning_otel.adapter.messages import parse_messages
 from lightning_otel.errors import NotFoundError
 from lightning_otel.serve.viewer.said import Part, Said, said, value_part, value_text, whole
+from lightning_otel.serve.viewer.tree import Row
 from lightning_otel.store import Store
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import Selection
-from lightning_otel.types import Message, Span
+from lightning_otel.store.trace_rows import SPAN_COLUMNS
+from lightning_otel.types import Message, Span, Transition
 
 GIVEN: Final = 8
 """Messages that a call was given which stand beside its row: the last ones."""
@@ -91,6 +93,30 @@ def read_span(store: Store, trace_id: str, span_id: str) -> Span:
     for span in readers.read(found):
         return span
     raise NotFoundError(f"there is no span {span_id!r} in trace {trace_id!r}; see the trace")
+
+
+def read_spans(
+    store: Store, rows: Sequence[Row | Transition], bodies: Sequence[str] = ()
+) -> dict[str, Span]:
+    """The spans of some rows or steps of a trace, by id, in today's conventions.
+
+    Args:
+        store: Where they are.
+        rows: Which; one that is gone meanwhile is not among them.
+        bodies: Columns of what was said in them, which are not read else.
+    """
+    if not rows:
+        return {}
+    times = [row.start_ns for row in rows]
+    selection = Selection(
+        trace_ids=sorted({row.trace_id for row in rows}),
+        only=[(row.trace_id, row.span_id) for row in rows],
+        since_ns=min(times),
+        until_ns=max(times),
+        columns=(*SPAN_COLUMNS, *bodies),
+    )
+    found = map(span_of, store.source.fetch(selection).dicts())
+    return {span.span_id: span for span in readers.read(found)}
 
 
 def detail(span: Span) -> Detail:

@@ -5,12 +5,35 @@ before it, that is said, and what is new in it stands below.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lightning_otel.adapter.conversation_rows import is_same
-from lightning_otel.adapter.outline import Node, Outline
-from lightning_otel.serve.viewer.said import Said, said
+from lightning_otel.adapter.outline import Outline
+from lightning_otel.serve.viewer.said import LONGEST, Said, said
 from lightning_otel.types import Message, Trajectory, Transition
+
+
+class Limits(NamedTuple):
+    """How much is shown of a step.
+
+    Attributes:
+        messages: The last so many of those that it was given and that were new to it.
+        characters: Of a part of a message.
+    """
+
+    messages: int
+    characters: int
+
+
+_WHOLE: Final = Limits(1 << 30, LONGEST)
+
+
+class LeftOut(NamedTuple):
+    """A call that is no step, and why."""
+
+    span_id: str
+    name: str
+    reason: str
 
 
 class Talk(NamedTuple):
@@ -43,27 +66,33 @@ def along(
     paths: Iterable[Trajectory],
     labels: Mapping[tuple[str, str], str],
     before: Transition | None = None,
+    limits: Limits = _WHOLE,
 ) -> list[Talk]:
     """The conversations of trajectories, each branch without what it shares with an earlier one.
 
     Args:
         paths: Those of one rollout, in order.
         labels: The name of each step, by its trace and span id; steps without one are left out.
-        before: A step of an earlier rollout, which the first of these may go on from.
+        before: An earlier step, which the first of these may go on from.
+        limits: How much is shown of each step.
     """
     seen: set[tuple[str, str]] = set()
     told = []
     for path in paths:
-        messages = list(_messages(path, seen, labels, before))
+        messages = list(_messages(path, seen, labels, before, limits))
         before = None
         if messages:
             told.append(Talk(path.agent, path.branch, path.cause, messages))
     return told
 
 
-def left_out(found: Outline) -> list[Node]:
+def left_out(found: Outline) -> list[LeftOut]:
     """Calls that are no step, each with its reason."""
-    return [node for node in found.nodes if node.kind == "call" and node.step is None]
+    return [
+        LeftOut(node.span.span_id, node.span.name, node.left_out)
+        for node in found.nodes
+        if node.kind == "call" and node.step is None
+    ]
 
 
 def _messages(
@@ -71,6 +100,7 @@ def _messages(
     seen: set[tuple[str, str]],
     labels: Mapping[tuple[str, str], str],
     before: Transition | None,
+    limits: Limits,
 ) -> Iterator[Said]:
     held: list[Message] = [] if before is None else list(before.observation)
     answers: Sequence[Message] = () if before is None else before.action
@@ -80,8 +110,8 @@ def _messages(
         given = step.observation
         same = _shared(held, answers, given)
         if name not in seen and label is not None:
-            yield from _given(step, same, is_anew=bool(held) and same < len(held))
-            yield from _answered(step, label)
+            yield from _given(step, same, limits, is_anew=bool(held) and same < len(held))
+            yield from _answered(step, label, limits.characters)
         seen.add(name)
         held, answers = list(given), step.action
 
@@ -99,19 +129,28 @@ def _shared(held: Sequence[Message], answers: Iterable[Message], given: Sequence
     return count
 
 
-def _given(step: Transition, same: int, *, is_anew: bool) -> Iterator[Said]:
+def _given(step: Transition, same: int, limits: Limits, *, is_anew: bool) -> Iterator[Said]:
     """What is new in what a call was given."""
-    note = ""
+    notes = []
+    count = len(step.observation)
     if is_anew:
         kept = f"the first {same} messages as before" if same else "nothing of it as before"
-        note = f"another history from here on: {kept}, {len(step.observation) - same} others"
-    for index in range(same, len(step.observation)):
-        yield said(step.observation[index], step.span_id, "input", index, note=note)
+        notes.append(f"another history from here on: {kept}, {count - same} others")
+    first = max(same, count - limits.messages)
+    if first > same:
+        notes.append(f"{first - same} messages before this one are not shown; its call has them")
+    note = "; ".join(notes)
+    for index in range(first, count):
+        message = step.observation[index]
+        yield said(message, step.span_id, "input", index, note=note, longest=limits.characters)
         note = ""
 
 
-def _answered(step: Transition, label: str) -> Iterator[Said]:
+def _answered(step: Transition, label: str, longest: int) -> Iterator[Said]:
     for index, message in enumerate(step.action):
         note = f"choice {index + 1} of {len(step.action)}" if index else ""
         reward = step.reward if index == 0 else None
-        yield said(message, step.span_id, "output", index, reward=reward, label=label, note=note)
+        yield said(
+            message, step.span_id, "output", index,
+            reward=reward, label=label, note=note, longest=longest,
+        )  # fmt: skip

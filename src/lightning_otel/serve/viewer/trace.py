@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lightning_otel.serve.viewer import page
+from lightning_otel.serve.viewer import large, page
 from lightning_otel.serve.viewer.links import MOST_CLOSED, Links
 from lightning_otel.serve.viewer.made import TOOLS, adapted, credits, steps, tool_calls
+from lightning_otel.serve.viewer.parts import Part, part_of
 from lightning_otel.serve.viewer.span import detail, read_span
 from lightning_otel.serve.viewer.spans import json_of, record_of
 from lightning_otel.serve.viewer.talk import Talk, left_out, talks
@@ -26,7 +27,7 @@ TABS: Final = ("tree", "waterfall", "chat", "tools", "tokens", "rewards", "attri
 CHUNK: Final = 250
 """Rows in one part of a page."""
 MESSAGES: Final = 200
-"""Messages on a page."""
+"""Messages, steps or rewards on a page."""
 DEEPEST: Final = 24
 """Levels that are indented; what lies deeper says how deep."""
 _WIDTH: Final = 1000
@@ -98,10 +99,9 @@ def _rows(request: Request, store: Store, trace: Trace, first: int) -> Mapping[s
     given = request.query_params
     closed = given.get("closed", "").split(",")[:MOST_CLOSED]
     found = fold(trace.rows, closed, others=bool(given.get("others")))
-    at = next(
-        (n for n, each in enumerate(found.shown) if each.row.span_id == given.get("span")), first
-    )
-    wanted = {0, min(at, max(0, len(found.shown) - 1)) // CHUNK}
+    near = {given.get("span"), given.get("near")}
+    places = [at for at, each in enumerate(found.shown) if each.row.span_id in near]
+    wanted = {at // CHUNK for at in (0, *(places or [min(first, len(found.shown) - 1)]))}
     chunks = [
         (at, found.shown[at : at + CHUNK] if at // CHUNK in wanted else [])
         for at in range(0, len(found.shown), CHUNK)
@@ -135,32 +135,37 @@ def bar(since_ns: int, until_ns: int, row: Row) -> tuple[float, float]:
 
 
 def _chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    found, size = adapted(store, trace.trace_id)
+    found, _ = adapted(store, trace.trace_id)
     if found is None:
-        calls = [row for row in trace.rows if row.kind == "call"]
-        chosen = next((r for r in calls if r.span_id == request.query_params.get("span")), None)
-        row = chosen or (calls[-1] if calls else None)
-        return {
-            "large": size,
-            "row": row,
-            "detail": None if row is None else detail(read_span(store, row.trace_id, row.span_id)),
-        }
+        return _large_chat(request, store, trace, first)
     told = talks(found)
-    count = sum(len(each.messages) for each in told)
+    part = part_of(sum(len(each.messages) for each in told), MESSAGES, first, "message")
     return {
-        "large": None,
-        "talks": list(_part(told, first, MESSAGES)),
-        "first": first,
-        "total": count,
-        "size": MESSAGES,
+        "part": part,
+        "talks": list(_members(told, part)),
         "left_out": left_out(found),
     }
 
 
-def _part(told: list[Talk], first: int, count: int) -> Iterator[Talk]:
+def _large_chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+    """Some calls in their order; by default those around the selected span."""
+    span_id = request.query_params.get("span")
+    if span_id and "first" not in request.query_params:
+        first = large.place_of(trace, span_id) // large.CALLS * large.CALLS
+    every = large.steps(trace)
+    part = part_of(len(every), large.CALLS, first, "step")
+    return {
+        "part": part,
+        "talks": large.talks(store, every, part),
+        "left_out": large.left_out(trace),
+    }
+
+
+def _members(told: list[Talk], part: Part) -> Iterator[Talk]:
     """Some of the messages of several talks, counted through all of them."""
+    first = part.first
     for each in told:
-        kept = each.messages[max(0, first) : max(0, first + count)]
+        kept = each.messages[max(0, first) : max(0, first + part.size)]
         if kept:
             yield each._replace(messages=kept)
         first -= len(each.messages)
@@ -178,26 +183,28 @@ def _tools(request: Request, store: Store, trace: Trace, first: int) -> Mapping[
 
 
 def _tokens(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    found, size = adapted(store, trace.trace_id)
+    found, _ = adapted(store, trace.trace_id)
+    every = large.steps(trace) if found is None else steps(found)
+    part = part_of(len(every), MESSAGES, first, "step")
+    shown = every[part.places]
     return {
-        "large": size if found is None else None,
-        "steps": [] if found is None else steps(found),
+        "part": part,
+        "steps": large.with_tokens(store, shown) if found is None else shown,
         "report": trace.report if found is None else found.report,
         "calls": [row for row in trace.rows if row.kind == "call"],
-        "size": MESSAGES,
-        "first": first,
     }
 
 
 def _rewards(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    found, size = adapted(store, trace.trace_id)
+    found, _ = adapted(store, trace.trace_id)
+    every = large.steps(trace) if found is None else steps(found)
+    given = large.credits(store, trace, every) if found is None else credits(found)
+    part = part_of(max(len(given), len(every)), MESSAGES, first, "row")
     return {
-        "large": size if found is None else None,
-        "credits": [] if found is None else credits(found),
-        "steps": [] if found is None else steps(found),
+        "part": part,
+        "credits": given[part.first : part.first + part.size],
+        "steps": every[part.first : part.first + part.size],
         "report": trace.report if found is None else found.report,
-        "size": MESSAGES,
-        "first": first,
     }
 
 

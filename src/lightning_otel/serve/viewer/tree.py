@@ -5,7 +5,7 @@ nothing in here recurses, so that neither depth nor a loop of parents matters.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tree import NO_PARENT, build
 from lightning_otel.errors import NotFoundError
+from lightning_otel.serve.api.fresh import Mark, mark_of
 from lightning_otel.store import Store
 from lightning_otel.store.trace_rows import FACTS, trace_rows
 from lightning_otel.types import Report, Span, Transition
@@ -76,11 +77,13 @@ class Trace(NamedTuple):
         trace_id: Its id.
         rows: Every span, each after what is above it, with the rewards that were given to it later.
         report: The funnel of its rollouts.
+        steps: Trace and span id of every transition of its rollouts.
     """
 
     trace_id: str
     rows: list[Row]
     report: Report
+    steps: Collection[tuple[str, str]]
 
     @property
     def rollout_ids(self) -> list[str]:
@@ -108,17 +111,22 @@ class Trace(NamedTuple):
 
 
 def read_trace(store: Store, trace_id: str) -> Trace:
-    """A trace of any size, as it is now.
+    """A trace of any size, as it is now; the one read last, where nothing was written since.
 
     Raises:
         NotFoundError: There is none.
     """
+    # Taken before it is read: what comes meanwhile makes it old.
+    mark = None if store.layout is None else mark_of(store.layout)
+    kept = _kept(store, trace_id)
+    if kept is not None and mark is not None and kept.mark == mark:
+        return kept.trace
     own, later = trace_rows(store.source, trace_id)
     if not own:
         raise NotFoundError(f"there is no trace {trace_id!r}; see the list of traces")
     steps, report = _steps(store, list(dict.fromkeys(row["rollout_id"] for row in own)))
-    found = Trace(trace_id, _rows(_placed(own, later), steps, report), report)
-    _LAST[store] = _Kept(found, time.monotonic())
+    found = Trace(trace_id, _rows(_placed(own, later), steps, report), report, steps.keys())
+    _LAST[store] = _Kept(found, mark, time.monotonic())
     return found
 
 
@@ -128,23 +136,31 @@ def held_trace(store: Store, trace_id: str) -> Trace:
     Raises:
         NotFoundError: There is none.
     """
-    kept = _LAST.get(store)
-    if kept is not None and kept.trace.trace_id == trace_id:
-        if time.monotonic() - kept.since_s < _KEPT_S:
-            return kept.trace
-        _LAST.pop(store, None)
-    return read_trace(store, trace_id)
+    kept = _kept(store, trace_id)
+    return read_trace(store, trace_id) if kept is None else kept.trace
 
 
 class _Kept(NamedTuple):
-    """The trace that was read last, and when."""
+    """The trace that was read last, what the store was like before that, and when."""
 
     trace: Trace
+    mark: Mark | None
     since_s: float
 
 
 _LAST: "WeakKeyDictionary[Store, _Kept]" = WeakKeyDictionary()
 _KEPT_S: Final = 60.0
+"""A process that dies ends its attempts, and writes nothing."""
+
+
+def _kept(store: Store, trace_id: str) -> _Kept | None:
+    kept = _LAST.get(store)
+    if kept is None or kept.trace.trace_id != trace_id:
+        return None
+    if time.monotonic() - kept.since_s >= _KEPT_S:
+        _LAST.pop(store, None)
+        return None
+    return kept
 
 
 def _steps(

@@ -45,22 +45,44 @@ function start(within) {
 const rows = () => $$("tr[data-href], [data-row]").filter((row) => row.offsetParent !== null);
 const selected = () => $(".selected");
 
-function select(row) {
+function mark(row) {
+  const isHeld = selected()?.contains(document.activeElement);
+  selected()?.removeAttribute("aria-current");
   selected()?.classList.remove("selected");
   if (!row) return;
   row.classList.add("selected");
+  row.setAttribute("aria-current", "true");
   row.scrollIntoView({ block: "nearest" });
-  document.dispatchEvent(new CustomEvent("row", { detail: row }));
+  if (isHeld) $("a.name, a[href]", row)?.focus({ preventScroll: true });
 }
 
-function move(by) {
+function select(row) {
+  mark(row);
+  if (row) document.dispatchEvent(new CustomEvent("row", { detail: row }));
+}
+
+// The row after the selected one, or before it; a part that lies between is loaded first.
+async function neighbour(by) {
   const all = rows();
-  const at = all.indexOf(selected());
-  if (all.length) select(all[at < 0 ? (by > 0 ? 0 : all.length - 1) : Math.min(all.length - 1, Math.max(0, at + by))]);
+  const held = selected();
+  const at = all.indexOf(held);
+  if (at < 0) return all.at(by > 0 ? 0 : -1);
+  const next = all[at + by];
+  const isPast = (one, other) => by * (one.compareDocumentPosition(other) & Node.DOCUMENT_POSITION_FOLLOWING ? 1 : -1) > 0;
+  const parts = $$(".chunk[data-load]").filter((part) => isPast(held, part) && (!next || isPast(part, next)));
+  const part = parts.at(by > 0 ? 0 : -1);
+  if (!part) return next;
+  await load(part);
+  return part.dataset.load ? next : neighbour(by);
+}
+
+async function move(by) {
+  const row = await neighbour(by);
+  if (row) select(row);
 }
 
 function open(row, isNew) {
-  const link = row.dataset.href || $("a[href]", row)?.getAttribute("href");
+  const link = row.dataset.href || $("a.name, a[href]", row)?.getAttribute("href");
   if (!link) return;
   if (isNew) window.open(link, "_blank", "noopener");
   else location.assign(link);
@@ -232,42 +254,9 @@ addEventListener("pagehide", () => { source?.close(); source = null; });
 addEventListener("pageshow", listen);
 setInterval(() => { for (const element of missed) { missed.delete(element); soon(element); } }, 2000);
 
-// --- a trace: the span of the selected row is shown beside the rows ----------------------------------
-
-let asked = 0;
-document.addEventListener("row", async (event) => {
-  const beside = $("[data-spans]");
-  const link = $("a.name", event.detail);
-  if (!beside || !link) return;
-  const mine = ++asked;
-  history.replaceState(null, "", link.href);
-  const span = event.detail.id.slice(2);
-  for (const tab of $$(".tabs a")) {
-    const address = new URL(tab.href);
-    address.searchParams.set("span", span);
-    tab.href = address;
-  }
-  await new Promise((resolve) => setTimeout(resolve, 120)); // who runs through rows reads none of them
-  if (mine !== asked) return;
-  const query = new URL(link.href).search;
-  const answer = await fetch(beside.dataset.spans + span + query, { headers: { Accept: "text/html" } });
-  const found = new DOMParser().parseFromString(await answer.text(), "text/html");
-  if (mine !== asked) return;
-  beside.replaceChildren(...$("main", found).childNodes);
-  beside.scrollTop = 0;
-  start(beside);
-});
-document.addEventListener("click", (event) => {
-  const link = event.target.closest("[data-row] a.name");
-  if (!link || !$("[data-spans]") || event.ctrlKey || event.metaKey || event.shiftKey) return;
-  event.preventDefault();
-  select(link.closest("[data-row]"));
-});
-
 // Where the system chooses, only the browser knows what the other colours are.
 const isDark = matchMedia("(prefers-color-scheme: dark)");
 if (document.documentElement.dataset.theme === "auto" && isDark.matches) $("[data-theme-switch]").value = "light";
 
-$(".spans .selected")?.scrollIntoView({ block: "center" });
 $(".top [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 start(document);

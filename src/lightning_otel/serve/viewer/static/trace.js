@@ -1,0 +1,144 @@
+// A trace: its rows fold and unfold, and the span of the selected row is shown beside them.
+// The address says what is shown. Another span is another entry of the history; to fold is none.
+"use strict";
+
+const beside = $("#span");
+let asked = 0; // who runs through rows reads none of them: only the last question is answered
+let work = Promise.resolve(); // what changes the rows comes one after the other
+let closed = new URL(location.href).searchParams.get("closed");
+
+function changed(address, changes) {
+  const found = new URL(address, location.href);
+  for (const [name, value] of Object.entries(changes)) {
+    if (value) found.searchParams.set(name, value);
+    else found.searchParams.delete(name);
+  }
+  return found.href;
+}
+
+const spanOf = (row) => row?.id.slice(2);
+const rowOf = (span) => span && document.getElementById(`s-${span}`);
+const at = (span) => changed(location.href, { span, closed, given: null, first: null });
+
+async function read(address) {
+  const answer = await fetch(address, { headers: { Accept: "text/html" } });
+  if (!answer.ok) throw new Error(answer.status);
+  return new DOMParser().parseFromString(await answer.text(), "text/html");
+}
+
+// One span beside the rows, and behind the tabs.
+async function tell(span) {
+  const mine = ++asked;
+  for (const tab of $$(".tabs a")) tab.href = changed(tab.href, { span, closed });
+  const found = await read(beside.dataset.spans + span + location.search);
+  if (mine !== asked) return;
+  beside.replaceChildren(...$("main", found).childNodes);
+  beside.scrollTop = 0;
+  start(beside);
+}
+
+// The rows anew, as this address shows them; one of them stays where it is on the screen.
+async function redraw(held) {
+  const before = selected();
+  const found = await read(changed(location.href, { near: spanOf(held) }));
+  const isHeld = $("#rows").contains(document.activeElement);
+  const top = held?.getBoundingClientRect().top;
+  const now = selected();
+  for (const part of ["#rows", ".tabs"]) $(part).replaceChildren(...$(part, found).childNodes);
+  start($("#rows"));
+  if (now !== before) mark(rowOf(spanOf(now))); // it was selected meanwhile, and is told already
+  else {
+    asked += 1;
+    beside.replaceChildren(...$("#span", found).childNodes);
+    start(beside);
+  }
+  const row = rowOf(spanOf(held)) || selected();
+  if (held && row) scrollBy(0, row.getBoundingClientRect().top - top);
+  else row?.scrollIntoView({ block: "nearest" });
+  if (isHeld) $("a.name", row || $("#rows"))?.focus({ preventScroll: true });
+}
+
+function go(address) {
+  if (address !== location.href) history.pushState(null, "", address);
+}
+
+const fail = () => { beside.textContent = "This could not be loaded; reload the page."; };
+const then = (turn) => { work = work.then(turn).catch(fail); };
+
+document.addEventListener("row", async (event) => {
+  if (!beside || !event.detail.closest("#rows")) return;
+  const mine = ++asked;
+  await new Promise((resolve) => setTimeout(resolve, 120));
+  if (mine !== asked) return;
+  go(at(spanOf(event.detail)));
+  tell(spanOf(event.detail)).catch(fail);
+});
+
+// Of an entry of the history the span counts: what is folded stays so.
+addEventListener("popstate", () => {
+  if (!beside) return;
+  const span = new URL(location.href).searchParams.get("span");
+  const row = rowOf(span);
+  history.replaceState(null, "", at(span));
+  mark(row);
+  then(() => (row ? tell(span) : redraw(null)));
+});
+
+// --- folding: to the left and to the right, as in any tree -------------------------------------
+
+const isClosed = (link) => link?.getAttribute("aria-expanded") === "false";
+
+function fold(link) {
+  const row = link.closest("[data-row]");
+  const span = spanOf(selected()) || new URL(location.href).searchParams.get("span");
+  go(at(span)); // it may have been selected just now
+  closed = new URL(link.href).searchParams.get("closed");
+  history.replaceState(null, "", at(span));
+  return redraw(row);
+}
+
+function left(row) {
+  const link = $("a.fold", row);
+  if (link && !isClosed(link)) return fold(link);
+  const span = row.dataset.parent;
+  if (!span) return;
+  if (rowOf(span)) return select(rowOf(span));
+  go(at(span));
+  return redraw(null);
+}
+
+async function right(row) {
+  const link = $("a.fold", row);
+  if (isClosed(link)) return fold(link);
+  const next = link && await neighbour(1);
+  if (next && Number(next.dataset.depth) > Number(row.dataset.depth)) select(next);
+}
+
+const step = (turn) => () => then(() => (selected() ? turn(selected()) : move(1)));
+const ARROWS = new Map([["ArrowLeft", step(left)], ["ArrowRight", step(right)]]);
+const INSIDE = new Map([...ARROWS, ["ArrowUp", step(() => move(-1))], ["ArrowDown", step(() => move(1))]]);
+
+if (beside) {
+  keys.set("h", step(left)).set("l", step(right));
+  $("#rows .selected")?.scrollIntoView({ block: "center" });
+}
+
+document.addEventListener("keydown", (event) => {
+  const target = event.target;
+  const isFree = target === document.body || target.id === "content";
+  const isRow = target.closest?.("#rows");
+  if (!beside || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+  let turn = (isRow ? INSIDE : isFree ? ARROWS : new Map()).get(event.key);
+  if (event.key === "Enter" && isFree && selected()) turn = () => beside.focus();
+  if (!turn) return;
+  event.preventDefault();
+  turn();
+}, true);
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("#rows a.name, #rows a.fold");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  if (link.matches(".fold")) then(() => fold(link));
+  else select(link.closest("[data-row]"));
+});
