@@ -1,6 +1,7 @@
 """The spans of one trace as narrow rows, and the rewards that were given to it elsewhere."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel import conventions as c
@@ -32,6 +33,8 @@ SPAN_COLUMNS: Final = (
 )  # fmt: skip
 """What a span is made of without what was said in it, what happened in it, and its process."""
 _SHORT: Final = 200
+_AT_ONCE: Final = 2048
+_NO_FACTS: Final[Mapping[str, str]] = MappingProxyType({})
 _PLUMBING: Final = "|".join(key.replace(".", r"\.") for key in c.PLUMBING_KEYS)
 _COLUMNS: Final = f"""trace_id, span_id, parent_span_id, left(name, {_SHORT}) AS name, start_ns,
   end_ns, status, left(status_message, {_SHORT}) AS status_message, operation, agent, model,
@@ -61,17 +64,47 @@ SELECT count(*), coalesce(sum(coalesce(strlen(input_messages), 0)
 FROM {spans} WHERE trace_id = ?"""
 
 
+class SpanRow(NamedTuple):
+    """A span without its content: columns of ``spans``, texts cut short.
+
+    Attributes:
+        is_plumbing: Whether it is a request or query of another instrumentor.
+        facts: Those of ``FACTS`` that it has; shared by rows, and not to be changed.
+    """
+
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None
+    name: str
+    start_ns: int
+    end_ns: int | None
+    status: str
+    status_message: str | None
+    operation: str | None
+    agent: str | None
+    model: str | None
+    response_id: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    rollout_id: str
+    reward: float | None
+    process: str | None
+    sequence: int
+    end_sequence: int
+    is_plumbing: bool
+    facts: Mapping[str, str]
+
+
 class TraceRows(NamedTuple):
     """The rows of a trace.
 
     Attributes:
-        own: Its spans: columns of ``spans``, texts cut short, whether it is a request or query of
-            another instrumentor, and the facts.
+        own: Its spans.
         later: Rewards from elsewhere that name its rollout, or a span or response of it.
     """
 
-    own: list[Mapping[str, Any]]
-    later: list[Mapping[str, Any]]
+    own: list[SpanRow]
+    later: list[SpanRow]
 
 
 def trace_rows(source: SpanSource, trace_id: str) -> TraceRows:
@@ -133,12 +166,12 @@ def spans_around(
         StoreError: The store cannot be read.
     """
     rows = trace_rows(source, trace_id)
-    rollouts = {row["rollout_id"] for row in rows.own}
-    names = {(row["trace_id"], row["span_id"]) for row in rows.later}
+    rollouts = {row.rollout_id for row in rows.own}
+    names = {(row.trace_id, row.span_id) for row in rows.later}
     con = source.connect(("spans",), (*NARROW_COLUMNS, "attributes"))
 
     def ask() -> list[str]:
-        low = min((row["start_ns"] for row in rows.own), default=0)
+        low = min((row.start_ns for row in rows.own), default=0)
         near = Near(con, source).narrow(None, None)
         # A rollout may have begun in an earlier trace; what is long past is none of it.
         found = con.execute(_TRACES.format(spans=near), [sorted(rollouts), low - SAME_SPAN_NS])
@@ -158,13 +191,13 @@ def spans_around(
 
 
 def _later(
-    con: "duckdb.DuckDBPyConnection", near: Near, trace_id: str, own: list[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
-    low = min(row["start_ns"] for row in own)
+    con: "duckdb.DuckDBPyConnection", near: Near, trace_id: str, own: list[SpanRow]
+) -> list[SpanRow]:
+    low = min(row.start_ns for row in own)
     query = _LATER.format(spans=near.narrow(low, None), own=near.narrow(low, None))
     found = con.execute(query, [low, trace_id, trace_id]).fetchall()
     if near.may_link(low):
-        ids = [row[key] for row in own for key in ("span_id", "response_id") if row[key]]
+        ids = [name for row in own for name in (row.span_id, row.response_id) if name]
         linked = _LINKED.format(spans=near.whole(low, None))
         found += con.execute(linked, [low, trace_id, ids]).fetchall()
     if not found:
@@ -175,7 +208,24 @@ def _later(
     return _rows(con, where, near.whole(min(times), max(times)))
 
 
-def _rows(con: "duckdb.DuckDBPyConnection", where: str, spans: str) -> list[Mapping[str, Any]]:
+def _rows(con: "duckdb.DuckDBPyConnection", where: str, spans: str) -> list[SpanRow]:
     cursor = con.execute(f"SELECT {_COLUMNS} FROM {spans} WHERE {where} {_ONCE} ORDER BY start_ns")
-    keys = [column[0] for column in cursor.description or ()]
-    return [dict(zip(keys, row, strict=True)) for row in cursor.fetchall()]
+    found: list[SpanRow] = []
+    # DuckDB makes an object of every value; most of them say what another row said already.
+    known: dict[Any, Any] = {}
+    while some := cursor.fetchmany(_AT_ONCE):
+        found += (_row(values, known) for values in some)
+    return found
+
+
+def _row(values: Sequence[Any], known: dict[Any, Any]) -> SpanRow:
+    """A row whose texts and facts are those of ``known`` where they are equal."""
+    *columns, given = values
+    facts = tuple(given or ())
+    told = known.get(facts)
+    if told is None:
+        pairs = zip(FACTS, facts, strict=False)
+        told = {name: value for name, value in pairs if value is not None} or _NO_FACTS
+        known[facts] = told
+    shared = (known.setdefault(each, each) if type(each) is str else each for each in columns)
+    return SpanRow._make((*shared, told))

@@ -7,6 +7,8 @@ nothing in here recurses, so that neither depth nor a loop of parents matters.
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -15,13 +17,14 @@ from lightning_otel.adapter.tree import NO_PARENT, build
 from lightning_otel.errors import NotFoundError
 from lightning_otel.serve.api.fresh import Mark, mark_of
 from lightning_otel.store import Store
-from lightning_otel.store.trace_rows import FACTS, trace_rows
+from lightning_otel.store.trace_rows import SpanRow, trace_rows
 from lightning_otel.types import Report, Span, Transition
 
 Kind: TypeAlias = Literal["rollout", "agent", "call", "tool", "reward", "mark", "plumbing", "work"]
 """What a span is to a person."""
 
 _KINDS: Final[Mapping[str, Kind]] = {c.INVOKE_AGENT: "agent", c.EXECUTE_TOOL: "tool"}
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +124,12 @@ def read_trace(store: Store, trace_id: str) -> Trace:
     kept = _kept(store, trace_id)
     if kept is not None and mark is not None and kept.mark == mark:
         return kept.trace
+    del kept
+    _LAST.pop(store, None)  # before another one takes as much again
     own, later = trace_rows(store.source, trace_id)
     if not own:
         raise NotFoundError(f"there is no trace {trace_id!r}; see the list of traces")
-    steps, report = _steps(store, list(dict.fromkeys(row["rollout_id"] for row in own)))
+    steps, report = _steps(store, list(dict.fromkeys(row.rollout_id for row in own)))
     found = Trace(trace_id, _rows(_placed(own, later), steps, report), report, steps.keys())
     _LAST[store] = _Kept(found, mark, time.monotonic())
     return found
@@ -180,16 +185,16 @@ class _Placed(NamedTuple):
 class _Place(NamedTuple):
     """Where a row stands."""
 
-    raw: Mapping[str, Any]
+    raw: SpanRow
     parent: int
     depth: int
     agent: str
     is_later: bool
 
 
-def _placed(own: Sequence[Mapping[str, Any]], later: Sequence[Mapping[str, Any]]) -> _Placed:
+def _placed(own: Sequence[SpanRow], later: Sequence[SpanRow]) -> _Placed:
     """Every row below its parent, a reward given later below what it judges."""
-    by_id = {row["span_id"]: row for row in own}
+    by_id = {row.span_id: row for row in own}
     tree = build(map(_span, own))
     given = _by_target(own, later)
     found: list[_Place] = []
@@ -206,44 +211,40 @@ def _placed(own: Sequence[Mapping[str, Any]], later: Sequence[Mapping[str, Any]]
     return _Placed(found, {(each.trace_id, each.span_id): each.rule for each in tree.repairs})
 
 
-def _by_target(
-    own: Iterable[Mapping[str, Any]], later: Iterable[Mapping[str, Any]]
-) -> dict[str, list[Mapping[str, Any]]]:
+def _by_target(own: Iterable[SpanRow], later: Iterable[SpanRow]) -> dict[str, list[SpanRow]]:
     """Rewards given later by the span they are linked to; by an empty id where that is not here."""
-    spans = {row["span_id"] for row in own}
-    responses = {row["response_id"]: row["span_id"] for row in own if row["response_id"]}
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    spans = {row.span_id for row in own}
+    responses = {row.response_id: row.span_id for row in own if row.response_id}
+    found: dict[str, list[SpanRow]] = {}
     for row in later:
-        facts = _facts(row)
-        value = facts.get("link_value", "")
-        if facts.get("link_key") == c.RESPONSE_ID:
+        value = row.facts.get("link_value", "")
+        if row.facts.get("link_key") == c.RESPONSE_ID:
             value = responses.get(value, "")
         found.setdefault(value if value in spans else "", []).append(row)
     return found
 
 
-def _span(row: Mapping[str, Any]) -> Span:
+def _span(row: SpanRow) -> Span:
     """As much of a span as its place in the tree depends on."""
-    attributes = {c.AGENT_NAME: row["agent"]} if row["agent"] else {}
-    if row["operation"]:
-        attributes[c.OPERATION] = row["operation"]
     return Span(
-        trace_id=row["trace_id"],
-        span_id=row["span_id"],
-        parent_span_id=row["parent_span_id"],
-        name=row["name"],
-        start_ns=row["start_ns"],
-        end_ns=row["end_ns"],
-        attributes=attributes,
-        process=row["process"] or "",
-        sequence=row["sequence"],
-        end_sequence=row["end_sequence"],
+        trace_id=row.trace_id,
+        span_id=row.span_id,
+        parent_span_id=row.parent_span_id,
+        name=row.name,
+        start_ns=row.start_ns,
+        end_ns=row.end_ns,
+        attributes=_attributes(row.agent, row.operation),
+        otel_resource=_NOTHING,
+        process=row.process or "",
+        sequence=row.sequence,
+        end_sequence=row.end_sequence,
     )
 
 
-def _facts(row: Mapping[str, Any]) -> dict[str, str]:
-    pairs = zip(FACTS, row["facts"] or (), strict=False)
-    return {name: value for name, value in pairs if value is not None}
+@lru_cache(maxsize=256)  # of 30,000 spans all but a few have what another one has
+def _attributes(agent: str | None, operation: str | None) -> Mapping[str, str]:
+    named = {c.AGENT_NAME: agent, c.OPERATION: operation}
+    return {key: value for key, value in named.items() if value}
 
 
 def _rows(
@@ -258,30 +259,30 @@ def _rows(
             sizes[parent] += sizes[position] + 1
     found = []
     for (row, parent, depth, agent, is_later), size in zip(placed.places, sizes, strict=True):
-        name = (row["trace_id"], row["span_id"])
+        name = (row.trace_id, row.span_id)
         step = steps.get(name)
         found.append(
             Row(
-                trace_id=row["trace_id"],
-                span_id=row["span_id"],
-                name=row["name"],
+                trace_id=row.trace_id,
+                span_id=row.span_id,
+                name=row.name,
                 kind=_kind(row),
                 parent=parent,
                 depth=depth,
                 size=size,
-                agent=agent or row["agent"] or "",
-                start_ns=row["start_ns"],
-                end_ns=row["end_ns"],
-                status=row["status"],
-                status_message=row["status_message"] or "",
-                model=row["model"],
-                input_tokens=row["input_tokens"],
-                output_tokens=row["output_tokens"],
-                reward=row["reward"],
-                rollout_id=row["rollout_id"],
-                response_id=row["response_id"],
+                agent=agent or row.agent or "",
+                start_ns=row.start_ns,
+                end_ns=row.end_ns,
+                status=row.status,
+                status_message=row.status_message or "",
+                model=row.model,
+                input_tokens=row.input_tokens,
+                output_tokens=row.output_tokens,
+                reward=row.reward,
+                rollout_id=row.rollout_id,
+                response_id=row.response_id,
                 is_later=is_later,
-                facts=_facts(row),
+                facts=row.facts,
                 step=step,
                 left_out="" if step is not None else reasons.get(name, ""),
                 moved=placed.moved.get(name, ""),
@@ -290,17 +291,17 @@ def _rows(
     return found
 
 
-def _kind(row: Mapping[str, Any]) -> Kind:
-    operation = row["operation"]
-    if row["name"] == c.SPAN_ROLLOUT:
+def _kind(row: SpanRow) -> Kind:
+    operation = row.operation
+    if row.name == c.SPAN_ROLLOUT:
         return "rollout"
     if operation in c.CALL_OPERATIONS:
         return "call"
-    if row["reward"] is not None or row["name"] == c.SPAN_ANNOTATION:
+    if row.reward is not None or row.name == c.SPAN_ANNOTATION:
         return "reward"
-    if row["name"] in (c.SPAN_ACTION, c.SPAN_OBSERVATION):
+    if row.name in (c.SPAN_ACTION, c.SPAN_OBSERVATION):
         return "mark"
-    return "plumbing" if row["is_plumbing"] else _KINDS.get(operation, "work")
+    return "plumbing" if row.is_plumbing else _KINDS.get(operation or "", "work")
 
 
 class Shown(NamedTuple):
