@@ -25,6 +25,7 @@ BURST = 30
 """Rollouts recorded between two acknowledgements."""
 SPANS = 3
 """Of each rollout."""
+_FIRST_WORD_S = 60
 
 
 @dataclass(slots=True)
@@ -153,6 +154,7 @@ def run(
         Store(local).writer().seal()
         parts.append(Part("record", ["record", local, machine, said], lives_s))
         parts.append(Part("publish", ["publish", local, lake], lives_s))
+    _wait_for_words(folder, machines)
     deadline = time.monotonic() + seconds
     trainer = threading.Thread(target=_train, args=(Store(lake), outcome, deadline))
     trainer.start()
@@ -169,6 +171,15 @@ def run(
         Store(folder / machine / "disk").publish(lake, is_rest_included=True)
     _count(outcome, lake, folder, machines)
     return outcome
+
+
+def _wait_for_words(folder: Path, machines: str) -> None:
+    """See that each machine has recorded before one is killed, however slowly they start."""
+    paths = [folder / machine / "acknowledged" for machine in machines]
+    deadline = time.monotonic() + _FIRST_WORD_S
+    while not all(path.exists() and path.stat().st_size for path in paths):
+        assert time.monotonic() < deadline, f"no word of a machine within {_FIRST_WORD_S} s"
+        time.sleep(0.05)
 
 
 def _train(lake: Store, outcome: Outcome, deadline: float) -> None:
