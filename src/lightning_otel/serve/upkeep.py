@@ -60,7 +60,7 @@ def _give(store: Store, rooms: "Rooms", intake: Intake, mark: "Mark | None") -> 
     """Give what waits, unless nothing was written since a mark; gives the one of now."""
     from lightning_otel.serve.api.fresh import mark_of
 
-    if store.layout is None or not rooms.state.is_made or not rooms.pending.waiting().count:
+    if store.layout is None or not rooms.is_made or not rooms.pending.waiting().count:
         return None
     # Taken before it is looked for: what comes meanwhile is looked at the next time.
     found = mark_of(store.layout)
