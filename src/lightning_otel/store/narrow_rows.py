@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store import damage
 from lightning_otel.store.gist import GIST, ODD, with_gist
-from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, now_us
-from lightning_otel.store.spans import same_span, spans_query
+from lightning_otel.store.layout import EMPTY_DATA, SCHEMA_VERSION, DataFile, Layout, now_us
+from lightning_otel.store.source import present
+from lightning_otel.store.spans import listed_query, same_span, spans_query
 from lightning_otel.store.sql import ROLLOUT, listed
 
 if TYPE_CHECKING:
@@ -55,9 +56,13 @@ class NarrowRows:
 
     def loose_query(self) -> str:
         """The query for whole spans that no file with their gist holds."""
-        files = self._files()
-        avoided = [*damage.avoided(self._layout), *(file.name for file in files)]
-        return spans_query(self._layout, damage.settled(self._layout), avoided)
+        files = {file.name for file in self._files()}
+        found = present(self._layout)
+        if found is None:
+            avoided = [*damage.avoided(self._layout), *files]
+            return spans_query(self._layout, damage.settled(self._layout), avoided)
+        others = [path for path in found.files if path.name not in files]
+        return listed_query(others, found.segments, empty=self._layout.data / EMPTY_DATA)
 
     def paths(self, low: int | None = None, high: int | None = None) -> list[Path]:
         """Files with the gist of their spans; those of a span of time, Unix nanoseconds."""

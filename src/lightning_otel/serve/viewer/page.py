@@ -98,7 +98,7 @@ async def run(
 
     Args:
         request: What was asked.
-        work: The function.
+        work: The function; it is given the store as of now, and keeps nothing of it open.
         is_long: Whether it looks at the whole store: it waits for others such, and no page for it.
         readers: Whose threads; by default those of all who have the key.
 
@@ -108,7 +108,7 @@ async def run(
     state = request.app.state
     try:
         own = state.long_readers if is_long else state.readers
-        found: T = await (readers or own).run(partial(work, state.store))
+        found: T = await (readers or own).run(partial(work, state.brief))
     except LightningOtelError as exc:
         status = next((status for kind, status in _STATUSES if isinstance(exc, kind)), 400)
         raise RefusalError(status, str(exc)) from exc
