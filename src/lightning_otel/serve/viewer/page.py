@@ -21,6 +21,7 @@ from lightning_otel import errors
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.guard import busy
+from lightning_otel.serve.memory import give_back
 from lightning_otel.serve.viewer.templating import render
 from lightning_otel.store import Store
 
@@ -82,9 +83,18 @@ class Readers:
             raise busy()
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, partial(_relieved, work))
         finally:
             self._waiting -= 1
+
+
+def _relieved(work: Callable[[], T]) -> T:
+    """What some work gives; the memory that it took is given back."""
+    try:
+        return work()
+    finally:
+        give_back()
 
 
 async def run(
