@@ -10,7 +10,6 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
@@ -90,7 +89,7 @@ class State:
     @property
     def is_made(self) -> bool:
         """Whether there is anything to look at; a shared one is taken to be there."""
-        return self._layout is None or _file(self._layout).exists()
+        return self._layout is None or self._layout.state_path.exists()
 
     @property
     def name(self) -> str:
@@ -167,10 +166,6 @@ def _reopened(place: str, now_ns: Callable[[], int]) -> State:
     return State(place, now_ns=now_ns)
 
 
-def _file(layout: Layout) -> Path:
-    return layout.root / "state.sqlite"
-
-
 def be_alone(connection: "Connection", lock: int) -> None:
     """Let nobody else who asks for the same go on until the transaction ends.
 
@@ -197,7 +192,7 @@ def _engine(given: str, layout: Layout | None) -> "Engine":
                 f"no state at {given.partition('@')[2] or given!r}: {exc}; name one like "
                 "postgresql+psycopg://user@host/database (pip install 'psycopg[binary]')"
             ) from exc
-    path = _file(layout)
+    path = layout.state_path
     # A connection costs 0.1 ms; kept ones would have to know of threads and forks.
     engine = sa.create_engine(
         f"sqlite:///{path}", poolclass=sa.pool.NullPool, connect_args={"timeout": _BUSY_S}

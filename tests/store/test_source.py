@@ -120,6 +120,50 @@ def test_connect_gives_a_database_of_ones_own(store: Store, make_span: Callable[
     assert len(store.spans().rows()) == 1
 
 
+def test_brief_reads_see_what_others_see(store: Store, make_span: Callable[..., Span]) -> None:
+    """In files, in segments and in both, each span once; and what came after the read before."""
+    views = ("spans", "calls", "rewards", "rollouts")
+
+    def seen(of: Store) -> list[list[dict[str, object]]]:
+        return [of.sql(f"SELECT * FROM {view} ORDER BY ALL").rows() for view in views]
+
+    brief, spans = store.brief(), [make_span(attributes={c.OPERATION: c.CHAT}) for _ in range(3)]
+    store.add(spans[:2])
+    assert seen(brief) == seen(store)
+    store.writer().seal()
+    store.settle()
+    assert seen(brief) == seen(store)
+    store.add([*spans, make_span(attributes={c.REWARD_VALUE: 0.5})])
+    assert seen(brief) == seen(store)
+    time.sleep(0.6)  # from then on what was settled counts as such
+
+    assert seen(brief) == seen(store)
+    assert [len(rows) for rows in seen(brief)[:2]] == [4, 3]
+
+
+def test_brief_read_outlives_its_files(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """Who reads late, when they were packed anew and are gone, sees what is there then."""
+    store.add([make_span(), make_span()])
+    store.writer().seal()
+    store.settle()
+    time.sleep(0.6)
+    late = store.brief().sql("SELECT * FROM spans ORDER BY start_ns")
+    store.compact()
+    time.sleep(0.6)
+    live = {file.name for file in layout.read_manifest().live_files}
+    gone = [path for path in layout.data.glob("spans-*.parquet") if path.name not in live]
+    for path in [*gone, *layout.segments()]:
+        path.unlink()
+
+    found = late.rows()
+
+    assert gone
+    assert found == store.sql("SELECT * FROM spans ORDER BY start_ns").rows()
+    assert len(found) == 2
+
+
 def test_connection_keeps_stdout_clean() -> None:
     """No progress bar gets between a program and its output."""
     with new_connection() as con:

@@ -10,10 +10,11 @@ from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.emitters import reward_span
 from lightning_otel.errors import NotFoundError
+from lightning_otel.serve.viewer import tree
 from lightning_otel.serve.viewer.span import detail, read_span, shown_tokens, text_of
 from lightning_otel.serve.viewer.talk import talks
 from lightning_otel.serve.viewer.trace import bar
-from lightning_otel.serve.viewer.tree import fold, held_trace, read_trace
+from lightning_otel.serve.viewer.tree import fold, held_trace, let_go, read_trace
 from lightning_otel.store.outlines import outline_of
 from lightning_otel.types import Span
 
@@ -165,6 +166,20 @@ def test_parts_of_a_page_are_of_the_trace_as_the_page_showed_it(store: Store) ->
 
     assert held_trace(store, TRACE) is page
     assert len(read_trace(store, TRACE).rows) == 2
+
+
+def test_trace_is_not_held_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only as long as the page may still ask for its parts."""
+    store.add([span(1)])
+    page = read_trace(store, TRACE)
+    let_go()
+    assert held_trace(store, TRACE) is page
+    monkeypatch.setattr(tree, "_KEPT_S", 0.0)
+
+    let_go()
+
+    monkeypatch.undo()
+    assert held_trace(store, TRACE) is not page
 
 
 def test_a_talk_says_every_message_once(store: Store) -> None:

@@ -8,8 +8,8 @@ from lightning_otel.adapter.selection import Selection
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.plot import rollouts
 from lightning_otel.plot.curves import Axis, Chart
+from lightning_otel.store.beside import state_place
 from lightning_otel.store.find import LAST
-from lightning_otel.store.layout import Layout
 
 if TYPE_CHECKING:
     from lightning_otel.state import State
@@ -125,16 +125,9 @@ def _unknown(names: Sequence[str], there: Sequence[str]) -> str:
 
 def _state_of(store: "Store") -> "State | None":
     """The state that the runs of a store lie in; None if there is none: to ask would make it."""
-    from lightning_otel import config
-
-    named, layout = config.named_state(), store.local.layout
-    if named is None and layout is None:
+    place = state_place(store)
+    if place is None:
         return None
-    if named is None or "://" not in named:
-        beside = layout if named is None else Layout(named)
-        if beside is None or not (beside.root / "state.sqlite").exists():
-            return None
-        named = str(beside.catalogue)
     from lightning_otel.state import State
 
-    return State(named)
+    return State(place)

@@ -1,9 +1,9 @@
 """The web app: its routes, a plain list, behind the guard.
 
 A route is a function of a request; what it needs of this server it finds in ``request.app.state``:
-``store``, ``intake``, ``bodies``, ``readers``, ``rooms`` and ``hub``. What it does not serve it
-refuses by raising a ``RefusalError``, which becomes a page for people and OTLP's own form for
-programs.
+``store``, ``brief`` (the store for who reads at once), ``intake``, ``bodies``, ``readers``,
+``rooms`` and ``hub``. What it does not serve it refuses by raising a ``RefusalError``, which
+becomes a page for people and OTLP's own form for programs.
 """
 
 from typing import Final
@@ -15,12 +15,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from lightning_otel.rewarding.totals import Standing
-from lightning_otel.serve import answers
+from lightning_otel.serve import answers, otlp
 from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.api import operations
+from lightning_otel.serve.api import ROUTES as API
 from lightning_otel.serve.api.fresh import Fresh
 from lightning_otel.serve.api.hub import Hub
-from lightning_otel.serve.api.operation import Answer, Operation
 from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.fetching import Fetching
 from lightning_otel.serve.guard import Access, Bodies, Guard
@@ -30,13 +29,11 @@ from lightning_otel.serve.viewer import ROUTES as PAGES
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.home import Looks
 from lightning_otel.store import Store
-from lightning_otel.store.ipc import MEDIA_TYPE as ARROW
 
 _REASONS: Final = {
     404: "there is nothing at this address; see the pages above, or GET /openapi.json",
     405: "this address is asked in another way; see GET /openapi.json",
 }
-_COMPRESSED: Final = ("gzip", "deflate")
 _MOST_STREAMS: Final = 4
 """Long answers of the API under way: each has a DuckDB."""
 
@@ -58,11 +55,11 @@ def make_app(
         hub: Where events are made; likewise.
     """
     app = Starlette(
-        routes=[*PAGES, *(each.route for each in operations(OTLP))],
+        routes=[*PAGES, *otlp.ROUTES, *API],
         exception_handlers={RefusalError: refuse, HTTPException: refuse_http, 500: fail},
     )
     state = app.state
-    state.store = store
+    state.store, state.brief = store, store.brief()
     state.intake = intake
     state.bodies = Bodies()
     state.readers, state.long_readers = page.Readers(), page.Readers(page.LONG_AT_ONCE)
@@ -76,49 +73,6 @@ def make_app(
     state.fetching = Fetching()
     state.standing, state.by_status = Fresh[Standing](), Fresh[dict[str, int]]()
     return Guard(app, access, refused)
-
-
-async def traces(request: Request) -> Response:
-    """Take spans by OTLP/HTTP; 200 says that they are in a segment."""
-    state, headers = request.app.state, request.headers
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", "", *_COMPRESSED):
-        raise RefusalError(415, "a body is sent as it is, or as gzip or deflate")
-    content_type = answers.base_type(headers.get("content-type"))
-    body = await state.bodies.read(request)
-    peer = request.client.host if request.client else ""
-    rejected = await state.intake.take(
-        body,
-        content_type,
-        is_compressed=encoding in _COMPRESSED,
-        came=f"{'otlp+token' if state.has_token else 'otlp'}:{peer}",
-    )
-    return answers.accepted(content_type, rejected)
-
-
-async def fetch(request: Request) -> Response:
-    """Selected spans as Arrow."""
-    answer: Response = await request.app.state.fetching.answer(request)
-    return answer
-
-
-_BYTES: Final = {"type": "string"}
-OTLP: Final = (
-    Operation(
-        "POST", "/v1/traces", traces, "Take spans by OTLP/HTTP; 200 says that they are kept.",
-        {200: Answer(
-            "They are kept, but for those counted as rejected.",
-            {answers.PROTOBUF: _BYTES, answers.JSON: {"type": "object"}},
-        )},
-        bodies={answers.PROTOBUF: _BYTES, answers.JSON: {"type": "object"}},
-        is_open=True,
-    ),
-    Operation(
-        "POST", "/v1/fetch", fetch, "Selected spans as Arrow, for `Store(\"http://…\")` elsewhere.",
-        {200: Answer("One Arrow IPC stream.", {ARROW: _BYTES})},
-        bodies={answers.JSON: {"type": "object"}},
-    ),
-)  # fmt: skip
 
 
 async def refuse(request: Request, refusal: Exception) -> Response:

@@ -26,6 +26,7 @@ from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.app import make_app
 from lightning_otel.serve.guard import Access
 from lightning_otel.serve.intake import Counts, Intake
+from lightning_otel.serve.memory import share_heaps
 from lightning_otel.serve.upkeep import keep_given, keep_settled
 from lightning_otel.store import Store
 
@@ -126,6 +127,7 @@ def run(store: Store, door: Door, access: Access, ready: Callable[[], None]) -> 
         StoreError: The store cannot be made.
     """
     _allow_many_files()
+    share_heaps()
     intake = Intake(store)
     try:
         asyncio.run(_serve(store, door, access, intake, ready))

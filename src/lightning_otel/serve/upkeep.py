@@ -1,4 +1,4 @@
-"""What the server does while nobody asks: settling, and giving feedback to what it judges."""
+"""What the server does while nobody asks: settle, give feedback to what it judges, hold little."""
 
 import asyncio
 import logging
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.serve.intake import Intake
+from lightning_otel.serve.memory import give_back
+from lightning_otel.serve.viewer.tree import let_go
 from lightning_otel.store import Store
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def _settle(store: Store, intake: Intake) -> None:
     if store.layout is not None:
         while keep_up(store.layout).segments:
             pass  # a batch at a time, as long as there is a backlog
+    let_go()
+    give_back()
 
 
 async def keep_given(store: Store, rooms: "Rooms", intake: Intake) -> None:

@@ -139,13 +139,18 @@ def mend(con: "duckdb.DuckDBPyConnection", exc: "duckdb.Error", layout: Layout) 
     avoid(layout, found)
     if before >= found.keys():
         return False
+    renew(con, layout)
+    tell(layout)
+    return True
+
+
+def renew(con: "duckdb.DuckDBPyConnection", layout: Layout) -> None:
+    """Have the views of a connection show what counts from here on, whatever they showed before."""
     there = con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
     names = NAMES & {name for (name,) in there}
     statements = view_statements(layout, settled(layout), names, avoided(layout), living(layout))
     for statement in statements:
         con.execute(statement)
-    tell(layout)
-    return True
 
 
 def settled(layout: Layout) -> frozenset[str]:

@@ -175,6 +175,7 @@ class Layout:
         self.manifest_path = self.root / "manifest.ndjson"
         self.manifest_copy = self.root / "manifest.copy.ndjson"
         self.settler_lock = self.root / "settler.lock"
+        self.state_path = self.root / "state.sqlite"
 
     def exists(self) -> bool:
         """Whether a store stands here."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel.store import damage
 from lightning_otel.store.gist import GIST, ODD, with_gist
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, now_us
-from lightning_otel.store.spans import same_span, spans_query
+from lightning_otel.store.moment import moment_of
+from lightning_otel.store.spans import listed_query, same_span
 from lightning_otel.store.sql import ROLLOUT, listed
 
 if TYPE_CHECKING:
@@ -55,9 +56,10 @@ class NarrowRows:
 
     def loose_query(self) -> str:
         """The query for whole spans that no file with their gist holds."""
-        files = self._files()
-        avoided = [*damage.avoided(self._layout), *(file.name for file in files)]
-        return spans_query(self._layout, damage.settled(self._layout), avoided)
+        files = {file.name for file in self._files()}
+        now = moment_of(self._layout)
+        others = [file for file in now.files if file.name not in files]
+        return listed_query(self._layout, others, now.segments)
 
     def paths(self, low: int | None = None, high: int | None = None) -> list[Path]:
         """Files with the gist of their spans; those of a span of time, Unix nanoseconds."""

@@ -28,7 +28,7 @@ from lightning_otel.errors import (
     StoreError,
 )
 from lightning_otel.store import zones
-from lightning_otel.store.damage import damage_of, mend
+from lightning_otel.store.damage import damage_of, mend, renew
 from lightning_otel.store.layout import Layout, write_private
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS, span_of
 from lightning_otel.store.sql import quoted
@@ -164,6 +164,8 @@ class Query:
                 return act()
             except duckdb.Error as exc:
                 if times > 0 and isinstance(exc, duckdb.IOException):
+                    if self._layout is not None:
+                        renew(self._con, self._layout)
                     continue
                 if times >= 0 and self._is_mended(exc):
                     times = max(times, 1)

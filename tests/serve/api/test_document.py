@@ -4,6 +4,8 @@
 """
 
 import json
+import subprocess
+import sys
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -17,16 +19,18 @@ pytest.importorskip("hypercorn", reason="needs the extra serve")
 
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.routing import Match
 
 from lightning_otel import Store
+from lightning_otel.serve import otlp
+from lightning_otel.serve.api import MEMBERS, ROUTES, Member, operations
 from lightning_otel.serve.api.document import document
-from lightning_otel.serve.app import OTLP, make_app, operations
+from lightning_otel.serve.app import make_app
 from lightning_otel.serve.intake import Intake
 from lightning_otel.serve.server import access_for
 from lightning_otel.serve.viewer import ROUTES as PAGES
 
-DOCUMENT = document(operations(OTLP))
+DOCUMENT = document(operations())
 OPERATIONS = [
     (method, path)
     for path, methods in DOCUMENT["paths"].items()
@@ -61,18 +65,37 @@ def test_document_tells_of_every_route_and_of_no_other(store: Store) -> None:
     guard: Any = make_app(store, intake, access_for("127.0.0.1", ""))
     intake.close()
     app: Starlette = guard._app
-    pages = {id(route) for route in PAGES}
 
-    served = {
-        (method.lower(), route.path.replace(":path}", "}"))
-        for route in app.routes
-        if isinstance(route, Route) and id(route) not in pages
-        for method in (route.methods or set()) - {"HEAD"}
-    }
+    others = [route for route in app.routes if route not in PAGES]
 
+    assert others == [*otlp.ROUTES, *ROUTES]
+    plain = {(*(route.methods or ()), route.path) for route in otlp.ROUTES}
+    assert plain == {(each.method, each.path) for each in operations(["otlp"])}
+    served = {(each.method.lower(), each.path.replace(":path}", "}")) for each in operations()}
     told = {(method, path) for path, methods in DOCUMENT["paths"].items() for method in methods}
     assert served == told
-    assert ("post", "/v1/traces") in told
+
+
+def test_operations_stand_where_their_member_is_looked_for() -> None:
+    """Each below an address of its own member, and of no other: or it would never be asked."""
+    for name in MEMBERS:
+        for operation in operations([name]):
+            scope = {"type": "http", "path": operation.path}
+            members = {each: Member(each, roots) for each, roots in MEMBERS.items()}
+            own = [each for each in MEMBERS if members[each].matches(scope)[0] is Match.FULL]
+            assert own == ([name] if MEMBERS[name] else []), operation.path
+
+
+def test_server_loads_what_is_asked_for() -> None:
+    """Neither the API's models nor what the state beside a store needs, while nobody asks."""
+    script = (
+        "import sys, lightning_otel.serve.server as _\n"
+        "print([name for name in ('pydantic', 'sqlalchemy', 'duckdb') if name in sys.modules])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+
+    assert done.stdout.strip() == b"[]"
 
 
 def test_every_operation_says_what_it_takes_and_answers() -> None:

@@ -1,48 +1,70 @@
 """The HTTP API: members with ``OPERATIONS``, each of which is a route and its documentation.
 
 A member reads and writes by the rooms below, as everybody does; it checks what comes in, and says
-what it does in the OpenAPI document. Nothing in here trains.
+what it does in the OpenAPI document. Nothing in here trains. A member is imported when one of its
+addresses is first asked for: all of them take 30 MB, and who looks at pages needs one.
 """
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.concurrency import run_in_threadpool
+from starlette.routing import BaseRoute, Match, Router
+from starlette.types import Receive, Scope, Send
 
-from lightning_otel.serve.answers import JSON
-from lightning_otel.serve.api import (
-    events,
-    feedback,
-    resources,
-    rollouts,
-    status,
-    training,
-    transitions,
-)
-from lightning_otel.serve.api.document import document
-from lightning_otel.serve.api.operation import Answer, Operation, told_plain
+if TYPE_CHECKING:
+    from lightning_otel.serve.api.operation import Operation
 
-_MEMBERS: Final = (status, feedback, transitions, rollouts, resources, training, events)
+MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "otlp": (),
+    "status": ("/healthz", "/v1/status", "/metrics"),
+    "feedback": ("/v1/feedback", "/feedback"),
+    "transitions": ("/v1/transitions",),
+    "rollouts": ("/v1/rollouts",),
+    "resources": ("/v1/resources",),
+    "training": ("/training", "/optimize"),
+    "events": ("/v1/events",),
+    "document": ("/openapi.json",),
+}
+"""Modules in here, each with the addresses at and below which its operations are; those of OTLP are
+served by ``serve/otlp.py``, which needs none of this."""
 
 
-def operations(others: Iterable[Operation] = ()) -> list[Operation]:
-    """Every operation, and the one that describes them all.
+def operations(names: Iterable[str] = tuple(MEMBERS)) -> "list[Operation]":
+    """Every operation of some members."""
+    modules = (import_module(f"{__name__}.{name}") for name in names)
+    return [each for module in modules for each in module.OPERATIONS]
 
-    Args:
-        others: Those of the server that stand elsewhere.
-    """
-    found = [*others, *(each for member in _MEMBERS for each in member.OPERATIONS)]
 
-    async def openapi(request: Request) -> Response:
-        """This document."""
-        return told_plain(described)
+class Member(BaseRoute):
+    """The routes of a member, imported with the first request for one of them."""
 
-    found.append(
-        Operation(
-            "GET", "/openapi.json", openapi, "This document.",
-            {200: Answer("OpenAPI 3.1.", {JSON: {"type": "object"}})},
-        )
-    )  # fmt: skip
-    described = document(found)
-    return found
+    def __init__(self, name: str, roots: Iterable[str]) -> None:
+        """Name it.
+
+        Args:
+            name: Of the module.
+            roots: The addresses at and below which its operations are.
+        """
+        self._name = name
+        self._roots = tuple(roots)
+        self._router: Router | None = None
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether a request is for it; its own routes say what else may be wrong with it."""
+        path = scope["path"]
+        is_own = any(path == root or path.startswith(f"{root}/") for root in self._roots)
+        return (Match.FULL if is_own and scope["type"] == "http" else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if self._router is None:
+            self._router = await run_in_threadpool(self._import)
+        await self._router(scope, receive, send)
+
+    def _import(self) -> Router:
+        return Router([each.route for each in operations([self._name])])
+
+
+ROUTES: Final[list[BaseRoute]] = [Member(name, roots) for name, roots in MEMBERS.items() if roots]

@@ -5,14 +5,19 @@ Source: OpenAPI Specification 3.1.1.
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
 
 from lightning_otel.serve.answers import JSON
-from lightning_otel.serve.api.operation import Answer, Operation, Refusal, Schema
+from lightning_otel.serve.api import operations
+from lightning_otel.serve.api.operation import Answer, Operation, Refusal, Schema, told_plain
 
 _PARAMETER: Final = re.compile(r"{(\w+)(?::\w+)?}")
 _REF: Final = "#/components/schemas/{model}"
@@ -179,3 +184,21 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     return (
         {**rest, **kinds[0]} if len(kinds) == 1 else {**rest, **({"anyOf": kinds} if kinds else {})}
     )
+
+
+async def openapi(request: Request) -> Response:
+    """This document."""
+    return told_plain(await run_in_threadpool(_described))
+
+
+@cache
+def _described() -> dict[str, Any]:
+    return document(operations())
+
+
+OPERATIONS: Final = (
+    Operation(
+        "GET", "/openapi.json", openapi, "This document.",
+        {200: Answer("OpenAPI 3.1.", {JSON: {"type": "object"}})},
+    ),
+)  # fmt: skip

@@ -10,18 +10,20 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
 from lightning_otel import conventions as c
 from lightning_otel.errors import LightningOtelError
-from lightning_otel.runs import TrainingRun
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.store import Store
 from lightning_otel.store.schema import Record
 from lightning_otel.store.watch import Watch
+
+if TYPE_CHECKING:
+    from lightning_otel.runs import TrainingRun
 
 log = logging.getLogger(__name__)
 
@@ -144,11 +146,11 @@ class Hub:
         if self._task is None or self._task.done():  # another listener may have come first
             self._task = asyncio.create_task(self._make(watch, known))
 
-    def _prepared(self) -> tuple[Watch | None, dict[str, TrainingRun]]:
+    def _prepared(self) -> tuple[Watch | None, dict[str, "TrainingRun"]]:
         layout = self._store.layout
         return None if layout is None else Watch(layout), self._runs()
 
-    async def _make(self, watch: Watch | None, known: dict[str, TrainingRun]) -> None:
+    async def _make(self, watch: Watch | None, known: dict[str, "TrainingRun"]) -> None:
         """Look, again and again, until nobody has listened for a while."""
         left_s, runs_s = time.monotonic(), 0.0
         while not self._is_closed:
@@ -169,7 +171,7 @@ class Hub:
             await asyncio.sleep(LOOK_S)
 
     def _look(
-        self, watch: Watch | None, known: dict[str, TrainingRun] | None
+        self, watch: Watch | None, known: "dict[str, TrainingRun] | None"
     ) -> list[tuple[str, Mapping[str, Any]]]:
         found: list[tuple[str, Mapping[str, Any]]] = []
         if watch is not None:
@@ -187,8 +189,8 @@ class Hub:
             known.update(runs)
         return found
 
-    def _runs(self) -> dict[str, TrainingRun]:
-        if not self._rooms.state.is_made:
+    def _runs(self) -> "dict[str, TrainingRun]":
+        if not self._rooms.is_made:
             return {}
         return {run.run_id: run for run in self._rooms.runs.all()}
 
@@ -241,6 +243,6 @@ def _events_of(records: list[Record]) -> Iterator[tuple[str, Mapping[str, Any]]]
         yield "trace", told
 
 
-def _told(run: TrainingRun) -> Mapping[str, Any]:
+def _told(run: "TrainingRun") -> Mapping[str, Any]:
     names = ("run_id", "algorithm", "status", "step", "reason")
     return {name: getattr(run, name) for name in names}

@@ -5,6 +5,7 @@ from weakref import WeakKeyDictionary
 
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.store import Store
+from lightning_otel.store.beside import state_place
 
 if TYPE_CHECKING:
     from lightning_otel.state import State
@@ -18,13 +19,15 @@ def state_of(store: Store) -> "State | None":
     Raises:
         ConfigError: SQLAlchemy is not installed.
     """
+    if state_place(store) is None:
+        return None
     from lightning_otel.state import State
 
     found = _STATES.get(store)
     if found is None:
         # Two threads may both make one; either will do.
         found = _STATES[store] = State.beside(store)
-    return found if found.is_made else None
+    return found
 
 
 def required(store: Store, what: str) -> "State":

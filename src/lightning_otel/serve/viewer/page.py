@@ -21,6 +21,7 @@ from lightning_otel.errors import LightningOtelError
 from lightning_otel.instants import FORMS, instant_ns
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.guard import busy
+from lightning_otel.serve.memory import give_back
 from lightning_otel.serve.viewer.templating import render
 from lightning_otel.store import Store
 
@@ -82,9 +83,18 @@ class Readers:
             raise busy()
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, partial(_relieved, work))
         finally:
             self._waiting -= 1
+
+
+def _relieved(work: Callable[[], T]) -> T:
+    """What some work gives; the memory that it took is given back."""
+    try:
+        return work()
+    finally:
+        give_back()
 
 
 async def run(
@@ -98,7 +108,7 @@ async def run(
 
     Args:
         request: What was asked.
-        work: The function.
+        work: The function; it is given the store as of now, and keeps nothing of it open.
         is_long: Whether it looks at the whole store: it waits for others such, and no page for it.
         readers: Whose threads; by default those of all who have the key.
 
@@ -108,7 +118,7 @@ async def run(
     state = request.app.state
     try:
         own = state.long_readers if is_long else state.readers
-        found: T = await (readers or own).run(partial(work, state.store))
+        found: T = await (readers or own).run(partial(work, state.brief))
     except LightningOtelError as exc:
         status = next((status for kind, status in _STATUSES if isinstance(exc, kind)), 400)
         raise RefusalError(status, str(exc)) from exc

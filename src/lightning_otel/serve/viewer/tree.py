@@ -145,6 +145,14 @@ def held_trace(store: Store, trace_id: str) -> Trace:
     return read_trace(store, trace_id) if kept is None else kept.trace
 
 
+def let_go() -> None:
+    """Let go of traces that were read too long ago for a page to ask for its parts."""
+    now_s = time.monotonic()
+    for store, kept in list(_LAST.items()):
+        if now_s - kept.since_s >= _KEPT_S:
+            _LAST.pop(store, None)
+
+
 class _Kept(NamedTuple):
     """The trace that was read last, what the store was like before that, and when."""
 

@@ -1,0 +1,26 @@
+"""What the API's document says of the routes that ``serve/otlp.py`` serves."""
+
+from typing import Final
+
+from lightning_otel.serve import answers, otlp
+from lightning_otel.serve.api.operation import Answer, Operation
+from lightning_otel.store.ipc import MEDIA_TYPE as ARROW
+
+_BYTES: Final = {"type": "string"}
+OPERATIONS: Final = (
+    Operation(
+        "POST", "/v1/traces", otlp.traces, "Take spans by OTLP/HTTP; 200 says that they are kept.",
+        {200: Answer(
+            "They are kept, but for those counted as rejected.",
+            {answers.PROTOBUF: _BYTES, answers.JSON: {"type": "object"}},
+        )},
+        bodies={answers.PROTOBUF: _BYTES, answers.JSON: {"type": "object"}},
+        is_open=True,
+    ),
+    Operation(
+        "POST", "/v1/fetch", otlp.fetch,
+        "Selected spans as Arrow, for `Store(\"http://…\")` elsewhere.",
+        {200: Answer("One Arrow IPC stream.", {ARROW: _BYTES})},
+        bodies={answers.JSON: {"type": "object"}},
+    ),
+)  # fmt: skip

@@ -1,0 +1,42 @@
+"""Spans in by OTLP/HTTP, and out again for ``Store("http://…")`` elsewhere."""
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lightning_otel.serve import answers
+from lightning_otel.serve.answers import RefusalError
+
+_COMPRESSED: Final = ("gzip", "deflate")
+
+
+async def traces(request: Request) -> Response:
+    """Take spans by OTLP/HTTP; 200 says that they are in a segment."""
+    state, headers = request.app.state, request.headers
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "", *_COMPRESSED):
+        raise RefusalError(415, "a body is sent as it is, or as gzip or deflate")
+    content_type = answers.base_type(headers.get("content-type"))
+    body = await state.bodies.read(request)
+    peer = request.client.host if request.client else ""
+    rejected = await state.intake.take(
+        body,
+        content_type,
+        is_compressed=encoding in _COMPRESSED,
+        came=f"{'otlp+token' if state.has_token else 'otlp'}:{peer}",
+    )
+    return answers.accepted(content_type, rejected)
+
+
+async def fetch(request: Request) -> Response:
+    """Selected spans as Arrow."""
+    answer: Response = await request.app.state.fetching.answer(request)
+    return answer
+
+
+ROUTES: Final[list[Route]] = [
+    Route("/v1/traces", traces, methods=["POST"]),
+    Route("/v1/fetch", fetch, methods=["POST"]),
+]
