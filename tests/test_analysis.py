@@ -173,6 +173,17 @@ def test_a_step_that_takes_most_of_the_time_is_told() -> None:
     assert told(analyze(outline(spans)))["slow"] == ["#2 took 6.0 s, 75% of it all"]
 
 
+@pytest.mark.parametrize(
+    ("end_ns", "words"),
+    [(15_200_000, "15 ms"), (1_500_000_000, "1.5 s"), (5400 * SECOND, "90 min")],
+)
+def test_how_long_it_took_is_said_as_people_would(end_ns: int, words: str) -> None:
+    """In one unit, whatever its size."""
+    span = Span("t", f"{1:016x}", None, "chat", 0, end_ns, attributes=call_attributes("a", "b"))
+
+    assert f" · {words}, {words} of it in models" in analyze(outline([span])).headline()
+
+
 @pytest.mark.parametrize("attack", ATTACKS, ids=range(len(ATTACKS)))
 def test_nothing_in_it_moves_the_cursor(attack: str) -> None:
     """Whatever a name, message, error or reward says, each is one line of harmless text."""

@@ -238,6 +238,16 @@ def test_run_takes_console_programs(spawn: Cli, tmp_path: Path) -> None:
     assert lines[2] == f"→ lightning-otel doctor --store {tmp_path / 's.duckdb'}"
 
 
+def test_run_does_not_ask_why_a_program_that_failed_made_no_span(cli: Cli, tmp_path: Path) -> None:
+    """Its own error says that."""
+    done = cli("run", "--store", tmp_path / "s.duckdb", "--", "false")
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1] == (
+        "  warning: the program failed, and had made no span before"
+    )
+
+
 @pytest.mark.parametrize(
     ("program", "code"),
     [("true", 3), ("kill -KILL $$", 137)],

@@ -27,6 +27,7 @@ from lightning_otel.adapter.calls import (
     is_failure,
     read_call,
 )
+from lightning_otel.adapter.conversations import Conversation
 from lightning_otel.adapter.placement import Placement
 from lightning_otel.adapter.repair import REPEATED
 from lightning_otel.adapter.rewards import read_reward
@@ -70,6 +71,22 @@ class Adaptation(NamedTuple):
     outcomes: Sequence[Outcome] = ()
 
 
+class _Read(NamedTuple):
+    """What of an attempt can become steps, by position.
+
+    Attributes:
+        calls: How many calls and actions were recorded, whatever became of them.
+        steps: Those that can be read, in order.
+        talks: The conversation of each step.
+        others: For each further record of a call the one that stands for all.
+    """
+
+    calls: int
+    steps: dict[int, Call]
+    talks: dict[int, Conversation]
+    others: dict[int, int]
+
+
 class Assembly:
     """Puts the trajectories of one attempt together."""
 
@@ -103,45 +120,73 @@ class Assembly:
 
     def adapt(self) -> Adaptation:
         """Its trajectories, and its part of the report."""
-        tree, adapter = self._tree, self._adapter
+        read = self._in_told_order(self._read())
+        rewards = self._rewards()
+        placement = credit.place(self._tree, read.steps, read.others, rewards, self._adapter.credit)
+        for reward, reason in placement.unplaced:
+            self._drop(reward.span, "reward", reason)
+        found = trajectories.assemble(
+            self._key,
+            self._tree,
+            trajectories.Steps(read.steps, read.talks, placement.rewards, self._failed),
+            values=self._composed(placement, read.steps),
+            gamma=self._adapter.gamma if self._adapter.credit == "discounted" else None,
+        )
+        report = self._report(read, placement, rewards, found)
+        return Adaptation(
+            found,
+            report,
+            _credited(placement, rewards, read.steps),
+            self._outcomes(placement, read.steps),
+        )
+
+    def _read(self) -> _Read:
+        """What can become steps: calls, each once however often it was recorded, and actions."""
+        tree = self._tree
         positions = [i for i, span in enumerate(tree.spans) if is_call(span)]
-        found_twice = duplicates.find(tree, positions)
-        repeated = [duplicates.ranked(tree, each) for each in found_twice]
+        repeated = [duplicates.ranked(tree, each) for each in duplicates.find(tree, positions)]
         stand_in = {i: duplicates.place_of(tree, each) for each in repeated for i in each}
         calls = self._calls(i for i in positions if i not in stand_in)
         for each in repeated:
             self._merge(each, calls)
         actions = self._actions({call.agent for call in calls.values()})
         steps = dict(sorted({**calls, **actions}.items()))
-        talks = {position: conversations.read(call) for position, call in steps.items()}
-        others = {i: kept for i, kept in stand_in.items() if i != kept and kept in calls}
-        told = [] if tree.is_counted else branches.told_by_messages(tree, steps, talks)
-        if told:
-            tree, moved = reordered(tree, told)
-            self._tree = tree
-            self._failed, self._lost = (
-                [moved[position] for position in each] for each in (self._failed, self._lost)
-            )
-            steps = dict(sorted((moved[i], call) for i, call in steps.items()))
-            talks = {moved[i]: talk for i, talk in talks.items()}
-            others = {moved[i]: moved[kept] for i, kept in others.items()}
-        rewards = self._rewards()
-        placement = credit.place(tree, steps, others, rewards, adapter.credit)
-        for reward, reason in placement.unplaced:
-            self._drop(reward.span, "reward", reason)
-        parts = trajectories.Steps(steps, talks, placement.rewards, self._failed)
-        found = trajectories.assemble(
-            self._key,
-            tree,
-            parts,
-            values=self._composed(placement, steps),
-            gamma=adapter.gamma if adapter.credit == "discounted" else None,
+        return _Read(
+            len(positions) + len(actions),
+            steps,
+            {position: conversations.read(call) for position, call in steps.items()},
+            {i: kept for i, kept in stand_in.items() if i != kept and kept in calls},
         )
+
+    def _in_told_order(self, read: _Read) -> _Read:
+        """The same where messages tell another order than the clock: the tree then follows it."""
+        tree = self._tree
+        told = [] if tree.is_counted else branches.told_by_messages(tree, read.steps, read.talks)
+        if not told:
+            return read
+        self._tree, moved = reordered(tree, told)
+        self._failed, self._lost = (
+            [moved[position] for position in each] for each in (self._failed, self._lost)
+        )
+        return _Read(
+            read.calls,
+            dict(sorted((moved[i], call) for i, call in read.steps.items())),
+            {moved[i]: talk for i, talk in read.talks.items()},
+            {moved[i]: moved[kept] for i, kept in read.others.items()},
+        )
+
+    def _report(
+        self,
+        read: _Read,
+        placement: Placement,
+        rewards: Sequence[tuple[int, Reward]],
+        found: Iterable[Trajectory],
+    ) -> Report:
         distinct = {id(step): step for path in found for step in path.transitions}.values()
         tally = exactness.tally(distinct)
-        report = Report(
-            spans=len(tree.spans),
-            calls=len(positions) + len(actions) + sum(map(is_call, self._repeated)),
+        return Report(
+            spans=len(self._tree.spans),
+            calls=read.calls + sum(map(is_call, self._repeated)),
             transitions=len(distinct),
             exact=tally.exact,
             rewards=len(placement.placed) + sum(each.noun == "reward" for each in self._dropped),
@@ -151,9 +196,6 @@ class Assembly:
             repairs=self._repairs,
             inexact=tally.inexact,
             notes={**tally.notes, **self._passed_over(placement, rewards)},
-        )
-        return Adaptation(
-            found, report, _credited(placement, rewards, steps), self._outcomes(placement, steps)
         )
 
     def _passed_over(

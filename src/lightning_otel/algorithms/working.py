@@ -74,6 +74,11 @@ def run_tasks(
     if any(each.status not in FINAL for each in done):
         _cancel(setting.queue, ids, STOPPED)
         done = setting.queue.rollouts(ids=ids)
+    return _recorded(setting, done)
+
+
+def _recorded(setting: Setting, done: Sequence[Rollout]) -> list[Ran]:
+    """Rollouts that are over with what the store holds of them, and the rewards given there."""
     asked = Asked.of({**setting.select, "mode": None})  # type: ignore[typeddict-item]  # as given
     found = load(setting.store, asked, {each.rollout_id: [queued(each)] for each in done})
     return [

@@ -18,6 +18,7 @@ from lightning_otel.analysis.episode import (
 )
 from lightning_otel.analysis.findings import Finding, findings
 from lightning_otel.markup import one_line
+from lightning_otel.types.wording import duration
 
 if TYPE_CHECKING:
     from lightning_otel.adapter.advantages import Advantage
@@ -77,7 +78,7 @@ class Analysis:
             f"{len(self.steps)} step{'' if len(self.steps) == 1 else 's'}",
             f"{totals.calls} call{'' if totals.calls == 1 else 's'}",
             f"{totals.input_tokens}→{totals.output_tokens} tokens",
-            f"{totals.duration_s:.3g} s, {totals.model_s:.3g} s of it in models",
+            f"{duration(totals.duration_s)}, {duration(totals.model_s)} of it in models",
         ]
         if totals.cost is not None:
             words.append(f"cost {totals.cost:.6g}")

@@ -119,6 +119,8 @@ def _is_number(value: object) -> bool:
 
 
 def _rows(steps: "Iterable[Step]") -> Iterable[dict[str, Any]]:
+    from lightning_otel.types.wording import duration
+
     for step in steps:
         yield {
             "step": step.label,
@@ -128,7 +130,7 @@ def _rows(steps: "Iterable[Step]") -> Iterable[dict[str, Any]]:
             "credit": ", ".join(step.credit),
             "advantage": None if step.advantage is None else f"{step.advantage:.3g}",
             "tokens": f"{_known(step.input_tokens)}→{_known(step.output_tokens)}",
-            "time": "?" if step.duration_s is None else f"{step.duration_s:.3g} s",
+            "time": "?" if step.duration_s is None else duration(step.duration_s),
             "cost": None if step.cost is None else f"{step.cost:.3g}",
             "capture": step.capture,
         }

@@ -314,10 +314,9 @@ def size(size_bytes: int) -> str:
 
 def seconds(duration_ns: int) -> str:
     """A duration in the unit people would say it in."""
-    found = duration_ns / 1e9
-    if found < 1:
-        return f"{found * 1e3:.0f} ms"
-    return f"{found:.1f} s" if found < 120 else f"{found / 60:.0f} min"
+    from lightning_otel.types.wording import duration
+
+    return duration(duration_ns / 1e9)
 
 
 def age(start_ns: int) -> str:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from lightning_otel.tracing import Options, Recording
 
 _NOTHING_CAPTURED = 3
+_NO_SPAN = (
+    "the program made no span; does it call a model through a library that is known, in a Python "
+    "that has lightning-otel, without -I, -E or -S?"
+)
+_FAILED_FIRST = "the program failed, and had made no span before"
 
 
 # What stands after the program's name is the program's.
@@ -159,6 +164,7 @@ class _Run:
         self._name = name
         self._started_ns = time.time_ns()
         self._recording: Recording | None = None
+        self._code = 0
         self._problem: LightningOtelError | None = None
         self._forwarding: Forwarding | None = None
 
@@ -200,7 +206,7 @@ class _Run:
         try:
             environment = _environment(self._opened, recording, self._options, self._transforms)
             with Upkeep(self._opened.layout):
-                code = run_child(program, environment)
+                code = self._code = run_child(program, environment)
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
         except ProgramError as exc:
             scope.end(exc)
@@ -230,10 +236,7 @@ class _Run:
         self._tell_losses(has_root=bool(counts["has_root"]))
         self._tell_forwarding(int(counts["ended"]), store)
         if not captured:
-            talk(
-                "  warning: the program made no span; does it call a model through the openai "
-                "client, in a Python that has lightning-otel, without -I, -E or -S?"
-            )
+            talk(f"  warning: {_FAILED_FIRST if self._code else _NO_SPAN}")
             suggest("doctor", store)
             return 0
         if not counts["rewards"]:

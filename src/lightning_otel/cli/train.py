@@ -85,23 +85,15 @@ def train(
     if is_list:
         _list(store, form)
         return
+    if is_worker and (resume or save or follow):
+        raise ConfigError("a worker takes what is asked for; leave out --resume, --save, --follow")
+    train_tasks, val_tasks = _tasks(tasks), _tasks(val)
     if is_worker:
-        if resume or save or follow:
-            raise ConfigError(
-                "a worker takes what is asked for; leave out --resume, --save, --follow"
-            )
-        _work(algorithm or "", agent, options, _tasks(tasks), _tasks(val), store, more)
+        _work(algorithm or "", agent, options, train_tasks, val_tasks, store, more)
         return
-    if algorithm is None:
-        from lightning_otel import algorithms
-
-        raise ConfigError(f"no algorithm is named; there are {', '.join(algorithms.names())}")
-    # The agent's module may stand here, and workers in other processes import it again.
-    sys.path.insert(0, os.getcwd())
     trainer = _trainer(algorithm, agent, options, store, more)
     if resume:
         trainer.resume_from_checkpoint(resume)
-    train_tasks, val_tasks = _tasks(tasks), _tasks(val)
     with _progress(trainer):
         # A step is never cut off: the run goes on beside, and is told to stop.
         fitting = trainer.fit_async(train_tasks, val_tasks, follow=follow)
@@ -116,10 +108,15 @@ def train(
 
 
 def _trainer(
-    algorithm: str, agent: str | None, options: Sequence[str], store: str | None, more: Any
+    algorithm: str | None, agent: str | None, options: Sequence[str], store: str | None, more: Any
 ) -> "Trainer":
+    from lightning_otel import algorithms
     from lightning_otel.trainer import Trainer
 
+    if algorithm is None:
+        raise ConfigError(f"no algorithm is named; there are {', '.join(algorithms.names())}")
+    # The agent's module may stand here, and workers in other processes import it again.
+    sys.path.insert(0, os.getcwd())
     given = {name: value for name, value in more.items() if value is not None}
     return Trainer(
         _loaded(agent) if agent else None, algorithm, store=store, **given, **_options(options)

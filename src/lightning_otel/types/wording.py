@@ -13,6 +13,13 @@ def plain_text(messages: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(_line(part) for item in messages for part in _parts(item))
 
 
+def duration(duration_s: float) -> str:
+    """A duration in the unit people would say it in."""
+    if duration_s < 1:
+        return f"{duration_s * 1e3:.0f} ms"
+    return f"{duration_s:.1f} s" if duration_s < 120 else f"{duration_s / 60:.0f} min"
+
+
 def step_row(step: "Transition") -> dict[str, object]:
     """A step as a row for people: whose it is, what was said last, what was done, what it earned.
 

@@ -107,10 +107,7 @@ def search(
         ConfigError: A reward lies above the perfect score.
     """
     texts = texts_of(seeds, plan)
-    shots = None
-    if plan.few_shot:
-        shots = Shots(plan.few_shot, perfect_score=plan.perfect_score, seed=plan.seed)
-    memory = Memory(part.fingerprint(texts.names, plan.few_shot, plan.metric), shots)
+    memory = Memory(part.fingerprint(texts.names, plan.few_shot, plan.metric), _shots(plan))
     fault = Fault()
     episodes = Episodes(
         context,
@@ -141,6 +138,13 @@ def search(
     except StoppedError:
         return  # in the midst of an iteration, which is begun anew
     watch.end()
+
+
+def _shots(plan: Plan) -> Shots | None:
+    """Examples for the prompts, if the plan has any."""
+    if not plan.few_shot:
+        return None
+    return Shots(plan.few_shot, perfect_score=plan.perfect_score, seed=plan.seed)
 
 
 def _optimize(
