@@ -79,7 +79,7 @@ def test_queue_and_attempts_with_reasons(store: Store) -> None:
     assert [each.rollout_id for each in failed["rows"]] == [lease.rollout.rollout_id]
     assert [(each.status, each.reason) for each in one["tries"]] == [("failed", "it broke")]
     assert one["queued"]["is_over"]
-    assert one["task"].text == '{\n  "n": 0\n}'
+    assert one["task"].text == '{"n": 0}'
 
 
 def test_forms_pause_resume_and_cancel(store: Store, served: Callable[..., str]) -> None:

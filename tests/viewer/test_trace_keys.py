@@ -7,6 +7,7 @@ from tests.viewer.test_tree import TRACE, call, said, span
 from tests.viewer.visiting import Visits, violations
 
 from lightning_otel import Store
+from lightning_otel import conventions as c
 
 PART = 250
 """Rows that come at once."""
@@ -203,3 +204,29 @@ def test_who_runs_through_rows_makes_one_entry(visit: Visits, small: Store) -> N
     assert page.evaluate("history.length") == before + 1
     page.go_back()
     page.wait_for_selector("#span:has-text('Select a span')")
+
+
+def test_what_failed_and_what_runs_right_to_left(visit: Visits, store: Store) -> None:
+    """The count of failures leads to the first, a row says its error once, Arabic begins right."""
+    given, answered = said(("user", "ما هي عاصمة فرنسا؟")), said(("assistant", "باريس."))
+    wrong = {"attributes": {c.ERROR_TYPE: "ValueError"}, "status_message": "ValueError: too many"}
+    store.add([span(1, end_ns=90_000), call(2, 1, given, answered)])
+    store.add([span(3, 1, status="ERROR", **wrong), span(4, 1, status="ERROR")])
+    page = visit(store, f"/traces/{TRACE}?tab=chat")
+    body = page.locator(".chat .body").first
+
+    left = page.evaluate(
+        """(body) => { const range = document.createRange(); range.selectNodeContents(body);
+           return range.getBoundingClientRect().left - body.getBoundingClientRect().left }""",
+        body.element_handle(),
+    )
+    assert left > 100
+    assert violations(page) == []
+    page.click("#facts a:has-text('2 failed')")
+    beside(page, "work 3")
+    assert page.inner_text(".selected .bad") == "failed ValueError: too many"
+    page.set_viewport_size({"width": 390, "height": 600})
+    page.click("a.name:has-text('work 2')")
+    beside(page, "work 2")
+    assert page.evaluate("document.querySelector('#span').getBoundingClientRect().top") < 500
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -12,6 +12,8 @@ Side: TypeAlias = Literal["input", "output"]
 
 LONGEST: Final = 8_000
 """Characters of a part that stand on a page; the whole of it is behind a link."""
+_LINE: Final = 72
+"""JSON that is no longer stands in one line."""
 _TITLES: Final = {"text": "", "reasoning": "reasoning", "refusal": "refusal"}
 
 
@@ -154,6 +156,9 @@ def _laid_out(value: object) -> str:
     if value is None:
         return ""
     try:
+        line = json.dumps(value, ensure_ascii=False, default=str)
+        if len(line) <= _LINE:
+            return line
         return json.dumps(value, ensure_ascii=False, indent=2, default=str)
     except (ValueError, RecursionError):
         return dumped(value)

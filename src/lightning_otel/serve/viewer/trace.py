@@ -5,6 +5,7 @@ far down are parts of their own, read when they are seen.
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -32,6 +33,8 @@ DEEPEST: Final = 24
 """Levels that are indented; what lies deeper says how deep."""
 _WIDTH: Final = 1000
 """Of a waterfall, in its own units."""
+_LEAST: Final = 4.0
+"""Of a bar: a pixel where a waterfall is as narrow as on a telephone."""
 _RAW: Final = 65_536
 
 
@@ -84,8 +87,8 @@ def _facts(trace: Trace) -> Mapping[str, Any]:
         "models": list(dict.fromkeys(row.model for row in calls if row.model)),
         "calls": len(calls),
         "tools": sum(row.kind == "tool" for row in own),
-        "errors": sum(row.status == "ERROR" for row in own),
-        "open": sum(row.end_ns is None for row in own),
+        "errors": [row for row in own if row.status == "ERROR"],
+        "open": [row for row in own if row.end_ns is None],
         "steps": sum(row.step is not None for row in own),
         "input_tokens": sum(row.step.input_tokens or 0 for row in own if row.step is not None),
         "output_tokens": sum(row.step.output_tokens or 0 for row in own if row.step is not None),
@@ -131,7 +134,7 @@ def bar(since_ns: int, until_ns: int, row: Row) -> tuple[float, float]:
     end_ns = until_ns if row.end_ns is None else row.end_ns
     length = max(0, end_ns - row.start_ns)
     width = min(_WIDTH - begin, length * _WIDTH / whole)
-    return round(min(begin, _WIDTH - 2), 2), round(max(2.0, width), 2)
+    return round(min(begin, _WIDTH - _LEAST), 2), round(max(_LEAST, width), 2)
 
 
 def _chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
@@ -198,13 +201,15 @@ def _tokens(request: Request, store: Store, trace: Trace, first: int) -> Mapping
 def _rewards(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
     found, _ = adapted(store, trace.trace_id)
     every = large.steps(trace) if found is None else steps(found)
+    report = trace.report if found is None else found.report
     given = large.credits(store, trace, every) if found is None else credits(found)
     part = part_of(max(len(given), len(every)), MESSAGES, first, "row")
     return {
         "part": part,
         "credits": given[part.first : part.first + part.size],
         "steps": every[part.first : part.first + part.size],
-        "report": trace.report if found is None else found.report,
+        "report": report,
+        "lost": Counter(each.reason for each in report.dropped if each.noun == "reward"),
     }
 
 

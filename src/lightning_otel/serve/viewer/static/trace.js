@@ -139,6 +139,8 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest("#rows a.name, #rows a.fold");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  if (link.matches(".fold")) then(() => fold(link));
-  else select(link.closest("[data-row]"));
+  if (link.matches(".fold")) return then(() => fold(link));
+  select(link.closest("[data-row]"));
+  // On a small screen it stands below all rows.
+  if (getComputedStyle(beside).position === "static") beside.scrollIntoView({ block: "start" });
 });

@@ -258,5 +258,5 @@ setInterval(() => { for (const element of missed) { missed.delete(element); soon
 const isDark = matchMedia("(prefers-color-scheme: dark)");
 if (document.documentElement.dataset.theme === "auto" && isDark.matches) $("[data-theme-switch]").value = "light";
 
-$(".top [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+for (const here of $$(".top [aria-current], .tabs [aria-current]")) here.scrollIntoView({ block: "nearest", inline: "center" });
 start(document);
