@@ -20,11 +20,11 @@ from lightning_otel.store.layout import (
     MEMORY,
     SCHEMA_VERSION,
     Layout,
-    now_us,
     total_bytes,
     write_private,
 )
 from lightning_otel.store.live import living
+from lightning_otel.store.moment import moment_of
 from lightning_otel.store.rebuild import mend_manifest
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
 from lightning_otel.store.spans import spans_query, traces_query
@@ -201,9 +201,9 @@ class LocalSource:
     ) -> None:
         avoided = damage.avoided(self.layout)
         alive = living(self.layout) if "rollouts" in names else ()
-        are_small = _are_small(self.layout, settled)
+        waiting = [path for path in self.layout.segments() if path.name not in settled]
         for statement in views.view_statements(
-            self.layout, settled, names, avoided, alive, are_small=are_small
+            self.layout, settled, names, avoided, alive, are_small=are_small(waiting)
         ):
             con.execute(statement)
 
@@ -221,34 +221,25 @@ class LocalSource:
     def _near(self, trace_ids: Sequence[str]) -> "duckdb.DuckDBPyConnection":
         """A connection whose ``spans`` are those of a few traces: all other files stay shut.
 
-        What counts is decided here and not by the query, which must come soon: files that cease to
-        count meanwhile stay for a period of grace.
+        What counts is decided here and not by the query, which must come soon; see
+        :mod:`moment`.
         """
         import duckdb
 
         layout = self.layout
         prepare(layout)
-        listed = layout.segments()  # first: what is settled meanwhile stands in the manifest
-        manifest, now = layout.read_manifest(), now_us()
-        settled = manifest.settled_by(now)
-        segments = [path for path in listed if path.name not in settled]
-        is_mixed = any(file.schema < SCHEMA_VERSION for file in manifest.live_files)
+        now = moment_of(layout)
+        is_mixed = any(file.schema < SCHEMA_VERSION for file in now.files)
         if is_mixed or damage.avoided(layout):
             return self.connect(("spans",))
-        there = set(os.listdir(layout.data))
-        files = [
-            layout.data / file.name
-            for file in manifest.files
-            if file.added_us <= now
-            and (file.dropped_us is None or file.dropped_us > now)
-            and file.name in there
-        ]
-        empty = [layout.data / EMPTY_DATA] if EMPTY_DATA in there or not files else []
+        files = [layout.data / file.name for file in now.files]
+        has_empty = (layout.data / EMPTY_DATA).exists()
+        empty = [layout.data / EMPTY_DATA] if has_empty or not files else []
         con = new_connection()
         try:
             query = traces_query(
                 [*empty, *_holding(con, files, trace_ids)],
-                [layout.live / EMPTY_LIVE, *(s for s in segments if _mentions(s, trace_ids))],
+                [layout.live / EMPTY_LIVE, *(s for s in now.segments if _mentions(s, trace_ids))],
                 trace_ids,
             )
             con.execute(f"CREATE VIEW spans AS {query}")
@@ -332,11 +323,9 @@ def _state(catalogue: Path) -> str:
     return f"{found.st_size} {found.st_mtime_ns}"
 
 
-def _are_small(layout: Layout, settled: Collection[str]) -> bool:
-    """Whether so many small segments wait to be settled that opening them takes longest."""
-    known = set(settled)
-    waiting = [path for path in layout.segments() if path.name not in known]
-    return len(waiting) > _MANY and total_bytes(waiting) < _SMALL_BYTES * len(waiting)
+def are_small(segments: Sequence[Path]) -> bool:
+    """Whether segments are so many and so small that opening them takes longest."""
+    return len(segments) > _MANY and total_bytes(segments) < _SMALL_BYTES * len(segments)
 
 
 def _holding(

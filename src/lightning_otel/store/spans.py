@@ -145,6 +145,20 @@ live AS NOT MATERIALIZED (
 {_settled_and_live()}"""
 
 
+def live_query(segments: Iterable[Path], where: str = "true", *, are_small: bool = False) -> str:
+    """A query for the spans of some segments, each once; one that a file holds may be among them.
+
+    Args:
+        segments: At least one.
+        where: A condition on the spans.
+        are_small: Whether the segments are many and small; see :func:`read_many_ndjson`.
+    """
+    read = read_many_ndjson if are_small else read_ndjson
+    return f"""SELECT {", ".join(COLUMNS)} FROM {read(listed(segments), SEGMENT_COLUMNS)}
+  WHERE {where} AND {IS_SPAN}
+  {_ONE_LINE_EACH}"""
+
+
 def traces_query(files: Iterable[Path], segments: Iterable[Path], trace_ids: Iterable[str]) -> str:
     """What :func:`spans_query` gives of a few traces, from the only places that hold some of them.
 
@@ -160,9 +174,7 @@ WITH settled AS MATERIALIZED (
   SELECT {columns} FROM read_parquet({listed(files)}, union_by_name=true) WHERE {wanted}
 ),
 live AS NOT MATERIALIZED (
-  SELECT {columns} FROM {read_ndjson(listed(segments), SEGMENT_COLUMNS)}
-  WHERE {wanted} AND {IS_SPAN}
-  {_ONE_LINE_EACH}
+  {live_query(segments, wanted)}
 )
 {_settled_and_live()}"""
 

@@ -198,7 +198,8 @@ SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   sum(input_tokens) FILTER ({_IS_CALL}) AS input_tokens,
   sum(output_tokens) FILTER ({_IS_CALL}) AS output_tokens,
   string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
-  any_value({attribute(c.TASK)}) FILTER (name = '{c.SPAN_ROLLOUT}') AS task
+  -- Not FILTER: before that DuckDB parses the JSON of every span.
+  arg_min(CASE WHEN {_IS_ROLLOUT} THEN {attribute(c.TASK)} END, start_ns) AS task
 FROM spans LEFT JOIN homes USING (trace_id, span_id)
   LEFT JOIN (SELECT *, true AS is_repeated FROM repeated) USING (trace_id, span_id)
 GROUP BY 1, 2"""

@@ -15,6 +15,7 @@ from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.viewer.page import run
 from lightning_otel.store import Store
 from lightning_otel.store.layout import total_bytes
+from lightning_otel.store.overview import overview
 from lightning_otel.store.settle import sealed
 
 EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -128,7 +129,7 @@ def _read(request: Request, store: Store) -> dict[str, Any]:
 
 def _by_status(store: Store) -> dict[str, int]:
     query = "SELECT status, count(DISTINCT rollout_id) AS n FROM rollouts GROUP BY 1"
-    found = {row["status"]: int(row["n"]) for row in store.sql(query)}
+    found = {row["status"]: int(row["n"]) for row in overview(store.source, query)}
     return {name: found.get(name, 0) for name in _STATUSES}
 
 
