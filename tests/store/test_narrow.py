@@ -247,6 +247,33 @@ def test_transitions_without_bodies_are_the_same(
     assert passes["walked"] > 0 or oddness > 0.5
 
 
+@pytest.mark.parametrize("oddness", [0.0, 0.5])
+def test_steps_are_counted_as_they_are_given(store: Store, oddness: float) -> None:
+    """By rollout and resources, whichever way they took; none is made for it on the plain one."""
+    chance = random.Random(3)
+    stamps = ({}, {c.RESOURCES: '{"*":{"prompt[image]":2}}'}, {c.RESOURCES: '{"*":{"prompt":1}}'})
+    for number in range(40):
+        spans = Agent(number, oddness).work()
+        if number % 4:
+            own = chance.choice(stamps)
+            spans = [replace(span, attributes={**span.attributes, **own}) for span in spans]
+        store.add(spans)
+
+    counted: Counter[Any] = Counter()
+    for each in store.step_counts():
+        key = (each.rollout_id, tuple(each.resources.items()))
+        counted[key, "steps"] += each.steps
+        counted[key, "rewarded"] += each.rewarded
+    wanted: Counter[Any] = Counter()
+    for step in store.transitions():
+        key = (step.rollout_id, tuple(step.resources.items()))
+        wanted[key, "steps"] += 1
+        wanted[key, "rewarded"] += step.reward is not None
+
+    assert counted == wanted
+    assert len({resources for (_, resources), _ in counted}) == 3
+
+
 def _settle(store: Store) -> str:
     """Settle all there is; the name of the file it stands in."""
     assert store.layout is not None

@@ -7,10 +7,11 @@ made with, as in ``system_prompt[image]``.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.store import Store
+from lightning_otel.store.overview import overview
 
 KEY: Final = "category"
 """Where a task says what kind it is of."""
@@ -62,8 +63,13 @@ class Totals:
 
     def add(self, other: "Totals") -> None:
         """Add what others counted."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.spans += other.spans
+        self.rollouts += other.rollouts
+        self.rewarded_rollouts += other.rewarded_rollouts
+        self.steps += other.steps
+        self.rewarded_steps += other.rewarded_steps
+        self.rewards += other.rewards
+        self.reward_sum += other.reward_sum
 
 
 class Standing(NamedTuple):
@@ -86,20 +92,20 @@ def standing(store: Store) -> Standing:
     """
     found: dict[str, Totals] = {}
     kinds: dict[str, str] = {}
-    for row in store.sql(_ROLLOUTS):
+    for row in overview(store.source, _ROLLOUTS):
         found[row["rollout_id"]] = Totals(spans=int(row["spans"]), rollouts=1)
         if kind := _category_of_task(row["task"]):
             kinds[row["rollout_id"]] = kind
-    for row in store.sql(_REWARDS):
+    for row in overview(store.source, _REWARDS):
         one = found.setdefault(row["rollout_id"], Totals())
         one.rewarded_rollouts = 1
         one.rewards, one.reward_sum = int(row["rewards"]), float(row["total"])
-    for step in store.transitions(bodies=False):
-        one = found.setdefault(step.rollout_id, Totals())
-        one.steps += 1
-        one.rewarded_steps += step.reward is not None
-        if step.rollout_id not in kinds and (kind := _category_of(step.resources)):
-            kinds[step.rollout_id] = kind
+    for made in store.step_counts():
+        one = found.setdefault(made.rollout_id, Totals())
+        one.steps += made.steps
+        one.rewarded_steps += made.rewarded
+        if made.rollout_id not in kinds and (kind := _category_of(made.resources)):
+            kinds[made.rollout_id] = kind
     total, categories = Totals(), dict[str, Totals]()
     for rollout_id, one in found.items():
         total.add(one)

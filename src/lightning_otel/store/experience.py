@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lightning_otel.formats.format import LeftOut, Row
     from lightning_otel.store.export import Exported, FileKind, Place
     from lightning_otel.store.narrow import Part
+    from lightning_otel.store.plain import StepCount
     from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table, Transitions
 
@@ -136,6 +137,14 @@ class Experience:
         """
         found = self._parts(Asked.of(keywords), bodies=False)
         return Report.total(part.report for part in found)
+
+    def step_counts(self) -> "Iterator[StepCount]":
+        """How many transitions each rollout came to, and how many of them have a reward.
+
+        There may be several counts of a rollout, which add up.
+        """
+        for part in self._parts(Asked.of({}), bodies=False):
+            yield from part.counted()
 
     def export(
         self,

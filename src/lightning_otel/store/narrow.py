@@ -26,7 +26,7 @@ from lightning_otel.store.exact import flowing
 from lightning_otel.store.gist import KIND, REWARD
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.narrow_rows import NarrowRows
-from lightning_otel.store.plain import Plain
+from lightning_otel.store.plain import Plain, StepCount
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
@@ -66,11 +66,25 @@ class Part(NamedTuple):
             for.
         put: Appends the rows of all of them to a table on the pass's connection; None if that is
             not quicker than to make them of the steps.
+        counts: Counts them likewise.
     """
 
     steps: Iterable[tuple[Transition, int]]
     report: Report
     put: Callable[[str], None] | None = None
+    counts: Callable[[], Iterable[StepCount]] | None = None
+
+    def counted(self) -> Iterable[StepCount]:
+        """How many steps each rollout came to, by what they were made with; instead of ``steps``.
+
+        Of the steps of one rollout that were made with the same, there may be several counts.
+        """
+        if self.counts is not None:
+            return self.counts()
+        return (
+            StepCount(step.rollout_id, step.resources, 1, int(step.reward is not None))
+            for step, _ in self.steps
+        )
 
 
 def parts(source: SpanSource, layout: Layout, asked: Asked) -> Iterator[Part]:
@@ -117,8 +131,8 @@ def query(
 def part_of(found: Adaptation, *, bodies: bool) -> Part:
     """Each transition of an adaptation once, with its branch and with its bodies or without."""
     told = (lambda step: step) if bodies else without_bodies
-    steps = [(told(step), path.branch) for step, path in distinct(found.trajectories)]
-    return Part(steps, found.report)
+    steps = ((told(step), path.branch) for step, path in distinct(found.trajectories))
+    return Part(steps, found.report)  # who wants the report alone makes no step
 
 
 def without_bodies(step: Transition) -> Transition:
@@ -224,7 +238,8 @@ class _Pass:
         for batch, low, high in batches:
             self._rows.choose(batch, low, high)
             plain = Plain(con, self._layout, received=wanted.received)
-            yield Part(zip(plain.transitions(), repeat(0)), plain.report(), plain.put)
+            made = zip(plain.transitions(), repeat(0))
+            yield Part(made, plain.report(), plain.put, plain.counted)
             left = self._left("NOT coalesce(is_sound, false)")
             for groups in _gathered(self._left("is_sound AND NOT is_plain"), WALKED):
                 found = walked(con, self._layout, groups, received=wanted.received)

@@ -7,7 +7,7 @@ say alike is read once. Whatever is not plainly so is not decided here.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
@@ -155,6 +155,22 @@ _VALUES: Final[Mapping[str, str]] = {
 """Columns of the rows that are not fetched as they are."""
 
 
+class StepCount(NamedTuple):
+    """Transitions of a rollout that were made with the same resources.
+
+    Attributes:
+        rollout_id: The rollout.
+        resources: Version of each resource, by its name.
+        steps: How many they are.
+        rewarded: How many of them have a reward.
+    """
+
+    rollout_id: str
+    resources: Mapping[str, str]
+    steps: int
+    rewarded: int
+
+
 class Plain:
     """The plain attempts of the table ``chosen``, which has the rows of ``part``."""
 
@@ -281,6 +297,15 @@ class Plain:
                 given = row[15]
                 named = None if given is None else rewards[given]
                 yield facts.transition(row, calls[row[14]], named)
+
+    def counted(self) -> Iterator[StepCount]:
+        """How many they are, by rollout and what they were made with, in the order of both."""
+        rows = self._con.execute(
+            "SELECT rollout, facts, count(*), count(rewards) "
+            f"FROM ({_MADE}) GROUP BY number, rollout, facts ORDER BY number, min(began)"
+        ).fetchall()
+        for rollout, place, steps, rewarded in rows:
+            yield StepCount(rollout, self._calls[place].resources, steps, rewarded)
 
     def put(self, table: str) -> None:
         """Append their rows to a table with the columns of transitions without bodies."""
