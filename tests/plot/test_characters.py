@@ -93,13 +93,21 @@ def test_runs_are_drawn_in_ascii_with_their_names() -> None:
     found = drawn(chart_of([1.0, 2.0, 3.0], [3.0, 1.0]), Look(30, 4, is_braille=False))
 
     assert found[1:6] == [
-        "  |***                    ****",
-        "  |   ****          ******",
-        "2 +       **********",
-        "  |*******    ***",
+        "  |+++                    ****",
+        "  |   ++++          ******",
+        "2 +       ++++******",
+        "  |*******    +++",
         "  +---------------------------",
     ]
-    assert found[-2:] == ["  -- run-1  1 -> 3", "  -- run-2  3 -> 1"]
+    assert found[-2:] == [" *-- run-1  1 -> 3", " +-- run-2  3 -> 1"]
+
+
+def test_lines_are_told_apart_without_colour() -> None:
+    """In braille each has its digit at its end, beside the other where they meet."""
+    found = drawn(chart_of([0.0, 0.5, 1.0], [1.0, 1.0, 1.0]))
+
+    assert found[1] == "1 ┤⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉2⠉⠉⠉⠉⠉⠉⠉⠉⠉⢉⣉⣉⠭⠭⠝⠛⠋1"
+    assert found[-2:] == [" 1── run-1  0 -> 1", " 2── run-2  1 -> 1"]
 
 
 def test_values_are_dots_beside_their_mean() -> None:

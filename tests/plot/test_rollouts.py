@@ -6,7 +6,7 @@
 import os
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from tests.plot.made import SECOND, START_NS, fill, rollout
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.plot import Chart, Curves, plot_training_metrics
-from lightning_otel.plot.curves import Point
+from lightning_otel.plot.curves import Axis, Point
 
 MANY = int(os.environ.get("LIGHTNING_TEST_ROLLOUTS", "1000"))
 
@@ -133,6 +133,88 @@ def test_versions_beyond_the_most_are_counted(store: Store) -> None:
 
     assert points(chart)[0].label == "v11"
     assert chart.notes == ("10 earlier versions are not drawn",)
+
+
+def versions(store: Store, names: str, values: Iterable[float | None]) -> Store:
+    """The store with a rollout a letter, which is its version; a space is none."""
+    for number, (name, value) in enumerate(zip(names, values, strict=True), 1):
+        stamps = {} if name == " " else {c.RESOURCE_VERSION: name}
+        store.add(rollout(number, value, stamps=stamps))
+    return store
+
+
+@pytest.mark.parametrize("axis", ["rollout", "time"])
+def test_versions_side_by_side_have_a_line_each(store: Store, axis: Axis) -> None:
+    """In the order they first acted, each with its own moving mean; the rest is a line too."""
+    versions(store, "ab ab a", [0.0, 1.0, 0.5, 0.2, 0.8, None, 0.4])
+
+    chart = only(plot_training_metrics(store, "reward", by=axis, window=2))
+
+    drawn = [(line.name, [point.value for point in line.points]) for line in chart.series]
+    assert drawn == [("a", [0.0, 0.2, 0.4]), ("b", [1.0, 0.8]), ("others", [0.5])]
+    assert [point.mean for point in chart.series[0].points] == pytest.approx([0.0, 0.1, 0.3])
+    assert chart.series[0].points[-1].x == (6 if axis == "rollout" else START_NS + 7 * SECOND)
+    assert chart.notes == (
+        "1 rollout without a reward",
+        "others: 1 rollout without a resource version",
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "notes"),
+    [
+        ("aaaa", ()),
+        (" a a", ()),
+        ("abbc", ("3 versions, one after the other; by version they are compared",)),
+    ],
+)
+def test_versions_one_after_the_other_are_one_line(
+    store: Store, names: str, notes: tuple[str, ...]
+) -> None:
+    """As is one version, be it beside rollouts without any: their succession is the curve."""
+    versions(store, names, [0.0, 0.5, 0.5, 1.0])
+
+    chart = only(plot_training_metrics(store, "reward"))
+
+    assert [point.x for point in points(chart)] == [1, 2, 3, 4]
+    assert chart.series[0].name == ""
+    assert chart.notes == notes
+
+
+@pytest.mark.parametrize(
+    ("names", "own", "notes"),
+    [
+        ("abcdef", "abcdef", ()),
+        ("abcdefgh", "defgh", ("others: 3 earlier versions",)),
+        (
+            "abcdef ", "bcdef",
+            ("others: 1 earlier version and 2 rollouts without a resource version",),
+        ),
+    ],
+)  # fmt: skip
+def test_the_newest_versions_have_lines(
+    store: Store, names: str, own: str, notes: tuple[str, ...]
+) -> None:
+    """Six at most, as there are colours; all others are one, and every value is in some line."""
+    versions(store, names * 2, [0.5] * len(names) * 2)
+
+    chart = only(plot_training_metrics(store, "reward"))
+
+    assert [line.name for line in chart.series] == [*own, *(["others"] if notes else [])]
+    assert sum(line.count for line in chart.series) == 2 * len(names)
+    assert chart.notes == notes
+
+
+def test_versions_share_the_points_of_a_chart(store: Store) -> None:
+    """Together they are no more than one line would be, and lie over each other in time."""
+    versions(store, "ab" * 500, [0.0, 1.0] * 500)
+
+    chart = only(plot_training_metrics(store, "reward"))
+
+    one, other = chart.series
+    assert (len(one.points), len(other.points)) == (200, 200)
+    assert (one.points[-1].x, other.points[-1].x) == (999, 1000)
+    assert (one.window, one.points[-1].mean, other.points[-1].mean) == (50, 0, 1)
 
 
 def test_mode_and_time_select(store: Store) -> None:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,29 @@ def test_any_values_are_drawn(values: list[float]) -> None:
     assert "inf" not in drawn
     assert len(drawn) < 600_000
     assert texts(parsed(svg([]))) == ["nothing to draw"]
+
+
+def test_lines_are_told_apart_without_colour() -> None:
+    """Each has dashes of its own, which its sample in the legend shows; no band hides another."""
+    lines = [replace(series_of([0.0, 1.0], f"v{n}"), window=2) for n in range(6)]
+    wide = [replace(each, points=(replace(each.points[0], high=2.0),)) for each in lines]
+
+    drawn = svg([Chart("reward", "reward", "rollout", tuple(lines))])
+
+    dashes = re.findall(r"mean[.]s(\d){stroke-dasharray:([\d ]+)}", drawn)
+    assert [rank for rank, _ in dashes] == list("12345")
+    assert len({dash for _, dash in dashes}) == 5
+    assert len(re.findall(r'class="mean s\d" d="M84 ', drawn)) == 6
+    assert "v3 · rollout 1 · 0 (1 value)" in drawn
+    assert "band s" not in svg([Chart("reward", "reward", "rollout", tuple(wide))])
+
+
+def test_the_viewer_has_the_same_dashes() -> None:
+    """Its style sheet stands for the styles that its pictures come without."""
+    of_viewer = (files("lightning_otel.serve.viewer") / "static" / "viewer.css").read_text()
+    rule = r"svg[.]curve [.]mean[.](s\d) ?{ ?stroke-dasharray: ?([\d ]+);? ?}"
+
+    assert re.findall(rule, of_viewer) == re.findall(rule, svg([]))
 
 
 def test_both_schemes_are_styled() -> None:

@@ -66,6 +66,30 @@ def test_home_shows_curve_funnel_and_newest(
     assert "by=time" in page.url
 
 
+def test_home_draws_versions_side_by_side(
+    visit: Visits, store: Store, shot: Callable[..., None]
+) -> None:
+    """What a canary earns is not hidden in the mean of all; its line has a name and dashes."""
+    for rank in range(40):
+        store.add(rollout(rank, float(rank % 4 == 0), "canary" if rank % 4 == 0 else "stable"))
+    page = visit(store)
+    page.wait_for_selector("svg.curve")
+    shot(page)
+
+    told = page.text_content("svg.curve")
+    dashes = [
+        page.eval_on_selector(
+            f"svg.curve .mean.{line}", "(each) => getComputedStyle(each).strokeDasharray"
+        )
+        for line in ("s0", "s1")
+    ]
+
+    assert "canary · 10 values" in told
+    assert "stable · 30 values" in told
+    assert dashes[0] == "none"
+    assert dashes[1] != "none"
+
+
 def test_home_lives_on(visit: Visits, store: Store) -> None:
     """An empty store says how to begin; what comes is shown without a touch, the newest first."""
     store.add([])

@@ -1,6 +1,7 @@
 """Curves in characters, for the terminal: braille dots, or plain marks where there are none."""
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
 
 from lightning_otel.markup import one_line, width_of
@@ -22,6 +23,8 @@ _LEVELS: Final = "▁▂▃▄▅▆▇█"
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 _DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _COLOURS: Final = ("cyan", "yellow", "magenta", "green", "blue", "red")
+_MARKS: Final = "*+xo#@"
+"""What the lines of a chart are drawn with where there is no braille, by their rank."""
 NARROWEST: Final = 24
 _NAME: Final = 40
 
@@ -76,11 +79,23 @@ def _lines(chart: Chart, look: Look) -> Iterator[Line]:
         yield from _plot(chart, look)
     if len(chart.series) > 1:
         for rank, series in enumerate(chart.series):
-            mark = "──" if look.is_braille else "--"
-            style = _COLOURS[rank % len(_COLOURS)]
-            yield [(f"  {mark} {one_line(series.name, _NAME)}", style), *_told(series)]
+            mark = f"{_digit(rank)}──" if look.is_braille else f"{_mark(rank)}--"
+            name = f" {mark} {one_line(series.name, _NAME)}"
+            yield [(name, _colour(rank)), *_told(series)]
     for note in chart.notes:
         yield [(f"  {one_line(note)}", "dim")]
+
+
+def _colour(rank: int) -> str:
+    return _COLOURS[rank % len(_COLOURS)]
+
+
+def _mark(rank: int) -> str:
+    return _MARKS[rank % len(_MARKS)]
+
+
+def _digit(rank: int) -> str:
+    return str((rank + 1) % 10)
 
 
 def _summary(chart: Chart) -> Line:
@@ -142,34 +157,38 @@ class _Canvas:
         self._is_braille = is_braille
         self.across, self.down = (2 * width, 4 * height) if is_braille else (width, height)
         self._bits = [[0] * width for _ in range(height)]
+        self._marks = [[" "] * width for _ in range(height)]
         self._styles = [[""] * width for _ in range(height)]
 
-    def dot(self, x: int, y: int, style: str) -> None:
-        """A dot, counted from the left and from the top."""
-        row, column, bit = y, x, 0x2A if style != "dim" else 0x2E
+    def dot(self, x: int, y: int, style: str, mark: str) -> None:
+        """A dot, counted from the left and from the top; without braille the mark."""
+        row, column = (y // 4, x // 2) if self._is_braille else (y, x)
         if self._is_braille:
-            row, column, bit = y // 4, x // 2, _DOTS[x % 2][y % 4]
-        if self._is_braille:
-            self._bits[row][column] |= bit
-        else:
-            self._bits[row][column] = bit
-        self._styles[row][column] = style
+            self._bits[row][column] |= _DOTS[x % 2][y % 4]
+            mark = chr(0x2800 + self._bits[row][column])
+        self._marks[row][column], self._styles[row][column] = mark, style
 
-    def line(self, x: int, y: int, to_x: int, to_y: int, style: str) -> None:
+    def line(self, start: tuple[int, int], end: tuple[int, int], style: str, mark: str) -> None:
         """Dots from one place to another, without a gap."""
+        (x, y), (to_x, to_y) = start, end
         steps = max(abs(to_x - x), abs(to_y - y), 1)
         for step in range(steps + 1):
-            self.dot(
-                x + round((to_x - x) * step / steps), y + round((to_y - y) * step / steps), style
-            )
+            along, down = round((to_x - x) * step / steps), round((to_y - y) * step / steps)
+            self.dot(x + along, y + down, style, mark)
+
+    def name(self, places: Iterable[tuple[int, int]], style: str, digit: str) -> None:
+        """Put a digit over a line, at the first of some places where no other digit stands."""
+        for x, y in places if self._is_braille else ():
+            row, column = y // 4, x // 2
+            if not self._marks[row][column].isdigit():
+                self._marks[row][column], self._styles[row][column] = digit, style
+                return
 
     def lines(self) -> Iterator[Line]:
         """What was drawn, from the top."""
-        base = 0x2800 if self._is_braille else 0
-        for bits, styles in zip(self._bits, self._styles, strict=True):
+        for marks, styles in zip(self._marks, self._styles, strict=True):
             line: Line = []
-            for bit, style in zip(bits, styles, strict=True):
-                text = chr(base + bit) if bit else " "
+            for text, style in zip(marks, styles, strict=True):
                 if line and line[-1][1] == style:
                     line[-1] = (line[-1][0] + text, style)
                 else:
@@ -190,14 +209,14 @@ def _drawn(chart: Chart, canvas: _Canvas, *, has_dots: bool) -> _Canvas:
     if has_dots:
         for series in chart.series:
             for point in series.points:
-                canvas.dot(*place(point.x, point.value), "dim")
-    for rank, series in enumerate(chart.series):
-        style = _COLOURS[rank % len(_COLOURS)]
-        before = place(series.points[0].x, series.points[0].mean)
-        for point in series.points:
-            here = place(point.x, point.mean)
-            canvas.line(*before, *here, style)
-            before = here
+                canvas.dot(*place(point.x, point.value), "dim", ".")
+    lines = [[place(point.x, point.mean) for point in series.points] for series in chart.series]
+    for rank, line in enumerate(lines):
+        for before, here in pairwise([line[0], *line]):
+            canvas.line(before, here, _colour(rank), _mark(rank))
+    if len(lines) > 1:  # colour alone must not tell them apart, and a file has none
+        for rank, line in enumerate(lines):
+            canvas.name(reversed(line), _colour(rank), _digit(rank))
     return canvas
 
 

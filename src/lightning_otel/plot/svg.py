@@ -25,7 +25,8 @@ _RIGHT: Final = 20
 _TOP: Final = 58
 _PLOT: Final = 220
 _LINE: Final = 18
-_CELL: Final = 6.7
+_SAMPLE: Final = 48
+"""Length of a line's sample in the legend: its dashes tell it as well as its colour."""
 COLOURS: Final = 6
 _TOLD: Final = 400
 """Points of a chart that are told where the pointer rests; more would make the file too large."""
@@ -39,6 +40,9 @@ svg.curve .s0{stroke:#0969da;fill:#0969da}svg.curve .s1{stroke:#bc4c00;fill:#bc4
 svg.curve .s2{stroke:#8250df;fill:#8250df}svg.curve .s3{stroke:#1a7f37;fill:#1a7f37}
 svg.curve .s4{stroke:#bf3989;fill:#bf3989}svg.curve .s5{stroke:#7d4e00;fill:#7d4e00}
 svg.curve .dot{stroke:none}svg.curve .mean{fill:none}svg.curve .band{stroke:none}
+svg.curve .mean.s1{stroke-dasharray:8 4}svg.curve .mean.s2{stroke-dasharray:2 3}
+svg.curve .mean.s3{stroke-dasharray:10 3 2 3}svg.curve .mean.s4{stroke-dasharray:14 6}
+svg.curve .mean.s5{stroke-dasharray:5 2}
 @media(prefers-color-scheme:dark){svg.curve .bg{fill:#0d1117}svg.curve text{fill:#e6edf3}
 svg.curve .dim{fill:#8d96a0}svg.curve .grid{stroke:#3d444d}
 svg.curve .s0{stroke:#58a6ff;fill:#58a6ff}svg.curve .s1{stroke:#f0883e;fill:#f0883e}
@@ -113,8 +117,10 @@ def _chart(chart: Chart) -> Iterator[str]:
             yield from _curve(chart, series, f"s{rank % COLOURS}", place, is_told=few)
         foot = _TOP + _PLOT + 52
     for rank, words in enumerate(_legend(chart)):
-        yield f'<circle class="dot s{rank % COLOURS}" cx="{_LEFT}" cy="{foot + 4}" r="4"/>'
-        yield _text(_LEFT + 10, foot + 8, words, "", 90)
+        style = f"s{rank % COLOURS}"
+        yield f'<path class="mean {style}" d="M{_LEFT} {foot + 4}h{_SAMPLE}"/>'
+        yield f'<circle class="dot {style}" cx="{_LEFT + _SAMPLE / 2}" cy="{foot + 4}" r="4"/>'
+        yield _text(_LEFT + _SAMPLE + 8, foot + 8, words, "", 84)
         foot += _LINE
     for note in chart.notes:
         yield _text(_LEFT, foot + 8, note, "dim", 92)
@@ -126,7 +132,8 @@ def _meaning(chart: Chart) -> str:
         return " · mean of each version, with its standard error"
     windows = {series.window for series in chart.series} - {1}
     binned = any(point.count > 1 for series in chart.series for point in series.points)
-    dots = " · dots: means of neighbours; band: their least and greatest" if binned else ""
+    band = "; band: their least and greatest" if len(chart.series) == 1 else ""
+    dots = f" · dots: means of neighbours{band}" if binned else ""
     mean = f" · line: mean of the last {max(windows):,}" if len(windows) == 1 else ""
     return (" · line: moving mean" if len(windows) > 1 else mean) + dots
 
@@ -167,7 +174,9 @@ def _curve(
     chart: Chart, series: Series, style: str, place: _Place, *, is_told: bool
 ) -> Iterator[str]:
     points = series.points
-    if any(point.low < point.high for point in points) and chart.axis != "version":
+    is_spread = any(point.low < point.high for point in points)
+    # The bands of several lines would hide each other.
+    if is_spread and chart.axis != "version" and len(chart.series) == 1:
         upper = [f"{place.x(each.x):.1f} {place.y(each.high):.1f}" for each in points]
         lower = [f"{place.x(each.x):.1f} {place.y(each.low):.1f}" for each in reversed(points)]
         yield f'<path class="band {style}" d="M{"L".join([*upper, *lower])}Z"/>'
@@ -177,20 +186,21 @@ def _curve(
         if point.error is not None:
             top, end = place.y(point.value + point.error), place.y(point.value - point.error)
             yield f'<path class="whisker {style}" d="M{x:.1f} {top:.1f}V{end:.1f}"/>'
-        told = f"<title>{safe(_told(chart, point, name), 200)}</title>" if is_told else ""
+        told = f"<title>{safe(_told(chart, series, point, name), 200)}</title>" if is_told else ""
         yield f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">{told}</circle>'
     line = "L".join(f"{place.x(each.x):.1f} {place.y(each.mean):.1f}" for each in points)
     yield f'<path class="mean {style}" d="M{line}"/>'
 
 
-def _told(chart: Chart, point: Point, where: str) -> str:
+def _told(chart: Chart, series: Series, point: Point, where: str) -> str:
     """What is shown where the pointer rests."""
+    name = f"{series.name} · " if series.name else ""
     values = f"mean of {point.count:,}" if point.count > 1 else "1 value"
     error = f" ± {number(point.error)}" if point.error is not None else ""
     moving = ""
     if point.mean_count > 1 and chart.axis != "version":
         moving = f" · moving mean {number(point.mean)} of {point.mean_count:,}"
-    return f"{chart.axis} {where} · {number(point.value)}{error} ({values}){moving}"
+    return f"{name}{chart.axis} {where} · {number(point.value)}{error} ({values}){moving}"
 
 
 def _text(
