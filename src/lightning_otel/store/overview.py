@@ -2,7 +2,7 @@
 
 The view ``spans`` asks of each file and segment anew whether it counts, as it must where a
 connection stays open; and what builds on it looks at the spans eight times. Here what counts is
-decided once, before the query: a million spans then take a fifth of the time, and a tenth of the
+decided once, before the query: a million spans then take a third of the time, and an eighth of the
 memory. The derived views are the same ones, and so are their rows.
 """
 
