@@ -1,7 +1,10 @@
 """A look at a whole store tells what the views tell, of whatever lies in it."""
 
+import os
 import random
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +12,10 @@ import pytest
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.errors import StoreMissingError
+from lightning_otel.store import overview as module
 from lightning_otel.store import settle
 from lightning_otel.store.compact import compact
+from lightning_otel.store.moment import moment_of
 from lightning_otel.store.overview import overview
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.writer import SpanWriter
@@ -113,21 +118,44 @@ def test_an_overview_of_compacted_files_is_the_same(store: Store) -> None:
     agree(store)
 
 
-def test_an_overview_without_what_is_damaged(store: Store, make_span: Callable[..., Span]) -> None:
-    """The rest is told, as by every other reader."""
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_an_overview_without_what_is_damaged(
+    store: Store, make_span: Callable[..., Span], is_seen: bool
+) -> None:
+    """The rest is told, be the damage seen at a glance or only by who reads the file."""
     for _ in range(2):
         keep(store, [make_span() for _ in range(50)])
         store.settle()
     assert store.layout is not None
-    name = store.layout.read_manifest().live_files[0].name
     for segment in store.layout.segments():  # else its spans are read from there
         segment.unlink()
-    path = store.layout.data / name
-    path.write_bytes(path.read_bytes()[:60])
+    path = store.layout.data / store.layout.read_manifest().live_files[0].name
+    status, content = path.stat(), path.read_bytes()
+    path.write_bytes(content[:60] if is_seen else b"PAR1" + bytes(len(content) - 4))
+    if not is_seen:
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     (found,) = overview(store.source, "SELECT count(*) AS n, sum(start_ns) AS at FROM spans")
 
     assert found["n"] == 50
+
+
+def test_an_overview_looks_again_where_a_file_was_taken_away(
+    store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was listed may be gone when it is read, where reading takes longer than the grace."""
+    keep(store, [make_span()])
+    store.settle()
+    assert store.layout is not None
+    time.sleep(0.01)  # until the file counts
+    moments = [moment_of(store.layout)]
+    gone = [replace(file, name="spans-gone.parquet") for file in moments[0].files]
+    moments.append(moments[0]._replace(files=gone))
+    monkeypatch.setattr(module, "moment_of", lambda layout: moments.pop())
+
+    (found,) = overview(store.source, "SELECT count(*) AS n, sum(start_ns) AS at FROM spans")
+
+    assert (found["n"], moments) == (1, [])
 
 
 def test_an_overview_of_other_stores(
