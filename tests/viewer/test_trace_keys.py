@@ -230,3 +230,19 @@ def test_what_failed_and_what_runs_right_to_left(visit: Visits, store: Store) ->
     beside(page, "work 2")
     assert page.evaluate("document.querySelector('#span').getBoundingClientRect().top") < 500
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_no_reward_goes_to_the_span_before(visit: Visits, small: Store) -> None:
+    """Who selects a row and rewards at once, before it is shown, rewards nothing."""
+    page = visit(small, at(3))
+    before = page.url
+
+    page.keyboard.press("j")
+    page.keyboard.press("+")
+    beside(page, "work 4")
+
+    assert page.url != before
+    assert list(small.sql("SELECT 1 FROM rewards")) == []
+    page.keyboard.press("+")
+    page.wait_for_url("**given=1**")
+    assert len(list(small.sql("SELECT 1 FROM rewards"))) == 1

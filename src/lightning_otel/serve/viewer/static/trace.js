@@ -29,10 +29,12 @@ async function read(address) {
 // One span beside the rows, and behind the tabs.
 async function tell(span) {
   const mine = ++asked;
+  beside.setAttribute("aria-busy", "true");
   for (const tab of $$(".tabs a")) tab.href = changed(tab.href, { span, closed });
   const found = await read(beside.dataset.spans + span + location.search);
   if (mine !== asked) return;
   beside.replaceChildren(...$("main", found).childNodes);
+  beside.removeAttribute("aria-busy");
   beside.scrollTop = 0;
   start(beside);
 }
@@ -50,6 +52,7 @@ async function redraw(held) {
   else {
     asked += 1;
     beside.replaceChildren(...$("#span", found).childNodes);
+    beside.removeAttribute("aria-busy");
     start(beside);
   }
   const row = rowOf(spanOf(held)) || selected();
@@ -68,6 +71,7 @@ const then = (turn) => { work = work.then(turn).catch(fail); };
 document.addEventListener("row", async (event) => {
   if (!beside || !event.detail.closest("#rows")) return;
   const mine = ++asked;
+  beside.setAttribute("aria-busy", "true"); // its forms are still of the span before
   await new Promise((resolve) => setTimeout(resolve, 120));
   if (mine !== asked) return;
   go(at(spanOf(event.detail)));

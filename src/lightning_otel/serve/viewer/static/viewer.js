@@ -132,7 +132,7 @@ document.addEventListener("keydown", (event) => {
   const pressed = waiting ? `${waiting} ${event.key}` : event.key;
   clearTimeout(timer);
   waiting = "";
-  const marked = $$("[data-key]").find((element) => element.dataset.key === pressed);
+  const marked = $$("[data-key]").find((element) => element.dataset.key === pressed && !element.closest("[aria-busy]"));
   if (marked) {
     event.preventDefault();
     marked.click();
