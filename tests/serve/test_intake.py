@@ -13,6 +13,7 @@ from lightning_otel.serve import intake as intakes
 from lightning_otel.serve.answers import PROTOBUF, RefusalError
 from lightning_otel.serve.intake import Intake
 from lightning_otel.serve.upkeep import _settle
+from lightning_otel.store.upkeep import Keeper
 
 
 def take(intake: Intake, body: bytes) -> None:
@@ -74,10 +75,11 @@ def test_upkeep_seals_when_idle_and_settles_what_is_worth_it(
     monkeypatch.setattr(upkeep, "IDLE_S", 0.0)
     intake = Intake(store)
     assert store.layout is not None
+    keeper = Keeper(store.layout)
 
     for _ in range(64):
         take(intake, body_of(2))
-        _settle(store, intake)
+        _settle(keeper, intake)
     intake.close()
 
     assert list(store.layout.data.glob("spans-*.parquet"))
@@ -88,10 +90,11 @@ def test_upkeep_leaves_a_busy_segment_open(store: Store) -> None:
     """As long as spans come, they go into one segment."""
     intake = Intake(store)
     assert store.layout is not None
+    keeper = Keeper(store.layout)
 
     for _ in range(3):
         take(intake, body_of(2))
-        _settle(store, intake)
+        _settle(keeper, intake)
     intake.close()
 
     assert len(store.layout.segments()) == 1

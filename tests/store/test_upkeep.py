@@ -10,7 +10,7 @@ from lightning_otel.store import settle as settle_module
 from lightning_otel.store import upkeep as upkeep_module
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.settle import Settled, settle_some, settler_elected
-from lightning_otel.store.upkeep import Upkeep, keep_up
+from lightning_otel.store.upkeep import Keeper, Upkeep, keep_up
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
@@ -113,9 +113,10 @@ def test_upkeep_works_beside_others_and_stops(
 
 
 def test_upkeep_settles_a_little_when_all_is_quiet(
-    layout: Layout, write: Callable[[int], None]
+    layout: Layout, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After some rounds without anything new, whatever waits is settled."""
+    """After a while without anything new, whatever waits is settled."""
+    monkeypatch.setattr(upkeep_module, "IDLE_S", 0.1)
     write(2)
 
     with Upkeep(layout, period_s=0.01):
@@ -124,6 +125,23 @@ def test_upkeep_settles_a_little_when_all_is_quiet(
             time.sleep(0.02)
 
     assert [file.rows for file in layout.read_manifest().files] == [2]
+
+
+def test_keeper_lets_a_little_wait_while_more_comes(
+    layout: Layout, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time counts from what was sealed last."""
+    monkeypatch.setattr(upkeep_module, "IDLE_S", 0.3)
+    keeper = Keeper(layout)
+    done = []
+    for _ in range(3):
+        write(1)
+        done.append(keeper.look().segments)
+        time.sleep(0.2)
+    time.sleep(0.2)
+    done.append(keeper.look().segments)
+
+    assert done == [0, 0, 0, 3]
 
 
 @pytest.mark.parametrize(

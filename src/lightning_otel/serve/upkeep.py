@@ -10,6 +10,7 @@ from lightning_otel.serve.intake import Intake
 from lightning_otel.serve.memory import give_back
 from lightning_otel.serve.viewer.tree import let_go
 from lightning_otel.store import Store
+from lightning_otel.store.upkeep import Keeper
 
 if TYPE_CHECKING:
     from lightning_otel.serve.api.rooms import Rooms
@@ -26,21 +27,19 @@ IDLE_S: Final = 5.0
 
 async def keep_settled(store: Store, intake: Intake) -> None:
     """Settle, again and again, what is worth it; the settler's own lock keeps others out."""
+    keeper = None if store.layout is None else Keeper(store.layout)
     while True:
         await asyncio.sleep(EVERY_S)
         try:
-            await asyncio.to_thread(_settle, store, intake)
+            await asyncio.to_thread(_settle, keeper, intake)
         except (LightningOtelError, OSError) as exc:
             log.warning("%s could not be settled: %s", store.name, exc)
 
 
-def _settle(store: Store, intake: Intake) -> None:
-    from lightning_otel.store.upkeep import keep_up
-
+def _settle(keeper: Keeper | None, intake: Intake) -> None:
     intake.seal_if_idle(IDLE_S)
-    if store.layout is not None:
-        while keep_up(store.layout).segments:
-            pass  # a batch at a time, as long as there is a backlog
+    while keeper is not None and keeper.look().segments:
+        pass  # a batch at a time, as long as there is a backlog
     let_go()
     give_back()
 

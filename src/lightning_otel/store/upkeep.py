@@ -5,6 +5,7 @@ Each piece is small and takes bounded memory, whatever waits. None of it runs in
 
 import logging
 import threading
+import time
 from typing import Final, Self
 
 from lightning_otel import config
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 _warned: set[str] = set()
 
 PERIOD_S: Final = 5.0
-IDLE_ROUNDS: Final = 6
-"""After so many rounds in which nothing new was sealed, what waits is settled, little as it is."""
+IDLE_S: Final = 30.0
+"""After so long in which nothing new was sealed, what waits is settled, little as it is."""
 
 
 def keep_up(layout: Layout, *, is_idle: bool = False) -> Settled:
@@ -73,10 +74,36 @@ def _warn_once(text: str) -> None:
         log.warning("%s", text)
 
 
+class Keeper:
+    """Looks at a store now and then, and keeps it in order."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Name the store; nothing is looked at yet."""
+        self._layout = layout
+        self._waited = 0
+        self._since_s = time.monotonic()
+
+    def look(self) -> Settled:
+        """One piece of work, as :func:`keep_up` does it; little that waits is let wait a while."""
+        now_s, waiting = time.monotonic(), self._waiting()
+        if waiting != self._waited:
+            self._since_s = now_s
+        is_idle = waiting > 0 and now_s - self._since_s >= IDLE_S
+        done = keep_up(self._layout, is_idle=is_idle)
+        self._waited = self._waiting()
+        return done
+
+    def _waiting(self) -> int:
+        try:
+            return len(sealed(self._layout))
+        except (OSError, LightningOtelError):  # gone, damaged, or not made yet
+            return 0
+
+
 class Upkeep:
     """Keeps a store in order from a thread of its own, in a process that records no one else's.
 
-    ``with Upkeep(layout): …`` in ``run``'s own process, or a server's.
+    ``with Upkeep(layout): …`` in ``run``'s own process.
     """
 
     def __init__(self, layout: Layout, *, period_s: float = PERIOD_S) -> None:
@@ -86,7 +113,7 @@ class Upkeep:
             layout: The store's paths.
             period_s: How long to wait between two looks where nothing waits.
         """
-        self._layout = layout
+        self._keeper = Keeper(layout)
         self._period_s = period_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._go, name="lightning-otel-upkeep", daemon=True)
@@ -102,19 +129,7 @@ class Upkeep:
         self._thread.join()
 
     def _go(self) -> None:
-        quiet, known = 0, -1
         wait_s = self._period_s
         while not self._stop.wait(wait_s):
-            waiting = self._waiting()
-            quiet = quiet + 1 if waiting == known else 0
-            is_idle = waiting > 0 and quiet >= IDLE_ROUNDS
-            done = keep_up(self._layout, is_idle=is_idle)
             # As long as there is a backlog there is no pause.
-            wait_s = 0.0 if done.segments else self._period_s
-            known = self._waiting()
-
-    def _waiting(self) -> int:
-        try:
-            return len(sealed(self._layout))
-        except (OSError, LightningOtelError):  # gone, damaged, or not made yet
-            return 0
+            wait_s = 0.0 if self._keeper.look().segments else self._period_s
