@@ -285,11 +285,11 @@ def phoenix_pages(server: Server, small: str, big: str) -> list[Page]:
 
 
 def mlflow_pages(server: Server, small: str, big: str) -> list[Page]:
-    """A trace is opened over the list of its experiment."""
+    """A trace is opened over the list of its experiment, which shows no name of a span."""
     traces = "/#/experiments/0/traces"
     return [
         Page("home", "/", "Default"),
-        Page("traces", traces, NEEDLE),
+        Page("traces", traces, "900ms"),
         Page("one trace", f"{traces}?selectedEvaluationId=tr-{small}", NEEDLE),
         Page("big trace", f"{traces}?selectedEvaluationId=tr-{big}", "big-root"),
     ]
