@@ -58,12 +58,14 @@ class Environment:
         paths: What pytest is given.
         shown: Distributions whose releases are printed.
         alone: Requirements that are installed without what they ask for.
+        extras: Of this checkout, in brackets.
     """
 
     requirements: tuple[str, ...]
     paths: tuple[str, ...]
     shown: tuple[str, ...]
     alone: tuple[str, ...] = ()
+    extras: str = ""
 
 
 def example(name: str) -> str:
@@ -178,9 +180,10 @@ ENVIRONMENTS = {
     ),
     # ClickHouse's own engine is in chdb, 530 MB.
     "clickhouse": Environment(
-        ("chdb>=4.4", "clickhouse-connect>=1.12", "lightning-otel[serve]"),
+        ("chdb>=4.4",),
         ("tests/store/contract", "tests/store/test_clickhouse.py"),
         ("chdb", "clickhouse-connect", "duckdb"),
+        extras="[clickhouse,serve]",
     ),
     # Whoever reads our formats, and who trains. Of verl the data classes, the algorithms and the
     # agent loop, which need no more than this; the whole of it holds transformers below what TRL is
@@ -308,14 +311,14 @@ def make(folder: Path, environment: Environment) -> Path:
     python = folder / "bin" / "python"
     mark = folder / "requirements.txt"
     wanted = [*environment.requirements, *RUNNERS]
-    written = "\n".join([*environment.alone, *wanted, f"-e {ROOT}", ""])
+    written = "\n".join([*environment.alone, *wanted, f"-e {ROOT}{environment.extras}", ""])
     if python.exists() and mark.exists() and mark.read_text() == written:
         return python
     venv.create(folder, clear=True, with_pip=True)
     install = [python, "-m", "pip", "install", "-qq", "--no-input"]
     if environment.alone:
         run([*install, "--no-deps", *environment.alone], limit_s=INSTALL_LIMIT_S)
-    run([*install, *wanted, "--editable", ROOT], limit_s=INSTALL_LIMIT_S)
+    run([*install, *wanted, "--editable", f"{ROOT}{environment.extras}"], limit_s=INSTALL_LIMIT_S)
     mark.write_text(written)
     return python
 
