@@ -4,14 +4,13 @@
 what the others and the segments hold, made once, for these are few.
 """
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store import damage
 from lightning_otel.store.gist import GIST, ODD, with_gist
-from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, now_us
-from lightning_otel.store.moment import moment_of
+from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout
+from lightning_otel.store.moment import Moment, moment_of
 from lightning_otel.store.spans import listed_query, same_span
 from lightning_otel.store.sql import ROLLOUT, listed
 
@@ -56,16 +55,16 @@ class NarrowRows:
 
     def loose_query(self) -> str:
         """The query for whole spans that no file with their gist holds."""
-        files = {file.name for file in self._files()}
         now = moment_of(self._layout)
-        others = [file for file in now.files if file.name not in files]
+        told = {file.name for file in self._told(now)}
+        others = [file for file in now.files if file.name not in told]
         return listed_query(self._layout, others, now.segments)
 
     def paths(self, low: int | None = None, high: int | None = None) -> list[Path]:
         """Files with the gist of their spans; those of a span of time, Unix nanoseconds."""
         return [
             self._layout.data / file.name
-            for file in self._files()
+            for file in self._told(moment_of(self._layout))
             if (high is None or file.min_start_ns <= high)
             and (low is None or file.max_start_ns >= low)
         ]
@@ -116,20 +115,10 @@ class NarrowRows:
 
         damage.answered(self._con, self._layout, act)
 
-    def _files(self) -> list[DataFile]:
-        """Files that count now, are there and whole, and have the gist of their spans."""
-        layout, now = self._layout, now_us()
-        avoided = damage.avoided(layout)
-        there = set(os.listdir(layout.data))
-        files = [
-            file
-            for file in layout.read_manifest().files
-            if file.added_us <= now
-            and (file.dropped_us is None or file.dropped_us > now)
-            and file.schema >= SCHEMA_VERSION
-            and file.name in there
-            and file.name not in avoided
-        ]
+    def _told(self, now: Moment) -> list[DataFile]:
+        """Of the files that count those that have the gist of their spans."""
+        layout = self._layout
+        files = [file for file in now.files if file.schema >= SCHEMA_VERSION]
         new = [layout.data / file.name for file in files if file.name not in self._has_gist]
         if new:
             having = self._con.execute(

@@ -190,23 +190,20 @@ class LocalSource:
         import duckdb
 
         prepare(self.layout)
-        settled = damage.settled(self.layout)
         con = new_connection()
         names = names(con) if callable(names) else names
         try:
-            self._define(con, settled, names)
+            self._define(con, names)
         except duckdb.Error as exc:
             if not damage.mend(con, exc, self.layout):
                 raise StoreError(
                     f"cannot read {self.layout.catalogue}: {exc}; see: lightning-otel doctor"
                 ) from exc
-            self._define(con, damage.settled(self.layout), names)
+            self._define(con, names)
         damage.tell(self.layout)
         return con
 
-    def _define(
-        self, con: "duckdb.DuckDBPyConnection", settled: Collection[str], names: Collection[str]
-    ) -> None:
+    def _define(self, con: "duckdb.DuckDBPyConnection", names: Collection[str]) -> None:
         layout = self.layout
         alive = living(layout) if "rollouts" in names else ()
         if self._is_brief:
@@ -216,10 +213,10 @@ class LocalSource:
             con.execute(f"CREATE OR REPLACE VIEW spans AS {query}")
             statements = views.derived_view_statements(names, alive)
         else:
+            settled, avoided = damage.settled(layout), damage.avoided(layout)
             waiting = [path for path in layout.segments() if path.name not in settled]
-            avoided, is_small = damage.avoided(layout), are_small(waiting)
             statements = views.view_statements(
-                layout, settled, names, avoided, alive, are_small=is_small
+                layout, settled, names, avoided, alive, are_small=are_small(waiting)
             )
         for statement in statements:
             con.execute(statement)
