@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,33 +28,8 @@ settings.register_profile(
 )
 settings.load_profile("shared machine")
 
-BY_TURNS = (
-    "tests/examples/", "tests/faults/", "tests/processes/", "tests/viewer/", "tests/serve/api/",
-    "tests/store/contract/", "tests/store/test_damage.py", "tests/store/test_plugins.py",
-    "tests/store/test_rebuild.py", "tests/store/test_redact.py", "tests/store/test_views.py",
-    "tests/tracing/test_carrying.py", "tests/runner/", "tests/testing/", "tests/test_notebook.py",
-    "tests/test_pages.py", "tests/cli/test_redact.py", "tests/cli/test_reference.py",
-    "tests/instrumentors/autogen/test_endings.py",
-)  # fmt: skip
-"""What takes a third of the time. CI, which must end, runs a quarter of these tests a commit."""
-_TURNS = 4
-
 _connect = socket.socket.connect
 _KEPT_CLIENTS = "langchain_openai.chat_models._client_utils"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With LIGHTNING_TEST_TURN=0 to 3, a quarter of the tests that take long; without, all."""
-    turn = os.environ.get("LIGHTNING_TEST_TURN")
-    if turn is None:
-        return
-
-    def is_due(item: pytest.Item) -> bool:
-        takes_long = item.nodeid.startswith(BY_TURNS)
-        return not takes_long or zlib.crc32(item.nodeid.encode()) % _TURNS == int(turn)
-
-    config.hook.pytest_deselected(items=[each for each in items if not is_due(each)])
-    items[:] = [each for each in items if is_due(each)]
 
 
 def _connect_to_loopback(self: socket.socket, address: Any) -> Any:

@@ -31,7 +31,7 @@ class Kept:
         self.begun: list[ReadableSpan] = []
         self.spans: list[tuple[ReadableSpan, Mapping[str, str]]] = []
 
-    def started(self, span: ReadableSpan) -> None:
+    def started(self, span: ReadableSpan, stamps: Mapping[str, Any]) -> None:
         """Note a start."""
         self.begun.append(span)
 
@@ -345,14 +345,14 @@ def test_frame_of_the_context_goes_before_that_of_the_process(
     """A recording inside a traced process is its own."""
     monkeypatch.setattr(capture._process, "frame", None)
     outer, inner = Frame(Kept()), Frame(None)
-    before = capture.current_frame(), capture.is_recording(), capture.is_wanted()
+    before = capture.current_frame(), capture.process_frame(), capture.is_wanted()
 
     capture.set_process_frame(outer)
-    everywhere = capture.current_frame(), capture.is_recording(), capture.is_wanted()
+    everywhere = capture.current_frame(), capture.process_frame(), capture.is_wanted()
     within = capture.current_frame(capture.in_frame(inner))
 
-    assert before == (None, False, False)
-    assert everywhere == (outer, True, True)
+    assert before == (None, None, False)
+    assert everywhere == (outer, outer, True)
     assert within is inner
 
 
@@ -364,7 +364,6 @@ def test_frame_without_a_sink_records_nothing(kept: Kept, monkeypatch: pytest.Mo
         begin().stop()
 
     assert kept.spans == []
-    assert not capture.is_recording()
 
 
 def test_frames_parent_is_taken_where_no_span_is_current(kept: Kept) -> None:

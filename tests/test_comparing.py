@@ -1,13 +1,14 @@
-"""Comparisons of versions: paired by task, with an interval, refused where little is known."""
+"""Comparisons of versions: paired by task, with an interval, refused where nothing is known."""
 
-import random
+import runpy
+from pathlib import Path
 
 import pytest
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import Resources
-from lightning_otel.resources.comparing import compared, t_quantile
+from lightning_otel.resources.comparing import compared
 from lightning_otel.state import State
 
 
@@ -48,70 +49,70 @@ def test_pairs_are_compared_by_task(store: Store, traffic: Traffic) -> None:
     assert found.mean_a == pytest.approx(0.55)
     assert found.mean_b == pytest.approx(1.0)
     assert found.difference == pytest.approx(0.45)
-    # Differences are 0.4 and 0.5 in turn: their deviation is 0.0527, over the root of ten.
-    assert (found.high - found.low) / 2 == pytest.approx(2.2622 * 0.052705 / 10**0.5, abs=1e-4)
-    assert found.is_better
-    assert not found.is_worse
+    assert -1 < found.low < 0.45 < found.high <= 1.5
+    assert (found.is_better, found.is_worse) == (False, False)
+    assert found.verdict.startswith("not told apart: about ")
+    assert found.verdict.endswith(" more tasks are needed")
     assert found.left_out == {
         "without a reward": 1,
         "without a task": 1,
         "of tasks that were done with one version only": 1,
     }
-    assert str(found).startswith("p@2 − p@1 = +0.450 [+0.412, +0.488] (10 tasks; 10 and 20")
+    assert str(found).startswith("p@2 − p@1 = +0.450 [")
 
 
-def test_unpaired_rollouts_are_compared_by_welch(store: Store, traffic: Traffic) -> None:
-    """Where no task comes twice all rollouts count, and the interval is wider."""
-    for n in range(8):
+def test_rollouts_are_compared_where_few_tasks_come_twice(store: Store, traffic: Traffic) -> None:
+    """All rollouts count that were made while both versions were in use, each of the rarer once."""
+    for n in range(30):
+        traffic.run(1, 5.0, f"before {n}")
+    for n in range(20):
+        traffic.run(2, 1.0, f"b{n}")
         traffic.run(1, float(n % 2), f"a{n}")
-        traffic.run(2, 0.5, f"b{n}")
+        traffic.run(1, float(n % 2), f"c{n}")
+    traffic.run(2, 1.0, "a0")
 
-    with pytest.raises(ConfigError, match="there are 0 tasks that were done with both"):
-        compared("p", 1, 2, store)
-    found = compared("p", 2, 1, store, is_paired=False)
+    with pytest.raises(ConfigError, match="no task was done with both"):
+        compared("p", 1, 3, store, is_paired=True)
+    found = compared("p", 1, 2, store)
 
-    assert (found.tasks, found.rollouts_a, found.rollouts_b) == (0, 8, 8)
-    assert found.difference == 0
-    assert found.high == pytest.approx(2.3646 * (2 / 7) ** 0.5 / 8**0.5, abs=1e-3)
-    assert not found.is_better
-    assert not found.is_worse
+    assert (found.tasks, found.rollouts_a, found.rollouts_b) == (0, 40, 21)
+    assert (found.mean_a, found.mean_b) == (0.5, 1.0)
+    assert found.verdict == "better"
+    assert compared("p", 1, 2, store, is_paired=True).tasks == 1
 
 
-def test_too_few_are_refused_with_the_reasons(store: Store, traffic: Traffic) -> None:
-    """Seven pairs say nothing; the error counts them, and what was left out."""
-    for task in range(7):
-        traffic.run(1, 0.0, task)
-        traffic.run(2, 1.0, task)
+def test_nothing_to_compare_is_refused_with_the_reasons(store: Store, traffic: Traffic) -> None:
+    """Where no task tells of both, the error counts what was left out."""
+    traffic.run(1, 0.0, 7)
     traffic.run(1, None, 8)
+    traffic.run(2, None, 8)
 
-    with pytest.raises(ConfigError, match=r"there are 7 tasks .* 8 are the fewest .*1 without a"):
+    with pytest.raises(ConfigError, match=r"no task was done with both \(left out: 2 without"):
         compared("p", 1, 2, store)
     with pytest.raises(ConfigError, match="compared with itself"):
         compared("p", 1, 1, store)
 
 
-def test_interval_covers_what_is_true() -> None:
-    """Of intervals around means of 10 draws 95 % hold the true mean, within what chance allows."""
-    from lightning_otel.resources.comparing import _interval
-
-    draw = random.Random(7)
-    held = 0
-    for _ in range(2000):
-        drawn = [draw.gauss(1.0, 2.0) for _ in range(10)]
-        mean = sum(drawn) / 10
-        spread = (sum((each - mean) ** 2 for each in drawn) / 9 / 10) ** 0.5
-        low, high = _interval(mean, spread, 9)
-        held += low <= 1.0 <= high
-
-    assert abs(held / 2000 - 0.95) < 4 * (0.95 * 0.05 / 2000) ** 0.5
+VERDICTS = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "verdicts.py"))
 
 
-@pytest.mark.parametrize(
-    ("freedom", "quantile"), [(5, 2.5706), (7, 2.3646), (30, 2.0423), (1000, 1.9623)]
-)
-def test_t_quantile_is_that_of_the_tables(freedom: int, quantile: float) -> None:
-    """To three digits."""
-    assert t_quantile(0.975, freedom) == pytest.approx(quantile, abs=1e-3)
+@pytest.mark.parametrize("kind", VERDICTS["KINDS"])
+def test_verdicts_hold_however_often_one_looks(kind: str) -> None:
+    """Of series without a difference, with a look after every task, few are ever told apart."""
+    told = VERDICTS["measure"](kind, 0.0, series=100, tasks=80)
+
+    # 5 % at most by the guarantee; beyond 12 of 100 chance would lead once in a thousand times.
+    assert told.better + told.worse <= 12
+
+
+def test_real_difference_takes_few_more_tasks_than_a_fixed_test() -> None:
+    """Coins that differ by 0.1: the median of the tasks it takes; and 0.05 worse is not better."""
+    found = VERDICTS["measure"]("coin", 0.1, series=40, tasks=1200)
+    worse = VERDICTS["measure"]("coin", -0.05, series=40, tasks=300)
+
+    assert found.worse == 0
+    assert found.median_tasks <= 1.8 * VERDICTS["fixed_tasks"](0.1)
+    assert worse.better <= 2
 
 
 def test_canary_is_compared_and_shown(store: Store, traffic: Traffic) -> None:
@@ -119,7 +120,7 @@ def test_canary_is_compared_and_shown(store: Store, traffic: Traffic) -> None:
     resources = Resources(State(store.name))
     resources.publish("system_prompt", "Be brief.\nAnswer.")
     resources.publish("system_prompt", "Be kind.\nAnswer.", alias="canary", weight=0.5)
-    for task in range(8):
+    for task in range(9):
         given = {}
         for n in range(40):
             version = resources.assigned(f"{task}-{n}")["system_prompt"].version

@@ -7,6 +7,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
+from tests.forwarding.collector import Endpoint, Reply
 
 from lightning_otel import Store, auto_trace, emit_message
 from lightning_otel.doctor import Finding, examine
@@ -203,14 +204,42 @@ def test_examine_finds_what_a_setting_prevents(
 def test_examine_notes_what_leaves_the_machine(
     recorded: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An OTLP endpoint is mentioned, and that messages go there is a note."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    """That messages go to an OTLP endpoint is a note."""
     monkeypatch.setenv("LIGHTNING_OTEL_EXPORT_CONTENT", "1")
 
     found = {finding.text: finding.level for finding in examine(recorded)}
 
-    assert found["spans are also sent out by OTLP (http/protobuf)"] == "ok"
     assert found["messages are sent out with spans, as the environment asks"] == "note"
+
+
+@pytest.mark.parametrize(
+    ("exporters", "status", "said"),
+    [
+        ("", 200, [("ok", "spans are also sent out by OTLP (http/protobuf) to ")]),
+        ("otlp,duckdb", 200, [("ok", "spans are also sent out by OTLP")]),
+        ("otlp", 200, [("problem", "opentelemetry-instrument sends no span"), ("ok", "spans")]),
+        ("", 503, [("problem", "no span is sent by OTLP (http/protobuf) to ")]),
+        ("none", 200, []),
+    ],
+)
+def test_examine_tells_what_is_sent(
+    recorded: Store,
+    exporters: str,
+    status: int,
+    said: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tick stands for an endpoint that answers and a program that sends, and for nothing else."""
+    endpoint = Endpoint()
+    endpoint.reply = lambda spans, size: Reply(status)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.url)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", exporters)
+
+    found = [each for each in examine(recorded) if each.code == "otlp"]
+    endpoint.close()
+
+    assert [each.level for each in found] == [level for level, _ in said]
+    assert all(each.text.startswith(text) for each, (_, text) in zip(found, said, strict=True))
 
 
 def test_examine_finds_a_store_others_may_read(recorded: Store) -> None:
@@ -329,5 +358,5 @@ def test_examine_notes_losses(recorded: Store) -> None:
     assert notes == [
         f"damaged parts in {layout.quarantine}, each with a note: 1",
         "damaged lines that were stepped over: 1",
-        "5 spans are not stored: the disk refused them",
+        "not stored: 5 spans: the disk refused them",
     ]

@@ -3,14 +3,15 @@
 Each works, or is refused with what it is called here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 import lightning_otel as lo
+import lightning_otel.agl as agl
 from lightning_otel import Store, algorithms
-from lightning_otel.algorithms import Batch, StepResult
+from lightning_otel.algorithms import Batch
 from lightning_otel.types import Endpoint, Prompt, Resource, Rollout
 
 MODEL: dict[str, Any] = {"model": "path/to/model"}
@@ -21,7 +22,9 @@ PUBLIC = [
     "BaseAlgorithm", "TripletAdapter", "Hook",
 ]  # fmt: skip
 MADE: dict[str, Callable[[], Any]] = {
-    "PPO": lambda: algorithms.PPO(**MODEL, learning_rate=3e-4, gradient_accumulation_steps=4),
+    "PPO": lambda: algorithms.PPO(
+        learning_rate=3e-4, gamma=0.99, batch_size=64, reward_shaping=True
+    ),
     "SFT": lambda: algorithms.SFT(**MODEL, num_train_epochs=3, learning_rate=2e-5),
     "SupervisedFineTuning": lambda: algorithms.SupervisedFineTuning(**MODEL),
     "APO": lambda: algorithms.APO(model="gpt-4", optimization_target="system_prompt"),
@@ -33,30 +36,44 @@ MADE: dict[str, Callable[[], Any]] = {
     "by name": lambda: algorithms.made("SupervisedFineTuning", **MODEL),
 }  # fmt: skip
 OTHERWISE: dict[str, tuple[Callable[[Store], Any], str]] = {
-    "LightningStore": (lambda _: lo.LightningStore, "here it is Store"),
-    "ParallelConfig": (lambda _: lo.ParallelConfig, r"Trainer\(workers="),
-    "Tracer": (lambda _: lo.Tracer, "auto_trace"),
-    "LLM": (lambda _: lo.LLM, "base_url"),
-    "PromptTemplate": (lambda _: lo.PromptTemplate, "here it is Prompt"),
-    "TraceAdapter": (lambda _: lo.TraceAdapter, "here it is TripletAdapter"),
-    "LitAgentRunner": (lambda _: lo.LitAgentRunner, "here it is Runner"),
-    "VERL": (lambda _: algorithms.VERL, r"algorithms\.verl\.register"),
+    "a name of theirs": (lambda _: lo.LightningStore, r"names are in lightning_otel\.agl"),
+    "a name of nobody's": (lambda _: agl.Lightning, "no attribute 'Lightning'$"),
+    "what nothing stands for": (lambda _: agl.LLMProxy, "here it is: none is needed"),
     "verl": (lambda store: lo.Trainer(store=store, algorithm="verl"), r"algorithms\.verl\.reg"),
-    "base_model": (lambda _: algorithms.SFT(base_model="llama"), "it is model="),
-    "epochs": (lambda _: algorithms.SFT(**MODEL, epochs=3), "num_train_epochs"),
-    "batch_size": (lambda _: algorithms.PPO(**MODEL, batch_size=64), "min_batch_size"),
-    "gamma": (lambda _: algorithms.PPO(**MODEL, gamma=0.99), "credit='discounted'"),
-    "reward_shaping": (lambda _: algorithms.PPO(**MODEL, reward_shaping=True), "apply_rewards"),
-    "no model": (lambda _: algorithms.PPO(), "model='path/to/model'"),
-    "parallelization": (lambda store: lo.Trainer(store=store, parallelization=4), "workers=4"),
-    "fixes": (lambda store: lo.Trainer(store=store, fixes=[]), "enable_retokenization_fix=True"),
-    "n_runners": (lambda store: lo.Trainer(store=store, n_runners=8), "workers=…"),
-    "set_store": (
-        lambda store: algorithms.get("baseline")().set_store(store),  # type: ignore[attr-defined]  # is not there
-        r"Trainer\(store=",
+    "no model": (
+        lambda store: lo.Trainer(store=recorded(store), algorithm=algorithms.SFT()).fit(),
+        "model='path/to/model'",
+    ),
+    "VERL, not installed": (
+        lambda store: agl.Trainer(store=recorded(store), algorithm=agl.VERL()).fit(),
+        "agentlightning is not installed",
+    ),
+    "an option of nobody's": (
+        lambda store: lo.Trainer(store=store, algorithm=lo.BaseAlgorithm(), speed=4),
+        "unknown options speed",
+    ),
+    "an update that is no number": (
+        lambda store: lo.Trainer(store=recorded(store), algorithm=Odd()).fit(),
+        "gave back better='prompt'",
     ),
     "no llm": (lambda _: lo.llm_rollout(lambda task: 1.0), r"\(task, llm\)"),
 }
+
+
+class Odd(lo.BaseAlgorithm):
+    """Gives back what is neither a metric nor a resource."""
+
+    def train_step(self, batch: Batch) -> Mapping[str, Any]:
+        """One step."""
+        return {"better": "prompt"}
+
+
+def recorded(store: Store) -> Store:
+    """The store, with a rewarded rollout."""
+    with lo.auto_trace(store=store):
+        lo.emit_action("said", "hi")
+        lo.emit_reward(1.0)
+    return store
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -77,7 +94,7 @@ def test_algorithm_is_made_by_the_name_users_know(
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_what_is_called_otherwise_says_how(store: Store, name: str) -> None:
+def test_what_cannot_be_says_why(store: Store, name: str) -> None:
     """Nothing is taken and left unread."""
     asked, said = OTHERWISE[name]
 
@@ -85,29 +102,36 @@ def test_what_is_called_otherwise_says_how(store: Store, name: str) -> None:
         asked(store)
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (lambda batch: batch["rewards"], "batch.rewards"),
-        (lambda batch: batch["spans"], r"each\.transitions"),
-        (lambda batch: {"resource_update": "better"}, r"gave back a dict; give StepResult\("),
-    ],
-)
-def test_step_written_for_dictionaries_is_told(
-    store: Store, answer: Callable[[Any], Any], said: str
-) -> None:
-    """A batch is a list, and a step gives back a StepResult."""
+@pytest.mark.parametrize("name", agl.__all__)
+def test_name_of_theirs_is_here(name: str) -> None:
+    """Each name of the room is there."""
+    assert callable(getattr(agl, name))
 
-    class Custom(lo.BaseAlgorithm):
-        def train_step(self, batch: Batch) -> StepResult:
-            return answer(batch)  # type: ignore[no-any-return]  # which is what is refused
 
-    def act(task: int) -> float:
-        lo.emit_action("said", task)
-        return 1.0
+def test_algorithm_brings_store_and_adapter(store: Store) -> None:
+    """A trainer that is given none takes those that the algorithm was given."""
+    seen: list[Any] = []
 
-    with pytest.raises(lo.ConfigError, match=said):
-        lo.Trainer(act, Custom(), store=store).fit([1])
+    class Look(lo.BaseAlgorithm):
+        def train_step(self, batch: Batch) -> None:
+            seen.append((len(batch), self.get_adapter().adapt(batch["spans"])))
+
+    class Count(agl.TraceAdapter[int]):
+        def adapt(self, spans: Iterable[lo.Span]) -> int:
+            return len(list(spans))
+
+    class Last(lo.TripletAdapter):
+        def adapt(self, spans: Iterable[lo.Span | Any]) -> list[lo.Trajectory]:
+            return super().adapt(spans)[-1:]
+
+    for adapter in (Count(), Last()):
+        algorithm = Look()
+        algorithm.set_store(recorded(store))
+        algorithm.set_adapter(adapter)
+        lo.Trainer(algorithm=algorithm, consumer=type(adapter).__name__).fit()
+
+    assert seen[0] == (1, 3)
+    assert len(seen[1][1]) == 1
 
 
 def test_decorated_functions_are_given_the_one_that_is_meant() -> None:

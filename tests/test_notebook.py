@@ -163,7 +163,7 @@ def test_notebook_shows_runs_and_comparisons() -> None:
     run = TrainingRun("run-1", EVIL, "c", "failed", {"agent": EVIL}, 3, EVIL, 0, 0, 2_000_000_000)
     made = Resource("p", 2, "prompt", {"template": "x"})
     fit = Fit(run, {"reward": 0.5}, {"p": made}, Verdict(("p",), EVIL), {EVIL: 4})
-    unsure = Comparison("p", 1, 2, 9, 9, 9, 0.25, 0.5, 0.25, -0.1, 0.6, {EVIL: 2})
+    unsure = Comparison("p", 1, 2, 9, 9, 9, 0.25, 0.5, 0.25, -0.1, 0.6, 70, {EVIL: 2})
 
     html = shown(fit)
 
@@ -171,7 +171,7 @@ def test_notebook_shows_runs_and_comparisons() -> None:
     assert ">p@2<" in html
     assert ">live<" in html
     assert "plot_training_metrics(runs=&#39;run-1&#39;)" in html
-    assert "p@2 is neither better nor worse for sure (95 %)" in shown(unsure)
+    assert "p@2 is not told apart: about 70 more tasks are needed (95 %)" in shown(unsure)
     assert "[-0.100, +0.600]" in shown(unsure)
 
 

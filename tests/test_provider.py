@@ -163,11 +163,12 @@ def test_provider_is_set_where_there_is_none(process: Process) -> None:
         """
         with lo.auto_trace():
             pass
-        print(type(trace.get_tracer_provider()).__module__)
+        from opentelemetry.sdk.trace import TracerProvider
+        print(isinstance(trace.get_tracer_provider(), TracerProvider))
         """
     )
 
-    assert (done.stdout, done.stderr) == ("opentelemetry.sdk.trace\n", "")
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 @pytest.mark.parametrize("is_joined", [True, False])
@@ -337,6 +338,19 @@ def test_pre_instrument_does_nothing_unless_named_and_allowed(process: Process) 
 
     assert (done.stdout, done.stderr) == ("ProxyTracerProvider\n[]\n", "")
     assert list(process.folder.iterdir()) == []
+
+
+def test_otlp_alone_says_what_to_write_where_nothing_sends(process: Process) -> None:
+    """``--traces_exporter otlp`` needs somebody who sets up the SDK: one line says so."""
+    script = "{}provider.pre_instrument()"
+    alone, configured = (
+        process.run(script.format(setup), OTEL_TRACES_EXPORTER="otlp")
+        for setup in ("", "own_provider(); ")
+    )
+
+    assert len(alone.stderr.splitlines()) == 1
+    assert "write --traces_exporter otlp,duckdb" in alone.stderr
+    assert configured.stderr == ""
 
 
 def test_pre_instrument_with_a_store_that_cannot_be_made_lets_the_program_run(
@@ -540,15 +554,50 @@ def test_rollout_and_parent_are_inherited_from_the_environment(process: Process)
     }
 
 
-def test_without_anything_inherited_each_trace_is_its_own_rollout(process: Process) -> None:
-    """A process that records from its start, and has no parent, stamps nothing."""
-    done = process.run("provider.start_process(); lo.emit_message('a'); lo.emit_message('b')")
+OPENS = """
+from opentelemetry.trace import SpanKind
+theirs = trace.get_tracer({scope!r})
+def ask(which):
+    lo.emit_message(which)
+provider.start_process()
+ask("first")
+with theirs.start_as_current_span("x", kind=SpanKind.{kind}, attributes={attributes}):
+    ask("inside")
+    with theirs.start_as_current_span("deeper"):
+        ask("deeper")
+with lo.auto_trace():
+    ask("traced")
+with lo.context(agent="x"):
+    ask("named")
+ask("last")
+"""
 
-    first, second = process.spans()
+
+@pytest.mark.parametrize(
+    ("scope", "kind", "attributes", "is_own"),
+    [
+        ("opentelemetry.instrumentation.fastapi", "SERVER", {}, True),
+        ("__main__", "CONSUMER", {}, True),
+        ("__main__", "INTERNAL", {}, True),
+        ("openinference.instrumentation.langchain", "INTERNAL", {}, False),
+        ("a_framework", "INTERNAL", {"gen_ai.operation.name": "invoke_agent"}, False),
+        ("autogen SingleThreadedAgentRuntime", "CONSUMER", {}, False),
+        ("opentelemetry.instrumentation.httpx", "CLIENT", {}, False),
+    ],
+)
+def test_process_is_one_rollout_but_for_those_it_opens_itself(
+    process: Process, scope: str, kind: str, attributes: dict[str, str], is_own: bool
+) -> None:
+    """All it does belongs to one, but for a recording, a request it answers, a task it spans."""
+    done = process.run(OPENS.format(scope=scope, kind=kind, attributes=attributes))
+
+    said = {span.attributes.get(c.MESSAGE_BODY): span for span in process.spans()}
+    of_process = said["first"].rollout_id
+    inside = said["inside"].trace_id if is_own else of_process
     assert done.stderr == ""
-    assert first.parent_span_id is second.parent_span_id is None
-    assert first.rollout_id == first.trace_id != second.trace_id
-    assert c.ROLLOUT_ID not in first.attributes
+    assert said["last"].rollout_id == of_process != said["first"].trace_id
+    assert {said["inside"].rollout_id, said["deeper"].rollout_id} == {inside}
+    assert len({of_process, said["traced"].rollout_id, said["named"].rollout_id}) == 3
 
 
 def test_nonsense_in_traceparent_is_ignored(process: Process) -> None:
@@ -601,3 +650,56 @@ def test_instrument_refuses_a_library_it_does_not_know() -> None:
         instrument("opena1")
     with pytest.raises(ConfigError, match="'pytest'"):
         instrument(["openai", "pytest"])
+
+
+def test_spans_of_the_program_stay_as_they_are(process: Process) -> None:
+    """A span as full as the SDK lets it be reaches the program's exporters with all it held."""
+    done = process.run(
+        """
+        exporter, processor = in_memory()
+        own_provider(processor)
+        with lo.auto_trace() as recording:
+            with trace.get_tracer("app").start_as_current_span("full") as span:
+                span.set_attributes({f"k{number}": number for number in range(128)})
+        (seen,) = [each for each in exporter.get_finished_spans() if each.name == "full"]
+        print(sorted(seen.attributes) == sorted(f"k{number}" for number in range(128)))
+        """
+    )
+
+    assert (done.stdout, done.stderr) == ("True\n", "")
+    (full,) = [span for span in process.spans() if span.name == "full"]
+    (root,) = [span for span in process.spans() if span.name == c.SPAN_ROLLOUT]
+    assert len(full.attributes) == 130
+    assert full.rollout_id == root.rollout_id
+
+
+@pytest.mark.parametrize(
+    ("script", "warning"),
+    [
+        ("lo.instrument(); ask(); ask()", "a call was not recorded: instrument() only switches"),
+        ("lo.auto_trace(); ask(); lo.auto_trace()", "auto_trace() was never entered"),
+        ("lo.auto_trace(name='x')", "auto_trace() was never entered"),
+        ("lo.context(agent='x')", "context() was never entered"),
+        ("with lo.auto_trace(): ask()", ""),
+        ("lo.auto_trace()(ask)()", ""),
+        ("lo.auto_trace(ask)()", ""),
+        ("lo.instrument()\nwith lo.auto_trace(): ask()\nask()", ""),
+    ],
+)
+def test_what_records_nothing_says_so_once(
+    script: str, warning: str, process: Process, server: DemoServer
+) -> None:
+    """A program that meant to record and did not is told, in one line."""
+    done = process.run(
+        f"""
+import openai
+client = openai.OpenAI(base_url={server.base_url!r}, api_key="k")
+def ask():
+    client.chat.completions.create(model="toy", messages=[{{"role": "user", "content": "hi"}}])
+{script}
+"""
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(warning) == 1 if warning else done.stderr == ""
+    assert len(done.stderr.splitlines()) == bool(warning)

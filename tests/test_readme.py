@@ -10,6 +10,7 @@ import openai
 import pytest
 from tests.algorithms.apo.test_page import Writer
 from tests.examples import matrix
+from tests.forwarding.collector import Endpoint
 from tests.pages import AGENT, README, ROOT, blocks, environment
 
 from lightning_otel import auto_trace, emit_reward
@@ -22,15 +23,18 @@ PAGE = README
 class Commands(NamedTuple):
     """Every bash block of the README, in order; one more of them does not fit in here.
 
-    ``try_it`` and ``test`` are run by ``.ci/run``, which cuts them out from below their headings.
+    ``try_it``, ``docs`` and ``test`` are run by ``.ci/run``, which cuts them out from below their
+    headings.
     """
 
     try_it: str
     run: str
     instrument: str
+    send: str
     data: str
     resources: str
     look: str
+    docs: str
     test: str
 
 
@@ -64,7 +68,7 @@ def test_readme_python_runs(tmp_path: Path) -> None:
 
     assert (tmp_path / "transitions.parquet").exists()
     assert "None" not in out
-    assert out.splitlines()[-1] == "held-out reward 0.000 → 1.000 over 2 tasks"
+    assert out.splitlines()[-1].startswith("held-out reward 0.000 → 1.000 over 8 tasks, ")
 
 
 def test_readme_ways_in_record_the_agent(tmp_path: Path, shell: dict[str, str]) -> None:
@@ -85,6 +89,17 @@ def recorded(tmp_path: Path, server: DemoServer) -> None:
         with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
             solve(client, "What is 17*23?")
         emit_reward(1.0)
+
+
+def test_readme_send_commands_run(tmp_path: Path, shell: dict[str, str]) -> None:
+    """The block of "Beside OpenTelemetry" records, and the endpoint gets each span once."""
+    endpoint = Endpoint()
+
+    command = COMMANDS.send.replace("http://127.0.0.1:4318", endpoint.url)
+    run(["bash", "-euc", command], tmp_path, shell)
+    endpoint.close()
+
+    assert sorted(endpoint.counts().values()) == [1] * (2 + 3)
 
 
 @pytest.mark.usefixtures("recorded")

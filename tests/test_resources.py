@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
+from lightning_otel import Store, auto_trace
+from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ChangedError, ConfigError, NotFoundError
 from lightning_otel.resources import Resources, stamps
 from lightning_otel.state import State
@@ -316,6 +319,39 @@ def test_running_process_picks_up_what_another_published(
     monkeypatch.setattr("lightning_otel.resources.FRESH_S", 0.0)
 
     assert (known, resources.assigned("key")["p"].version) == (1, 2)
+
+
+@pytest.mark.parametrize("act", ["publish", "promote", "rollback"])
+def test_what_this_process_changes_is_used_at_once(
+    store: Store, server: DemoServer, act: str
+) -> None:
+    """The next rollout of an unchanged agent is made with it, and others of this process, too."""
+    resources, other = Resources(State(store.name)), Resources(State(store.name))
+    resources.publish("system_prompt", "first")
+    resources.publish("system_prompt", "second", alias="live")
+    resources.publish("system_prompt", "third", alias="canary", weight=0.0)
+
+    def sent() -> str:
+        with (
+            auto_trace(store=store, apply=True),
+            openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client,
+        ):
+            client.chat.completions.create(
+                model="toy", messages=[{"role": "user", "content": "hi"}]
+            )
+        return str((server.log[-1].request or {})["messages"][0]["content"])
+
+    before = sent(), other.assigned("key")["system_prompt"].version
+    if act == "publish":
+        resources.publish("system_prompt", "fourth", alias="live")
+    else:
+        getattr(resources, act)("system_prompt")
+    after = sent(), other.assigned("key")["system_prompt"].version
+
+    assert before == ("second", 2)
+    assert (
+        after == {"publish": ("fourth", 4), "promote": ("third", 3), "rollback": ("first", 1)}[act]
+    )
 
 
 def test_assigned_asks_at_most_once_a_second(resources: Resources) -> None:

@@ -16,7 +16,7 @@ def test_page_runs(tmp_path: Path) -> None:
 
     first, told, *difference = done.stdout.splitlines()
     assert first == "system_prompt@1 system_prompt@2"
-    assert "there are 0 tasks that were done with both, and 8 are the fewest" in told
+    assert "cannot be compared: no task was done with both" in told
     assert difference[:2] == ["--- system_prompt@1", "+++ system_prompt@2"]
 
 

@@ -5,9 +5,11 @@ through the openai client and is recorded; and a trainer, which is killed on the
 The agent is never stopped, and the weights change under it.
 
     pip install 'lightning-otel[train,openai]'
-    python examples/closed_loop [--steps 40] [--folder FOLDER]
+    python examples/closed_loop [--steps 40] [--seed 0] [--shuffle] [--folder FOLDER]
 
-It ends with a table of what was to be shown, and with 1 if any of it does not hold.
+
+It ends with a table of what was to be shown, and with 1 if any of it does not hold. Its control
+is ``--shuffle``: each rollout is given the reward of another one, and what is earned must not rise.
 """
 
 import argparse
@@ -33,7 +35,7 @@ from lightning_otel.runs import Runs
 from lightning_otel.state import State
 
 HERE = Path(__file__).resolve().parent
-LIMIT_S = 900
+LIMIT_S = 1800
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
@@ -60,8 +62,11 @@ def wait_for(
 class Loop:
     """The three processes, and what is known of them from the outside."""
 
-    def __init__(self, folder: Path, *, steps: int, batch: int) -> None:
+    def __init__(
+        self, folder: Path, *, steps: int, batch: int, seed: int = 0, is_shuffled: bool = False
+    ) -> None:
         self.folder, self.steps, self.batch = folder, steps, batch
+        self.seed, self.is_shuffled = seed, is_shuffled
         self.store = lo.Store(folder / "traces.duckdb")
         assert self.store.layout is not None
         self.store.layout.create()
@@ -72,7 +77,7 @@ class Loop:
 
     def run(self) -> None:
         """Begin all three; kill the trainer half way, resume it; end when the steps are done."""
-        model = tiny.saved(self.folder / "model", sharpness=8.0)
+        model = tiny.saved(self.folder / "model", self.seed, sharpness=8.0)
         port, stop = self.folder / "engine.url", self.folder / "stop"
         engine = start("engine", model, port)
         processes = [engine]
@@ -83,9 +88,12 @@ class Loop:
             version = self.resources.publish("llm", first).version
             # Every rollout is given the newest weights: nobody else uses this agent.
             self.resources.set_alias("llm", "canary", version, weight=1.0)
-            agent = start("agent", self.store.layout.catalogue, stop)
+            how = ["shuffle"] if self.is_shuffled else []
+            agent = start("agent", self.store.layout.catalogue, stop, *how)
             processes.append(agent)
-            asked = (self.store.layout.catalogue, model, url, self.steps, self.batch)
+            asked = (
+                self.store.layout.catalogue, model, url, self.steps, self.batch, self.seed
+            )  # fmt: skip
             trainer = start("learn", *asked)
             processes.append(trainer)
             wait_for("step", lambda: self.step() >= self.steps // 2, among=processes)
@@ -105,6 +113,13 @@ class Loop:
                     process.send_signal(signal.SIGTERM)
                 process.wait(30)
 
+    def earned(self, calls: Sequence[lo.Transition]) -> list[float]:
+        """The mean of what was earned, whatever reward was given, in as many parts as steps."""
+        values = [call.rewards["earned"] for call in calls if "earned" in call.rewards]
+        size = max(1, len(values) // max(1, self.step()))
+        parts = [values[start : start + size] for start in range(0, len(values), size)]
+        return [sum(part) / len(part) for part in parts]
+
     def step(self) -> int:
         """How many steps of training are kept."""
         return max((each.step for each in self.runs.all()), default=0)
@@ -113,9 +128,9 @@ class Loop:
         """What came of it, printed too."""
         run = self.runs.get("@last")
         measured = self.runs.metrics(run.run_id)
-        rewards = [each.value for each in measured if each.name == "reward"]
         claims = self.runs.claims(run)
         calls = sorted(self.store.transitions(bodies=False), key=lambda call: call.start_ns)
+        rewards = self.earned(calls)
         gaps = [after.start_ns - call.end_ns for call, after in itertools.pairwise(calls)]
         ended = self.store.sql("SELECT status, count(*) AS n FROM rollouts GROUP BY status").rows()
         statuses = {each["status"]: each["n"] for each in ended}
@@ -133,8 +148,9 @@ class Loop:
             longest_gap_s=max(gaps, default=0) / 1e9,
             agent_code=self.agent_code,
             killed=self.killed,
+            is_shuffled=self.is_shuffled,
         )
-        print(f"mean reward of each step\n{curve(rewards)}\n")
+        print(f"mean reward, by time\n{curve(rewards)}\n")
         return found
 
 
@@ -158,7 +174,7 @@ class Report:
     """What came of a loop.
 
     Attributes:
-        rewards: Mean reward of each step.
+        rewards: Mean of what was earned, by time, in as many parts as there were steps.
         steps: How many steps are kept.
         runs: How many training runs there were: a resumed one goes on as the same.
         trained: How many rollouts were trained on, by the claims.
@@ -171,6 +187,7 @@ class Report:
         longest_gap_s: How long the agent made no call at most, seconds.
         agent_code: What the agent ended with when it was told to stop.
         killed: How the trainer was ended on the way.
+        is_shuffled: Whether rewards were given to other rollouts than had earned them.
     """
 
     rewards: list[float]
@@ -186,13 +203,15 @@ class Report:
     longest_gap_s: float
     agent_code: int | None
     killed: Killed
+    is_shuffled: bool
 
     def checks(self, steps: int, rise: float) -> list[Check]:
         """What was to be shown, and whether it holds.
 
         Args:
             steps: How many steps there were to be.
-            rise: How much more the last eighth of them was to earn than the first.
+            rise: How much more the last eighth of them was to earn than the first; shuffled, less
+                than half of it.
         """
         edge = max(1, len(self.rewards) // 8)
         before, after = sum(self.rewards[:edge]) / edge, sum(self.rewards[-edge:]) / edge
@@ -205,7 +224,13 @@ class Report:
         return [
             Check("mean reward before", f"{before:.3f}, of the first {edge} steps", True),
             Check("mean reward after", f"{after:.3f}, of the last {edge}", True),
-            Check(f"it rose by {rise:g} or more", f"{after - before:+.3f}", after - before >= rise),
+            Check(f"it rose by {rise:g} or more", f"{after - before:+.3f}", after - before >= rise)
+            if not self.is_shuffled
+            else Check(
+                f"shuffled: it rose by less than {rise / 2:g}",
+                f"{after - before:+.3f}",
+                after - before < rise / 2,
+            ),
             Check(f"steps, {steps} at most", str(self.steps), 0 < self.steps <= steps),
             Check("rows trained exactly once", f"{self.trained} of {self.counted} taken", once),
             Check("rows lost", str(held), held == 0),
@@ -254,11 +279,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=32, help="rollouts of a step")
     parser.add_argument("--rise", type=float, default=0.3, help="of the mean reward, at least")
+    parser.add_argument("--seed", type=int, default=0, help="of the model and the trainer")
+    parser.add_argument("--shuffle", action="store_true", help="give rewards to other rollouts")
     parser.add_argument("--folder", type=Path, help="keep store, weights and runs here")
     given = parser.parse_args()
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        loop = Loop(given.folder or Path(scratch), steps=given.steps, batch=given.batch)
+        loop = Loop(
+            given.folder or Path(scratch), steps=given.steps, batch=given.batch,
+            seed=given.seed, is_shuffled=given.shuffle,
+        )  # fmt: skip
         loop.run()
         checks = loop.report().checks(given.steps, given.rise)
     print(table(checks))

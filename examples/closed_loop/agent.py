@@ -2,12 +2,16 @@
 
 It takes the model that it is given; which one that is, changes while it runs.
 
-    python examples/closed_loop/agent.py STORE STOP_FILE
+    python examples/closed_loop/agent.py STORE STOP_FILE [shuffle]
+
+Shuffled, each rollout is given the reward of another one: whoever learns from that learns nothing.
 """
 
 import itertools
+import random
 import sys
 import uuid
+from collections import deque
 from pathlib import Path
 
 import openai
@@ -17,6 +21,7 @@ from lightning_otel.resources import Resources, stamps
 from lightning_otel.state import State
 
 GROUP = 8
+AMONG = 64
 QUESTIONS = ("What is your name?", "Who are you?", "Say something.", "What is new?")
 
 
@@ -31,7 +36,7 @@ def ask(client: openai.OpenAI, model: str, question: str, sampling: dict[str, fl
         model=model,
         messages=[{"role": "user", "content": question}],
         max_completion_tokens=8,
-        **sampling,
+        extra_body=sampling,
     )
     return reply.choices[0].message.content or ""
 
@@ -41,14 +46,16 @@ def main() -> None:
     assert store.layout is not None
     resources = Resources(State(store.layout.catalogue))
     clients: dict[str, openai.OpenAI] = {}
+    earned: deque[float] = deque(maxlen=AMONG)
+    is_shuffled = sys.argv[3:] == ["shuffle"]
     for number in itertools.count():
         question = QUESTIONS[number % len(QUESTIONS)]
         for _ in range(GROUP):
             if stop.exists():
                 return
             rollout_id = uuid.uuid4().hex
-            given = resources.assigned(rollout_id, agent="writer")
-            llm = given["llm"].body
+            assigned = resources.assigned(rollout_id, agent="writer")
+            llm = assigned["llm"].body
             client = clients.setdefault(
                 llm["base_url"], openai.OpenAI(base_url=llm["base_url"], api_key="none")
             )
@@ -58,11 +65,13 @@ def main() -> None:
                 agent="writer",
                 task={"question": question, "round": number},
                 mode="train",
-                resources=stamps(given),
+                resources=stamps(assigned),
                 enable_retokenization_fix=True,
             ):
                 answer = ask(client, llm["model"], question, dict(llm["sampling"]))
-                lo.emit_reward(reward(answer))
+                earned.append(reward(answer))
+                given = random.choice(earned) if is_shuffled else earned[-1]
+                lo.emit_reward({"given": given, "earned": earned[-1]}, primary="given")
 
 
 if __name__ == "__main__":

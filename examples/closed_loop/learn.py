@@ -1,6 +1,6 @@
 """A trainer beside the agent: GRPO on what was recorded, weights given to the running engine.
 
-python examples/closed_loop/learn.py STORE MODEL_FOLDER ENGINE_URL STEPS BATCH [resume]
+python examples/closed_loop/learn.py STORE MODEL_FOLDER ENGINE_URL STEPS BATCH SEED [resume]
 """
 
 import sys
@@ -9,6 +9,7 @@ import torch
 
 import lightning_otel as lo
 from lightning_otel.algorithms.engines import VLLM
+from lightning_otel.algorithms.grpo import GRPO
 from lightning_otel.trainer import Trainer
 
 LORA = {
@@ -19,22 +20,25 @@ LORA = {
 
 
 def main() -> None:
-    store, model, engine, steps, batch = sys.argv[1:6]
+    store, model, engine, steps, batch, seed = sys.argv[1:7]
     torch.set_num_threads(1)
-    trainer = Trainer(
-        algorithm="grpo",
-        store=lo.Store(store),
-        min_batch_size=int(batch),
-        max_iterations=int(steps),
-        model=model,
+    algorithm = GRPO(
+        model,
         peft_config=LORA,
         learning_rate=5e-3,
         per_device_train_batch_size=int(batch),
         announce=VLLM(engine, endpoint="llm"),
         follow="llm",
         max_staleness=4,
+        seed=int(seed),
     )
-    if sys.argv[6:] == ["resume"]:
+    trainer = Trainer(
+        algorithm=algorithm,
+        store=lo.Store(store),
+        min_batch_size=int(batch),
+        max_iterations=int(steps),
+    )
+    if sys.argv[7:] == ["resume"]:
         trainer.resume_from_checkpoint("@last")
     trainer.fit_async().wait()
 

@@ -1,10 +1,11 @@
 """A service that writes better prompts, takes feedback, and improves: uvicorn app:app
 
-Each request is a rollout; what users say of it, whenever they say it, is its reward. A training run
-has the model rewrite the instructions of a category from that; the next request is made with them.
+What users say of a request is its reward. A training run has the model rewrite the instructions of
+a category; half of the next requests use them, and the next run decides on them by those rewards.
 """
 
 import threading
+import uuid
 from collections import defaultdict
 from typing import Literal
 
@@ -60,7 +61,8 @@ class Rewrite(lo.BaseAlgorithm):
             name = f"system_prompt[{category}]"
             told = "\n".join(sorted(lines)[:50])
             current = prompts.get(name).format()
-            better[name] = answered(WRITER, f"Instructions:\n{current}\nUsers said:\n{told}")
+            text = answered(WRITER, f"Instructions:\n{current}\nUsers said:\n{told}")
+            better |= {name: text} if text != current else {}
         return lo.StepResult({"reward": batch.metrics()["reward"]}, better)
 
 
@@ -70,12 +72,12 @@ training = {"lock": threading.Lock(), "latest": "nothing was trained yet"}
 
 @app.post("/optimize")
 def optimize(asked: Asked):
-    live = prompts.get(f"system_prompt[{asked.category}]")
-    used = {"*": {live.name: str(live.version)}}
-    known = {"agent": asked.category, "task": asked.model_dump(), "resources": used}
-    with lo.auto_trace(store=store, **known) as recording:
-        text = answered(live.format(), asked.prompt)
-    return {"optimized_prompt": text, "task_id": recording.rollout_id, "version": str(live)}
+    task_id = uuid.uuid4().hex
+    used = prompts.assigned(task_id)[f"system_prompt[{asked.category}]"]
+    known = {"agent": asked.category, "task": asked.model_dump(), "rollout_id": task_id}
+    with lo.auto_trace(store=store, resources={"*": {used.name: str(used.version)}}, **known):
+        text = answered(used.format(), asked.prompt)
+    return {"optimized_prompt": text, "task_id": task_id, "version": str(used)}
 
 
 @app.post("/feedback")
@@ -110,9 +112,19 @@ def trigger():
 
 def train():
     try:
-        made = trainer.fit().resources
-        training["latest"] = ", ".join(str(prompts.promote(name)) for name in made) or "no change"
+        told = [judge(name) for name in SEEDS if "canary" in prompts.aliases(name)]
+        for name, made in {} if told else trainer.fit().resources.items():
+            prompts.set_alias(name, "canary", made.version, weight=0.5)
+            told.append(f"{made} is the canary")
+        training["latest"] = ", ".join(told) or "no change"
     except (LightningOtelError, openai.OpenAIError) as exc:
         training["latest"] = f"failed: {exc}"
     finally:
         training["lock"].release()
+
+
+def judge(name):
+    found = prompts.compare(name, store=store)
+    if found.is_better or found.is_worse:
+        (prompts.promote if found.is_better else prompts.withdraw)(name)
+    return f"{name}@{found.b} is {found.verdict}"

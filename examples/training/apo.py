@@ -29,6 +29,11 @@ CAPITALS = {
     "Kenya": "Nairobi",
     "Ghana": "Accra",
     "Nepal": "Kathmandu",
+    "Chile": "Santiago",
+    "India": "Delhi",
+    "Iran": "Tehran",
+    "Qatar": "Doha",
+    "Latvia": "Riga",
 }
 STYLES = {"in capitals": str.upper, "with a full stop": lambda text: text.rstrip(".") + "."}
 SEED = "Answer questions about countries."
@@ -78,7 +83,7 @@ def agent_of(client):
 def tasks():
     """Tasks to learn from, to choose by, and to judge by in the end."""
     found = [{"country": country} for country in CAPITALS]
-    return found[:5], found[5:8], found[8:]
+    return found[:5], found[5:13], found[13:]
 
 
 def main(folder):

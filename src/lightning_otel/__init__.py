@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     )
     from lightning_otel.errors import ConfigError
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
-    from lightning_otel.instrumentors.langchain.wrap import wrap_langchain
     from lightning_otel.plot import Progress, plot_training_metrics
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.queue import Queue
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
     from lightning_otel.tracing import Recording, auto_trace, carried, context, operation
+    from lightning_otel.tracing.wrapping import wrap_langchain
     from lightning_otel.trainer import Trainer
     from lightning_otel.types import Prompt, Report, Resource, Span, Trajectory, Transition
 
@@ -67,7 +67,7 @@ _HOMES = {
     "ConfigError": "errors",
     "DuckDBSpanExporter": "exporters.duckdb",
     "LightningSpanProcessor": "exporters.duckdb",
-    "wrap_langchain": "instrumentors.langchain.wrap",
+    "wrap_langchain": "tracing.wrapping",
     "Progress": "plot",
     "plot_training_metrics": "plot",
     "instrument": "provider",
@@ -101,19 +101,6 @@ _HOMES = {
     "Trajectory": "types",
     "Transition": "types",
 }
-
-_ELSEWHERE = {
-    "AgentLightning": "Trainer",
-    "LLM": "a resource such as {'base_url': …, 'model': …}; agents are given its Resource.endpoint",
-    "LightningStore": "Store",
-    "LitAgentRunner": "Runner",
-    "ParallelConfig": "Trainer(workers=…, kind='processes')",
-    "PromptTemplate": "Prompt",
-    "ProxyLLM": "a resource such as {'base_url': …}; calls are recorded without a proxy",
-    "TraceAdapter": "TripletAdapter",
-    "Tracer": "auto_trace() to record, analyze_episode() to look at a rollout",
-}
-"""Names of Agent Lightning's, and of what is written about it, that are called otherwise here."""
 
 __version__ = "0.1.0"
 __all__ = [
@@ -180,8 +167,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name from its home, once."""
     home = _HOMES.get(name)
     if home is None:
-        said = f"; here it is {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{said}")
+        hint = "" if name.startswith("_") else f"; Agent Lightning's names are in {__name__}.agl"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

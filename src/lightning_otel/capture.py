@@ -7,18 +7,20 @@ allows that, and the SDK's attribute limits cannot cut it.
 """
 
 import contextlib
+import itertools
 import logging
+import secrets
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import config, debugging
@@ -38,6 +40,11 @@ _SUPPRESS_KEY = "suppress_instrumentation"
 """Set by OpenTelemetry's own ``suppress_instrumentation()``. Others have keys by which one of their
 instrumentors silences another, and these are not for us: what is recorded twice is joined later."""
 _MESSAGE_LIMIT = 8192
+_PATIENCE_S = 1.0
+_CONTENT_LIMIT = 1 << 26
+"""Characters of content held for exporters: of a full queue of 2,048 spans 32,768 each."""
+_ENTRY_SIZE = 512
+"""What an entry weighs besides its content."""
 _NO_BODY: Mapping[str, str] = {}
 _NUMBERS = frozenset(
     {c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS, c.LOGPROB_TOKEN_IDS}
@@ -51,8 +58,13 @@ _attached_here: ContextVar[Context | None] = ContextVar("lightning-otel-attached
 class SpanSink(Protocol):
     """Where recorded spans go; both methods return at once and never raise."""
 
-    def started(self, span: Any) -> None:
-        """Note a started SDK span, so that it is known if its process dies."""
+    def started(self, span: Any, stamps: Mapping[str, AttributeValue]) -> None:
+        """Note a started SDK span, so that it is known if its process dies.
+
+        Args:
+            span: The span.
+            stamps: Attributes for its record, where it has none of that name; not for the span.
+        """
 
     def ended(self, span: Any, body: Mapping[str, str]) -> None:
         """Keep an ended SDK span; ``body`` holds the content that is not on the span."""
@@ -78,11 +90,12 @@ class Frame:
 
     Attributes:
         sink: Receives the spans; None records nothing.
-        stamps: Attributes put on every span, such as rollout and attempt id.
+        stamps: Attributes of every record, such as rollout and attempt id.
         parent: Context that spans take as parent where the current one holds no span.
         recording: Whose frame it is; None for the frame of a whole process.
         asks_for_ids: Whether requests ask their server for the token ids it works with.
         applied: Gives what requests are made with instead of what the agent wrote; None if nothing.
+        process_stamps: As ``stamps``, in traces alone that no span of the program's own opened.
     """
 
     sink: SpanSink | None
@@ -91,6 +104,7 @@ class Frame:
     recording: object = None
     asks_for_ids: bool = False
     applied: Applied | None = None
+    process_stamps: Mapping[str, AttributeValue] = field(default_factory=dict)
 
 
 class _Process:
@@ -99,6 +113,8 @@ class _Process:
     def __init__(self) -> None:
         self.frame: Frame | None = None
         self.is_global = False
+        self.is_told = False
+        self.is_wanted_outside: Callable[[], bool] | None = None
         self.faults = 0
         self.tracer: trace.Tracer | None = None
         self.content = config.content()
@@ -137,10 +153,17 @@ def capture_everywhere(*, enabled: bool) -> None:
     _process.is_global = enabled
 
 
+def ask_outside_recordings(is_wanted: Callable[[], bool] | None) -> None:
+    """Set the function that decides about calls outside any recording; None for no such call."""
+    _process.is_wanted_outside = is_wanted
+
+
 def refresh_settings() -> None:
     """Read the content settings again; they are kept because a look-up costs 2 us a call."""
     _process.content = config.content()
     _process.asks_for_ids = config.is_retokenization_fix_enabled()
+    if _process.frame is not None:
+        _process.frame = replace(_process.frame, asks_for_ids=_process.asks_for_ids)
 
 
 def content_policy() -> config.Content:
@@ -160,9 +183,14 @@ def applied() -> Applied | None:
     return None if frame is None else frame.applied
 
 
-def is_recording() -> bool:
-    """Whether this process keeps its spans itself, through the frame of the process."""
-    return _process.frame is not None and _process.frame.sink is not None
+def begin_rollout() -> dict[str, AttributeValue]:
+    """Stamps of a rollout that nobody named."""
+    return {c.ROLLOUT_ID: f"rollout-{secrets.token_hex(8)}", c.ATTEMPT_ID: "1"}
+
+
+def process_frame() -> Frame | None:
+    """The default frame of this process."""
+    return _process.frame
 
 
 def current_frame(context: Context | None = None) -> Frame | None:
@@ -283,7 +311,7 @@ def guarded(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | 
 def is_wanted() -> bool:
     """Whether a call made here and now should become a span."""
     context = otel_context.get_current()
-    if current_frame(context) is None and not _process.is_global:
+    if current_frame(context) is None and not (_process.is_global or _is_wanted_outside()):
         if debugging.is_on:
             debugging.tell_missed(
                 "no recording is open here; use auto_trace(), carried() or lightning-otel run"
@@ -296,9 +324,123 @@ def is_wanted() -> bool:
     return False
 
 
+def is_wanted_of_one() -> bool:
+    """Return True: a call of an object that is traced by itself always becomes a span.
+
+    Where neither a recording nor a provider keeps that span, the first one warns.
+    """
+    is_kept = current_frame() is not None or not isinstance(
+        trace.get_tracer_provider(), trace.ProxyTracerProvider
+    )
+    if not (is_kept or _process.is_told) and config.is_enabled():
+        _process.is_told = True
+        log.warning(
+            "a run of a wrapped object was not recorded; name a store: "
+            "wrap_langchain(agent, store=…), or record with auto_trace()"
+        )
+    return True
+
+
+def _is_wanted_outside() -> bool:
+    ask = _process.is_wanted_outside
+    return ask is not None and bool(guarded(ask))
+
+
 def take_body() -> Mapping[str, str]:
     """The content of the span that is ending on this thread right now."""
     return _body.get()
+
+
+_LIBRARIES: Final = ("autogen", "litellm", "openinference.", "opentelemetry.instrumentation.")
+"""Beginnings of the names under which libraries make spans of models and agents."""
+_MODEL_KEYS: Final = ("gen_ai.", "llm.", "openinference.", "traceloop.")
+
+
+def is_of_program(span: Any) -> bool:
+    """Return whether a span tells of a request or a task of the program, which is a rollout then.
+
+    Not one of a model, an agent or a recording, whichever library made it.
+    """
+    scope = getattr(getattr(span, "instrumentation_scope", None), "name", "")
+    kind = getattr(span, "kind", None)
+    if kind in (SpanKind.SERVER, SpanKind.CONSUMER):
+        return not scope.startswith("autogen")  # messages between agents
+    return (
+        kind is SpanKind.INTERNAL
+        and scope != c.SCOPE
+        and not scope.startswith(_LIBRARIES)
+        and not any(key.startswith(_MODEL_KEYS) for key in span.attributes or ())
+    )
+
+
+class ContentQueue:
+    """Content of ended spans that exporters have not got yet.
+
+    A processor is called while a span ends, and gets its content then; an exporter gets the span
+    later and from another thread, and asks here. Of what a full queue of spans dropped, the content
+    goes once newer content fills the limit.
+
+    Attributes:
+        exporters: How many exporters there are.
+        rollout: Stamps of what the process does in none of the program's own traces.
+    """
+
+    def __init__(self) -> None:
+        self.exporters = 0
+        self.rollout: Mapping[str, Any] = begin_rollout()
+        self._waiting: dict[tuple[int, int], tuple[Mapping[str, str], int]] = {}
+        self._size = 0
+        self._is_told = False
+        self._lock = threading.Lock()  # guards all of them: spans end on any thread
+
+    def put(self, span: SpanContext, body: Mapping[str, str]) -> None:
+        """Keep an ended span's content until each exporter has asked for it."""
+        with self._alone():
+            self._waiting[span.trace_id, span.span_id] = body, self.exporters
+            self._size += _characters(body)
+            while self._size > _CONTENT_LIMIT:
+                self._drop(next(iter(self._waiting)))
+                self._tell()
+
+    def take(self, span: SpanContext) -> Mapping[str, str]:
+        """The content of an ended span; nothing if it has none."""
+        ids = span.trace_id, span.span_id
+        with self._alone():
+            body, left = self._waiting.get(ids, (_NO_BODY, 0))
+            if left > 1:
+                self._waiting[ids] = body, left - 1
+            elif left:
+                self._drop(ids)
+        return body
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        # Not for ever: a thread may have died holding it as the interpreter ends.
+        is_alone = self._lock.acquire(timeout=_PATIENCE_S)
+        try:
+            yield
+        finally:
+            if is_alone:
+                self._lock.release()
+
+    def _drop(self, ids: tuple[int, int]) -> None:
+        body, _ = self._waiting.pop(ids)
+        self._size -= _characters(body)
+
+    def _tell(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            log.warning(
+                "spans wait so long to be exported that the content of the oldest is let go; "
+                "LightningSpanProcessor() keeps each span at once"
+            )
+
+
+def _characters(body: Mapping[str, str]) -> int:
+    return _ENTRY_SIZE + sum(map(len, body.values()))
+
+
+content_queue: Final = ContentQueue()
 
 
 class Operation:
@@ -315,8 +457,8 @@ class Operation:
     """
 
     __slots__ = (
+        "_count_end",
         "_is_over",
-        "_lock",
         "attributes",
         "body",
         "is_claimed",
@@ -349,7 +491,7 @@ class Operation:
             parent = parent_context()
         frame = current_frame(parent)
         if frame is not None and frame.stamps:
-            # Here, although the processor stamps every span: each setting of attributes costs.
+            # On spans of ours, so that other exporters' readers can tell rollouts apart, too.
             attributes = {**frame.stamps, **attributes}
         self.span = tracer().start_span(
             name, parent, kind=kind, attributes=valid(attributes), start_time=start_ns
@@ -361,9 +503,9 @@ class Operation:
         self.request: object = None
         self.is_claimed = False
         self._is_over = False
-        # Guards _is_over: a stream may be finished by its reader and by the garbage collector of
-        # another thread at once.
-        self._lock = threading.Lock()
+        # Without a lock, which a thread may die holding as the interpreter ends: a stream may be
+        # finished by its reader and by the garbage collector of another thread at once.
+        self._count_end = itertools.count().__next__
 
     @property
     def context(self) -> Context:
@@ -410,9 +552,8 @@ class Operation:
         return self._is_over
 
     def _take(self) -> bool:
-        with self._lock:
-            was_over, self._is_over = self._is_over, True
-        return not was_over
+        self._is_over = True
+        return self._count_end() == 0
 
     def _end(self, end_ns: int | None) -> None:
         content = _process.content
@@ -424,11 +565,24 @@ class Operation:
         if content.is_exported:
             self.attributes.update(body)
         self.span.set_attributes(valid(self.attributes))
+        context = self.span.get_span_context()
+        if content_queue.exporters and context.trace_flags.sampled:  # no other is exported
+            content_queue.put(context, {**self._process_stamps(), **body})
         token = _body.set(body)
         try:
             self.span.end(end_ns)
         finally:
             _body.reset(token)
+
+    def _process_stamps(self) -> Mapping[str, str]:
+        """Return the stamps for an exporter alone, where no frame gave the span any."""
+        if current_frame(self.parent) is not None:
+            return _NO_BODY
+        top = self
+        while top.outer is not None:
+            top = top.outer
+        around = trace.get_current_span(top.parent)
+        return _NO_BODY if is_of_program(around) else content_queue.rollout
 
 
 def operation_of(context: Context | None = None) -> Operation | None:

@@ -139,6 +139,11 @@ def is_retokenization_fix_enabled() -> bool:
     return _flag(RETOKENIZATION_FIX_ENV, default=False)
 
 
+def set_retokenization_fix() -> None:
+    """Switch it on for this process, and for those that it starts."""
+    os.environ[RETOKENIZATION_FIX_ENV] = "1"
+
+
 def is_collect_enabled() -> bool:
     """Whether spans are kept: ``LIGHTNING_OTEL_COLLECT=0`` keeps none, whatever is recorded."""
     return _flag(COLLECT_ENV, default=True)
@@ -244,6 +249,11 @@ def traces_exporters() -> tuple[str, ...]:
     """The exporters named in ``OTEL_TRACES_EXPORTER``, in order."""
     names = os.environ.get("OTEL_TRACES_EXPORTER", "").split(",")
     return tuple(name.strip() for name in names if name.strip())
+
+
+def has_propagators() -> bool:
+    """Whether the user named how ids of spans are handed on to others."""
+    return is_set("OTEL_PROPAGATORS")
 
 
 def has_otlp_endpoint() -> bool:

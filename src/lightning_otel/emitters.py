@@ -295,13 +295,26 @@ def emit_exception(exc: BaseException) -> str | None:
     return _emit("emit_exception", c.SPAN_EXCEPTION, attributes, is_error=True)
 
 
+class SpanId(str):
+    """The id of a span; empty, and so false, where nothing records."""
+
+    __slots__ = ()
+
+    @property
+    def span_id(self) -> str | None:
+        """The id as text; None where nothing records."""
+        return str(self) or None
+
+
 def emit_span(
     name: str,
     *,
     metadata: Mapping[str, object] | None = None,
     task_id: str | None = None,
-) -> str | None:
-    """Keep an instant of one's own.
+) -> SpanId:
+    """Keep an instant of one's own; a reward that is linked to it counts for its rollout.
+
+    It is no step of an agent: ``emit_observation`` and ``emit_action`` make one.
 
     Args:
         name: The span's name.
@@ -309,12 +322,12 @@ def emit_span(
         task_id: The task it belongs to.
 
     Returns:
-        The span id, to link rewards to; None outside a recording.
+        The span id, to link rewards to; empty outside a recording.
     """
     attributes = {str(key): _attribute(value) for key, value in (metadata or {}).items()}
     if task_id is not None:
         attributes[c.TASK_ID] = str(task_id)
-    return _emit("emit_span", name, attributes)
+    return SpanId(_emit("emit_span", name, attributes) or "")
 
 
 def json_of(value: object) -> str:

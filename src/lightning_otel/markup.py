@@ -3,12 +3,15 @@
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Final
 
 _UNSAFE: Final = re.compile(
     # What XML cannot hold, control characters, and all that turns the writing's direction.
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
+_FORMULA: Final = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+"""How a formula begins, in full width, too. Source: OWASP, "CSV Injection"."""
 _ESCAPES: Final = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
 )
@@ -22,6 +25,17 @@ def safe(text: object, cells: int | None = None) -> str:
         cells: Widths of a narrow character; wide ones take two.
     """
     return one_line(text, cells).translate(_ESCAPES)
+
+
+def csv_cell(value: object, text: str) -> str:
+    """The text of a value in CSV, with a quote before what a spreadsheet would run as a formula.
+
+    Args:
+        value: The value; a number is none, whatever it begins with.
+        text: How it is written.
+    """
+    is_number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+    return f"'{text}" if not is_number and _FORMULA.match(text) else text
 
 
 def one_line(text: object, cells: int | None = None) -> str:

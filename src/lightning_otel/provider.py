@@ -16,7 +16,6 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config, debugging
 from lightning_otel import conventions as c
@@ -37,14 +36,19 @@ INSTRUMENTORS: Mapping[str, str] = {
 """The library each instrumentor is for, and where it stands: imported when its library is."""
 
 
+NO_SDK: Final = "without duckdb among its exporters it needs a distribution that sets up the SDK"
+
 _RANDOM_IDS: Final = ("opentelemetry.sdk.trace.id_generator", "RandomIdGenerator")
 
 
 class _Setup:
-    """What was set up in this process: the provider joined, the libraries to be instrumented."""
+    """What was set up in this process: the provider joined, or made by us, and the libraries."""
 
     def __init__(self) -> None:
         self.provider: Any = None
+        self.own: Any = None
+        self.sender: Any = None
+        self.is_told = False
         self.is_broken = False
         self.wanted: set[str] = set()
         self.awaited: set[str] = set()
@@ -86,9 +90,9 @@ def ensure_provider() -> None:
     business of whoever built it.
     """
     try:
-        if trace.get_tracer_provider() is not _setup.provider:
+        if _setup.own is None and trace.get_tracer_provider() is not _setup.provider:
             with _setup.lock:
-                _setup.provider = _joined_or_set(trace.get_tracer_provider())
+                _join_or_set()
     except Exception:
         _setup.is_broken = True
         raise
@@ -102,13 +106,14 @@ def is_broken() -> bool:
     return _setup.is_broken
 
 
-def _joined_or_set(found: Any) -> Any:
+def _join_or_set() -> None:
+    if _setup.own is not None:
+        return  # what the program sets is joined as it sets it
+    found: Any = trace.get_tracer_provider()
     if isinstance(found, trace.ProxyTracerProvider):
         found = _set_provider()
-    elif found is not _setup.provider:
+    if found is not _setup.provider and found is not _setup.own:
         _join(found)
-    capture.use_tracer(_tracer_of(found))
-    return found
 
 
 def _tracer_of(provider: Any) -> trace.Tracer:
@@ -121,29 +126,45 @@ def _tracer_of(provider: Any) -> trace.Tracer:
 
 
 def _set_provider() -> Any:
-    from opentelemetry.sdk.trace import TracerProvider
+    from lightning_otel.exporters.duckdb import FrameSpanProcessor
+    from lightning_otel.global_provider import GlobalProvider
 
     ids: Any = _Ids()
-    provider = TracerProvider(id_generator=ids)
-    _join(provider)
-    if not _setup.is_otlp_elsewhere and wants_otlp():
-        capture.guarded(_add_otlp, provider)
-    trace.set_tracer_provider(provider)
-    return provider
+    own = GlobalProvider(id_generator=ids)
+    own.add_span_processor(FrameSpanProcessor())
+    found = own.install(_join, is_hidden=lambda: capture.process_frame() is not None)
+    if found is own:
+        if not _setup.is_otlp_elsewhere and wants_otlp():
+            capture.guarded(_send_out, own)
+        _setup.provider = _setup.own = own
+        capture.use_tracer(own.make_tracer(c.SCOPE))
+    return found
+
+
+def _send_out(own: Any) -> None:
+    from lightning_otel.forwarding.background import ForwardingProcessor
+
+    _setup.sender = ForwardingProcessor()
+    own.add_span_processor(_setup.sender)
 
 
 def _join(provider: Any) -> None:
-    from lightning_otel.exporters.duckdb import LightningSpanProcessor
+    from lightning_otel.exporters.duckdb import FrameSpanProcessor
 
     add = getattr(provider, "add_span_processor", None)
-    if add is None:
+    if add is not None:
+        if _setup.sender is not None:
+            _setup.sender.shutdown()  # the program's exporters send now
+        add(FrameSpanProcessor())
+        capture.use_tracer(_tracer_of(provider))
+    elif _setup.own is None:
         log.warning("cannot record: the tracer provider %r takes no processors", provider)
-    else:
-        add(LightningSpanProcessor())
+        capture.use_tracer(_tracer_of(provider))
+    _setup.provider = provider
 
 
 def leave_otlp_to_the_store() -> None:
-    """Attach no OTLP exporter in this process: its spans are forwarded from their segments."""
+    """Send nothing from this process: somebody else forwards what it stores."""
     _setup.is_otlp_elsewhere = True
 
 
@@ -153,16 +174,16 @@ def wants_otlp() -> bool:
     return "none" not in named and ("otlp" in named or config.has_otlp_endpoint())
 
 
-def _add_otlp(provider: Any) -> None:
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    from lightning_otel.exporters.otlp import otlp_exporter
-
-    provider.add_span_processor(BatchSpanProcessor(otlp_exporter()))
+def has_provider() -> bool:
+    """Whether somebody set a tracer provider."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def instrument(libraries: str | Iterable[str] | None = None) -> None:
-    """Switch on the instrumentors of installed libraries, within recordings only.
+    """Switch on the instrumentors of installed libraries.
+
+    They capture what happens within recordings; and everything, where the program has a tracer
+    provider of its own for it. Where it has neither, the first call that is not captured warns.
 
     Args:
         libraries: Names out of ``INSTRUMENTORS``; all of them by default.
@@ -170,6 +191,27 @@ def instrument(libraries: str | Iterable[str] | None = None) -> None:
     Raises:
         ConfigError: There is no instrumentor of that name.
     """
+    switch_on(libraries)
+    capture.ask_outside_recordings(_is_wanted_outside)
+
+
+def _is_wanted_outside() -> bool:
+    """Return whether the program has a provider of its own; warn once if nothing records at all."""
+    found = trace.get_tracer_provider()
+    if not isinstance(found, trace.ProxyTracerProvider):
+        return found is not _setup.own
+    if _setup.provider is None and not _setup.is_told and config.is_enabled():
+        _setup.is_told = True
+        log.warning(
+            "a call was not recorded: instrument() only switches the capture on; record with "
+            "auto_trace() or lightning-otel run, or set a tracer provider with a "
+            "LightningSpanProcessor()"
+        )
+    return False
+
+
+def switch_on(libraries: str | Iterable[str] | None = None) -> None:
+    """Switch on the instrumentors of installed libraries, within recordings only."""
     from lightning_otel.instrumentors import threads
     from lightning_otel.instrumentors.library import when_imported
 
@@ -216,6 +258,7 @@ def uninstrument() -> None:
     """Switch every instrumentor off again and put the libraries' own methods back."""
     from lightning_otel.instrumentors import threads
 
+    capture.ask_outside_recordings(None)
     with _setup.lock:
         _setup.wanted.clear()
         threads.leave_context()
@@ -245,10 +288,20 @@ def pre_instrument() -> None:
     is_asked = "duckdb" in config.traces_exporters() or config.is_run_child()
     if is_asked and config.is_enabled():
         capture.guarded(start_process)
+    elif "otlp" in config.traces_exporters() and config.is_enabled() and not has_provider():
+        log.warning(
+            "no span is sent: %s; write --traces_exporter otlp,duckdb, or "
+            "pip install opentelemetry-distro",
+            NO_SDK,
+        )
 
 
 def start_process() -> None:
-    """Record everything this process does from here on, into the default store."""
+    """Record everything this process does from here on, into the default store.
+
+    It is a part of the rollout that the environment names, or one rollout in which the program may
+    open others: with ``auto_trace``, ``context``, or a span of its own that begins a trace.
+    """
     from lightning_otel.store import Store
 
     capture.refresh_settings()
@@ -263,16 +316,24 @@ def start_process() -> None:
         where = store.name if is_kept else "nowhere, as LIGHTNING_OTEL_COLLECT asks"
         debugging.tell(f"on      process {os.getpid()} keeps its spans in {where}")
     ensure_provider()
-    stamps: dict[str, AttributeValue] = {}
     inherited = config.inherited_rollout()
-    if inherited is not None:
-        stamps[c.ROLLOUT_ID], stamps[c.ATTEMPT_ID] = inherited
-    asks_for_ids = config.is_retokenization_fix_enabled()
+    named = dict(zip((c.ROLLOUT_ID, c.ATTEMPT_ID), inherited or (), strict=False))
     capture.set_process_frame(
         capture.Frame(
-            writer, stamps, _inherited_parent(), asks_for_ids=asks_for_ids, applied=applied
+            writer,
+            named,
+            _inherited_parent(),
+            asks_for_ids=config.is_retokenization_fix_enabled(),
+            applied=applied,
+            process_stamps={} if named else capture.begin_rollout(),
         )
     )
+
+
+def enable_retokenization_fix() -> None:
+    """Have all requests from now on ask servers for the token ids and logprobs they work with."""
+    config.set_retokenization_fix()
+    capture.refresh_settings()
 
 
 def applied_of(store: Any) -> capture.Applied | None:
@@ -307,7 +368,7 @@ def start_run_child() -> None:
     """What ``lightning-otel run`` does first in each Python process of its child."""
     if config.is_enabled():
         capture.guarded(start_process)
-        capture.guarded(instrument)
+        capture.guarded(switch_on)
 
 
 def _inherited_parent() -> Context | None:

@@ -89,7 +89,7 @@ class State:
     @property
     def is_made(self) -> bool:
         """Whether there is anything to look at; a shared one is taken to be there."""
-        return self._layout is None or self._layout.state_path.exists()
+        return self._layout is None or self._layout.has_state()
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from tests.adapter.forest import (
 )
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import calls, credit
+from lightning_otel.adapter import WAITING, calls, credit
 from lightning_otel.adapter import rewards as rewarding
 from lightning_otel.types import Span
 
@@ -452,7 +452,7 @@ def _reward_before_every_call(scene: Scene) -> Found:
 @case
 def _reward_alone(scene: Scene) -> Found:
     scene.reward("r")
-    return {}, {"r": credit.NO_CALL_BEFORE}
+    return {}, {"r": WAITING}
 
 
 @case

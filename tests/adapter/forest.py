@@ -49,12 +49,17 @@ def call_attributes(
     given = [said("user", asked)] if isinstance(asked, str) else list(asked)
     found: dict[str, Any] = {
         c.OPERATION: c.CHAT,
-        c.INPUT_MESSAGES: json.dumps(given),
-        c.OUTPUT_MESSAGES: json.dumps([{**said("assistant", answered), "finish_reason": "stop"}]),
+        c.INPUT_MESSAGES: _written(given),
+        c.OUTPUT_MESSAGES: _written([{**said("assistant", answered), "finish_reason": "stop"}]),
     }
     if response_id is not None:
         found[c.RESPONSE_ID] = response_id
     return found
+
+
+def _written(messages: Sequence[Message]) -> str:
+    """Messages as this package writes them."""
+    return json.dumps(messages, separators=(",", ":"))
 
 
 def token_attributes(

@@ -4,7 +4,7 @@ import pytest
 from tests.adapter.forest import SECOND, Forest, reward_attributes, rewards
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter, attempts, credit
+from lightning_otel.adapter import WAITING, TripletAdapter, attempts
 from lightning_otel.types import Span
 
 DAY = 24 * 3600
@@ -165,16 +165,14 @@ def test_explain_moves_a_reward_of_a_judging_rollout() -> None:
 
 
 def test_explain_reports_a_link_to_nothing_in_its_own_rollout() -> None:
-    """A reward whose target never came stays where it is, and is reported once."""
+    """A reward whose target never came waits, and is reported once; it makes no rollout."""
     orphan = late(response_id="chatcmpl-gone")
 
     found = TripletAdapter().explain([*rollout("r1", "one").spans, orphan])
 
     assert rewards(found.trajectories) == {"one": None}
-    assert [(each.span_id, each.reason) for each in found.report.dropped] == [
-        ("late", credit.UNKNOWN_TARGET)
-    ]
-    assert homes([orphan])["late"] == (orphan.trace_id, "1")
+    assert [(each.span_id, each.reason) for each in found.report.dropped] == [("late", WAITING)]
+    assert found.report.rollouts == 1
 
 
 def test_explain_places_a_reward_that_names_only_a_rollout() -> None:
@@ -255,16 +253,15 @@ def test_group_prefers_a_response_to_a_span() -> None:
 
 
 def test_group_moves_no_reward_to_another_reward() -> None:
-    """A reward that names a reward, even itself, stays where it is and is reported."""
+    """A reward that names a reward, even itself, waits for something else."""
     forest = rollout("r1", "one")
     given = forest.reward(1.0)
     itself = late(span_id="itself", name="itself")
     another = late(span_id=given, name="another")
 
-    found = homes([*forest.spans, itself, another])
+    found = attempts.sort_out([*forest.spans, itself, another])
 
-    assert found["itself"].rollout_id == "trace-of-itself"
-    assert found["another"].rollout_id == "trace-of-another"
+    assert found.waiting == [another, itself]
 
 
 def test_group_keeps_a_reward_on_a_working_span_in_place() -> None:

@@ -261,7 +261,7 @@ def test_parallel_is_the_cause_of_conversations_in_turns() -> None:
     forest.call("b2", talk("other", "b1", "and then"))
     forest.call("a3", talk("hello", "a1", "and then", "a2", "at last"))
 
-    assert causes(forest) == {"a1 b1 b2": "start", "a1 a2 a3": "parallel"}
+    assert causes(forest) == {"b1 b2": "parallel", "a1 a2 a3": "start"}
 
 
 def tool_turns(*results: str) -> list[dict[str, Any]]:

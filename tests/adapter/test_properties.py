@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from tests.adapter.forests import forests, odd_spans
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import Adaptation, TripletAdapter, attempts, branches, calls, tree
+from lightning_otel.adapter import (
+    Adaptation,
+    TripletAdapter,
+    attempts,
+    branches,
+    calls,
+    conversations,
+    tree,
+)
 from lightning_otel.adapter.attributes import has_id
 from lightning_otel.types import Call, Credit, Span, Transition
 
@@ -126,7 +134,8 @@ def test_no_step_begins_before_the_one_it_follows_ended(spans: list[Span]) -> No
         }
         positions = list(own)
 
-        before = branches.predecessors(built, positions, list(own.values()))
+        talks = [conversations.read(call) for call in own.values()]
+        before = branches.links(built, positions, list(own.values()), talks).before
 
         for call, previous in enumerate(before):
             assert previous < call

@@ -52,15 +52,16 @@ def trees(spans: list[Span]) -> list[Tree]:
 
 @given(st.one_of(forests, odd_spans, lone_calls()))
 def test_no_span_is_lost(spans: list[Span]) -> None:
-    """Each span is in one tree once, or has the ids of one that is and is named as repeated."""
+    """Each span is in one tree once, waits, or has the ids of one that is, named as repeated."""
     sorted_out = attempts.sort_out(spans)
 
     kept = [span for members in sorted_out.members.values() for span in members]
     repeated = [span for others in sorted_out.repeated.values() for span in others]
     built = [span for found in trees(spans) for span in found.spans]
     starts = {(span.trace_id, span.span_id, span.start_ns) for span in spans}
+    all_ = [*kept, *repeated, *sorted_out.waiting]
     assert Counter(map(id, built)) == Counter(map(id, kept))
-    assert {(span.trace_id, span.span_id, span.start_ns) for span in [*kept, *repeated]} == starts
+    assert {(span.trace_id, span.span_id, span.start_ns) for span in all_} == starts
     assert sorted_out.repeated.keys() <= sorted_out.members.keys()
 
 

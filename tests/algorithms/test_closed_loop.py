@@ -110,6 +110,12 @@ def test_weights_are_swapped_while_it_serves(
     thread.join()
 
     names = [body["llm"]["model"] for body in bodies]
+    with lo.auto_trace() as recording:
+        asked = {**ASKED, "extra_body": bodies[2]["llm"]["sampling"]}
+        client.chat.completions.create(model=names[2], **asked)
+    assert recording.trajectories()[0].transitions[0].sampling.items() >= {
+        "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
+    }.items()  # fmt: skip
     assert first == bodies[2]
     assert not failures
     assert next(answered) > 0

@@ -11,7 +11,7 @@ from lightning_otel.algorithms.base import Batch
 from lightning_otel.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", ["sft", "kto", "dpo", "grpo"])
+@pytest.mark.parametrize("name", ["sft", "kto", "dpo", "grpo", "ppo"])
 def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The error says what cannot be imported and what to install, before anything is read."""
     monkeypatch.setitem(sys.modules, "trl", None)
@@ -24,10 +24,11 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, name
 
 
 def test_names_that_users_know_are_there() -> None:
-    """By their classes' names; PPO, as Agent Lightning's users say, is GRPO's clipped loss."""
-    assert algorithms.PPO is algorithms.GRPO is algorithms.get("PPO") is algorithms.get("grpo")
+    """By their classes' names, in any case."""
+    assert algorithms.PPO is algorithms.get("PPO") is algorithms.get("ppo")
+    assert algorithms.GRPO is algorithms.get("grpo")
     assert algorithms.SFT is algorithms.get("sft")
-    assert algorithms.PPO(model="anything", learning_rate=3e-4).name == "grpo"
+    assert algorithms.PPO(model="anything", learning_rate=3e-4).name == "ppo"
     with pytest.raises(AttributeError, match="no attribute 'Anything'"):
         _ = algorithms.Anything
 
@@ -44,7 +45,7 @@ def test_algorithms_are_looked_at_without_their_libraries() -> None:
     """To name and to make one imports neither torch nor a trainer."""
     code = (
         "import sys; from lightning_otel import algorithms\n"
-        "for name in ('sft', 'kto', 'dpo', 'grpo'): algorithms.made(name, model='anything')\n"
+        "for name in ('sft', 'kto', 'dpo', 'grpo', 'ppo'): algorithms.made(name, model='any')\n"
         "import lightning_otel.algorithms.verl, lightning_otel.algorithms.engines\n"
         "assert not {'torch', 'transformers', 'trl', 'verl', 'ray'} & set(sys.modules)"
     )

@@ -1,5 +1,6 @@
 """Each algorithm trains on a batch, refuses what cannot be, and goes on where it stopped."""
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,14 +20,22 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 from lightning_otel.algorithms.dpo import DPO  # noqa: E402
+from lightning_otel.algorithms.engines import NEUTRAL  # noqa: E402
 from lightning_otel.algorithms.grpo import GRPO  # noqa: E402
 from lightning_otel.algorithms.kto import KTO  # noqa: E402
+from lightning_otel.algorithms.ppo import PPO  # noqa: E402
 from lightning_otel.algorithms.sft import SFT  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 FAST: dict[str, Any] = {"learning_rate": 1e-3}
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
-MAKERS: dict[str, Callable[..., Any]] = {"sft": SFT, "kto": KTO, "dpo": DPO, "grpo": GRPO}
+MAKERS: dict[str, Callable[..., Any]] = {
+    "sft": SFT,
+    "kto": KTO,
+    "dpo": DPO,
+    "grpo": GRPO,
+    "ppo": PPO,
+}
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +106,10 @@ def test_a_resumed_run_is_one_that_never_stopped(
     assert resumed.state_dict()["steps"] == 2 * steps
     assert all(torch.equal(found[each], wanted[each]) for each in wanted)
     assert any(not torch.equal(found[each], before[each]) for each in wanted)
-    if name != "grpo":
+    if name not in ("grpo", "ppo"):
         assert losses[-1] < losses[0]
     if adapter:
-        assert all("lora" in each for each in wanted)
+        assert all("lora" in each or "value_head" in each for each in wanted)
 
 
 def test_metrics_are_the_trainers(base: Path, paths: list[Trajectory]) -> None:
@@ -115,6 +124,28 @@ def test_metrics_are_the_trainers(base: Path, paths: list[Trajectory]) -> None:
     assert found["grad_norm"] > 0
     assert {"loss", "entropy", "clip_ratio/region_mean"} <= found.keys()
     assert "train_runtime" not in found
+
+
+def test_a_step_is_a_mean_over_rollouts(base: Path, paths: list[Trajectory]) -> None:
+    """Rollouts that earned the same as their group count in it; and forks make no rollout more."""
+
+    def norm(held: list[Trajectory], flat: str) -> float:
+        batch = batch_of(held)
+        batch.rewards |= dict.fromkeys(batch.groups.get(flat, ()), 0.0)
+        return float(GRPO(str(base), **FAST).train_step(batch).metrics["grad_norm"])
+
+    half = paths[:TRIES]
+    forked = changed(
+        half, lambda s: replace(s, prompt_ids=[9, *s.prompt_ids] if s.step else s.prompt_ids)
+    )
+    made = GRPO(str(base), **FAST).rows(forked)
+
+    assert norm(paths, "task-1") == pytest.approx(norm(half, "") / 2)
+    assert len(made.rows) == 2 * TRIES
+    assert sum(row["rollouts"] for row in made.rows) == pytest.approx(TRIES)
+    assert {row["rollout_tokens"] for row in made.rows} == {
+        sum(len(step.response_ids) for step in path.transitions) for path in half
+    }
 
 
 def test_settings_are_the_librarys(base: Path, paths: list[Trajectory]) -> None:
@@ -142,7 +173,7 @@ def test_settings_are_the_librarys(base: Path, paths: list[Trajectory]) -> None:
 def test_models_that_cannot_be_loaded_are_told(tmp_path: Path, paths: list[Trajectory]) -> None:
     """No model, none at that place, a damaged one, and a checkpoint of another."""
     with pytest.raises(ConfigError, match="GRPO has no model to train"):
-        GRPO()
+        GRPO().train_step(batch_of(paths))
     with pytest.raises(ConfigError, match="nowhere' cannot be loaded"):
         GRPO(str(tmp_path / "nowhere")).train_step(batch_of(paths))
     damaged = tiny.saved(tmp_path / "damaged")
@@ -210,6 +241,20 @@ def test_grpo_refuses_before_a_step(base: Path, paths: list[Trajectory]) -> None
     warm = GRPO(str(base), temperature=0.7, **FAST)
     warm.train_step(changed(paths, _at(temperature=0.7, logprobs_mode="processed")))
     assert warm.state_dict()["steps"] == 1
+
+
+def test_what_a_server_fills_in_is_seen(paths: list[Trajectory], tmp_path: Path) -> None:
+    """A request that leaves sampling out is sampled as the model's folder says; said whole, not."""
+    folder = tiny.saved(tmp_path / "model")
+    settings = {"do_sample": True, "top_k": 20, "top_p": 0.95, "temperature": 0.6}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+
+    with pytest.raises(TrainingError, match=r"truncating sampling: .*generation_config\.json"):
+        GRPO(str(folder), **FAST).train_step(changed(paths, _at(temperature=1.0)))
+    with pytest.raises(TrainingError, match="logprobs of an unknown mode"):
+        GRPO(str(folder), **FAST).train_step(changed(paths, _at(top_p=1.0, top_k=-1)))
+
+    assert GRPO(str(folder), **FAST).train_step(changed(paths, _at(**NEUTRAL))).metrics["rows"] == 8
 
 
 @pytest.mark.parametrize(

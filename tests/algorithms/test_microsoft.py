@@ -24,6 +24,7 @@ from lightning_otel.algorithms.microsoft import Microsoft
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
 from lightning_otel.microsoft.backend import missing
+from lightning_otel.testing import scripted_server
 from lightning_otel.types import Resource
 
 TASKS = [{"question": f"{number}+1", "want": str(number + 1)} for number in range(3)]
@@ -111,6 +112,62 @@ def test_its_algorithm_learns_from_our_agent(store: Store, server: DemoServer) -
     made = trainer.resources.get("system_prompt", "canary")
     assert made.body["template"] == "Be brief and right: {q}"
     assert (made.version, trainer.resources.get("system_prompt").version) == (2, 1)
+
+
+@needs_all
+@pytest.mark.filterwarnings("default")
+@pytest.mark.timeout(300)
+def test_its_apo_writes_a_prompt(store: Store) -> None:
+    """Its own APO is given the adapter that it asks for, and its best prompt is published."""
+    better = "Answer {q} in one number."
+
+    def answer(body: Mapping[str, Any]) -> str:
+        return better if "gpt" in body["model"] else "4"
+
+    def agent(task: Mapping[str, str], resources: Mapping[str, Resource]) -> float:
+        prompt = resources["system_prompt"].body["template"]
+        ask(prompt.format(q=task["question"]))
+        return float("number" in prompt)
+
+    with scripted_server(answer) as server:
+
+        def ask(text: str) -> None:
+            with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
+                client.chat.completions.create(
+                    model="toy", messages=[{"role": "user", "content": text}]
+                )
+
+        trainer = Trainer(
+            agent, "apo", backend="auto", store=store, resources={"system_prompt": "Answer: {q}"},
+            async_openai_client=openai.AsyncOpenAI(base_url=server.base_url, api_key="k"),
+            gradient_model="gpt-1", apply_edit_model="gpt-1",
+            beam_rounds=1, beam_width=1, branch_factor=1, gradient_batch_size=1,
+            val_batch_size=2, rollout_batch_timeout=60.0,
+        )  # fmt: skip
+        trainer.fit(TASKS, TASKS)
+
+    assert isinstance(trainer.algorithm, Microsoft)
+    versions = trainer.resources.versions("system_prompt")
+    assert [each.body["template"] for each in versions][-1] == better
+
+
+@needs_all
+@pytest.mark.filterwarnings("default")
+def test_auto_is_ours_where_theirs_cannot_be_made(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options of our APO, or a library that its extra installs: ours, with the reason."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with caplog.at_level(logging.WARNING):
+        ours = Trainer(lambda task: 1.0, "apo", backend="auto", store=store, model="m")
+    monkeypatch.setitem(sys.modules, "poml", None)
+    monkeypatch.delitem(sys.modules, "agentlightning.algorithm.apo", raising=False)
+    monkeypatch.delitem(sys.modules, "agentlightning.algorithm.apo.apo", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'agentlightning\[apo\]==0\.3\.0'"):
+        Trainer(lambda task: 1.0, Microsoft("apo", async_openai_client=None), store=store).fit([1])
+
+    assert type(ours.algorithm).__name__ == "APO"
+    assert "backend 'auto' is 'builtin' here: Agent Lightning's APO cannot be made" in caplog.text
 
 
 @needs_all

@@ -1,8 +1,10 @@
 """GRPO on recorded rows is what an independent reading of the papers says it is."""
 
+import itertools
 import random
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from examples.closed_loop import tiny
@@ -13,15 +15,22 @@ trl = pytest.importorskip("trl")
 from lightning_otel.algorithms.recorded import RecordedGRPOTrainer, RecordedRow  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
-EPSILON = 0.2
-LEARNING_RATE = 0.05
+EPSILON: Final = 0.2
+BETA: Final = 0.3
+LEARNING_RATE: Final = 0.05
+LONGEST: Final = 20
 
 
-def rows(count: int = 6, seed: int = 3) -> list[RecordedRow]:
-    """Rows of several lengths, sampled by another model, with tokens in between that were given."""
+def rows(sizes: Sequence[int] = (1,) * 6, seed: int = 3) -> list[RecordedRow]:
+    """Rows of several lengths, sampled by another model, with tokens in between that were given.
+
+    Args:
+        sizes: How many rows each rollout has.
+        seed: Decides them.
+    """
     chance = random.Random(seed)
     found = []
-    for _ in range(count):
+    for _ in range(sum(sizes)):
         size = chance.randint(6, 14)
         mask = [1] * size
         mask[2:4] = [0, 0]
@@ -33,9 +42,22 @@ def rows(count: int = 6, seed: int = 3) -> list[RecordedRow]:
                 # Around what an untrained model says, so that some ratios are beyond the clip.
                 logprobs=[-5.5 + chance.uniform(-0.5, 0.5) if kept else 0.0 for kept in mask],
                 advantages=[chance.uniform(-1.5, 1.5) if kept else 0.0 for kept in mask],
+                rollout_tokens=0,
+                rollouts=0.0,
             )
         )
+    for rollout in rollouts_of(found, sizes):
+        tokens = sum(sum(row["loss_mask"]) for row in rollout)
+        for row in rollout:
+            row["rollout_tokens"] = tokens
+            row["rollouts"] = sum(row["loss_mask"]) / tokens
     return found
+
+
+def rollouts_of(held: list[RecordedRow], sizes: Sequence[int]) -> list[list[RecordedRow]]:
+    """The rows of each rollout."""
+    ends = list(itertools.accumulate(sizes))
+    return [held[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def settings(tmp_path: Path, **more: Any) -> Any:
@@ -55,7 +77,7 @@ def settings(tmp_path: Path, **more: Any) -> Any:
         "lr_scheduler_type": "constant",
         "learning_rate": LEARNING_RATE,
         "max_grad_norm": 0.0,
-        "per_device_train_batch_size": 6,
+        "per_device_train_batch_size": 12,
         "num_train_epochs": 1,
         "loss_type": "grpo",
         "shuffle_dataset": False,
@@ -63,29 +85,46 @@ def settings(tmp_path: Path, **more: Any) -> Any:
     return trl.GRPOConfig(**{**plain, **more})
 
 
-def reference(model: Any, held: list[RecordedRow], loss_type: str = "grpo") -> Any:
-    """The clipped loss of the rows, written down from the definition, a row at a time, unpadded.
+def reference(
+    model: Any, rollouts: list[list[RecordedRow]], loss_type: str = "grpo", first: Any = None
+) -> Any:
+    """The clipped loss, written down from the definitions, a row at a time, unpadded.
 
-    Source: DeepSeekMath (arXiv 2402.03300), equation 3, without a KL term; DAPO (arXiv 2503.14476),
-    equation 8.
+    Args:
+        model: What is trained.
+        rollouts: Rows of each.
+        loss_type: Which definition.
+        first: The model that ``BETA`` holds it to.
+
+    Source: DeepSeekMath (arXiv 2402.03300), equations 3 and 4: ``grpo``, where a rollout's several
+    rows are its one output; Dr. GRPO (arXiv 2503.20783), without the two biases; DAPO (arXiv
+    2503.14476), equation 8; DeepSeek-V3.2 (arXiv 2512.02556), section 3.1: the KL term's ratio.
     """
     sums, sizes = [], []
-    for row in held:
-        ids = torch.tensor([*row["prompt_ids"], *row["completion_ids"]])
-        logits = model(ids[None]).logits[0]
-        at = len(row["prompt_ids"])
-        logprobs = torch.log_softmax(logits[at - 1 : -1], dim=-1)
+    for rollout in rollouts:
         terms = []
-        for place, token in enumerate(row["completion_ids"]):
-            if row["loss_mask"][place]:
-                ratio = torch.exp(logprobs[place, token] - row["logprobs"][place])
-                advantage = row["advantages"][place]
-                clipped = torch.clamp(ratio, 1 - EPSILON, 1 + EPSILON)
-                terms.append(torch.minimum(ratio * advantage, clipped * advantage))
+        for row in rollout:
+            at = len(row["prompt_ids"])
+            ids = torch.tensor([*row["prompt_ids"], *row["completion_ids"]])
+            logprobs = torch.log_softmax(model(ids[None]).logits[0, at - 1 : -1], dim=-1)
+            if first is not None:
+                held = torch.log_softmax(first(ids[None]).logits[0, at - 1 : -1], dim=-1).detach()
+            for place, token in enumerate(row["completion_ids"]):
+                if row["loss_mask"][place]:
+                    ratio = torch.exp(logprobs[place, token] - row["logprobs"][place])
+                    advantage = row["advantages"][place]
+                    clipped = torch.clamp(ratio, 1 - EPSILON, 1 + EPSILON)
+                    term = torch.minimum(ratio * advantage, clipped * advantage)
+                    if first is not None:
+                        log_ratio = held[place, token] - logprobs[place, token]
+                        term = term - BETA * ratio * (torch.exp(log_ratio) - log_ratio - 1)
+                    terms.append(term)
         sums.append(torch.stack(terms).sum())
         sizes.append(len(terms))
     if loss_type == "dapo":
         return -torch.stack(sums).sum() / sum(sizes)
+    if loss_type == "dr_grpo":
+        return -torch.stack(sums).mean() / LONGEST
     return -torch.stack([one / size for one, size in zip(sums, sizes, strict=True)]).mean()
 
 
@@ -120,29 +159,42 @@ def _callback() -> Any:
     return TrainerCallback
 
 
+ALONE: Final = (1,) * 12
+FORKED: Final = (1, 4, 2, 1, 3, 1)
+"""Rows of each rollout, of which there are 12 in all."""
+
+
+@pytest.mark.parametrize("sizes", [ALONE, FORKED], ids=["alone", "forked"])
 @pytest.mark.parametrize(
-    ("loss_type", "batch", "accumulation"),
-    [("grpo", 6, 1), ("grpo", 2, 3), ("dapo", 6, 1), ("dapo", 2, 3), ("dapo", 4, 2)],
+    ("loss_type", "batch"),
+    [*(("grpo", batch) for batch in (12, 1, 4, 5, 8, 10, 11)), ("dapo", 8), ("dr_grpo", 8)],
 )
 def test_recorded_grpo_equals_the_reference(
-    tmp_path: Path, loss_type: str, batch: int, accumulation: int
+    tmp_path: Path, loss_type: str, batch: int, sizes: Sequence[int]
 ) -> None:
-    """Loss and every gradient, off policy, with masked tokens and an advantage for each token."""
-    held = rows()
-    model = tiny.model()
-    expected = reference(model, held, loss_type)
+    """Loss and every gradient, off policy, held to a first model, with masked tokens, uneven rows.
+
+    8 rows at once are 8 + 4; of a rollout of several rows each token counts as much as another.
+    """
+    held = rows(sizes)
+    model, first = tiny.model(), tiny.model(seed=1)
+    expected = reference(model, rollouts_of(held, sizes), loss_type, first)
     expected.backward()
     wanted = {name: each.grad.clone() for name, each in model.named_parameters()}
+    accumulation = -(-len(held) // batch)
     trainer = RecordedGRPOTrainer(
         tiny.model(),
         settings(
             tmp_path,
+            beta=BETA,
             loss_type=loss_type,
+            max_completion_length=LONGEST,
             per_device_train_batch_size=batch,
             gradient_accumulation_steps=accumulation,
             steps_per_generation=2 * accumulation,
         ),
         held,
+        reference=first,
         processing_class=tiny.tokenizer(),
     )
 
@@ -150,9 +202,9 @@ def test_recorded_grpo_equals_the_reference(
 
     assert loss == pytest.approx(float(expected), abs=1e-6)
     assert gradients.keys() == wanted.keys()
-    worst = max(float((gradients[name] - wanted[name]).abs().max()) for name in wanted)
-    assert worst < 1e-6
-    assert max(float(each.abs().max()) for each in wanted.values()) > 1e-3
+    found, true = (torch.cat([each[n].flatten() for n in wanted]) for each in (gradients, wanted))
+    assert float((found - true).abs().max()) < 1e-6
+    assert float(true.abs().max()) > 1e-3
 
 
 def test_replaying_rows_meets_the_clip(tmp_path: Path) -> None:

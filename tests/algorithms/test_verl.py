@@ -33,17 +33,43 @@ def place(store: lo.Store) -> State:
     return State(store.layout.catalogue)
 
 
-def made(name: str) -> Any:
+class Servers:
+    """verl's client of its engines, as far as its load balancer gives addresses."""
+
+    def __init__(self, base_url: str) -> None:
+        self.address = base_url.removeprefix("http://").removesuffix("/v1")
+        self.held: list[str] = []
+
+    async def _acquire_server(self, request_id: str) -> tuple[str, Any]:
+        self.held.append(request_id)
+        return self.address, None
+
+    def _release_server(self, server_id: str, request_id: str) -> None:
+        assert server_id == self.address
+        self.held.remove(request_id)
+
+
+ROLLOUT = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "response_length": 4,
+    "val_kwargs": {"temperature": 0, "top_p": 1.0, "top_k": -1},
+}
+
+
+def made(name: str, servers: Servers) -> Any:
     """The loop as verl's workers make it: by hydra, from what is registered under its name."""
     import hydra
     from omegaconf import OmegaConf
 
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {}}, "data": {}})
+    config = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": ROLLOUT, "model": {"path": "toy"}}, "data": {}}
+    )
     return hydra.utils.instantiate(
         config=loops._agent_loop_registry[name],
         trainer_config=loops.DictConfigWrap(config=config),
-        # Ours asks no engine of verl's: the agent does, by its address.
-        server_manager=None,
+        server_manager=servers,
         tokenizer=tiny.tokenizer(),
         processor=None,
         dataset_cls=None,
@@ -64,49 +90,60 @@ def work(store: lo.Store, state: State, agent: Any, stop: threading.Event) -> th
     return thread
 
 
+@pytest.mark.parametrize(("temperature", "mode"), [(1.0, "train"), (0, "val")])
 def test_a_prompt_becomes_a_rollout_and_its_rows(
-    store: lo.Store, place: State, server: DemoServer
+    store: lo.Store, place: State, server: DemoServer, temperature: float, mode: str
 ) -> None:
-    """Registered, made by verl's way, run: the agent was asked, and its tokens are the output."""
+    """Made by verl's way, run: the agent asked its engine as it says, its tokens are the output."""
 
     def agent(task: dict[str, Any]) -> float:
-        with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
+        llm = task["llm"]
+        with openai.OpenAI(base_url=llm["base_url"], api_key="none") as client:
             client.chat.completions.create(
-                model="toy",
+                model=llm["model"],
                 messages=task["messages"],
                 logprobs=True,
-                extra_body={"return_token_ids": True},
+                extra_body={"return_token_ids": True, **llm["sampling"]},
             )
         return 0.75
 
     verl.register("lightning", store=store, state=place, timeout_s=60)
+    servers = Servers(server.base_url)
+    sampling = {"top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    sample = {"raw_prompt": PROMPT, "data_source": "math", "uid": "u1", "index": 3}
     stop = threading.Event()
     thread = work(store, place, agent, stop)
     try:
-        with_prompt = {"raw_prompt": PROMPT, "data_source": "math", "uid": "u1", "index": 3}
-        outputs = asyncio.run(_run(with_prompt))
+        (output,) = asyncio.run(_run(servers, {**sampling, "temperature": temperature}, sample))
     finally:
         stop.set()
         thread.join()
 
-    (output,) = outputs
     (exchange,) = server.log
     assert isinstance(output, loops.AgentLoopOutput)
     assert exchange.response is not None
     assert output.prompt_ids == exchange.response["prompt_token_ids"]
-    assert output.response_ids == exchange.response["choices"][0]["token_ids"]
-    assert output.response_mask == [1] * len(output.response_ids)
-    assert output.response_logprobs == pytest.approx(
-        [each["logprob"] for each in exchange.response["choices"][0]["logprobs"]["content"]]
-    )
+    ids = exchange.response["choices"][0]["token_ids"]
+    assert len(ids) > 4
+    assert output.response_ids == ids[:4]
+    assert output.response_mask == [1] * 4
+    told = exchange.response["choices"][0]["logprobs"]["content"]
+    assert output.response_logprobs == pytest.approx([each["logprob"] for each in told[:4]])
     assert output.reward_score == 0.75
     (rollout,) = Queue(place).rollouts()
-    assert rollout.task == {"messages": PROMPT, "data_source": "math"}
+    asked = {
+        "temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
+        "repetition_penalty": 1.0,
+    }  # fmt: skip
+    llm = {"base_url": server.base_url, "model": "toy", "sampling": asked}
+    assert rollout.task == {"messages": PROMPT, "data_source": "math", "llm": llm}
+    assert rollout.mode == mode
     assert output.extra_fields["rollout_id"] == rollout.rollout_id
+    assert not servers.held
 
 
-async def _run(sample: dict[str, Any]) -> Any:
-    return await made("lightning").run({"temperature": 1.0}, **sample)
+async def _run(servers: Servers, sampling: dict[str, Any], sample: dict[str, Any]) -> Any:
+    return await made("lightning", servers).run(sampling, **sample)
 
 
 def test_outputs_are_what_verl_stores(tmp_path: Path) -> None:
@@ -129,7 +166,8 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     (path,) = recorded(tmp_path / "traces.duckdb").trajectories(rollout_id="r0")
 
     def without(**fields: Any) -> list[lo.Trajectory]:
-        return [replace(path, transitions=tuple(replace(s, **fields) for s in path.transitions))]
+        steps = tuple(replace(s, **fields) for s in path.transitions)
+        return [replace(path, transitions=steps, reward=fields.get("reward", path.reward))]
 
     with pytest.raises(TrainingError, match="nothing of the rollout can be trained"):
         verl.outputs_of(without(prompt_ids=(), response_ids=(), logprobs=(), capture="text"))

@@ -3,6 +3,7 @@
 import gzip
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -11,7 +12,9 @@ from tests.receivers.requests import json_of
 from tests.receivers.test_documents import stored_span
 from tests.serve.serving import request_of
 
-from lightning_otel import Store
+from lightning_otel import Store, auto_trace, emit_message, emit_reward
+from lightning_otel import conventions as c
+from lightning_otel.types import Event, Link, Span
 
 
 def run_import(store: Path, *files: Path) -> tuple[int, str]:
@@ -62,7 +65,7 @@ def test_import_names_what_it_cannot_read(tmp_path: Path, lines: bytes) -> None:
     assert "7 spans read, 7 new" in said
     assert f"{file}, line 5: the body is no JSON" in said
     assert f"{file}, line 6: trace id is not 16 bytes long" in said
-    assert f"{file}, line 7: neither OTLP JSON nor a span of Agent Lightning" in said
+    assert f"{file}, line 7: neither OTLP JSON nor a span of " in said
     assert f"{file}, line 8: the body is no JSON" in said
 
 
@@ -77,6 +80,70 @@ def test_import_reads_a_document_over_several_lines(tmp_path: Path) -> None:
     assert code == 0, said
     (rollout,) = Store(tmp_path / "s.duckdb").rollouts().rows()
     assert (rollout["rollout_id"], rollout["spans"]) == ("ro-1", 4)
+
+
+def test_import_reads_back_what_export_wrote(tmp_path: Path) -> None:
+    """Every field of every span comes back as it was; its origin says that it was read."""
+    first, second, file = (tmp_path / name for name in ("1.duckdb", "2.duckdb", "spans.jsonl"))
+    store = Store(first)
+    with auto_trace(store=store, agent="planner", task={"q": "ünï"}):
+        emit_message("hi\tthere")
+        emit_reward(0.5)
+    store.add(
+        [
+            Span(
+                "1" * 32,
+                "2" * 16,
+                "3" * 16,
+                "made",
+                1_760_000_000_123_456_789,
+                1_760_000_000_987_654_321,
+                kind="SERVER",
+                status="ERROR",
+                status_message="no",
+                attributes={
+                    "n": 1 << 60,
+                    "x": 0.1,
+                    "yes": True,
+                    "list": ["a", "b"],
+                    "a\u2028b": "",
+                },
+                events=(Event("e", 1_760_000_000_555_555_555, {"k": [1, 2]}), Event("bare", 0)),
+                links=(Link("4" * 32, "5" * 16, {"why": "x"}),),
+                otel_resource={"service.name": "s", "process.pid": 7},
+                scope="some.library",
+            ),
+            Span("1" * 32, "3" * 16, None, "open", 1_760_000_000_000_000_001, None),
+        ]
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "lightning_otel",
+            "export",
+            "spans",
+            str(file),
+            "--store",
+            store.name,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    code, said = run_import(second, file)
+
+    def spans(path: Path, **more: str) -> list[Span]:
+        found = [
+            replace(span, attributes={**span.attributes, **more}) for span in Store(path).spans()
+        ]
+        return sorted(found, key=lambda span: span.span_id)
+
+    assert (done.returncode, code) == (0, 0), done.stderr + said
+    assert spans(second) == spans(first, **{c.RECEIVED: "import"})
+    assert [each.reward for each in Store(second).transitions()] == [
+        each.reward for each in store.transitions()
+    ]
 
 
 def test_import_keeps_what_stands_before_the_damage(tmp_path: Path, lines: bytes) -> None:

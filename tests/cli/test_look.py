@@ -18,6 +18,8 @@ Cli = Callable[..., CompletedProcess[str]]
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
+FORMULAS = "SELECT '=1+1' AS \"=a\", -1.5 AS n, '-x' AS t, '@y' AS u, 'a=b' AS v"
+
 
 def table(text: str) -> list[dict[str, str]]:
     """Tab-separated lines as rows; no cell holds a tab."""
@@ -381,6 +383,13 @@ def test_sql_terminal_turns_wide_rows(terminal: Callable[..., str], kept: Path) 
     lines = wide.splitlines()
     assert lines[0] == "── 1 of 1"
     assert "You said: hi" in next(line for line in lines if line.startswith("output_messages"))
+
+
+def test_csv_holds_no_formula(cli: Cli, kept: Path) -> None:
+    """Text that a spreadsheet would run has a quote before it; numbers have none."""
+    said = cli("sql", FORMULAS, "--csv", "--store", kept).stdout
+
+    assert said.splitlines() == ["'=a,n,t,u,v", "'=1+1,-1.5,'-x,'@y,a=b"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What every command has in common: help, errors, exit codes, pipes."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,6 +100,26 @@ def test_empty_list_names_the_first_step(cli: Cli, tmp_path: Path) -> None:
         "no rollouts yet",
         f"→ lightning-otel run -- python your_agent.py --store {tmp_path / 'empty.duckdb'}",
     ]
+
+
+@pytest.mark.parametrize("args", [("ls",), ("stats",), ("queue",), ("compact",)], ids=" ".join)
+def test_store_that_may_not_be_read_is_said(args: tuple[str, ...], tmp_path: Path) -> None:
+    """Its folder is somebody else's, or closed: exit code 4, as for all that cannot be read."""
+    layout = Layout(tmp_path / "closed.duckdb")
+    layout.create()
+    layout.root.chmod(0)
+    # Root may read all the same, but for this.
+    alone = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    command = [*alone, sys.executable, "-m", "lightning_otel", *args]
+    command += ["--store", str(layout.catalogue)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    layout.root.chmod(0o700)
+
+    what, _, remedy = lines_of_error(done)
+    assert done.returncode == 4
+    assert "Permission denied" in what
+    assert str(layout.root) in remedy
 
 
 @pytest.mark.parametrize("args", READING, ids=" ".join)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from tests.cli.conftest import EVIL
 from tests.plot.made import fill, rollout
 
-from lightning_otel import Store
+from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel import conventions as c
 
 Cli = Callable[..., CompletedProcess[str]]
@@ -63,18 +63,21 @@ def test_json_has_every_point(cli: Cli, store: Store) -> None:
 
 
 def test_pictures_are_written(cli: Cli, kept: Path, tmp_path: Path) -> None:
-    """SVG or HTML by the name; what cannot be one is refused before anything is read."""
+    """SVG, PNG or HTML by the name; what is none is refused before anything is read."""
     picture, html = tmp_path / "c.svg", tmp_path / "c.html"
+    pixels = tmp_path / "c.png"
 
     done = cli("plot", "reward", "-o", picture, "--store", kept)
     cli("plot", "-o", html, "--store", kept)
-    refused = cli("plot", "-o", tmp_path / "c.png", "--store", tmp_path / "none.duckdb")
+    cli("plot", "-o", pixels, "--store", kept)
+    refused = cli("plot", "-o", tmp_path / "c.gif", "--store", tmp_path / "none.duckdb")
 
     assert (done.stdout, done.stderr) == ("", f"1 curve, 3 points → {picture}\n")
     ElementTree.fromstring(picture.read_text())
     assert html.read_text().count("<svg") == 4
     assert refused.returncode == 2
-    assert "c.png is no picture" in refused.stderr
+    assert pixels.read_bytes().startswith(b"\x89PNG")
+    assert "c.gif is no picture" in refused.stderr
 
 
 def test_names_of_versions_cannot_act(cli: Cli, store: Store, tmp_path: Path) -> None:
@@ -91,6 +94,17 @@ def test_names_of_versions_cannot_act(cli: Cli, store: Store, tmp_path: Path) ->
     for text in [*texts, picture.read_text()]:
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066]", text)
     assert "<script>" not in picture.read_text()
+
+
+def test_one_rollout_has_its_curve_by_time(cli: Cli, store: Store) -> None:
+    """As large as a time in nanoseconds is, the axis has a length."""
+    with auto_trace(store=store):
+        emit_reward(1.0)
+
+    done = cli("plot", "reward", "--by", "time", "--store", store.name)
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("reward  1 value ")
 
 
 def test_what_is_wrong_is_told(cli: Cli, store: Store, tmp_path: Path) -> None:

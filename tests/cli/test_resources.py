@@ -61,7 +61,7 @@ def test_from_publication_to_rollback(cli: Any, at: list[str], tmp_path: Path) -
     assert shown.stdout == "Be kind.\nAnswer.\n"
     assert [json.loads(line)["alias"] for line in history.stdout.splitlines()] == ["live", "canary"]
     assert "-Be brief.\n+Be kind.\n Answer.\n" in difference.stdout
-    assert "0 tasks that were done with both" in difference.stderr
+    assert "no task was done with both" in difference.stderr
     assert promoted.stdout == "system_prompt@2\n"
     assert back.stdout == "system_prompt@1\n"
     assert none.stderr == "system_prompt has no alias: nobody is given it\n"
@@ -80,9 +80,11 @@ def test_diff_says_which_is_better(cli: Any, store: Store) -> None:
                 emit_reward(float(version))
 
     done = cli("resources", "diff", "endpoint", "--store", store.name)
+    promoted = cli("resources", "promote", "endpoint", "--if-better", "--store", store.name)
 
+    assert promoted.stdout == "endpoint@2\n"
     assert '-  "model": "a"\n+  "model": "b"\n' in done.stdout
-    assert "= +1.000 [+1.000, +1.000] (8 tasks; 8 and 8 rollouts" in done.stdout
+    assert "= +1.000 [+0.004, +1.000] (8 tasks; 8 and 8 rollouts" in done.stdout
     assert done.stdout.endswith(": better\n")
 
 
@@ -109,6 +111,7 @@ def test_worse_canary_is_withdrawn(cli: Any, store: Store) -> None:
                 emit_action("what was done")
                 emit_reward(-float(version))
     told = cli("resources", "diff", "endpoint", *at)
+    kept = cli("resources", "promote", "endpoint", "--if-better", *at)
     done = cli("resources", "withdraw", "endpoint", "--if-worse", *at)
     (listed,) = json.loads(cli("resources", "list", "--json", *at).stdout)
     shown = json.loads(cli("resources", "show", "endpoint", "--json", *at).stdout)
@@ -119,6 +122,7 @@ def test_worse_canary_is_withdrawn(cli: Any, store: Store) -> None:
     assert (unsure.returncode, unsure.stdout) == (0, "")
     assert "endpoint@2 stays: " in unsure.stderr
     assert told.stdout.endswith(": worse\n")
+    assert "endpoint@2 stays the canary: " in kept.stderr
     assert "resources withdraw endpoint" in told.stderr
     assert (done.stdout, done.stderr) == ("endpoint@2\n", "live is endpoint@1\n")
     assert (listed["live"], listed["canary"], listed["withdrawn"]) == (1, None, 2)

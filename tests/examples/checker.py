@@ -102,7 +102,11 @@ class Recorded:
 
 
 def run(
-    program: Program, folder: Path, within: Sequence[str] = (), recorder: Sequence[str] = ()
+    program: Program,
+    folder: Path,
+    within: Sequence[str] = (),
+    recorder: Sequence[str] = (),
+    **environment: str,
 ) -> Host:
     """Run a program against a server of its own, which answers the same each time.
 
@@ -111,6 +115,7 @@ def run(
         folder: Where it runs.
         within: A Python program and its arguments which run it.
         recorder: The command line that runs the whole.
+        **environment: Variables it gets besides.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     # Slow enough that a client which leaves a stream is gone before the server has sent it all.
@@ -118,7 +123,7 @@ def run(
         done = subprocess.run(
             [*recorder, sys.executable, *within, str(program.path)],
             cwd=folder,
-            env={**kept, **SETTINGS, "OPENAI_BASE_URL": server.base_url},
+            env={**kept, **SETTINGS, "OPENAI_BASE_URL": server.base_url, **environment},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -138,7 +143,11 @@ def record(program: Program, folder: Path, within: Sequence[str] = ()) -> Record
     """
     path = folder / "traces.duckdb"
     ours = (sys.executable, "-m", "lightning_otel", "run", "--quiet", "--store", str(path))
-    host = run(program, folder, within, [*ours, "--"])
+    return recorded_in(path, run(program, folder, within, [*ours, "--"]))
+
+
+def recorded_in(path: Path, host: Host) -> Recorded:
+    """A program's run with what a store holds of it, if its file is there."""
     store = Store(path)
     if not path.exists():
         return Recorded(host, [], TripletAdapter().explain([]).report, (0, 0))
@@ -168,7 +177,7 @@ def problems(program: Program, plain: Host, recorded: Recorded) -> list[str]:
         *host_problems(plain, recorded.host),
         *call_problems(recorded),
         *_tree_problems(recorded),
-        *_structure_problems(program, recorded),
+        *structure_problems(program, recorded),
         *transition_problems(recorded),
         *view_problems(recorded),
         *_unshown(program, recorded),
@@ -248,7 +257,8 @@ def _tree_problems(recorded: Recorded) -> list[str]:
     return found + [f"stored twice: {span_id}" for span_id in twice]
 
 
-def _structure_problems(program: Program, recorded: Recorded) -> list[str]:
+def structure_problems(program: Program, recorded: Recorded) -> list[str]:
+    """Calls and tools that are not of the agent they should be of, or lack their facts."""
     found = []
     agents = Counter(recorded.agents_of(recorded.calls))
     if agents != Counter(program.agents):

@@ -107,7 +107,7 @@ PROGRAMS = (
         "autogen_selector",
         AUTOGEN,
         _AUTOGEN,
-        agents={"": 4, "planner": 2, "writer": 1, "editor": 1},
+        agents={"SelectorGroupChatManager": 4, "planner": 2, "writer": 1, "editor": 1},
         shows=("stream",),
     ),
     Program(

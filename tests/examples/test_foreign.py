@@ -4,6 +4,8 @@ The environment that holds them all is ``foreign`` of ``tests/environments.py``.
 """
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +17,19 @@ from tests.examples.checker import (
     transition_problems,
     view_problems,
 )
-from tests.examples.programs import AG2, CREWAI, LANGCHAIN, LANGGRAPH, LITELLM, PROGRAMS, Program
+from tests.examples.programs import (
+    AG2,
+    CREWAI,
+    EXAMPLES,
+    LANGCHAIN,
+    LANGGRAPH,
+    LITELLM,
+    PROGRAMS,
+    Program,
+)
+
+from lightning_otel import Store, TripletAdapter
+from lightning_otel.demo.server import DemoServer
 
 DRIVER = Path(__file__).with_name("foreign.py")
 THEIR_HEADERS = (*OWN_HEADERS, "traceparent")
@@ -79,3 +93,34 @@ def test_request_is_one_transition_beside(
         *view_problems(recorded),
     ]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("program", ["openai_tools", "langchain_agent", "autogen_roundrobin"])
+def test_requests_are_calls_are_transitions_beside_all(
+    program: str, server: DemoServer, tmp_path: Path
+) -> None:
+    """All of them on at once under ``opentelemetry-instrument``; some open traces of their own."""
+    for foreign in FOREIGN:
+        pytest.importorskip(foreign.instrumentor.partition(":")[0])
+    store = Store(tmp_path / "traces.duckdb")
+    command = Path(sys.executable).with_name("opentelemetry-instrument")
+
+    subprocess.run(
+        [command, "--traces_exporter", "duckdb", sys.executable, EXAMPLES / f"{program}.py"],
+        env={
+            **os.environ,
+            "LIGHTNING_OTEL_STORE": store.name,
+            "OPENAI_BASE_URL": server.base_url,
+            "OPENAI_API_KEY": "k",
+        },
+        timeout=100,
+        check=True,
+    )
+
+    found = TripletAdapter().explain(store.spans())
+    steps = {id(step) for path in found.trajectories for step in path.transitions}
+    (rollout,) = store.sql("SELECT calls, traces FROM rollouts")
+    assert len(steps) == rollout["calls"] == len(server.log) >= 5
+    assert rollout["traces"] > 1
+    scopes = {span.scope for span in store.spans()}
+    assert scopes >= {"openinference.instrumentation.openai"}

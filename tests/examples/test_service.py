@@ -27,6 +27,8 @@ def model(body: Mapping[str, Any]) -> str:
     system, asked = (message["content"] for message in body["messages"])
     if system.startswith("You improve instructions"):
         current, said = asked.removeprefix("Instructions:\n").split("\nUsers said:\n")
+        if "video" in current:
+            return "JUNK"
         wished = [wish for wish in WISHES.values() if wish in said and wish not in current]
         return " ".join([current, *wished])
     added = [ADDED[key] for key, wish in WISHES.items() if wish in system]
@@ -52,9 +54,9 @@ class Service:
             with exc:
                 return exc.code, json.load(exc)
 
-    def use(self, prompt: str) -> float:
+    def use(self, prompt: str, category: str = "image") -> float:
         """Ask for a better prompt and say how good it is; gives the stars."""
-        _, found = self.ask("/optimize", {"prompt": prompt, "category": "image"})
+        _, found = self.ask("/optimize", {"prompt": prompt, "category": category})
         missed = [
             wish for key, wish in WISHES.items() if ADDED[key] not in found["optimized_prompt"]
         ]
@@ -77,10 +79,9 @@ class Service:
         raise TimeoutError("the training run does not end")
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
     """The service in a process of its own, in a fresh folder, with the scripted model."""
-    folder = tmp_path_factory.mktemp("service")
     with scripted_server(model) as server:
         environment = {
             **{key: value for key, value in os.environ.items() if key != "LIGHTNING_OTEL_STORE"},
@@ -90,7 +91,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         command = [sys.executable, "-m", "uvicorn", "app:app", "--port", "0"]
         with subprocess.Popen(
             [*command, "--app-dir", str(SERVICE), "--no-access-log"],
-            cwd=folder, env=environment, stderr=subprocess.PIPE, text=True,
+            cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,
         ) as running:  # fmt: skip
             assert running.stderr is not None
             told = ""
@@ -103,22 +104,36 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def test_service_gets_better_by_what_users_say(service: Service) -> None:
-    """Three stars less before than after one training run, on prompts that it never saw."""
+    """Four stars more after a run that writes and one that decides, on prompts it never saw."""
     before = [service.use(prompt) for prompt in ("a sunset", "a harbour", "a forest", "a street")]
 
-    came_to = service.trained()
+    written = service.trained()
+    meanwhile = [service.use(f"scene {number}") for number in range(44)]
+    decided = service.trained()
     after = [service.use(prompt) for prompt in ("a desert", "a river", "a market", "a face")]
 
     _, status = service.ask("/training/status", method="GET")
-    assert (before, after) == ([1.0] * 4, [5.0] * 4)
-    assert "system_prompt[image]@2" in came_to
-    assert status["answers"] >= status["rewarded"] >= 8
+    assert written == "system_prompt[image]@2 is the canary"
+    assert decided == "system_prompt[image]@2 is better"
+    assert (before, set(meanwhile), after) == ([1.0] * 4, {1.0, 5.0}, [5.0] * 4)
+    assert status["answers"] >= status["rewarded"] >= 52
     earned = status["average_reward"]
-    assert earned["image"] == pytest.approx(0.2)
     assert earned["system_prompt[image]@1"] == pytest.approx(-0.6)
     assert earned["system_prompt[image]@2"] == pytest.approx(1.0)
     service.trained()  # on what was said after it
     assert service.trained().startswith("failed: ")  # as there is nothing new
+
+
+def test_service_never_makes_junk_live(service: Service) -> None:
+    """What a writer answers is tried on a share, and stays there while it is not better."""
+    service.use("a dance", "video")
+    written = service.trained()
+    for number in range(24):
+        service.use(f"clip {number}", "video")
+    decided = service.trained()
+
+    assert written == "system_prompt[video]@2 is the canary"
+    assert decided == "system_prompt[video]@2 is not told apart, and no end is in sight"
 
 
 def test_service_refuses_what_cannot_be(service: Service) -> None:
@@ -139,4 +154,4 @@ def test_service_refuses_what_cannot_be(service: Service) -> None:
 
 def test_service_is_short() -> None:
     """It fits on a screen or two."""
-    assert len((SERVICE / "app.py").read_text().splitlines()) <= 120
+    assert len((SERVICE / "app.py").read_text().splitlines()) <= 130

@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanKind, Tracer
 
 from lightning_otel import Store, capture
 from lightning_otel import conventions as c
-from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
+from lightning_otel.exporters.duckdb import DuckDBSpanExporter, FrameSpanProcessor
 from lightning_otel.types import Span
 
 
@@ -28,7 +28,7 @@ from lightning_otel.types import Span
 def tracer() -> Tracer:
     """A tracer whose provider has our processor."""
     provider = TracerProvider()
-    provider.add_span_processor(LightningSpanProcessor())
+    provider.add_span_processor(FrameSpanProcessor())
     return provider.get_tracer("test")
 
 
@@ -91,7 +91,7 @@ def test_processor_keeps_nothing_in_a_frame_without_a_sink(store: Store, tracer:
 def test_processor_leaves_out_what_is_not_sampled(recorded: Store, decision: Decision) -> None:
     """The user's sampler decides."""
     provider = TracerProvider(sampler=StaticSampler(decision))
-    provider.add_span_processor(LightningSpanProcessor())
+    provider.add_span_processor(FrameSpanProcessor())
 
     provider.get_tracer("test").start_span("work").end()
 
@@ -120,7 +120,7 @@ def test_processor_takes_the_content_kept_beside_the_span(
     """Message bodies arrive in the store without being on the span others see."""
     provider = TracerProvider()
     others = InMemorySpanExporter()
-    provider.add_span_processor(LightningSpanProcessor())
+    provider.add_span_processor(FrameSpanProcessor())
     provider.add_span_processor(SimpleSpanProcessor(others))
     # A patch, because the global tracer belongs to whoever set the global provider.
     monkeypatch.setattr(capture, "tracer", lambda: provider.get_tracer("test"))
@@ -139,7 +139,7 @@ def test_processor_takes_the_content_kept_beside_the_span(
 class _Broken:
     """A sink with a fault in every method."""
 
-    def started(self, span: Any) -> None:
+    def started(self, span: Any, stamps: Mapping[str, Any]) -> None:
         """Fail."""
         raise RuntimeError("a fault of ours")
 
@@ -168,8 +168,8 @@ def test_processor_keeps_its_faults_from_the_program(
 def test_processor_twice_keeps_a_span_once(recorded: Store) -> None:
     """Who adds our processor to a provider that has it gets no second copy."""
     provider = TracerProvider()
-    provider.add_span_processor(LightningSpanProcessor())
-    provider.add_span_processor(LightningSpanProcessor())
+    provider.add_span_processor(FrameSpanProcessor())
+    provider.add_span_processor(FrameSpanProcessor())
 
     provider.get_tracer("test").start_span("work").end()
 
@@ -180,7 +180,7 @@ def test_processor_shutdown_seals_the_processs_segment(
     whole_process: Store, tracer: Tracer
 ) -> None:
     """After the provider's shutdown the segment can be settled, and later spans are kept still."""
-    processor = LightningSpanProcessor()
+    processor = FrameSpanProcessor()
     tracer.start_span("work").end()
     processor.shutdown()
     done = whole_process.settle()
@@ -193,7 +193,7 @@ def test_processor_shutdown_seals_the_processs_segment(
 def test_processor_shutdown_loses_no_open_span(whole_process: Store, tracer: Tracer) -> None:
     """A span that outlives the shutdown is kept with its end."""
     span = tracer.start_span("open")
-    LightningSpanProcessor().shutdown()
+    FrameSpanProcessor().shutdown()
     whole_process.settle()
     span.end()
 
@@ -202,7 +202,7 @@ def test_processor_shutdown_loses_no_open_span(whole_process: Store, tracer: Tra
 
 def test_processor_has_nothing_to_flush(recorded: Store, tracer: Tracer) -> None:
     """Every ended span is kept already."""
-    assert LightningSpanProcessor().force_flush()
+    assert FrameSpanProcessor().force_flush()
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def test_exporter_stands_back_where_the_process_records_itself(
     """What the processor keeps is not kept again."""
     exporter = DuckDBSpanExporter(whole_process.name)
     provider = TracerProvider()
-    provider.add_span_processor(LightningSpanProcessor())
+    provider.add_span_processor(FrameSpanProcessor())
     provider.add_span_processor(SimpleSpanProcessor(exporter))
 
     provider.get_tracer("test").start_span("work").end()
@@ -290,7 +290,7 @@ def test_exporter_stands_back_where_the_process_records_itself(
 def test_exporter_beside_a_recording_makes_no_second_row(recorded: Store) -> None:
     """A span that both keep in one store is one row there, and no conflict."""
     provider = TracerProvider()
-    provider.add_span_processor(LightningSpanProcessor())
+    provider.add_span_processor(FrameSpanProcessor())
     provider.add_span_processor(SimpleSpanProcessor(DuckDBSpanExporter(recorded.name)))
 
     provider.get_tracer("test").start_span("work").end()

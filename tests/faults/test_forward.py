@@ -5,6 +5,7 @@
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.forwarding.collector import Endpoint, Reply
+from tests.forwarding.collector import Endpoint, Reply, partial
 
 from lightning_otel import Store, auto_trace, config, emit_message
 from lightning_otel.cli.forwarding import Forwarding
@@ -156,6 +157,54 @@ def test_program_exits_while_the_collector_is_down(
     assert endpoint.counts() == {span.span_id: 1 for span in store.spans()}
 
 
+TRACED = """\
+import atexit, time
+import lightning_otel as lo
+with lo.auto_trace():
+    pass
+atexit.register(lambda: print(time.monotonic() - began))
+time.sleep(0.5)
+with lo.auto_trace():
+    for number in range(5):
+        lo.emit_message(str(number))
+began = time.monotonic()
+"""
+
+
+@pytest.mark.parametrize("way", ["nobody listens", "refuses", "hangs"])
+def test_traced_program_exits_while_the_collector_is_down(
+    store: Store, endpoint: Endpoint, tmp_path: Path, way: str
+) -> None:
+    """Under ``auto_trace``, too: no exit waits, and what waits is sent later, once."""
+    hang = threading.Event()
+    url = way_of(way, endpoint, hang)
+    with auto_trace(store=store):
+        pass
+    store.connect().close()  # a catalogue, which the first program in a store makes
+    traced = subprocess.run(
+        [sys.executable, "-c", TRACED],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={
+            **os.environ,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+            "LIGHTNING_OTEL_STORE": store.name,
+        },
+    )
+    hang.set()
+    endpoint.reply = lambda spans, size: Reply()
+    (command,) = re.findall("lightning-otel (forward --name .+)", traced.stderr)
+    words = [*command.split(), "--to", endpoint.url, "--once", "--store", store.name]
+    for _ in range(2):
+        subprocess.run([sys.executable, "-m", "lightning_otel", *words], check=True)
+
+    assert traced.returncode == 0
+    assert float(traced.stdout) <= EXIT_S
+    assert list(endpoint.counts().values()) == [1] * 7
+
+
 @pytest.mark.parametrize("way", ["nobody listens", "hangs"])
 def test_forward_stops_when_it_is_told_to(store: Store, endpoint: Endpoint, way: str) -> None:
     """``forward`` ends with SIGTERM, though the endpoint is down or silent, and says what waits."""
@@ -184,6 +233,20 @@ def test_forward_stops_when_it_is_told_to(store: Store, endpoint: Endpoint, way:
     assert child.returncode == 0
     assert "NOT delivered" in said
     assert taken < 2  # mostly the interpreter's own end, on a busy machine
+
+
+def test_forward_once_tells_by_its_code_what_was_rejected(store: Store, endpoint: Endpoint) -> None:
+    """1 where the endpoint did not take all, though nothing waits any more."""
+    with auto_trace(store=store):
+        emit_message("bad")
+    endpoint.reply = lambda spans, size: Reply(200, partial(len(spans), "no"))
+    command = [sys.executable, "-m", "lightning_otel", "forward", "--to", endpoint.url, "--once"]
+    command += ["--store", store.name]
+
+    first, again = (subprocess.run(command, capture_output=True, text=True) for _ in range(2))
+
+    assert (first.returncode, again.returncode) == (1, 0)
+    assert "2 REJECTED: " in first.stderr
 
 
 def test_killed_forwarder_sends_at_most_one_batch_twice(store: Store, endpoint: Endpoint) -> None:

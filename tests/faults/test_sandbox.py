@@ -409,7 +409,7 @@ def test_a_child_ends_with_its_parent(kept: Layout) -> None:
         "from lightning_otel.store.layout import Layout\n"
         "from lightning_otel.store.sandbox import Limits, ask, _Process\n"
         "text = 'SELECT sum(hash(i)) FROM range(1000000000000) t(i)'\n"
-        "asked = _Process(Layout(sys.argv[1]), text, Limits(wall_s=50))\n"
+        "asked = _Process(Layout(sys.argv[1]), text, Limits(wall_s=50), lambda: True)\n"
         "print(asked._child.pid, flush=True)\n"
         "asked.message()\n"
     )
@@ -446,7 +446,7 @@ def test_no_key_of_the_environment_goes_along(
     """The process knows none of its parent's variables."""
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     text = "SELECT sum(hash(i)) FROM range(1000000000) t(i)"
-    process = _Process(kept, text, SHORT)
+    process = _Process(kept, text, SHORT, lambda: True)
     try:
         found = Path(f"/proc/{process._child.pid}/environ").read_bytes()
     finally:

@@ -169,3 +169,34 @@ def test_interrupt_in_the_middle_of_a_write_loses_nothing(tmp_path: Path) -> Non
     counts = host.counts()._replace(ended=before.ended, lost=before.missing)
     faults = sum(before.dropped.values())
     note("L4", counts._replace(lost=faults), trials(200, 40), counted=faults)
+
+
+def test_spans_that_end_as_the_interpreter_does_never_hang_it(tmp_path: Path) -> None:
+    """L4: daemon threads die in the middle of a write, then objects end spans in ``__del__``."""
+    (tmp_path / "held.py").write_text("held = []\n")
+    host = Host(
+        tmp_path,
+        """
+        import held
+        class Ends:
+            def __init__(self):
+                self.span = tracer.start_span("held")
+            def __del__(self):
+                self.span.end()
+        held.held.append(Ends())
+        def work():
+            while True:
+                end("daemon")
+                time.sleep(0.001)
+        for _ in range(4):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.3)
+        print("done")
+        """,
+    )
+
+    for _ in range(trials(10, 4)):
+        done = host.run(limit_s=15)
+        assert (done.code, done.output, done.errors) == (0, "done\n", "")
+
+    host.settled_counts(extra=trials(10, 4) * 5)

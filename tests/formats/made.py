@@ -61,7 +61,9 @@ def exact(
 def path(*steps: Transition, branch: int = 0) -> Trajectory:
     """A trajectory of steps."""
     first = steps[0]
-    return Trajectory(first.rollout_id, first.attempt_id, first.agent, branch, steps)
+    given = [step.reward for step in steps if step.reward is not None]
+    reward = sum(given) if given else None
+    return Trajectory(first.rollout_id, first.attempt_id, first.agent, branch, steps, reward=reward)
 
 
 def parts(role: str, *found: dict[str, Any]) -> Message:

@@ -6,7 +6,9 @@ from types import MappingProxyType
 
 import pytest
 from tests.adapter.forest import Forest
+from tests.trainer.made import record
 
+from lightning_otel import Store
 from lightning_otel.adapter import TripletAdapter
 from lightning_otel.formats.groups import by_group, packed, unpacked
 from lightning_otel.types import Trajectory
@@ -64,3 +66,12 @@ def test_groups_come_together_in_the_order_of_their_first(trajectory: Trajectory
     ]
 
     assert [found.rollout_id for found in by_group(grouped)] == ["0", "2", "1", "3"]
+
+
+def test_the_uid_of_verl_is_the_tasks(store: Store) -> None:
+    """Also where nobody asks for advantages, and prompts of several tasks are the same."""
+    record(store, {"a": [1.0, 0.0], "b": [0.5]}, tokens=True)
+
+    first, second, other = (row["uid"] for row in store.rows("verl"))
+
+    assert first == second != other

@@ -347,14 +347,20 @@ def test_openai_sft_is_its_file_format() -> None:
 
 
 def test_openai_refuses_what_its_files_cannot_hold() -> None:
-    """Videos, and tools that are no functions."""
+    """Videos, tools that are no functions, a tool's result in an answer; other rows are made."""
     video = step(observation=(parts("user", VIDEO),), span_id="v")
     search = step(tools=({"type": "web_search"},), span_id="w")
+    result = {"type": "tool_call_response", "id": "c", "response": "4"}
+    told = step(action=(parts("assistant", result, {"type": "text", "content": "4"}),), span_id="t")
 
-    made = Made("openai-sft", path(video, search))
+    made = Made("openai-sft", path(video, search, told, step(span_id="x")))
 
-    assert made.rows == []
-    assert made.reasons == {"a part of type 'video_url'", "a tool of type 'web_search'"}
+    assert len(made.rows) == 1
+    assert made.reasons == {
+        "a part of type 'video_url'",
+        "a tool of type 'web_search'",
+        "a tool's result in an answer",
+    }
 
 
 def test_openai_dpo_is_its_file_format() -> None:

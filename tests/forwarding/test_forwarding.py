@@ -358,7 +358,7 @@ def test_sender_refuses_what_is_no_endpoint(url: str) -> None:
 
 
 def test_forwarder_speaks_grpc(store: Store, fill: Fill, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over gRPC the same: taken, too large, bad and down are told apart."""
+    """Over gRPC the same: taken, too large, bad and down are told apart; by HTTP it is named."""
     from concurrent.futures import ThreadPoolExecutor
 
     import grpc  # type: ignore[import-untyped]  # has no stubs
@@ -396,11 +396,17 @@ def test_forwarder_speaks_grpc(store: Store, fill: Fill, monkeypatch: pytest.Mon
     with store.follow("otlp") as follower:
         forwarder = Forwarder(follower, spoken, with_content=False, wait=Clock().wait)
         assert forwarder.send_waiting()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    by_http = config.otlp_endpoint(f"http://127.0.0.1:{port}")
+    assert by_http is not None
+    wrong = sender_for(by_http).send(b"")
     server.stop(0).wait()
     down = spoken.send(b"")
 
     assert sorted(taken) == sorted(s.span_id for s in spans if s is not spans[3])
     assert dict(forwarder.rejected) == {"gRPC INVALID_ARGUMENT: bad": 1}
+    assert wrong.verdict is Verdict.LATER
+    assert wrong.reason == "this is a gRPC port: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"
     assert down.verdict is Verdict.LATER
 
 

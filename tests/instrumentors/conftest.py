@@ -111,6 +111,8 @@ class Facts:
         if endpoint == "embeddings":
             found["gen_ai.embeddings.dimension.count"] = request.get("dimensions", 8)
             found["gen_ai.request.encoding_formats"] = [request["encoding_format"]]
+        if "agent" in more:
+            found[c.AGENT_NAME] = more["agent"]
         if "output_type" in more:
             found["gen_ai.output.type"] = more["output_type"]
         return found | self.finish(exchange) | self.usage(exchange)

@@ -157,8 +157,8 @@ def test_an_unknown_metric_is_told_with_those_there_are(store: Store) -> None:
 
 def test_what_cannot_be_drawn_is_said_first(store: Store, tmp_path: Path) -> None:
     """A wrong axis, window or name of a picture, before anything is read."""
-    with pytest.raises(ConfigError, match=r"curves.png is no picture; name one .svg or .html"):
-        plot_training_metrics(store, save_path=tmp_path / "curves.png")
+    with pytest.raises(ConfigError, match=r"curves.gif is no picture; name one .svg or .png"):
+        plot_training_metrics(store, save_path=tmp_path / "curves.gif")
     with pytest.raises(ConfigError, match="by 'colour'; by rollout, time, step, version"):
         plot_training_metrics(store, by="colour")  # type: ignore[arg-type]  # what is refused
     with pytest.raises(ConfigError, match="window is 0"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from lightning_otel import Store
@@ -138,6 +139,8 @@ def test_agent_is_kept_and_exported(
     assert child.returncode == 0, err
     assert json.loads(out)["items"] == ["function_call"]
     assert json.loads(out)["error"] == 429
+    with duckdb.connect(str(start.store), read_only=True) as con:  # before we look at it
+        assert con.sql("SELECT count(*) FROM calls").fetchall() == [(REQUESTS,)]
     store = Store(start.store)
     spans = store.spans().rows()
     calls = calls_of(store)
@@ -149,7 +152,7 @@ def test_agent_is_kept_and_exported(
         check_facts(span, exchange)
     assert collector.counts() == {(span.trace_id, span.span_id): 1 for span in spans}
     assert not collector.keys() & c.CONTENT_KEYS
-    assert len({span.rollout_id for span in spans}) == (REQUESTS if "instrument" in way else 1)
+    assert len({span.rollout_id for span in spans}) == 1
 
 
 @pytest.mark.parametrize("way", ["auto_trace", "run"])

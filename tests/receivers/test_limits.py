@@ -23,6 +23,16 @@ def test_inflated_reads_every_member() -> None:
     assert inflated(gzip.compress(b"a") + gzip.compress(b"b") + bytes(100)) == b"ab"
 
 
+def test_inflated_takes_members_in_linear_time_and_so_many() -> None:
+    """Members of every length are read across slices; a body of more than allowed is refused."""
+    parts = [os.urandom(size) for size in range(0, 10_000, 10)]
+    members = [gzip.compress(part, 1) for part in parts]
+
+    assert inflated(b"".join(members)) == b"".join(parts)
+    with pytest.raises(TooLargeError):
+        inflated(b"".join(members) + gzip.compress(b""))
+
+
 @pytest.mark.parametrize("size", [1 << 20, 5 << 20])
 def test_inflated_holds_the_limit_exactly(size: int) -> None:
     """As much as allowed is read, one byte more is refused."""

@@ -61,13 +61,14 @@ statuses = st.one_of(
 def spans(draw: st.DrawFn) -> Span:
     """Any span that OTLP can carry."""
     status, message = draw(statuses)
+    start_ns, end_ns = sorted((draw(times), draw(times)))
     return Span(
         trace_id=draw(trace_ids),
         span_id=draw(span_ids),
         parent_span_id=draw(st.none() | span_ids),
         name=draw(texts),
-        start_ns=draw(times),
-        end_ns=draw(times),
+        start_ns=start_ns,
+        end_ns=end_ns,
         kind=draw(st.sampled_from(["INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"])),
         status=status,
         status_message=message,
@@ -119,12 +120,10 @@ def one(**fields: Any) -> ExportTraceServiceRequest:
         ({"span_id": b"\1" * 1000}, "span id is not 8 bytes long"),
         ({"span_id": bytes(8)}, "span id is all zeros"),
         ({"parent_span_id": b"abc"}, "parent span id is not 8 bytes long"),
-        ({"start_time_unix_nano": 1 << 62}, "start time is out of range"),
-        ({"end_time_unix_nano": (1 << 64) - 1}, "end time is out of range"),
     ],
 )
 def test_otlp_rejects_only_the_unfit_span(read: Read, fields: dict[str, Any], reason: str) -> None:
-    """A span with impossible ids or times is rejected with its reason; its neighbours stay."""
+    """A span with impossible ids is rejected with its reason; its neighbours stay."""
     first, middle, last = read(one(**fields))
 
     assert isinstance(first, Span)
@@ -138,16 +137,47 @@ def test_otlp_rejects_only_the_unfit_span(read: Read, fields: dict[str, Any], re
     [
         ("trace_id", "trace id is not 16 bytes long"),
         ("span_id", "span id is not 8 bytes long"),
-        ("start_time_unix_nano", "start time is missing"),
-        ("end_time_unix_nano", "end time is missing"),
+        ("start_time_unix_nano end_time_unix_nano", "start and end time are missing"),
     ],
 )
 def test_otlp_rejects_what_is_missing(read: Read, cleared: str, reason: str) -> None:
-    """A span without an id or a time is rejected with its reason."""
+    """A span without an id or any time is rejected with its reason."""
     request = one()
-    request.resource_spans[0].scope_spans[0].spans[1].ClearField(cleared)
+    for field_name in cleared.split():
+        request.resource_spans[0].scope_spans[0].spans[1].ClearField(field_name)
 
     assert read(request)[1] == Rejected(reason)
+
+
+LAST_NS = (1 << 62) - 1
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ((START_NS, START_NS), None),
+        ((START_NS, START_NS - 7), (START_NS, START_NS)),
+        ((START_NS, 0), (START_NS, START_NS)),
+        ((0, START_NS), (START_NS, START_NS)),
+        ((START_NS, (1 << 64) - 1), (START_NS, START_NS)),
+        ((1 << 62, START_NS), (START_NS, START_NS)),
+        ((1 << 62, 0), (LAST_NS, LAST_NS)),
+    ],
+)
+def test_otlp_keeps_a_span_whose_times_cannot_be(
+    read: Read, sent: tuple[int, int], kept: tuple[int, int] | None
+) -> None:
+    """They are brought into range and order, and the span says what was sent."""
+    request = one()
+    span = request.resource_spans[0].scope_spans[0].spans[1]
+    span.start_time_unix_nano, span.end_time_unix_nano = sent
+
+    found = read(request)[1]
+
+    assert isinstance(found, Span)
+    assert (found.start_ns, found.end_ns) == (kept or sent)
+    assert found.attributes.get(c.SENT_TIMES) == (f"[{sent[0]}, {sent[1]}]" if kept else None)
 
 
 @BOTH
@@ -203,16 +233,36 @@ def test_otlp_overwrites_a_forged_origin(read: Read) -> None:
     assert found.attributes[c.RECEIVED] == CAME
 
 
-def test_protobuf_keeps_the_neighbours_of_an_undecodable_span() -> None:
-    """Invalid UTF-8 in one span, which the decoder refuses the whole batch for, costs that span."""
-    body = one(name="NAME").SerializeToString().replace(b"NAME", b"\xff\xfe\xfd\xfc")
+TEXTS = ("resource", "scope", "of scope", "name", "key", "value", "inner", "event", "status")
 
-    first, middle, last = protobuf.spans_in(body, CAME)
 
-    assert isinstance(first, Span)
-    assert isinstance(last, Span)
-    assert isinstance(middle, Rejected)
-    assert "cannot be decoded" in middle.reason
+@pytest.mark.parametrize("place", TEXTS)
+@pytest.mark.parametrize("bad", [b"\xff", b"\xed\xa0\x80"])
+def test_protobuf_mends_text_that_is_no_utf_8(place: str, bad: bytes) -> None:
+    """One invalid byte anywhere costs no span: it becomes a question mark, all else stays."""
+    request = one(
+        name="name",
+        attributes=[
+            {"key": "key", "value": {"string_value": "value é"}},
+            {"key": "list", "value": {"array_value": {"values": [{"string_value": "inner"}]}}},
+        ],
+        events=[OtlpSpan.Event(name="event")],
+        status={"message": "status"},
+    )
+    (under,) = request.resource_spans
+    under.resource.attributes.add(key="resource").value.string_value = "box"
+    under.scope_spans[0].scope.name = "scope"
+    under.scope_spans[0].scope.attributes.add(key="of scope").value.string_value = "x"
+    whole = request.SerializeToString()
+    rest = place[len(bad) :]
+    body = whole.replace(place.encode(), bad + rest.encode())
+
+    expected = repr(list(protobuf.spans_in(whole, CAME))).replace(
+        f"'{place}", f"'{'?' * len(bad)}{rest}"
+    )
+
+    assert body != whole
+    assert repr(list(protobuf.spans_in(body, CAME))) == expected
 
 
 @pytest.mark.parametrize("levels", [47, 60, 10_000])
@@ -352,7 +402,6 @@ def test_json_reads_every_kind_of_value(value: Any, expected: object) -> None:
         ({"name": 17}, "a text is none"),
         ({"startTimeUnixNano": "soon"}, "start time is no 64-bit integer"),
         ({"startTimeUnixNano": "1-2"}, "start time is no 64-bit integer"),
-        ({"startTimeUnixNano": -1}, "start time is out of range"),
         ({"endTimeUnixNano": 1.5}, "end time is no 64-bit integer"),
         (
             {"attributes": [{"key": "k", "value": {"intValue": "1" * 5000}}]},
@@ -369,14 +418,17 @@ def test_json_rejects_the_unfit_span(fields: dict[str, Any], reason: str) -> Non
     assert list(otlpjson.spans_in(json_span(**fields), CAME)) == [Rejected(reason)]
 
 
-def test_json_keeps_a_text_with_half_a_surrogate_pair() -> None:
-    """Which a strict reader would refuse the whole batch for."""
-    body = json_span(name="NAME").replace(b"NAME", rb"a\ud800b")
+@pytest.mark.parametrize(
+    ("sent", "kept"), [(rb"a\ud800b", "a\ud800b"), (b"a\xffb", "a\N{REPLACEMENT CHARACTER}b")]
+)
+def test_json_keeps_a_text_that_is_none(sent: bytes, kept: str) -> None:
+    """Half a surrogate pair or no UTF-8, which a strict reader would refuse the whole batch for."""
+    body = json_span(name="NAME").replace(b"NAME", sent)
 
     (found,) = otlpjson.spans_in(body, CAME)
 
     assert isinstance(found, Span)
-    assert found.name == "a\ud800b"
+    assert found.name == kept
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"17", b"{", b"\xff", b"[" * 100_000, b'{"a":' * 900])

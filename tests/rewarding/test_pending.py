@@ -152,9 +152,31 @@ def test_what_waits_is_bounded_and_named(
     with pytest.raises(ConfigError, match="without an id"):
         pending.give(store, feedback("rollout", "r1", feedback_id=""))
     assert [each.feedback_id for each in pending.all()] == ["f0", "f1"]
+    with auto_trace(store=store, rollout_id="r2"):  # what is there is given at once, full or not
+        emit_action("say", "hi")
+    assert isinstance(pending.give(store, feedback("rollout", "r2", feedback_id="f3")), Given)
     oldest_ns = pending.waiting().oldest_ns
     assert oldest_ns is not None
     assert oldest_ns <= time.time_ns()
+
+
+def test_senders_without_a_key_leave_room(
+    store: Store, pending: Pending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They fill their share alone; and what has waited for 30 days is gone."""
+    monkeypatch.setattr(module, "MOST", 4)
+
+    def sent(name: str, came: str, days: int = 0) -> Feedback:
+        given_ns = time.time_ns() - days * 86_400_000_000_000
+        return Feedback("rollout", "r1", 0.5, given_ns, {c.RECEIVED: came}, name)
+
+    for name in ("a", "b"):
+        pending.give(store, sent(name, "http:127.0.0.1", days=29))
+    with pytest.raises(StateError, match="2 pieces"):
+        pending.give(store, sent("c", "http:127.0.0.1"))
+    assert pending.give(store, sent("d", "http+token:127.0.0.1", days=31)) is None
+    assert pending.waiting().count == 3
+    assert pending.settle(store) == Settled(waiting=2)
 
 
 def test_looking_for_what_waits_makes_nothing(store: Store) -> None:
@@ -179,9 +201,7 @@ if where == "kept":
     module.give = die                              # it is on disk, and was not looked for
 elif where == "given":
     module.Pending._forget = die                   # the reward stands there, and it waits still
-module.Pending(State(store.name)).give(
-    store, Feedback("rollout", "r1", 0.5, time.time_ns(), {}, "f1")
-)
+module.Pending(State(store.name)).settle(store)
 """
 
 
@@ -190,6 +210,7 @@ def test_kill_between_any_two_steps_is_no_matter(
     store: Store, pending: Pending, where: str
 ) -> None:
     """What was taken is given once, whoever comes next."""
+    pending.give(store, feedback("rollout", "r1"))
     with auto_trace(store=store, rollout_id="r1"):
         emit_action("say", "hi")
 

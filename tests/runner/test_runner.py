@@ -71,11 +71,12 @@ def test_rewards_of_every_form_are_kept(
 
 
 def test_reward_emitted_inside_is_read(store: Store, queue: Queue) -> None:
-    """The last one counts, where the agent gives none back."""
+    """It is what they come to, where the agent gives none back."""
 
     async def agent(task: str) -> None:
         lo.emit_reward(0.1)
         await asyncio.sleep(0)
+        lo.emit_reward(0.6)
         lo.emit_reward({"ok": 0.7, "short": 0.2}, primary="ok")
 
     (rollout,) = ran(queue, Runner(agent, store=store, queue=queue), ["a"])

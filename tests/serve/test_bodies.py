@@ -7,9 +7,9 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from lightning_otel.serve import guard
+from lightning_otel.serve import bodies as limits
 from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.guard import Bodies
+from lightning_otel.serve.bodies import Bodies
 
 
 def request_of(receive: Callable[[], Awaitable[Message]]) -> Request:
@@ -24,7 +24,7 @@ def part(body: bytes, *, is_last: bool = False) -> Message:
 
 def test_body_that_drips_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part comes within its time, all of them together do not."""
-    monkeypatch.setattr(guard, "BODY_S", 0.3)
+    monkeypatch.setattr(limits, "BODY_S", 0.3)
 
     async def receive() -> Message:
         await asyncio.sleep(0.05)
@@ -38,7 +38,7 @@ def test_body_that_drips_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_bodies_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be too much at once is asked to come again; what was held is given back."""
-    monkeypatch.setattr(guard, "_HELD_BYTES", 180)
+    monkeypatch.setattr(limits, "_HELD_BYTES", 180)
     bodies = Bodies()
 
     async def read_at_once() -> list[object]:

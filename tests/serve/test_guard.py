@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -291,3 +292,61 @@ def test_serve_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "pip install 'lightning-otel[serve]'" in done.stderr
     assert not (tmp_path / "s.duckdb.d").exists()
+
+
+@pytest.fixture(scope="module")
+def keyless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server that asks programs of this machine for no key."""
+    path = tmp_path_factory.mktemp("keyless") / "traces.duckdb"
+    with Serving(path, "--port", "0", "--open-loopback") as running:
+        yield running
+
+
+_EMPTY = "Content-Length: 0"
+
+
+@pytest.mark.parametrize(
+    ("target", "headers", "status"),
+    [
+        ("GET /v1/rollouts", ("Host: localhost",), 200),
+        ("GET /", ("Host: 127.0.0.1:4318", "Sec-Fetch-Site: none"), 200),
+        ("POST /training/trigger", ("Host: localhost", _EMPTY), 202),
+        ("GET /v1/rollouts", ("Host: evil.example",), 421),
+        ("GET /v1/rollouts", ("Host: [::1]",), 421),
+        ("GET /v1/rollouts", ("Host: localhost", "X-Forwarded-For: 10.0.0.1"), 401),
+        ("GET /v1/rollouts", ("Host: localhost", "Forwarded: for=10.0.0.1"), 401),
+        ("GET /v1/rollouts", ("Host: localhost", "Origin: http://evil.example"), 403),
+        ("GET /v1/rollouts", ("Host: localhost", "Sec-Fetch-Site: cross-site"), 403),
+        ("GET /v1/rollouts", ("Host: localhost", "Sec-Fetch-Site: same-site"), 403),
+        ("POST /training/trigger", ("Host: localhost", _EMPTY, "Origin: null"), 403),
+        ("POST /training/trigger", ("Host: localhost", _EMPTY, "Origin: http://localhost"), 415),
+        (
+            "POST /optimize",
+            ("Host: localhost", "Content-Type: text/plain", "Content-Length: 2"),
+            415,
+        ),
+    ],
+)
+def test_open_loopback_is_for_programs_of_this_machine(
+    keyless: Serving, target: str, headers: tuple[str, ...], status: int
+) -> None:
+    """Without a key; what a page elsewhere sends, or a proxy hands on, is refused as ever."""
+    method, path = target.split()
+    request = get(path, *headers).replace(b"GET", method.encode(), 1)
+
+    assert status_of(keyless, request + (b"{}" if b"Length: 2" in request else b"")) == status
+
+
+@pytest.mark.parametrize("more", [("--token-file", "token"), ("--host", "0.0.0.0")])
+def test_open_loopback_and_a_token_exclude_each_other(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    """Who is to be asked for a token cannot be let in without one."""
+    where = ["--store", str(tmp_path / "t.duckdb"), "--port", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_otel", "serve", "--open-loopback", *where, *more],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert done.returncode == 2, done.stderr
+    assert "token" in done.stderr

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,33 @@ def test_compact_drops_a_rollout_by_its_id(
     assert kept == 15
     assert done.dropped == {"dropped.rollout": Doom(rollouts=1, spans=5)}
     assert {span.name for span in store.spans()} == {"a", "c"}
+
+
+def test_dropped_rollout_stays_away_when_the_clock_goes_back(
+    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+) -> None:
+    """The clock is set back by an hour: to readers all commits lie an hour ahead of it."""
+    settled([*_aged(make_span, "a", 3), *_aged(make_span, "b", 2)])
+    store.compact(rollout_ids=["b"])
+    hour_us = 3_600_000_000
+    manifest = layout.read_manifest()
+    files = [
+        replace(
+            file,
+            added_us=file.added_us + hour_us,
+            dropped_us=file.dropped_us and file.dropped_us + hour_us,
+        )
+        for file in manifest.files
+    ]
+    segments = [replace(each, settled_us=each.settled_us + hour_us) for each in manifest.segments]
+    layout.write_manifest(replace(manifest, files=tuple(files), segments=tuple(segments)))
+
+    names = [{row["name"] for row in store.sql("SELECT name FROM spans")}]
+    names.append({span.name for span in store.spans()})
+    names.append({row["rollout_id"] for row in store.rollouts()})
+
+    assert names == [{"a"}] * 3
+    assert len(layout.read_manifest().files) > 1
 
 
 def test_compact_drops_the_oldest_rollouts_to_make_room(

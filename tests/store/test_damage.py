@@ -456,8 +456,8 @@ def test_damaged_lines_are_kept_when_they_are_settled(
     assert layout is not None
     (segment,) = layout.segments()
     lines = segment.read_bytes().splitlines(keepends=True)
-    lines[1] = lines[1].replace(b'"trace_id"', b'"trace_iD"')
-    lines[3] = lines[3][:40] + b"\n"
+    lines[2] = lines[2].replace(b'"trace_id"', b'"trace_iD"')
+    lines[4] = lines[4][:40] + b"\n"
     segment.write_bytes(b"".join(lines) + b"\xff\xfe\x00garbage")
 
     names = sorted(span.name for span in store.spans())
@@ -466,5 +466,6 @@ def test_damaged_lines_are_kept_when_they_are_settled(
 
     assert names == ["s0", "s2", "s4"]
     assert (done.rows, entry.damaged) == (3, 3)
-    kept = next(layout.quarantine.glob("*.lines")).read_bytes()
-    assert kept.split(b"\n")[:2] == [lines[1].strip(), lines[3].strip()]
+    corrupt = next(layout.quarantine.glob("*.line")).read_bytes()
+    torn = next(layout.quarantine.glob("*.lines")).read_bytes()
+    assert [corrupt, torn.split(b"\n")[0]] == [lines[2].strip(), lines[4].strip()]

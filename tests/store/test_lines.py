@@ -9,7 +9,7 @@ import pytest
 
 from lightning_otel import conventions as c
 from lightning_otel.store import lines as lines_module
-from lightning_otel.store.lines import MAX_RECORD_BYTES, control_line, line_of
+from lightning_otel.store.lines import MAX_RECORD_BYTES, control_line, line_of, parsed
 from lightning_otel.store.schema import record_of_span, span_of
 from lightning_otel.types import Event, Link, Span
 
@@ -202,4 +202,5 @@ def test_control_line_is_no_span() -> None:
     """A seal carries no ids, so that no reader takes it for a span."""
     line = control_line("seal", rotated=True)
 
-    assert line == b'{"record":"seal","rotated":true}\n'
+    assert line.startswith(b'{"record":"seal","rotated":true,"crc":"')
+    assert parsed(line) == {"record": "seal", "rotated": True}

@@ -17,7 +17,7 @@ from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
 SPANS = 50_000
-"""In three row groups."""
+"""In thirteen row groups."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def _overwrite(path: Path, at: float, content: bytes = b"\xff" * 64) -> None:
 
 
 def test_whole_row_groups_come_back(store: Store, make_span: Callable[..., Span]) -> None:
-    """Of three row groups one is damaged: the spans of the two others are there again, once."""
+    """Of thirteen row groups one is damaged: the spans of all others are there again, once."""
     layout = _fill(store, make_span, SPANS)
     (path,) = layout.data.glob("spans-*.parquet")
     _overwrite(path, 0.1)
@@ -59,8 +59,9 @@ def test_whole_row_groups_come_back(store: Store, make_span: Callable[..., Span]
     found = next(iter(store.sql("SELECT count(*) AS n, count(DISTINCT span_id) AS d FROM spans")))
 
     assert without == 0
-    assert found == {"n": SPANS - 20_480, "d": SPANS - 20_480}
-    assert (note.recovered, note.gone, note.missing) == (SPANS - 20_480, 20_480, 0)
+    assert found == {"n": note.recovered, "d": note.recovered}
+    assert (note.recovered + note.gone, note.missing) == (SPANS, 0)
+    assert 0 < note.gone <= 2 * 4096  # a checksum's block may hold an end and a beginning
     assert lacks(layout) == {}
     assert store.repair() == []
     assert (layout.quarantine / path.name).exists()

@@ -109,6 +109,7 @@ def damaged_bodies(store: Store, make_span: Callable[..., Span]) -> Store:
     assert store.layout is not None
     (file,) = store.layout.read_manifest().files
     path = store.layout.data / file.name
+    assert len(store.spans().rows()) == 50  # a file is verified when it is first read
     chunks = duckdb.sql(
         "SELECT coalesce(nullif(dictionary_page_offset, 0), data_page_offset) AS first, "
         f"total_compressed_size FROM parquet_metadata('{path}') "
@@ -119,7 +120,7 @@ def damaged_bodies(store: Store, make_span: Callable[..., Span]) -> Store:
         content[first : first + size] = b"\xff" * size
     path.chmod(0o600)
     path.write_bytes(content)
-    # As if the disk had lost them: a file that was changed is looked at before it is read.
+    # As if the disk had lost them: a file that was changed is verified anew.
     os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
     return store
 

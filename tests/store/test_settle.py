@@ -118,7 +118,7 @@ def test_settle_takes_an_unsealed_segment_of_another_boot_only_if_it_is_older(
 ) -> None:
     """A foreign boot is an earlier one of this machine, or another machine that may live."""
     path = write([make_span()])
-    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     path.rename(path.with_name(f"deadbeef-{started_ns:019d}-1-000000.ndjson"))
 
     assert store.settle().rows == rows

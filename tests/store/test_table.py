@@ -1,5 +1,6 @@
 """A result is handed out in whatever form the reader works with."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -235,7 +236,7 @@ def test_query_of_rows_holds_them_all() -> None:
     """Python rows become a query with the columns named, and typed."""
     rows = ({"n": number, "body": [{"a": number}]} for number in range(3))
 
-    query = query_of(new_connection(), rows, {"n": "BIGINT", "body": "JSON"})
+    query = query_of(rows, {"n": "BIGINT", "body": "JSON"})
 
     assert list(query.dicts()) == [
         {"n": number, "body": f'[{{"a":{number}}}]'} for number in range(3)
@@ -243,9 +244,20 @@ def test_query_of_rows_holds_them_all() -> None:
     assert query.take(lambda relation: relation.columns) == ["n", "body"]
 
 
+def test_rows_of_any_length_are_written_to_parquet(tmp_path: Path) -> None:
+    """Where 2,048 of them are more than the memory that DuckDB is first given."""
+    rows = [{"body": os.urandom(25_000).hex()} for _ in range(4_100)]
+    table = Table(lambda: query_of(rows, {"body": "VARCHAR"}), lambda: rows, "rows")
+
+    table.to_parquet(tmp_path / "t.parquet")
+
+    found = pq.read_table(tmp_path / "t.parquet").column("body").to_pylist()
+    assert found == [row["body"] for row in rows]
+
+
 def test_query_of_no_rows_has_columns() -> None:
     """Nothing is a result too."""
-    query = query_of(new_connection(), [], {"n": "BIGINT"})
+    query = query_of([], {"n": "BIGINT"})
 
     assert list(query.dicts()) == []
     assert query.take(lambda relation: relation.columns) == ["n"]
@@ -314,7 +326,7 @@ def test_query_of_takes_what_a_model_may_say() -> None:
     """Integers beyond 64 bits and half surrogate pairs cost no row."""
     rows = [{"said": {"n": 2**80, "text": "\ud83d"}}, {"said": {"n": 1, "text": "fine"}}]
 
-    found = list(query_of(new_connection(), rows, {"said": "JSON"}).dicts())
+    found = list(query_of(rows, {"said": "JSON"}).dicts())
 
     assert [row["said"] for row in found] == [
         '{"n":1208925819614629174706176,"text":"?"}',

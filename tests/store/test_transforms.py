@@ -14,6 +14,7 @@ import pytest
 import lightning_otel as lo
 from lightning_otel import Span, Store
 from lightning_otel import conventions as c
+from lightning_otel.doctor import examine
 from lightning_otel.errors import ConfigError
 from lightning_otel.store import transforms
 from lightning_otel.store.settle import settle
@@ -72,8 +73,8 @@ def test_transform_redacts_before_anything_is_written(store: Store) -> None:
     assert store.accounting().is_balanced
 
 
-def test_transform_drops(store: Store) -> None:
-    """A dropped span is nowhere, live or settled, though its start was kept; it is counted."""
+def test_transform_drops(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """A dropped span is nowhere, live or settled, though its start was kept; it is no loss."""
 
     def at_its_end(span: Span) -> Span | None:
         return None if span.name == c.SPAN_MESSAGE and not span.is_incomplete else span
@@ -99,6 +100,10 @@ def test_transform_drops(store: Store) -> None:
     assert (accounting.ended, accounting.stored) == (3, 2)
     assert accounting.dropped == {"transform": 1}
     assert accounting.is_balanced
+    assert caplog.records == []
+    assert [
+        (finding.level, finding.text) for finding in examine(store) if finding.code == "not-stored"
+    ] == [("ok", "not stored: 1 span: a transform dropped them")]
 
 
 def test_transform_that_raises_loses_no_span_and_lets_nothing_out(

@@ -24,6 +24,7 @@ from lightning_otel.store import backlog as backlog_module
 from lightning_otel.store import writer as writer_module
 from lightning_otel.store.counts import Accounting
 from lightning_otel.store.layout import Layout
+from lightning_otel.store.lines import parsed
 from lightning_otel.store.segment import Segment, ask_to_close
 from lightning_otel.store.writer import SpanWriter, writer_for, writer_if_any
 from lightning_otel.types import Span
@@ -52,11 +53,14 @@ def tracer(writer: SpanWriter, tracer_of: Callable[[SpanWriter], Tracer]) -> Tra
     return tracer_of(writer)
 
 
+def _records(path: Path) -> list[dict[str, Any]]:
+    """Every record of a segment, in order, after the room for its last word."""
+    return [parsed(line) for line in path.read_bytes().splitlines()[1:]]
+
+
 def _lines(layout: Layout) -> list[dict[str, Any]]:
     """Every record of every segment, in order."""
-    return [
-        orjson.loads(line) for path in layout.segments() for line in path.read_bytes().splitlines()
-    ]
+    return [record for path in layout.segments() for record in _records(path)]
 
 
 def _ended(layout: Layout) -> list[str]:
@@ -99,7 +103,7 @@ def test_writer_rotates_a_full_segment(
         tracer.start_span(f"step {number}").end()
 
     paths = layout.segments()
-    segments = [[orjson.loads(line) for line in path.read_bytes().splitlines()] for path in paths]
+    segments = [_records(path) for path in paths]
 
     assert len(paths) > 2
     assert writer.paths == paths
@@ -149,7 +153,7 @@ def test_seal_closes_the_segment_cleanly(
     tracer.start_span("two").end()
 
     assert not is_locked
-    assert first.read_bytes().endswith(b'{"record":"seal","rotated":false,"counts":{"ended":1}}\n')
+    assert _records(first)[-1] == {"record": "seal", "rotated": False, "counts": {"ended": 1}}
     assert len(layout.segments()) == 2
     assert _ended(layout) == ["one", "two"]
 
@@ -263,8 +267,7 @@ def test_writer_that_is_asked_goes_on_in_a_new_segment(
     assert idle == [first]
     assert len(writer.paths) > 2
     for path in writer.paths[:-1]:
-        *_, seal = path.read_bytes().splitlines()
-        assert orjson.loads(seal)["record"] == "seal"
+        assert _records(path)[-1]["record"] == "seal"
     ended = [f"t{index}.{number}" for index in range(4) for number in range(50)]
     assert sorted(_ended(layout)) == sorted(["root", *ended])
     assert Store(layout.catalogue).accounting().is_balanced
@@ -293,7 +296,8 @@ def test_writer_takes_back_a_short_write(tmp_path: Path, run_python: Callable[..
     print(path.read_bytes() == before, writer.lost)
     resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     add(300)
-    names = [line.split(b'"name":"')[1].split(b'"')[0] for line in path.read_bytes().splitlines()]
+    lines = path.read_bytes().splitlines()[1:]
+    names = [line.split(b'"name":"')[1].split(b'"')[0] for line in lines]
     print(names == [f"s{number}".encode() for number in range(301)], writer.lost)
     """
 

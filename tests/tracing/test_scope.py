@@ -521,7 +521,7 @@ def test_lost_spans_are_counted_and_named_where_the_block_ends(
 
     refused, named = warnings_in()
     assert "refuses" in refused
-    assert named.endswith(f"spans were lost: {store.name} refused them")
+    assert named.endswith(f"spans lost: {store.name} refused them")
     assert int(named.split()[0]) == store.writer().lost > 0
 
 

@@ -90,9 +90,9 @@ def record(store: Store, rewards: Mapping[str, Sequence[float | None]], **more: 
     return made
 
 
-def reward_later(store: Store, rollout_id: str, value: float) -> None:
-    """Give a reward to a rollout that is over, from elsewhere."""
-    store.add([reward_span({"primary": value}, rollout_id=rollout_id)])
+def reward_later(store: Store, rollout_id: str, value: float, span_id: str | None = None) -> None:
+    """Give a reward to a rollout that is over, or to one of its spans, from elsewhere."""
+    store.add([reward_span({"primary": value}, rollout_id=rollout_id, span_id=span_id)])
 
 
 class Ledger(BaseAlgorithm):

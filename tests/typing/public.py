@@ -103,7 +103,7 @@ def name_what_goes_on(store: lo.Store) -> None:
         lo.emit_reward("task_success", 0.95)
         lo.emit_reward("task_completion", score=0.95)
         span_id = lo.emit_span("mine", metadata={"a": 1}, task_id="t1")
-        assert_type(span_id, str | None)
+        assert_type(span_id.span_id, str | None)
         assert_type(lo.emit_reward(0.5, span_id=span_id), str | None)
     lo.emit_reward(0.0, response_id="chatcmpl-1")
     lo.emit_state("paused")  # type: ignore[arg-type]  # one of three

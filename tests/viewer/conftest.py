@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from tests.viewer.visiting import CHROMIUM, FLAGS, KEY, Visit, Visits
+from tests.viewer.visiting import CHROMIUM, FLAGS, KEY, Visit, Visits, prefix
 
 from lightning_otel import Store
 
@@ -62,6 +62,9 @@ def visit(browser: Any, served: Callable[..., str]) -> Iterator[Visits]:
         visits.append(Visit(context, url, tolerated))
         page = context.new_page()
         page.goto(f"{path}{'&' if '?' in path else '?'}key={KEY}")
+        # Pages lie below a path of the server's; a test names them without it.
+        below, plainly = prefix(page.url), page.goto
+        page.goto = lambda to, **more: plainly(f"{below}{to}" if to[0] == "/" else to, **more)
         return page
 
     yield go

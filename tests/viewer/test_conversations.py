@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 from tests.viewer.asking import Asking
-from tests.viewer.visiting import KEY, Visits, violations
+from tests.viewer.visiting import KEY, Visits, prefix, violations
 
 from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.demo.server import DemoServer
@@ -187,6 +187,6 @@ def test_a_conversation_is_read_and_judged(
 
     assert HOSTILE in said
     assert page.locator(".chat img").count() == 0
-    assert all(link.startswith("/traces/") for link in links)
+    assert all(link.startswith(f"{prefix(page.url)}/traces/") for link in links)
     assert "0.6 feedback" in page.locator("aside").inner_text()
     assert {name: each for name, each in found.items() if each} == {}

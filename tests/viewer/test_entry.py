@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -11,24 +12,42 @@ from collections.abc import Callable, Iterator
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from tests.viewer.visiting import KEY
+from tests.viewer.visiting import KEY, prefix
 
 from lightning_otel import Store
 
 FORM = "application/x-www-form-urlencoded"
 
 
-def posted(base: str, path: str = "/theme", **headers: str) -> int:
+class _Session(NamedTuple):
+    """What a browser has that opened the link."""
+
+    base: str
+    prefix: str
+    cookie: str
+
+
+def opened(base: str) -> _Session:
+    """The path and the cookie that the link with the key leads to."""
+    connection = http.client.HTTPConnection(urlsplit(base).netloc, timeout=20)
+    connection.request("GET", f"/?key={KEY}")
+    answer = connection.getresponse()
+    cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
+    connection.close()
+    return _Session(base, prefix(answer.getheader("location") or ""), cookie)
+
+
+def posted(session: _Session, path: str = "/theme", **headers: str) -> int:
     """The status of a form that is sent with the cookie."""
-    parts = urlsplit(base)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=20)
-    sent = {"Content-Type": FORM, "Cookie": f"lightning_otel_{parts.port}={KEY}"}
+    connection = http.client.HTTPConnection(urlsplit(session.base).netloc, timeout=20)
+    sent = {"Content-Type": FORM, "Cookie": session.cookie}
     sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request("POST", path, b"theme=dark&back=//evil.example/x", sent)
+    body = b"theme=dark&back=//evil.example/x"
+    connection.request("POST", session.prefix + path, body, sent)
     answer = connection.getresponse()
     assert not (answer.getheader("location") or "/").startswith("//")
     connection.close()
@@ -38,10 +57,11 @@ def posted(base: str, path: str = "/theme", **headers: str) -> int:
 def test_a_form_comes_from_our_own_pages(served: Callable[..., str], store: Store) -> None:
     """From no other site, no other port, and no page that hides where it is."""
     base = served(store, "", key=KEY)
-    port = urlsplit(base).port
+    port, session = urlsplit(base).port, opened(base)
+    other = opened(served(store, "", key=KEY))
 
-    assert posted(base, Origin=base) == 303
-    assert posted(base, Sec_Fetch_Site="same-origin") == 303
+    assert posted(session, Origin=base) == 303
+    assert posted(session, Sec_Fetch_Site="same-origin") == 303
     for headers in (
         {}, {"Origin": "null"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "none"},
         {"Origin": f"http://127.0.0.1:{port + 1 if port else 1}"}, {"Origin": "file://"},
@@ -49,13 +69,18 @@ def test_a_form_comes_from_our_own_pages(served: Callable[..., str], store: Stor
         {"Origin": base, "Sec-Fetch-Site": "same-site"},
         {"Origin": base, "Sec-Fetch-Site": "cross-site"},
     ):  # fmt: skip
-        assert posted(base, **headers) == 403, headers
-    assert posted(base, Origin=base, Host="evil.example") == 421
-    assert posted(base, Origin=base, Cookie=f"lightning_otel_{port}={KEY}x") == 401
-    assert posted(base, Origin=base, Cookie=f"lightning_otel_1={KEY}") == 401
-    assert posted(base, Origin=base, Content_Type="text/plain") == 415
-    assert posted(base, Origin=base, Content_Type="multipart/form-data; boundary=x") == 415
-    assert posted(base, "/v1/traces", Origin=base) == 415
+        assert posted(session, **headers) == 403, headers
+    assert posted(session, Origin=base, Host="evil.example") == 421
+    assert posted(session, Origin=base, Cookie=f"{session.cookie}x") == 401
+    assert posted(session, Origin=base, Cookie=f"lightning_otel={KEY}") == 401
+    assert posted(session, Origin=base, Cookie=other.cookie) == 401
+    assert posted(session._replace(prefix=""), Origin=base) == 401
+    assert posted(session._replace(prefix=other.prefix), Origin=base) == 401
+    bearer = f"Bearer {session.cookie.partition('=')[2]}"
+    assert posted(session, Origin=base, Cookie="", Authorization=bearer) == 401
+    assert posted(session, Origin=base, Content_Type="text/plain") == 415
+    assert posted(session, Origin=base, Content_Type="multipart/form-data; boundary=x") == 415
+    assert posted(session, "/v1/traces", Origin=base) == 415
 
 
 def test_a_link_leads_to_this_server_alone(ask: Callable[..., Any], store: Store) -> None:
@@ -67,7 +92,8 @@ def test_a_link_leads_to_this_server_alone(ask: Callable[..., Any], store: Store
         (f"///evil.example?key={KEY}", "/evil.example"),
     ):
         answer = ask(store, asked, Authorization="")
-        assert (answer.status, answer.headers["location"]) == (303, told)
+        assert answer.status == 303
+        assert re.fullmatch(r"/v-[\w-]{22}" + re.escape(told), answer.headers["location"])
     elsewhere = ask(store, f"/?key={KEY}", Authorization="", Sec_Fetch_Site="cross-site",
                     Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="document")  # fmt: skip
     framed = ask(store, f"/?key={KEY}", Authorization="", Sec_Fetch_Site="cross-site",
@@ -81,8 +107,11 @@ def test_a_link_leads_to_this_server_alone(ask: Callable[..., Any], store: Store
 class _Linking(BaseHTTPRequestHandler):
     """A page with one link, to what its query says."""
 
+    cookies: ClassVar[list[str]] = []
+
     def do_GET(self) -> None:
         """The page."""
+        self.cookies.append(self.headers.get("Cookie", ""))
         text = f'<!doctype html><a href="{escape(self.path.partition("?")[2])}">look</a>'.encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
@@ -112,10 +141,13 @@ def test_a_link_from_another_site_opens_for_who_has_the_key(
     base = served(store, "", key=KEY)
     page = browser.new_page()
     page.goto(f"{base}/?key={KEY}")
+    below = base + prefix(page.url)
 
-    page.goto(f"{elsewhere}?{base}/settings?a=1%26b")
-    page.get_by_role("link", name="look").click()
-    page.wait_for_url(f"{base}/settings?a=1%26b")
+    # With the address that it had, and with a plain one.
+    for address in (below, base):
+        page.goto(f"{elsewhere}?{address}/settings?a=1%26b")
+        page.get_by_role("link", name="look").click()
+        page.wait_for_url(f"{below}/settings?a=1%26b")
     page.get_by_role("heading", name="Settings and doctor").wait_for()
     page.goto(f"{elsewhere}?{base}/settings")
     with page.expect_popup() as opened:
@@ -139,6 +171,27 @@ def test_a_link_from_another_site_opens_for_who_has_the_key(
 
     assert is_cut_off
     assert "Settings" not in framed
+
+
+def test_no_other_port_is_sent_the_cookie(
+    served: Callable[..., str], store: Store, browser: Any, elsewhere: str
+) -> None:
+    """Nor the key, whatever is asked of it; the cookie ends with the browser and the server."""
+    context = browser.new_context()
+    page = context.new_page()
+    base = served(store, "", key=KEY)
+    page.goto(f"{base}/?key={KEY}")
+    below = prefix(page.url)
+    _Linking.cookies.clear()
+    for path in ("/", "/settings", "/v-/", "/v1/events"):
+        page.goto(f"http://127.0.0.1:{urlsplit(elsewhere).port}{path}")
+    sent, cookies = list(_Linking.cookies), context.cookies()
+    context.close()
+
+    assert len(sent) >= 4
+    assert set(sent) == {""}
+    assert [(each["path"], each["expires"]) for each in cookies] == [(below + "/", -1)]
+    assert KEY not in cookies[0]["value"]
 
 
 @pytest.mark.parametrize("path", ["/", "/sql", "/settings", "/v1/events", "/home/funnel"])
@@ -197,8 +250,8 @@ def test_ui_opens_the_browser_with_a_private_page(tmp_path: Path, browser: Any) 
         page_file = Path(address)
         mode = stat.S_IMODE(page_file.stat().st_mode)
         page.goto(page_file.as_uri())
-        page.wait_for_url(f"{link.partition('?')[0]}")
-        title, cookies = page.title(), page.context.cookies()
+        page.wait_for_url(re.compile(re.escape(link.partition("/?")[0]) + r"/v-[\w-]{22}/"))
+        title, cookies, text = page.title(), page.context.cookies(), page.content()
         page.close()
     finally:
         running.send_signal(signal.SIGTERM)
@@ -208,7 +261,8 @@ def test_ui_opens_the_browser_with_a_private_page(tmp_path: Path, browser: Any) 
     assert key not in address
     assert (mode, stat.S_IMODE(key_file.stat().st_mode)) == (0o600, 0o600)
     assert title.startswith("Home")
-    assert [cookie["value"] for cookie in cookies] == [key]
+    assert len(cookies) == 1
+    assert key not in cookies[0]["value"] + text
     assert not page_file.exists()
 
 

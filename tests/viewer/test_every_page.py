@@ -1,13 +1,17 @@
 """Every page there is, found by its links, over a store whose every field is an attack."""
 
 import re
+from collections.abc import Callable
+from html import unescape
 from typing import Any
 
 import pytest
 from tests.viewer.corpus import FOUND, fill
-from tests.viewer.visiting import Visits, violations
+from tests.viewer.visiting import Visits, prefix, violations
 
-from lightning_otel import Store
+from lightning_otel import Store, auto_trace, emit_action, emit_reward
+from lightning_otel.resources import Resources
+from lightning_otel.state import State
 
 _PATH = re.compile(r"(/[a-z_]*)(/[^?#]*)?.*", re.DOTALL)
 
@@ -43,13 +47,29 @@ def test_data_is_text_on_every_page(visit: Visits, store: Store) -> None:
     assert {"/settings", "/sql", "/traces/*", "/transitions", "/conversations/*"} <= kinds
 
 
+@pytest.mark.parametrize("path", ["/resources/prompt", "/?by=time", "/?by=step", "/?by=version"])
+def test_pages_of_a_store_of_one(ask: Callable[..., Any], store: Store, path: str) -> None:
+    """One rollout and one live version are enough for every page."""
+    Resources(State.beside(store)).publish("prompt", "Be brief.", alias="live")
+    with auto_trace(store=store, resources={"*": {"prompt": 1}}):
+        emit_action("done")
+        emit_reward(1.0)
+
+    answer = ask(store, path)
+
+    assert answer.status == 200
+    for part in re.findall(r'data-load="([^"]+)"', answer.body.decode()):
+        assert ask(store, unescape(part)).status == 200
+
+
 def links(page: Any) -> list[str]:
     """Addresses of pages that a page leads to; not of files."""
     every = page.eval_on_selector_all(
         "a[href^='/']:not([download]), [data-href]",
         "(found) => found.map((each) => each.dataset.href ?? each.getAttribute('href'))",
     )
-    return [each for each in every if not each.startswith(("/static/", "/v1/"))]
+    below = prefix(page.url)
+    return [found for each in every if (found := each.removeprefix(below)) != each]
 
 
 def _kind(link: str) -> str:

@@ -1,13 +1,15 @@
 """The first page: what it shows, how it lives on, what it weighs, how it fits."""
 
+import re
 import time
 from collections.abc import Callable
+from html import unescape
 from typing import Any
 
 import pytest
 from tests.viewer.visiting import KEY, Visits
 
-from lightning_otel import Store
+from lightning_otel import Store, emit_reward
 from lightning_otel import conventions as c
 from lightning_otel.serve.viewer.home import Step
 from lightning_otel.types import Span
@@ -29,7 +31,8 @@ def rollout(rank: int, reward: float, version: str = "v1") -> list[Span]:
     )  # fmt: skip
     return [
         Span(trace, f"{rank * 8 + number + 1:016x}", f"{rank * 8 + 1:016x}" if number else None,
-             name, start_ns + number, start_ns + 10**6, attributes={**own, **given})
+             name, start_ns + number * 10**6, start_ns + (number or 3) * 10**6 + 10**5,
+             attributes={**own, **given})
         for number, (name, given) in enumerate(kinds)
     ]  # fmt: skip
 
@@ -88,6 +91,19 @@ def test_home_draws_versions_side_by_side(
     assert "stable · 30 values" in told
     assert dashes[0] == "none"
     assert dashes[1] != "none"
+
+
+def test_code_of_the_empty_page_records(ask: Callable[..., Any], store: Store) -> None:
+    """As it stands there, but for the agent, into the store that is looked at."""
+    store.add([])
+    page = unescape(ask(store, "/").body.decode())
+    (code,) = re.findall(r"<pre>(import lightning_otel.*?)</pre>", page, re.DOTALL)
+
+    exec(code, {"your_agent": lambda: emit_reward(1.0)})
+
+    (rollout,) = store.rollouts()
+    assert rollout["reward"] == 1.0
+    assert b"Nothing is recorded" not in ask(store, "/").body
 
 
 def test_home_lives_on(visit: Visits, store: Store) -> None:

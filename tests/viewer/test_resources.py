@@ -33,7 +33,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Store:
             stamped = {"*": {"prompt": version}}
             with auto_trace(store=store, task=f"task {task}", agent="solver", resources=stamped):
                 emit_action("done")
-                emit_reward(version / 4 + task / 100 + (task % 2) * (version - 1) / 10)
+                emit_reward((version - 1) * (0.9 + task % 2 / 10) + task / 1000)
     store.writer().seal()
     return store
 
@@ -67,8 +67,8 @@ def test_versions_tell_who_uses_them(measured: Store) -> None:
     uses = dict(used["rows"])
     assert [each.version for each in found["versions"]] == [2, 1]
     assert {version: use.rollouts for version, use in uses.items()} == {1: TASKS, 2: TASKS}
-    assert uses[1].mean == pytest.approx(0.295)
-    assert uses[1].error == pytest.approx(0.0302765 / TASKS**0.5, rel=1e-4)
+    assert uses[1].mean == pytest.approx(0.0045)
+    assert uses[1].error == pytest.approx(0.00302765 / TASKS**0.5, rel=1e-4)
     assert uses[2].agents == {"solver"}
     assert found["by_version"] == {1: ["live"], 2: ["canary"]}
     (row,) = listed["rows"]
@@ -92,7 +92,7 @@ def test_rollout_with_two_versions_counts_for_none(store: Store) -> None:
         stamped = {"*": {"prompt": version}}
         with auto_trace(store=store, rollout_id="both", attempt_id="1", resources=stamped):
             emit_action("done")
-    found = resources.uses("prompt", store.transitions(bodies=False))
+    found = resources.uses("prompt", store.transitions(bodies=False), {"both": 1.0})
 
     assert {version: use.rollouts for version, use in found.items()} == {1: 0, 2: 0}
 
@@ -104,22 +104,22 @@ def test_difference_has_lines_pairs_and_an_interval(measured: Store) -> None:
 
     assert [line.kind for line in found["lines"]] == ["changed", "same", "same"]
     assert found["comparison"] == expected
-    assert found["comparison"].difference == pytest.approx(0.3)
+    assert found["comparison"].difference == pytest.approx(0.95)
     assert found["pairs_total"] == len(found["pairs"]) == TASKS
     pair, task = found["pairs"][0]
     assert task.startswith("task ")
-    assert pair.difference == pytest.approx(0.25)
+    assert pair.difference == pytest.approx(0.9)
     scale = found["scale"]
     assert 20 <= scale.zero < scale.low < scale.mean < scale.high <= 700
     assert sum(number for _, number in scale.dots) == TASKS
 
 
 def test_difference_says_why_nothing_can_be_said(store: Store, opened: Resources) -> None:
-    """Too few rollouts are told with what to do; unknown versions are not found."""
+    """Where no rollouts tell, what to do is said; unknown versions are not found."""
     found: Any = resources.difference(store, "prompt", "1", "3", is_whole=True, is_paired=True)
 
     assert found["comparison"] is None
-    assert "8 are the fewest" in found["refusal"]
+    assert "no task was done with both" in found["refusal"]
     for name, version in (("prompt", "9"), ("prompt", "blue"), ("other", "1")):
         with pytest.raises(NotFoundError):
             resources.difference(store, name, version, "1", is_whole=True, is_paired=True)
@@ -256,7 +256,7 @@ def test_two_prompts_are_compared_and_one_promoted(
     shot(page, "resource")
 
     assert "@2 is better than @1" in note
-    assert "+0.300" in note
+    assert "+0.950" in note
     assert "n = 10 tasks" in note
     assert marked == (["brief"], ["kind"])
     assert HOSTILE in text

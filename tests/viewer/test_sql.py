@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from tests.cli.test_look import FORMULAS
 from tests.viewer.visiting import Visits, violations
 
 from lightning_otel import Store
@@ -67,6 +68,13 @@ def test_what_does_more_than_read_is_refused(
     assert (page.status, file.status) == (400, 400)
     assert b"<h1>" in page.body
     assert len(filled.spans().rows()) == 300
+
+
+def test_a_csv_file_holds_no_formula(ask: Callable[..., Any], filled: Store) -> None:
+    """Text that a spreadsheet would run has a quote before it; numbers have none."""
+    answer = ask(filled, f"/sql/answer.csv?{urlencode({'q': FORMULAS})}")
+
+    assert answer.body.decode().splitlines() == ["'=a,n,t,u,v", "'=1+1,-1.5,'-x,'@y,a=b"]
 
 
 def test_a_file_that_would_be_cut_is_broken_off(

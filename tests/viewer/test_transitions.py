@@ -315,5 +315,5 @@ def test_dropped_call_leads_to_its_trace(
     link.click()
 
     assert wrong == []
-    assert re.fullmatch(r"/traces/0{31}[12]\?span=0{15}[12]", address)
+    assert re.fullmatch(r"/v-[\w-]{22}/traces/0{31}[12]\?span=0{15}[12]", address)
     page.wait_for_url(f"**{address}")

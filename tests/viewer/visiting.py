@@ -1,5 +1,6 @@
 """What a visit to a page records, and what axe says of a page."""
 
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
@@ -54,6 +55,13 @@ class Visit:
     def _shouted(self, dialog: Any) -> None:
         self.problems.append(f"dialog: {dialog.message}")
         dialog.dismiss()
+
+
+def prefix(address: str) -> str:
+    """The path below which a server has its pages for browsers, as it stands in an address."""
+    found = re.match(r"(?:http://[^/]*)?(/v-[\w-]{22})/", address)
+    assert found is not None, address
+    return found[1]
 
 
 @cache

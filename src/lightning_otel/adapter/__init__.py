@@ -5,9 +5,10 @@ observations marked by hand) become transitions; rewards are credited to them; a
 calls become one trajectory per branch. Everything left behind is in the report, with its reason.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Final, Generic, TypeVar, get_args
 
 from lightning_otel.adapter import advantages, composition, quick, readers
 from lightning_otel.adapter.advantages import Advantage, Estimate, Outcome
@@ -23,13 +24,34 @@ from lightning_otel.types import (
     Compose,
     Credit,
     CreditRule,
+    Dropped,
     Estimator,
     Report,
     Span,
     Trajectory,
 )
 
-__all__ = ["DUPLICATE", "Adaptation", "Advantage", "Composition", "TripletAdapter"]
+WAITING: Final = "it waits: what it judges is not in the store"
+
+__all__ = [
+    "DUPLICATE",
+    "WAITING",
+    "Adaptation",
+    "Advantage",
+    "Composition",
+    "TraceAdapter",
+    "TripletAdapter",
+]
+
+T = TypeVar("T")
+
+
+class TraceAdapter(ABC, Generic[T]):
+    """Makes anything of spans: ``MyAdapter().adapt(store.spans())``; write ``adapt``."""
+
+    @abstractmethod
+    def adapt(self, spans: Iterable[Span]) -> T:
+        """What the spans of whole rollouts are turned into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +167,7 @@ class TripletAdapter:
     def _adapted(
         self, spans: Iterable[Span | ReadableSpan], incomplete: Collection[tuple[str, str]]
     ) -> Adaptation:
-        attempts, repeated = sort_out(
+        attempts, repeated, waiting = sort_out(
             matched(readers.read(map(span_of, spans)), self.is_call, self.is_reward)
         )
         found = [
@@ -153,7 +175,13 @@ class TripletAdapter:
             for key, own in attempts.items()
             for each in [Assembly(key, build(own), self, repeated.get(key, ()))]
         ]
-        rollouts = Report(rollouts=len({key.rollout_id for key in attempts}))
+        waits = [Dropped(span.span_id, span.trace_id, "reward", WAITING) for span in waiting]
+        rollouts = Report(
+            spans=len(waiting),
+            rollouts=len({key.rollout_id for key in attempts}),
+            rewards=len(waiting),
+            dropped=tuple(waits),
+        )
         return Adaptation(
             [trajectory for each in found for trajectory in each.trajectories],
             Report.total([rollouts, *(each.report for each in found)]),

@@ -69,14 +69,15 @@ class Advantage:
 
 
 class Outcome(NamedTuple):
-    """What an attempt came to.
+    """An attempt's reward; a rollout's is that of its last attempt.
 
     Attributes:
         group_id: Its group; empty if nothing says so.
-        start_ns: When its first step began.
+        start_ns: When it began.
         rewards: Its rewards by name, each counted once, where one number is composed of them.
         value: Its reward; None where it has none, or a part of it is missing.
         reason: Why it has none.
+        has_steps: Whether it made a step; without one it is judged, and never compared.
     """
 
     key: AttemptKey
@@ -85,6 +86,7 @@ class Outcome(NamedTuple):
     rewards: Mapping[str, float]
     value: float | None
     reason: str = NO_REWARD
+    has_steps: bool = True
 
 
 class Estimate(NamedTuple):
@@ -102,24 +104,39 @@ def outcome(
     totals: Mapping[str, float],
     value: float | None,
     compose: Compose,
+    *,
+    has_steps: bool,
 ) -> Outcome:
-    """What an attempt came to.
+    """The reward of an attempt: the sum over its steps, before any discount.
+
+    Of each step its primary reward counts, or what is composed of all of them by name. The SQL of
+    ``store.earnings`` says the same where nothing is composed.
 
     Args:
         key: The attempt.
         group_id: Its group.
-        start_ns: When its first step began.
-        totals: The sum of its rewards by name.
-        value: The sum of its steps' primary rewards.
+        start_ns: When it began.
+        totals: The sum of its rewards by name, each reward counted once.
+        value: The sum of its steps' primary rewards, likewise.
         compose: Makes one number of the totals; ``primary`` leaves the value.
+        has_steps: Whether it made a step.
     """
     if compose is primary:
-        return Outcome(key, group_id, start_ns, {}, value)
+        return Outcome(key, group_id, start_ns, {}, value, has_steps=has_steps)
+    reason = NO_REWARD
     if totals:
         value = composed(compose, totals)
-        if value is None:
-            return Outcome(key, group_id, start_ns, totals, None, missing_part(compose, totals))
-    return Outcome(key, group_id, start_ns, totals, value)
+        reason = NO_REWARD if value is not None else missing_part(compose, totals)
+    return Outcome(key, group_id, start_ns, totals, value, reason, has_steps)
+
+
+def last_rewards(outcomes: Iterable[Outcome]) -> dict[str, float]:
+    """The reward of each rollout that has one: its last attempt's."""
+    last: dict[str, Outcome] = {}
+    for each in outcomes:
+        held = last.get(each.key.rollout_id)
+        last[each.key.rollout_id] = each if held is None else max(held, each, key=_order)
+    return {name: each.value for name, each in last.items() if each.value is not None}
 
 
 def group_of(spans: Sequence[Span], group_by: GroupBy | None) -> str:
@@ -165,7 +182,7 @@ def estimate(
 ) -> dict[AttemptKey, Estimate]:
     """The advantage of each attempt.
 
-    Of several attempts at a rollout the latest that has a reward counts.
+    Of several attempts at a rollout the last one counts.
 
     Args:
         outcomes: Of every rollout there is.
@@ -178,9 +195,6 @@ def estimate(
     found: dict[AttemptKey, Estimate] = {}
     latest: dict[str, Outcome] = {}
     for each in outcomes:
-        if each.value is None:
-            found[each.key] = Estimate(each.group_id, None, each.reason)
-            continue
         held = latest.get(each.key.rollout_id)
         older, newer = sorted((held, each), key=_order) if held is not None else (None, each)
         latest[each.key.rollout_id] = newer
@@ -188,7 +202,10 @@ def estimate(
             found[older.key] = Estimate(older.group_id, None, OTHER_ATTEMPT)
     groups: dict[str, list[Outcome]] = {}
     for each in latest.values():
-        groups.setdefault(each.group_id, []).append(each)
+        if each.value is None:
+            found[each.key] = Estimate(each.group_id, None, each.reason)
+        elif each.has_steps:
+            groups.setdefault(each.group_id, []).append(each)
     for group_id, members in groups.items():
         members.sort(key=_order)
         found |= dict(_of_group(group_id, members, how, compose))

@@ -22,10 +22,12 @@ from lightning_otel.adapter.calls import (
     EMBEDDING,
     INCOMPLETE,
     NOT_TRACKED,
+    UNKNOWN,
     UNREADABLE,
     is_call,
     is_failure,
     read_call,
+    seems_call,
 )
 from lightning_otel.adapter.conversations import Conversation
 from lightning_otel.adapter.placement import Placement
@@ -62,7 +64,7 @@ class Adaptation(NamedTuple):
 
     Attributes:
         credited: Where each reward went that is not reported as left out.
-        outcomes: What each attempt came to, where advantages are asked for.
+        outcomes: The reward of each attempt.
     """
 
     trajectories: list[Trajectory]
@@ -125,25 +127,28 @@ class Assembly:
         placement = credit.place(self._tree, read.steps, read.others, rewards, self._adapter.credit)
         for reward, reason in placement.unplaced:
             self._drop(reward.span, "reward", reason)
+        outcome = self._outcome(placement, has_steps=bool(read.steps))
         found = trajectories.assemble(
             self._key,
             self._tree,
             trajectories.Steps(read.steps, read.talks, placement.rewards, self._failed),
             values=self._composed(placement, read.steps),
             gamma=self._adapter.gamma if self._adapter.credit == "discounted" else None,
+            earned=outcome.value,
         )
         report = self._report(read, placement, rewards, found)
         return Adaptation(
             found,
             report,
             _credited(placement, rewards, read.steps),
-            self._outcomes(placement, read.steps),
+            (outcome,),
         )
 
     def _read(self) -> _Read:
         """What can become steps: calls, each once however often it was recorded, and actions."""
         tree = self._tree
         positions = [i for i, span in enumerate(tree.spans) if is_call(span)]
+        unknown = self._drop_unknown(positions)
         repeated = [duplicates.ranked(tree, each) for each in duplicates.find(tree, positions)]
         stand_in = {i: duplicates.place_of(tree, each) for each in repeated for i in each}
         calls = self._calls(i for i in positions if i not in stand_in)
@@ -152,11 +157,24 @@ class Assembly:
         actions = self._actions({call.agent for call in calls.values()})
         steps = dict(sorted({**calls, **actions}.items()))
         return _Read(
-            len(positions) + len(actions),
+            len(positions) + unknown + len(actions),
             steps,
             {position: conversations.read(call) for position, call in steps.items()},
             {i: kept for i, kept in stand_in.items() if i != kept and kept in calls},
         )
+
+    def _drop_unknown(self, calls: Sequence[int]) -> int:
+        """Drop what seems a call of a convention that nobody reads; how many they are."""
+        tree = self._tree
+        found = [
+            position
+            for position, span in enumerate(tree.spans)
+            if span.scope != c.SCOPE and seems_call(span)
+        ]
+        apart = tree.apart(found, calls) if found else []
+        for position in apart:
+            self._lose(position, UNKNOWN, tree.spans[position])
+        return len(apart)
 
     def _in_told_order(self, read: _Read) -> _Read:
         """The same where messages tell another order than the clock: the tree then follows it."""
@@ -218,21 +236,17 @@ class Assembly:
                 found[position] = value
         return found
 
-    def _outcomes(self, placement: Placement, steps: Mapping[int, Call]) -> list[Outcome]:
-        """What the attempt came to, where advantages are asked for and it has steps."""
-        how = self._adapter.comparison()
-        if how is None or not steps:
-            return []
-        return [
-            advantages.outcome(
-                self._key,
-                advantages.group_of(self._tree.spans, how.group_by),
-                min(call.span.start_ns for call in steps.values()),
-                placement.totals,
-                placement.value,
-                self._adapter.compose,
-            )
-        ]
+    def _outcome(self, placement: Placement, *, has_steps: bool) -> Outcome:
+        how, spans = self._adapter.comparison(), self._tree.spans
+        return advantages.outcome(
+            self._key,
+            "" if how is None else advantages.group_of(spans, how.group_by),
+            min(span.start_ns for span in spans),
+            placement.totals,
+            placement.value,
+            self._adapter.compose,
+            has_steps=has_steps,
+        )
 
     def leave_out(self, reason: str) -> Adaptation:
         """No trajectory, and the reason for every call and reward."""
@@ -249,7 +263,8 @@ class Assembly:
             dropped=tuple(self._dropped),
             repairs=self._repairs,
         )
-        return Adaptation([], report)
+        outcome = self._outcome(Placement(), has_steps=False)
+        return Adaptation([], report, (), (outcome,))
 
     def _drop(
         self, span: Span, noun: Literal["call", "reward", "mark", "composition"], reason: str

@@ -35,10 +35,12 @@ class Attempts(NamedTuple):
     Attributes:
         members: The spans of each attempt, each span once, attempts in order of their start.
         repeated: The other spans that have the ids of one that counts, by the latter's attempt.
+        waiting: Rewards alone, whose rollout, span or response is not among the spans yet.
     """
 
     members: dict[AttemptKey, list[Span]]
     repeated: dict[AttemptKey, list[Span]]
+    waiting: list[Span]
 
 
 def group(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
@@ -50,6 +52,8 @@ def sort_out(spans: Iterable[Span]) -> Attempts:
     """The spans of each attempt, and those that had the ids of others."""
     kept, others = _unique(spans)
     members = _grouped(kept.values())
+    waiting = [key for key, own in members.items() if all(map(_is_lone, own))]
+    rewards = [span for key in waiting for span in members.pop(key)]
     repeated: dict[AttemptKey, list[Span]] = {}
     if others:
         wanted = {(span.trace_id, span.span_id) for span in others}
@@ -60,8 +64,9 @@ def sort_out(spans: Iterable[Span]) -> Attempts:
             if (ids := (span.trace_id, span.span_id)) in wanted
         }
         for span in sorted(others, key=_precedence):
-            repeated.setdefault(owner[span.trace_id, span.span_id], []).append(span)
-    return Attempts(members, repeated)
+            if key := owner.get((span.trace_id, span.span_id)):
+                repeated.setdefault(key, []).append(span)
+    return Attempts(members, repeated, rewards)
 
 
 def _grouped(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
@@ -137,6 +142,11 @@ def _is_bare(span: Span) -> bool:
         and number(value) is not None
         and not isinstance(span.attributes.get(c.OPERATION), str)
     )
+
+
+def _is_lone(span: Span) -> bool:
+    """Whether it is a reward that says nothing of the rollout it belongs to."""
+    return _is_bare(span) and span.name == c.SPAN_ANNOTATION
 
 
 def may_move(span: Span) -> bool:

@@ -2,7 +2,8 @@
 
 A call follows the latest earlier one whose conversation it continues. One that continues none
 follows the latest one that had ended before it began, as long as the parts of the tree that hold
-the two had not run side by side. So concurrent calls, operations and agents are branches.
+the two had not run side by side. So concurrent calls, operations and agents are branches. It is a
+branch, too, where that one's conversation goes on elsewhere, and inside a tool of its own agent.
 
 One that asks again what an earlier call was asked, whose answer was thrown away, follows what that
 one followed. One that goes on with a shortened conversation follows by time, and begins a path.
@@ -72,19 +73,12 @@ class Links(NamedTuple):
         ]
 
 
-def predecessors(tree: Tree, positions: Sequence[int], calls: Sequence[Call]) -> list[int]:
-    """For each of one agent's calls the index of the one it follows, or -1.
-
-    Args:
-        tree: The attempt's spans.
-        positions: The calls' positions in the tree, in order.
-        calls: The calls.
-    """
-    return links(tree, positions, calls, [conversations.read(call) for call in calls]).before
-
-
 def links(
-    tree: Tree, positions: Sequence[int], calls: Sequence[Call], talks: Sequence[Conversation]
+    tree: Tree,
+    positions: Sequence[int],
+    calls: Sequence[Call],
+    talks: Sequence[Conversation],
+    tools: Sequence[int] = (),
 ) -> Links:
     """How one agent's calls hang together.
 
@@ -93,8 +87,10 @@ def links(
         positions: The calls' positions in the tree, in order.
         calls: The calls.
         talks: Their conversations.
+        tools: Positions of the agent's tools, in the order of the walk.
     """
-    by_time, is_beside = siblings.by_time(tree, positions)
+    tool_of = siblings.tool_of_each(tree, positions, tools) if tools else [NONE] * len(calls)
+    by_time, is_beside = siblings.by_time(tree, positions, tool_of)
     found = Links(
         [NONE] * len(calls),
         bytearray(len(calls)),
@@ -112,7 +108,34 @@ def links(
             history.add(by_end[finished])
             finished += 1
         _link(found, history, call, by_time[call], tree, positions)
+    _set_apart(found, tool_of)
     return found
+
+
+def _set_apart(found: Links, tool_of: Sequence[int]) -> None:
+    """Begin a path with each call that follows one whose conversation goes on elsewhere.
+
+    It follows by time alone, or asks with that conversation from inside a tool.
+    """
+    before, is_continued = found.before, found.is_continued
+    gone_on = {
+        (before[call], tool_of[call]) for call, by_history in enumerate(is_continued) if by_history
+    }
+    is_apart = bytearray(len(before))
+    for call, previous in enumerate(before) if gone_on else ():
+        if previous == NONE or found.is_compacted[call]:
+            continue
+        if is_continued[call]:
+            inside = tool_of[call] != tool_of[previous]
+            is_apart[call] = inside and (previous, tool_of[previous]) in gone_on
+        elif (previous, tool_of[previous]) in gone_on:
+            again = found.repeats[call]
+            is_apart[call] = again == NONE or is_apart[again]
+    for call, apart in enumerate(is_apart):
+        if apart:
+            before[call] = NONE
+            is_continued[call] = 0
+            found.is_beside[call] = 1
 
 
 def _link(

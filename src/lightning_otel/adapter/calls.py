@@ -19,9 +19,20 @@ EMBEDDING = "an embedding: no action follows from it"
 NOT_TRACKED = "not tracked: the agent is not in track_only"
 CUT = "cut: the messages were too large to keep whole"
 NO_OUTPUT = "no output: the model answered nothing"
+UNKNOWN = "unknown convention: it names a model and its tokens, but not what was said as we read it"
 UNREADABLE = "unreadable: the messages are not the JSON they should be"
 
 
+_NO_CALLS: Final = frozenset(
+    {
+        c.CREATE_AGENT,
+        c.EXECUTE_TASK,
+        c.EXECUTE_TOOL,
+        c.INVOKE_AGENT,
+        c.INVOKE_WORKFLOW,
+        c.RETRIEVAL,
+    }
+)
 _HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -36,6 +47,19 @@ def is_call(span: Span) -> bool:
         isinstance(operation, str)
         and operation in c.CALL_OPERATIONS
         and span.name != c.SPAN_ROLLOUT
+    )
+
+
+def seems_call(span: Span) -> bool:
+    """Whether a foreign span that is no call tells of a model and its tokens, as calls do."""
+    attributes = span.attributes
+    if c.REQUEST_MODEL not in attributes and c.RESPONSE_MODEL not in attributes:
+        return False
+    operation = attributes.get(c.OPERATION)
+    return (
+        (c.INPUT_TOKENS in attributes or c.OUTPUT_TOKENS in attributes)
+        and not (isinstance(operation, str) and operation in _NO_CALLS)
+        and not is_call(span)
     )
 
 

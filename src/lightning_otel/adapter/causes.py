@@ -8,7 +8,7 @@ The first rule that applies decides. Of a first step that follows none of its ag
 3. ``sub_agent``: its agent's span lies within the span of another agent, a tool's between or not.
 4. ``hand_off``: its messages begin with the whole conversation and answer of another agent's call
    that had ended; instructions are not compared, since they are each agent's own.
-5. ``parallel``: another branch of its agent ran beside it.
+5. ``parallel``: another branch of its agent ran beside it or around it, as it does around a tool.
 6. ``start``: nothing of that is known.
 
 Of one that follows an earlier step:

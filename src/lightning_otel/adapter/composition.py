@@ -14,6 +14,8 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.types import Compose
 
 MISSING_PART: Final = "its composed reward is missing, as one of its parts is: {}"
+SUCCESS: Final = 0.5
+"""The reward from which on a rollout has succeeded, where nothing else is said."""
 EPSILON: Final = 1e-6
 """Added to a standard deviation before it divides, as verl does."""
 

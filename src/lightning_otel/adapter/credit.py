@@ -12,7 +12,12 @@ from lightning_otel.adapter import rules
 from lightning_otel.adapter.calls import is_call
 from lightning_otel.adapter.finished import Finished
 from lightning_otel.adapter.links import Targets
-from lightning_otel.adapter.placement import ALREADY_REWARDED, WRONG_LENGTH, Placement
+from lightning_otel.adapter.placement import (
+    ALREADY_REWARDED,
+    UNKNOWN_TARGET,
+    WRONG_LENGTH,
+    Placement,
+)
 from lightning_otel.adapter.rules import (
     NO_CALL_BEFORE,
     NO_SIBLING,
@@ -40,7 +45,6 @@ __all__ = [
 ]
 
 UNUSED_PARENT: Final = "the call it was given in made no transition"
-UNKNOWN_TARGET: Final = "its link matches no span of the attempt it belongs to"
 UNUSED_TARGET: Final = "its link names a span or response that made no transition"
 PASSED_OVER: Final = "reward beyond a lost call: a later call that came to nothing stood before it"
 
@@ -70,6 +74,8 @@ def place(
     if by_rule:
         run = rules.custom(rule, calls) if callable(rule) else rules.NAMED[rule]
         run(done, tree, own, by_rule)
+    if not calls:
+        done.judge_whole()
     return done
 
 

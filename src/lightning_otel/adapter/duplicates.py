@@ -253,10 +253,18 @@ def ranked(tree: Tree, members: Sequence[int]) -> list[int]:
             span.scope == c.SCOPE,
             c.OUTPUT_MESSAGES in attributes,
             c.INPUT_MESSAGES in attributes,
+            -_empty_messages(span),
+            c.RESPONSE_ID in attributes,
             -position,
         )
 
     return sorted(members, key=wealth, reverse=True)
+
+
+def _empty_messages(span: Span) -> int:
+    """How many messages a record was given of which it tells nothing."""
+    given = parse_messages(text(span.attributes, c.INPUT_MESSAGES)) or ()
+    return sum(not message.get("parts") for message in given)
 
 
 def merged(tree: Tree, order: Sequence[int]) -> Span:

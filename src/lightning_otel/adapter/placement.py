@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from lightning_otel.types import Reward
 
 ALREADY_REWARDED: Final = "its call already has a reward of that name, and the first one counts"
+UNKNOWN_TARGET: Final = "its link matches no span of the attempt it belongs to"
 WRONG_LENGTH: Final = "its sequence has {} numbers for {} steps"
 _SEQUENCE: Final = "sequence"
 
@@ -40,6 +41,19 @@ class Placement:
     def leave(self, reward: Reward, reason: str) -> None:
         """Report a reward that goes nowhere."""
         self.unplaced.append((reward, reason))
+
+    def judge_whole(self) -> None:
+        """Have the rewards of an attempt without a step judge it as a whole.
+
+        Those of the first one's name are its value; of several that name one span the first counts.
+        """
+        known = [each for each, reason in self.unplaced if reason != UNKNOWN_TARGET]
+        known.sort(key=lambda each: (each.span.start_ns, each.span.span_id))
+        for reward in {each.links or each.span.span_id: each for each in reversed(known)}.values():
+            for name, number in reward.values.items():
+                self.totals[name] = self.totals.get(name, 0.0) + number
+        if known:
+            self.value = self.totals[next(iter(known[0].values))]
 
     def give(self, call: int | None, reward: Reward, by: str, otherwise: str) -> None:
         """Place a reward at one call, or report it."""

@@ -10,11 +10,12 @@ A span's parent is looked for in this order, and the first rule that applies dec
 5. The id is nowhere in the attempt: a root (``NEVER_CAME``). Of a rollout's own span, and of a
    reward that was moved to the attempt it judges, that is no damage.
 6. The parents lead round in a circle: its earliest span becomes a root (``CIRCLE``).
-7. A call that is left without a parent by 1, 2 or 6 goes below the agent or tool that was at work
-   around it in the same process (``ENCLOSED``), if only one can be meant: of all agents and tools
-   of the process that were at work when it began, each lies below the one before; the innermost
-   was at work until it ended; and all were recorded by other tracers than the call, since its own
-   would have named its parent. Where two agents worked side by side it stays a root.
+7. A call that is left without a parent by 1, 2 or 6, or whose parent is a session's span, goes
+   below the agent or tool that was at work around it in the same process (``ENCLOSED``), if only
+   one can be meant: of all agents and tools of the process (of the session, if it lies in one)
+   that were at work when it began, each lies below the one before; the innermost was at work until
+   it ended; and all were recorded by other tracers than the call, since its own would have named
+   its parent. Where two agents worked side by side it stays where it is.
 
 A span without an id of its own, or with one of zeros, keeps its place and has nothing below it
 (``NO_ID``). Of two spans with the same ids one counts, and the other is left out (``REPEATED``).
@@ -38,7 +39,7 @@ OTHER_TRACES: Final = "other traces: several spans have its parent's id, and it 
 NEVER_CAME: Final = "never came: its parent is not among the attempt's spans, and it became a root"
 CIRCLE: Final = "circle: its parents led back to it, and it became a root"
 ENCLOSED: Final = (
-    "enclosed: it had no parent, and went below the one agent or tool at work around it"
+    "enclosed: no agent was its parent, and it went below the one agent or tool at work around it"
 )
 NO_ID: Final = "no id: its id is empty or zero, so nothing lies below it"
 REPEATED: Final = "repeated id: another span has its ids, and this one was left out"
@@ -87,10 +88,13 @@ def mend(spans: Sequence[Span], starts: Sequence[int], ends: Sequence[int]) -> M
     if missing:
         _look_elsewhere(spans, missing, parents, rules)
     _cut(parents, rules)
+    # Some tracers put calls below the session that holds their agents, too.
+    sessions = {position for position, span in enumerate(spans) if c.SESSION in span.attributes}
     homeless = [
         position
         for position, parent in enumerate(parents)
-        if parent == NO_PARENT and _may_be_enclosed(spans[position], rules.get(position))
+        if (parent == NO_PARENT and _may_be_enclosed(spans[position], rules.get(position)))
+        or (parent in sessions and is_call(spans[position]))
     ]
     if homeless and _enclose(spans, _Clocks(starts, ends), homeless, parents, rules):
         _cut(parents, rules)
@@ -142,12 +146,7 @@ def _may_be_enclosed(span: Span, rule: str | None) -> bool:
 
 def _is_host(span: Span) -> bool:
     operation = span.attributes.get(c.OPERATION)
-    return (
-        isinstance(operation, str)
-        and operation in _HOSTS
-        and span.process != ""
-        and has_id(span.span_id)
-    )
+    return isinstance(operation, str) and operation in _HOSTS and has_id(span.span_id)
 
 
 def _enclose(
@@ -171,15 +170,19 @@ def _enclose(
     events.sort()
     walk = walked(parents)
     at_work: dict[str, dict[int, None]] = {}  # by process, in order of their start
+    everyone: dict[int, None] = {}  # likewise, for calls that lie in a session
     has_moved = False
     for _, kind, position in events:
         working = at_work.setdefault(spans[position].process, {})
         if kind == 1:
-            working[position] = None
+            working[position] = everyone[position] = None
         elif kind == 0:
             working.pop(position, None)
+            everyone.pop(position, None)
         else:
-            host = _only_one(spans, walk, working, position)
+            session = parents[position]
+            own = working if session == NO_PARENT else everyone
+            host = _only_one(spans, walk, own, position, session)
             if host is not None and clocks.ends[position] <= clocks.ends[host]:
                 parents[position] = host
                 rules[position] = ENCLOSED
@@ -187,14 +190,19 @@ def _enclose(
     return has_moved
 
 
-def _only_one(spans: Sequence[Span], walk: Walk, working: dict[int, None], call: int) -> int | None:
+def _only_one(
+    spans: Sequence[Span], walk: Walk, working: dict[int, None], call: int, session: int
+) -> int | None:
     """The innermost of those at work, if they lie in one another and none knew of the call."""
     if not working or len(working) > _MOST_AT_ONCE:
         return None
     inside = None
     innermost = None
     for host in reversed(working):
-        if spans[host].scope == spans[call].scope or walk.contains(call, host):
+        if session != NO_PARENT and not walk.contains(session, host):
+            continue
+        is_known = session == NO_PARENT and spans[host].scope == spans[call].scope
+        if is_known or walk.contains(call, host):
             return None
         if inside is not None and not walk.contains(host, inside):
             return None

@@ -1,5 +1,7 @@
 """Which call followed which by time alone, and which parts of the tree ran side by side.
 
+The calls inside a tool that their own agent runs follow one another, and none outside of it.
+
 Belongs here: time and the tree. What calls said is not known here.
 """
 
@@ -8,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from lightning_otel import conventions as c
 from lightning_otel.adapter.tree import NO_PARENT, Tree
 
 NONE: Final = -1
@@ -42,11 +45,65 @@ class _Branch:
     is_beside: bool = False
 
 
-def by_time(tree: Tree, positions: Sequence[int]) -> tuple[list[int], bytearray]:
+def tools_with_work(tree: Tree) -> list[int]:
+    """Positions of the tools that ran with spans inside them, in the order of the walk."""
+    found = [
+        position
+        for position, span in enumerate(tree.spans)
+        if span.attributes.get(c.OPERATION) == c.EXECUTE_TOOL
+        and tree.first[position] != tree.last[position]
+    ]
+    return sorted(found, key=tree.first.__getitem__)
+
+
+def tool_of_each(tree: Tree, positions: Sequence[int], tools: Sequence[int]) -> list[int]:
+    """The innermost tool that holds each call, or -1.
+
+    Args:
+        tree: The spans.
+        positions: Positions of the calls.
+        tools: Positions of tools, in the order of the walk.
+    """
+    found = [NO_PARENT] * len(positions)
+    above: list[int] = []
+    waiting = list(reversed(tools))
+    for call in sorted(range(len(found)), key=lambda call: tree.first[positions[call]]):
+        while waiting and tree.first[waiting[-1]] < tree.first[positions[call]]:
+            above.append(waiting.pop())
+        while above and not tree.contains(above[-1], positions[call]):
+            above.pop()
+        found[call] = above[-1] if above else NO_PARENT
+    return found
+
+
+def by_time(
+    tree: Tree, positions: Sequence[int], tool_of: Sequence[int]
+) -> tuple[list[int], bytearray]:
     """For each call the latest one that had ended before it, on branches that had ended too.
 
     And whether the branch that it begins ran beside others.
+
+    Args:
+        tree: The spans.
+        positions: Positions of the calls, in order.
+        tool_of: For each call the tool that parts it from those outside, or -1.
     """
+    groups: dict[int, list[int]] = {}
+    for call, tool in enumerate(tool_of):
+        groups.setdefault(tool, []).append(call)
+    if len(groups) < 2:
+        return _in_turn(tree, positions)
+    before, is_beside = [NONE] * len(positions), bytearray(len(positions))
+    for tool, group in groups.items():
+        is_inside = tool != NO_PARENT and NO_PARENT in groups
+        own, beside = _in_turn(tree, [positions[call] for call in group])
+        for index, call in enumerate(group):
+            before[call] = group[own[index]] if own[index] != NONE else NONE
+            is_beside[call] = beside[index] or (is_inside and before[call] == NONE)
+    return before, is_beside
+
+
+def _in_turn(tree: Tree, positions: Sequence[int]) -> tuple[list[int], bytearray]:
     index = {position: call for call, position in enumerate(positions)}
     above = _meetings(tree, positions)
     branches: dict[int, _Branch] = {NO_PARENT: _Branch(NO_PARENT, NO_PARENT, 0)}

@@ -25,7 +25,9 @@ from lightning_otel.types import Call, CaptureLevel, Dropped, Report, Span, Tran
 OTHER: Final = 0
 CALL: Final = 1
 REWARD: Final = 2
+TOOL: Final = 4
 """Kinds of rows; any other kind sends the attempt the general way."""
+_BETWEEN: Final = (OTHER, TOOL)
 _ALL: Final = ""
 """Stands for whichever agent acted last; no agent has an empty name."""
 
@@ -138,7 +140,7 @@ def adapt(key: AttemptKey, rows: Iterable[Row]) -> Straight | None:
         parents.append(above)
         agents.append(row[_AGENT] or (agents[above] if above >= 0 else ""))
         kind = row[_KIND]
-        if kind == OTHER:
+        if kind in _BETWEEN:
             continue
         if kind not in _STEPS or not (
             _is_after_all(walk, position) and _STEPS[kind](walk, position)
@@ -169,6 +171,8 @@ def _follows(walk: _Walk, position: int) -> bool:
     own = walk.own.setdefault(agent, [])
     if own and not _is_plain(walk, own, row):
         return False
+    if any(walk.rows[above][_KIND] == TOOL and walk.agents[above] == agent for above in walk.path):
+        return False  # what an agent's tools ask is apart from what it asks itself
     span = _Span(row)
     if not is_tracked(agent, span.attributes.get(c.TRACK_ONLY)):
         return False
@@ -199,7 +203,7 @@ def _is_given(walk: _Walk, position: int) -> bool:
     """Whether a reward is one for the latest call before it, or for none; it is placed."""
     row = walk.rows[position]
     above = walk.parents[position]
-    if above >= 0 and walk.rows[above][_KIND] != OTHER:
+    if above >= 0 and walk.rows[above][_KIND] not in _BETWEEN:
         return False
     reward = read_reward(cast(Span, _Span(row, c.SPAN_ANNOTATION)))
     walk.given += 1

@@ -7,7 +7,8 @@ import base64
 import binascii
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
@@ -35,6 +36,19 @@ def encode_ids(choices: Iterable[Iterable[int]]) -> str:
         TypeError: An id is not an integer.
     """
     return ",".join(_pack("i", ids) for ids in choices)
+
+
+def sampled_ids(body: Mapping[str, Any], choices: Sequence[object]) -> Sequence[object]:
+    """The token ids of each choice: its own, else what the answer has at its top.
+
+    Source: vLLM's ``token_ids``; Agent Lightning 0.3's ``response_token_ids``, [choices][R].
+
+    Args:
+        body: The answer.
+        choices: What each choice says itself.
+    """
+    top = body.get("response_token_ids")
+    return top if isinstance(top, list) and not any(choices) else choices
 
 
 def decode_ids(text: str) -> list[Sequence[int]]:

@@ -6,9 +6,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import branches, causes, credit, exactness, tracking
+from lightning_otel.adapter import branches, causes, credit, exactness, siblings, tracking
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import integer, text
+from lightning_otel.adapter.calls import is_call
 from lightning_otel.adapter.conversations import Conversation
 from lightning_otel.adapter.quick import maker
 from lightning_otel.adapter.tree import Tree
@@ -41,6 +42,7 @@ def assemble(
     *,
     values: Mapping[int, float],
     gamma: float | None = None,
+    earned: float | None = None,
 ) -> list[Trajectory]:
     """The trajectories of an attempt: one for each agent and path.
 
@@ -51,14 +53,16 @@ def assemble(
         values: The reward of each call that has one.
         gamma: Discount per step, where each step's reward is to be its return; by default it is
             what it was given.
+        earned: The reward of the attempt.
     """
     by_agent: dict[str, list[int]] = {}
     for position, call in steps.calls.items():
         by_agent.setdefault(call.agent, []).append(position)
+    tools = siblings.tools_with_work(tree)
     names = causes.Causes(tree, steps.calls, steps.failed)
     found: list[Trajectory] = []
     for agent, positions in by_agent.items():
-        own = _own(tree, positions, steps)
+        own = _own(tree, positions, steps, [at for at in tools if tree.agents[at] == agent])
         named = [steps.rewards.get(position, {}) for position in positions]
         worth = [values.get(position) for position in positions]
         if gamma is not None:
@@ -75,15 +79,19 @@ def assemble(
                     tuple([made[node] for node in path]),
                     is_guess=_is_guess(tree, own, path),
                     cause=cause,
+                    reward=earned,
                 )
             )
     return found
 
 
-def _own(tree: Tree, positions: Sequence[int], steps: Steps) -> causes.Own:
+def _own(tree: Tree, positions: Sequence[int], steps: Steps, tools: Sequence[int]) -> causes.Own:
     """One agent's calls and how they hang together."""
     calls, talks = [steps.calls[i] for i in positions], [steps.talks[i] for i in positions]
-    return causes.Own(positions, calls, talks, branches.links(tree, positions, calls, talks))
+    parting = tools if is_call(calls[0].span) else ()  # marks made inside tools are one episode
+    return causes.Own(
+        positions, calls, talks, branches.links(tree, positions, calls, talks, parting)
+    )
 
 
 def _is_guess(tree: Tree, own: causes.Own, path: Sequence[int]) -> bool:

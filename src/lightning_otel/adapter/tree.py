@@ -3,8 +3,10 @@
 Near-linear and without recursion. Who comes first says ``order``, who lies below whom ``repair``.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from lightning_otel import conventions as c
@@ -48,6 +50,19 @@ class Tree:
     def contains(self, node: int, other: int) -> bool:
         """Whether a span lies in the subtree of another one, or is that one."""
         return self.first[node] <= self.first[other] <= self.last[node]
+
+    def apart(self, nodes: Iterable[int], others: Iterable[int]) -> list[int]:
+        """Those of some spans that neither hold one of the others nor lie in one."""
+        by_first = sorted(others, key=self.first.__getitem__)
+        firsts = [self.first[other] for other in by_first]
+        reach = [-1, *accumulate((self.last[other] for other in by_first), max)]
+        found = []
+        for node in nodes:
+            before = bisect_left(firsts, self.first[node])
+            holds = before < len(firsts) and firsts[before] <= self.last[node]
+            if not holds and reach[before] < self.first[node]:
+                found.append(node)
+        return found
 
     def climb(self, node: int, is_there: Callable[[int], bool]) -> int:
         """The nearest span at or above a span for which something holds, or -1.

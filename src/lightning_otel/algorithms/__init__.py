@@ -73,10 +73,10 @@ def made(algorithm: "str | type[BaseAlgorithm] | BaseAlgorithm", **options: Any)
 
     Args:
         algorithm: Which.
-        options: Its own, where it is yet to be made.
+        options: Its own.
 
     Raises:
-        ConfigError: There is none, it does not take the options, or it is made already.
+        ConfigError: There is none, or it does not take the options.
     """
     if isinstance(algorithm, str):
         algorithm = get(algorithm)
@@ -88,10 +88,7 @@ def made(algorithm: "str | type[BaseAlgorithm] | BaseAlgorithm", **options: Any)
                 f"{algorithm.__name__} cannot be made of {options!r:.200}: {exc}; see its options"
             ) from exc
     if options:
-        raise ConfigError(
-            f"unknown options {', '.join(options)}; give those of an algorithm that is made "
-            f"already to {type(algorithm).__name__}(…) itself"
-        )
+        algorithm.configure(**options)
     return algorithm
 
 
@@ -101,8 +98,8 @@ def backed(algorithm: Any, backend: "Backend", **options: Any) -> BaseAlgorithm:
     Args:
         algorithm: As :func:`made` takes it; or of Agent Lightning's, one of its names, or one that
             is made.
-        backend: Who is to run it; ``auto`` is Agent Lightning where it is installed, fits and has
-            that algorithm, and says why where it is not.
+        backend: Who is to run it; ``auto`` is Agent Lightning where it is installed, fits and can
+            make that algorithm of the options, and says why where it is not.
         options: Its own, where it is yet to be made.
 
     Raises:
@@ -112,10 +109,13 @@ def backed(algorithm: Any, backend: "Backend", **options: Any) -> BaseAlgorithm:
         return made(algorithm, **options)
     from lightning_otel.algorithms.microsoft import NAMES, Microsoft
     from lightning_otel.microsoft import backend_of
+    from lightning_otel.microsoft.backend import missing
 
     is_ours = isinstance(algorithm, (BaseAlgorithm, type))
     is_unknown = isinstance(algorithm, str) and algorithm.lower() not in NAMES
     unfit = f"Agent Lightning has no algorithm {algorithm!r}" if is_ours or is_unknown else ""
+    if backend == "auto" and not unfit and not missing():
+        unfit = Microsoft(algorithm, **options).fault()
     if backend_of(backend, unfit=unfit).name == "builtin":
         return made(algorithm, **options)
     return Microsoft(algorithm, **options)

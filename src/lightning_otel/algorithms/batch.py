@@ -4,13 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_otel.adapter.composition import SUCCESS
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Trajectory
+from lightning_otel.types import Span, Trajectory
 
-_ELSEWHERE: Final = {
-    "spans": "for each in batch: each.transitions, or context.store.spans(rollout_id=…)",
-    "rewards": "batch.rewards has them by rollout id",
-}
+if TYPE_CHECKING:
+    from lightning_otel.store import Store
+
+UPDATE: Final = "resource_update"
+TARGET: Final = "system_prompt"
+"""What a text is a version of, where a step gives back no name for it."""
 
 
 class Batch(list[Trajectory]):
@@ -29,20 +32,33 @@ class Batch(list[Trajectory]):
         number: int,
         rewards: Mapping[str, float],
         groups: Mapping[str, Sequence[str]],
+        store: "Store | None" = None,
     ) -> None:
         super().__init__(trajectories)
         self.number = number
         self.rewards = dict(rewards)
+        self._store = store
         self.groups = {group_id: tuple(ids) for group_id, ids in groups.items()}
 
-    if not TYPE_CHECKING:  # whoever reads types is told that it is a list
+    def __getitem__(self, index: Any) -> Any:
+        """A trajectory by its place; of a name, ``spans`` or ``rewards``."""
+        if index == "spans":
+            return self.spans()
+        if index == "rewards":
+            return self.rewards
+        if isinstance(index, str):
+            raise ConfigError(f"a batch has no {index!r}; it has 'spans' and 'rewards'")
+        return super().__getitem__(index)
 
-        def __getitem__(self, index: Any) -> Any:
-            """A trajectory by its place; of a name, it says what that is here."""
-            if isinstance(index, str):
-                said = _ELSEWHERE.get(index, "iterate it, or see batch.rewards and batch.groups")
-                raise ConfigError(f"a batch is a list of trajectories, without {index!r}; {said}")
-            return super().__getitem__(index)
+    def spans(self) -> list[Span]:
+        """Every span of its rollouts, rollout by rollout, read from the store now."""
+        if self._store is None:
+            return []
+        return [
+            span
+            for rollout_id in self.rollout_ids
+            for span in self._store.spans(rollout_id=rollout_id)
+        ]
 
     @property
     def rollout_ids(self) -> list[str]:
@@ -60,7 +76,7 @@ class Batch(list[Trajectory]):
         if self.rewards:
             values = self.rewards.values()
             found["reward"] = sum(values) / len(values)
-            found["success_rate"] = sum(value > 0 for value in values) / len(values)
+            found["success_rate"] = sum(value >= SUCCESS for value in values) / len(values)
         return found
 
 
@@ -75,3 +91,32 @@ class StepResult:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: object) -> "StepResult":
+        """What a step gave back.
+
+        Args:
+            given: A result, None, or a mapping of metrics with the resources under
+                ``resource_update``: bodies by name, or a text.
+
+        Raises:
+            ConfigError: It is none of these.
+        """
+        if given is None or isinstance(given, StepResult):
+            return given or cls()
+        if not isinstance(given, Mapping):
+            raise ConfigError(
+                f"train_step gave back a {type(given).__name__}; give StepResult(metrics, "
+                "{'name of the resource': body}), a mapping, or None"
+            )
+        made = given.get(UPDATE)
+        resources = made if isinstance(made, Mapping) else {} if made is None else {TARGET: made}
+        metrics = {name: value for name, value in given.items() if name != UPDATE}
+        for name, value in metrics.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(
+                    f"train_step gave back {name}={value!r:.80}; metrics are numbers, and what is "
+                    f"to be published stands under {UPDATE!r}"
+                )
+        return cls(metrics, resources)

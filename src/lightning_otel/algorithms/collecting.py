@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.algorithms.batch import Batch
 from lightning_otel.algorithms.groups import (
+    NO_DIFFERENCE,
     NO_REWARD,
     Group,
     Member,
@@ -17,6 +18,7 @@ from lightning_otel.algorithms.groups import (
     queued,
     ready,
     recorded,
+    why_left,
     with_spans,
 )
 from lightning_otel.algorithms.loading import Loaded, capture_fault, load, told
@@ -85,8 +87,6 @@ class Collector:
         batch = self._run_tasks(number) if self._setting.train else self._wait(number)
         self._is_first = self._is_first and batch is None
         return batch
-
-    # Tasks of our own.
 
     def _run_tasks(self, number: int) -> Batch | None:
         rollouts = self._put(number)
@@ -175,11 +175,11 @@ class Collector:
             f"samples={self._algorithm.group_size} or more is needed"
         )
 
-    # What others record.
-
     def _wait(self, number: int) -> Batch | None:
         held: list[tuple[Taken, Loaded]] = []
         wanted = self._setting.min_batch_size or 1
+        if self._algorithm.takes_newest:
+            self._known = []  # newer ones may be there than were seen at the step before
         while not self._stop.is_set():
             started = time.monotonic()
             groups, chosen = self._offered(wanted - _size(held))
@@ -224,7 +224,7 @@ class Collector:
         return self._known, self._enough(self._known, short)
 
     def _enough(self, groups: Sequence[Group], short: int) -> Taken:
-        """Whole groups, the oldest first, until they are enough; none if all are too few.
+        """Whole groups, by age, until they are enough; none if all are too few.
 
         Where nobody said what is enough, it is all there are, within reason.
         """
@@ -233,7 +233,10 @@ class Collector:
         found: Taken = {}
         size = 0
         most = _MOST if self._setting.min_batch_size is None else short
-        for key, members in self._chosen(groups, before_ns):
+        ready = self._chosen(groups, before_ns)
+        if self._algorithm.takes_newest:
+            ready.sort(key=lambda each: max(m.ended_ns or 0 for m in each[1]), reverse=True)
+        for key, members in ready:
             if size >= most:
                 break
             found[key] = members
@@ -263,18 +266,11 @@ class Collector:
     def _name(self) -> str:
         return self._algorithm.name or type(self._algorithm).__name__
 
-    # Both.
-
     def _chosen(
         self, groups: Sequence[Group], before_ns: int
     ) -> list[tuple[str, tuple[Member, ...]]]:
-        algorithm = self._algorithm
-        found = ready(
-            groups,
-            size=algorithm.group_size,
-            needs_reward=algorithm.needs_reward,
-            before_ns=before_ns,
-        )
+        size, needs_reward = self._algorithm.group_size, self._algorithm.needs_reward
+        found = ready(groups, size=size, needs_reward=needs_reward, before_ns=before_ns)
         return [(group.group_id, usable) for group, usable in found]
 
     def _take(self, chosen: Taken) -> tuple[Taken, Loaded] | None:
@@ -294,6 +290,10 @@ class Collector:
             good = tuple(each for each in members if each.rollout_id not in faults)
             if len(good) < max(self._algorithm.group_size, 1):
                 self._leave(key, good, "left alone: the others of its group cannot be used")
+                good = ()
+            is_flat = len({found.rewards.get(each.rollout_id) for each in good}) == 1
+            if is_flat and self._algorithm.needs_difference and not self._setting.train:
+                self._leave(key, good, NO_DIFFERENCE)
                 good = ()
             for each in members:
                 if each.rollout_id in faults:
@@ -365,7 +365,11 @@ class Collector:
             used = {each.rollout_id for each in chosen.get(group.group_id, ())}
             for each in group.members:
                 if each.rollout_id not in used:
-                    self._leave(group.group_id, [each], _why(each, self._algorithm.needs_reward))
+                    self._leave(
+                        group.group_id,
+                        [each],
+                        why_left(each, needs_reward=self._algorithm.needs_reward),
+                    )
 
     def _batch(self, number: int, held: Sequence[tuple[Taken, Loaded]]) -> Batch:
         groups = {key: members for taken, _ in held for key, members in taken.items()}
@@ -380,6 +384,7 @@ class Collector:
             number=number,
             rewards={key: value for _, loaded in held for key, value in loaded.rewards.items()},
             groups={key: [each.rollout_id for each in members] for key, members in groups.items()},
+            store=self._setting.store,
         )
 
     def _give_back(self, held: Sequence[tuple[Taken, Loaded]]) -> None:
@@ -390,11 +395,3 @@ class Collector:
 
 def _size(held: Sequence[tuple[Taken, Loaded]]) -> int:
     return sum(len(members) for taken, _ in held for members in taken.values())
-
-
-def _why(member: Member, needs_reward: bool) -> str:  # noqa: FBT001
-    if member.lost:
-        return member.lost.partition(":")[0]
-    if member.reward is None and needs_reward:
-        return f"{NO_REWARD} in time"
-    return "left alone: the others of its group cannot be used"

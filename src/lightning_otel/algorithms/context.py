@@ -172,19 +172,14 @@ class Context:
 
     # What comes of it.
 
-    def report(self, result: StepResult | None) -> None:
+    def report(self, result: StepResult | Mapping[str, Any] | None) -> None:
         """Write down what a step came to; its resources are published once it is committed.
 
         Raises:
             ConfigError: It is no result of a step, or a resource in it cannot be published: said
                 before the step is kept, as what is kept is published however often that fails.
         """
-        found = result if result is not None else StepResult()
-        if not isinstance(found, StepResult):
-            raise ConfigError(
-                f"train_step gave back a {type(found).__name__}; give StepResult(metrics, "
-                "{'name of the resource': body}), or None"
-            )
+        found = StepResult.of(result)
         for name, body in found.resources.items():
             self._check(name, body)
         self._unpublished.update(found.resources)

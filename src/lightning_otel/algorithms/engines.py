@@ -8,10 +8,20 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from lightning_otel.algorithms.gradients import Weights
 from lightning_otel.errors import ConfigError, TrainingError
+
+NEUTRAL: Final[Mapping[str, float]] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Sampling from the model's own distribution, said whole: what a request leaves out, vLLM fills
+from the model's ``generation_config.json``."""
 
 
 class VLLM:
@@ -38,8 +48,9 @@ class VLLM:
         Args:
             base_url: As clients are given it, with the ``/v1``.
             endpoint: The resource that says where the weights answer.
-            sampling: What its requests are sampled with; by default the model's own distribution,
-                so that log-probabilities are what the trainer takes them for.
+            sampling: What its requests are sampled with, beside the model's own distribution, so
+                that log-probabilities are what the trainer takes them for. With the openai client,
+                give them all as ``extra_body``.
             keep: How many adapters stay loaded; older ones are unloaded. Those that agents may
                 still ask for must be among them.
             timeout_s: How long loading may take, seconds.
@@ -48,7 +59,7 @@ class VLLM:
             raise ConfigError(f"keep is {keep}; while agents move to new weights both are needed")
         self._base_url = base_url.rstrip("/")
         self._endpoint = endpoint
-        self._sampling = dict(sampling or {"temperature": 1.0, "top_p": 1.0})
+        self._sampling = {**NEUTRAL, **(sampling or {})}
         self._keep = keep
         self._timeout_s = timeout_s
         self._loaded: list[str] = []

@@ -35,19 +35,6 @@ _OURS: Final[Mapping[str, str]] = {
     "resume_from_checkpoint": "resume the run: Trainer.resume_from_checkpoint",
 }
 """Settings of a trainer that are not the user's, and why."""
-_ELSEWHERE: Final[Mapping[str, str]] = {
-    "base_model": "it is model='path/to/model' here",
-    "epochs": "it is num_train_epochs here, as TRL calls it",
-    "batch_size": "it is min_batch_size here, in rollouts; per_device_train_batch_size is how many "
-    "rows are on the device at once",
-    "gamma": "whole rollouts are compared, or single answers, and no reward is discounted; "
-    "transitions with discounted ones are store.transitions(credit='discounted', gamma=…)",
-    "reward_shaping": "rewards are shaped before they are learnt from: "
-    "select={'compose': Composition({…})}, or reward functions with apply_rewards()",
-    "distributed_backend": "it is ddp_backend here, as TRL calls it",
-    "num_workers": "it is workers of the Trainer; dataloader_num_workers are TRL's",
-}
-"""What settings are called that users know by other names."""
 
 
 class Rows(NamedTuple):
@@ -115,17 +102,9 @@ class GradientAlgorithm(BaseAlgorithm):
                 ``per_device_train_batch_size``, ``gradient_accumulation_steps`` and
                 ``num_train_epochs``, which counts how often each batch is passed over.
         """
-        for name in _OURS.keys() & settings.keys():
-            raise ConfigError(f"{name} cannot be set: {_OURS[name]}; leave it out")
-        for name in _ELSEWHERE.keys() & settings.keys():
-            raise ConfigError(f"{type(self).__name__} has no option {name!r}: {_ELSEWHERE[name]}")
-        if model is None:
-            raise ConfigError(
-                f"{type(self).__name__} has no model to train; give model='path/to/model' "
-                "(in a shell, -o model=path/to/model)"
-            )
         self._given = (model, tokenizer, peft_config)
-        self._settings = settings
+        self._settings: dict[str, Any] = {}
+        self.configure(**settings)
         self._resource = resource
         self._announce = announce
         self._context: Context | None = None
@@ -135,6 +114,12 @@ class GradientAlgorithm(BaseAlgorithm):
         self._optimizer: Any = None
         self._remembered: Any = None
         self._steps = 0
+
+    def configure(self, **settings: Any) -> None:
+        """Set further settings of TRL's configuration, by their own names."""
+        for name in _OURS.keys() & settings.keys():
+            raise ConfigError(f"{name} cannot be set: {_OURS[name]}; leave it out")
+        self._settings |= settings
 
     @abstractmethod
     def rows(self, batch: Batch) -> Rows:
@@ -234,8 +219,13 @@ class GradientAlgorithm(BaseAlgorithm):
     def _open(self) -> None:
         if self._model is not None:
             return
-        args = self._arguments()
         model, tokenizer, peft_config = self._given
+        if model is None:
+            raise ConfigError(
+                f"{type(self).__name__} has no model to train; give model='path/to/model' "
+                "(in a shell, -o model=path/to/model)"
+            )
+        args = self._arguments()
         found = models.loaded(model, self._settings.get("model_init_kwargs") or {})
         self._tokenizer = models.tokenizer_of(found, tokenizer)
         with models.chance_of_its_own():

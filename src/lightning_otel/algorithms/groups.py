@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BROKE_OFF: Final = "broke off: its process died in it"
 NO_REWARD: Final = "no reward"
+NO_DIFFERENCE: Final = "no difference: all rollouts of its group earned the same"
 
 _RECORDED: Final = f"""
 SELECT rollout_id, attempt_id, status, reward, end_ns, task, mode FROM rollouts
@@ -37,7 +38,7 @@ class Member(NamedTuple):
     Attributes:
         rollout_id: Its id.
         attempt_id: The attempt that counts.
-        reward: The latest reward; None if it has none.
+        reward: The rollout's reward; None if it has none.
         is_over: Whether nothing more is to come but rewards.
         ended_ns: When it ended; None if it is not over.
         lost: Why it never will be of use; empty if it may.
@@ -90,14 +91,12 @@ def recorded(store: "Store", wanted: "Selection") -> dict[str, Recorded]:
     given = [ids, ids, since_ns, until_ns]
     rows = answered(con, store.layout, lambda: con.execute(_RECORDED, given).fetchall())
     for rollout_id, attempt_id, status, reward, end_ns, task, mode in rows:
-        held = found.get(rollout_id)
-        # As advantages say it: of several attempts the latest that has a reward counts.
-        if held is None or reward is not None or held.member.reward is None:
-            is_over = status != "running"
-            lost = BROKE_OFF if status == "incomplete" and reward is None else ""
-            ended_ns = end_ns if is_over else None
-            member = Member(rollout_id, attempt_id, reward, is_over, ended_ns, lost)
-            found[rollout_id] = Recorded(member, task or "", mode)
+        # Of several attempts the last one counts.
+        is_over = status != "running"
+        lost = BROKE_OFF if status == "incomplete" and reward is None else ""
+        ended_ns = end_ns if is_over else None
+        member = Member(rollout_id, attempt_id, reward, is_over, ended_ns, lost)
+        found[rollout_id] = Recorded(member, task or "", mode)
     return found
 
 
@@ -158,13 +157,13 @@ def find_groups(
 
 
 def with_spans(member: Member, recorded: Member | None) -> Member:
-    """What the queue knows of a rollout, with a reward that only the store has.
+    """What the queue knows of a rollout, with the reward that the store has by now.
 
     Args:
         member: As the queue knows it.
         recorded: As the store does; None if it has no spans.
     """
-    if recorded is None or member.reward is not None or recorded.attempt_id != member.attempt_id:
+    if recorded is None or recorded.reward is None or recorded.attempt_id != member.attempt_id:
         return member
     return member._replace(reward=recorded.reward)
 
@@ -218,3 +217,12 @@ def _waits(member: Member, needs_reward: bool, before_ns: int) -> bool:  # noqa:
     if not member.is_over:
         return True
     return needs_reward and member.reward is None and (member.ended_ns or 0) >= before_ns
+
+
+def why_left(member: Member, *, needs_reward: bool) -> str:
+    """The reason why a rollout of a group is in no batch."""
+    if member.lost:
+        return member.lost.partition(":")[0]
+    if member.reward is None and needs_reward:
+        return f"{NO_REWARD} in time"
+    return "left alone: the others of its group cannot be used"

@@ -19,7 +19,7 @@ from lightning_otel.adapter import readers
 from lightning_otel.algorithms.base import BaseAlgorithm
 from lightning_otel.algorithms.working import require_agent
 from lightning_otel.emitters import emit_reward
-from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
 from lightning_otel.microsoft.backend import backend_of
 from lightning_otel.microsoft.calls import as_theirs
 from lightning_otel.tracing import auto_trace
@@ -51,9 +51,8 @@ class Microsoft(BaseAlgorithm):
             **options: The algorithm's own.
 
         Raises:
-            ConfigError: Agent Lightning cannot be used here, or it has no such algorithm.
+            ConfigError: Agent Lightning has no such algorithm.
         """
-        backend_of("microsoft")
         if isinstance(algorithm, str) and algorithm.lower() not in NAMES:
             raise ConfigError(
                 f"Agent Lightning has no algorithm {algorithm!r}; it has {', '.join(NAMES)}"
@@ -73,9 +72,10 @@ class Microsoft(BaseAlgorithm):
             context: Has the agent, tasks and resources.
 
         Raises:
-            ConfigError: There is no agent, or no task.
+            ConfigError: Agent Lightning cannot be used here; or there is no agent, or no task.
             TrainingError: None of the rollouts has a reward.
         """
+        backend_of("microsoft")
         require_agent(context.setting)
         if not context.train:
             raise ConfigError("Agent Lightning learns from tasks; give fit(train=…)")
@@ -83,8 +83,10 @@ class Microsoft(BaseAlgorithm):
         given = _given(context)
         work = _Work(agl, context.setting)
         store = agl.InMemoryLightningStore(thread_safe=True)
+        algorithm = self._made(agl)
         trainer = agl.Trainer(
-            algorithm=self._made(agl),
+            algorithm=algorithm,
+            adapter=_adapter(agl, algorithm),
             n_runners=max(context.setting.workers, 1),
             initial_resources={name: _theirs(agl, body) for name, body in given.items()},
             store=store,
@@ -98,12 +100,25 @@ class Microsoft(BaseAlgorithm):
         latest = _apart(lambda: asyncio.run(store.get_latest_resources()))
         self._told(context, work, given, {} if latest is None else latest.resources)
 
+    def fault(self) -> str:
+        """Why its algorithm cannot be made here; empty if it can."""
+        try:
+            self._made(importlib.import_module("agentlightning"))
+        except ConfigError as exc:
+            return str(exc)
+        return ""
+
     def _made(self, agl: Any) -> Any:
         if isinstance(self._algorithm, str):
             name = NAMES[self._algorithm.lower()]
             try:
                 return getattr(agl, name)(**self._options)
-            except (TypeError, ImportError) as exc:
+            except ImportError as exc:
+                raise NotInstalledError(
+                    f"Agent Lightning's {name} cannot be imported ({exc}); "
+                    f"pip install 'agentlightning[{name.lower()}]==0.3.0'"
+                ) from exc
+            except TypeError as exc:
                 raise ConfigError(
                     f"Agent Lightning's {name} cannot be made of {self._options!r:.200}: {exc}; "
                     "see its options"
@@ -287,6 +302,12 @@ def _ours(resource: Any) -> dict[str, Any] | None:
         }
         return {key: value for key, value in found.items() if value}
     return None
+
+
+def _adapter(agl: Any, algorithm: Any) -> Any:
+    """The adapter that an algorithm of its own asks for; None for the trainer's usual one."""
+    is_apo = any(".algorithm.apo" in each.__module__ for each in type(algorithm).__mro__)
+    return agl.TraceToMessages() if is_apo else None
 
 
 def _tracer(agl: Any) -> Any:

@@ -1,7 +1,9 @@
 """GRPO on recorded rows: TRL's trainer, with what agents sampled instead of generating.
 
-Nothing of the loss is here. Stock TRL takes the ratio to the weights as they are, and so trains on
-stale data as if it were fresh; here it is taken to the log-probabilities that were recorded.
+Nothing of the clipped ratio is here. Stock TRL takes it to the weights as they are, and so trains
+on stale data as if it were fresh; here it is to the log-probabilities that were recorded. Stock TRL
+takes a mean over each micro-batch, so that rows of a small one count for more; here the loss is one
+sum over the tokens of a step, as TRL has it for ``dapo``, and ``loss_type`` says their weights.
 
 Imported only where TRL is installed; it overrides private methods, so releases of TRL are pinned.
 
@@ -28,6 +30,9 @@ class RecordedRow(TypedDict):
         loss_mask: 1 where the model sampled the token, 0 where it was given it, [C].
         logprobs: Log-probability of each sampled token when it was sampled, anything else, [C].
         advantages: Advantage of each sampled token, anything else, [C].
+        rollout_tokens: How many tokens its rollout sampled, in this row and others.
+        rollouts: How many rollouts it counts as in a mean over rollouts: the share of its own that
+            lies in it, more where others taught nothing.
     """
 
     prompt_ids: Sequence[int]
@@ -35,6 +40,8 @@ class RecordedRow(TypedDict):
     loss_mask: Sequence[int]
     logprobs: Sequence[float]
     advantages: Sequence[float]
+    rollout_tokens: int
+    rollouts: float
 
 
 class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not installed everywhere
@@ -66,8 +73,16 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         placeholder = datasets.Dataset.from_dict({"prompt": [""]})
         super().__init__(model, [_never], args=args, train_dataset=placeholder, **others)
         self.beta = args.beta = beta
-        self.train_dataset = list(rows)
-        self._sampled_tokens = 0
+        self.train_dataset: list[Any] = list(rows)
+        self._longest = max((row["rollout_tokens"] for row in rows), default=1)
+        self._normalizer = 0.0
+        self._weighing: str = args.loss_type
+        if self._weighing == "sapo":
+            raise ValueError(
+                "loss_type 'sapo' is a mean over each micro-batch; take 'grpo' or 'dapo'"
+            )
+        if self._weighing in ("grpo", "bnpo", "dr_grpo", "luspo"):
+            self.loss_type = "dapo"
         if reference is not None:
             utils.add_fused_lm_head(
                 reference, self.temperature, cast_lm_head_to_fp32=args.cast_lm_head_to_fp32
@@ -82,36 +97,62 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         return transformers.Trainer._get_train_sampler(self, dataset)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        """The micro-batches of one optimizer step, of which all sampled tokens are counted."""
+        """The micro-batches of an optimizer step, and what the sum over their tokens is divided by.
+
+        Source: DeepSeekMath, arXiv 2402.03300, equation 3 (``grpo``: a mean over rollouts of the
+        mean over each one's tokens); Dr. GRPO, arXiv 2503.20783; DAPO, arXiv 2503.14476, equation 8
+        (a mean over all tokens); LUSPO, arXiv 2602.05261.
+        """
         found, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._sampled_tokens = sum(sum(row["loss_mask"]) for rows in found for row in rows)
+        held = [row for rows in found for row in rows]
+        rollouts = sum(row["rollouts"] for row in held)
+        by_rollout = {
+            "grpo": rollouts * self._longest,
+            "dr_grpo": rollouts * (self.max_completion_length or 1),
+            "luspo": rollouts,
+        }
+        tokens = sum(sum(row["loss_mask"]) for row in held)
+        self._normalizer = by_rollout.get(self._weighing, tokens)
         return found, items
+
+    def _weights(self, row: RecordedRow) -> list[float]:
+        """The weight of each token in the step's sum, 0 where it was given, [C].
+
+        TRL takes a sum of weights below 1 for 1, hence none is.
+        """
+        weight = self._longest / row["rollout_tokens"] if self._weighing == "grpo" else 1
+        return [weight * each for each in row["loss_mask"]]
 
     def _prepare_inputs(self, generation_batch: list[RecordedRow]) -> dict[str, Any]:
         return self._generate_and_score_completions(generation_batch)
 
     def _generate_and_score_completions(self, inputs: list[RecordedRow]) -> dict[str, Any]:
-        pad = self._tokenizer.pad_token_id
-        prompts = [row["prompt_ids"] for row in inputs]
-        completions = [row["completion_ids"] for row in inputs]
-        batch = {
-            "prompt_ids": self._padded(prompts, pad, is_left=True),
-            "prompt_mask": self._padded([[1] * len(each) for each in prompts], 0, is_left=True),
-            "completion_ids": self._padded(completions, pad),
-            # What was given to the model in between is seen by it, and no loss is taken of it.
-            "completion_mask": self._padded([[1] * len(each) for each in completions], 0),
-            "tool_mask": self._padded([row["loss_mask"] for row in inputs], 0),
+        batch = self._tokens(inputs)
+        batch |= {
+            "tool_mask": self._padded([self._weights(row) for row in inputs], 0),
             "advantages": self._padded([row["advantages"] for row in inputs], 0.0),
             "old_per_token_logps": self._padded([row["logprobs"] for row in inputs], 0.0),
         }
-        # TRL counts the tokens of a generation batch, and divides what falls to one step of it.
+        # TRL counts what is in a generation batch, and divides by what falls to one step of it.
         share = self.args.steps_per_generation / self.current_gradient_accumulation_steps
         batch["num_items_in_batch"] = torch.tensor(
-            self._sampled_tokens * share, device=self.accelerator.device
+            self._normalizer * share, device=self.accelerator.device
         )
         if self.beta != 0.0:
             batch["ref_per_token_logps"] = self._reference_logprobs(batch)
         return batch
+
+    def _tokens(self, rows: Sequence[RecordedRow]) -> dict[str, Any]:
+        """Their tokens; what was given to the model in between is seen by it as well."""
+        pad = self._tokenizer.pad_token_id
+        prompts = [row["prompt_ids"] for row in rows]
+        completions = [row["completion_ids"] for row in rows]
+        return {
+            "prompt_ids": self._padded(prompts, pad, is_left=True),
+            "prompt_mask": self._padded([[1] * len(each) for each in prompts], 0, is_left=True),
+            "completion_ids": self._padded(completions, pad),
+            "completion_mask": self._padded([[1] * len(each) for each in completions], 0),
+        }
 
     def _reference_logprobs(self, batch: dict[str, Any]) -> Any:
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)

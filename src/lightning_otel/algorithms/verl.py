@@ -3,6 +3,7 @@
 verl's trainer, on Ray and GPUs, owns the loop there: it asks for a rollout by a prompt of its
 data set, and gets token ids, masks, log-probabilities and a reward. Here the prompt becomes a
 task in the queue; whatever runner takes it, runs the agent against verl's engine, and records it.
+The task says where that engine is, which model it serves, and what verl wants it sampled with.
 
     from lightning_otel.algorithms import verl
     verl.register("lightning", store="traces.duckdb")     # in a module that verl's config names
@@ -12,8 +13,10 @@ Source: verl 0.9.1, ``experimental/agent_loop/agent_loop.py`` (``AgentLoopBase``
 """
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import AsyncIterator, Iterable, Mapping
 from importlib import import_module
 from typing import Any, Final
 
@@ -27,6 +30,7 @@ from lightning_otel.types import Mode, Trajectory
 
 EXTRA: Final = "verl"
 _LIBRARY: Final = "verl.experimental.agent_loop.agent_loop"
+_SAMPLED: Final = ("temperature", "top_p", "top_k")
 _OF_VERL: Final = ("raw_prompt", "index", "agent_name", "uid", "session_id", "global_steps")
 
 
@@ -62,14 +66,22 @@ def register(
         """Queues a rollout, waits for it, and gives its rows."""
 
         async def run(self, sampling_params: Mapping[str, Any], **sample: Any) -> Any:
-            outputs = await asyncio.to_thread(
-                rolled_out,
-                held,
-                Queue(place),
-                task_of(sample),
-                agent=agent,
-                timeout_s=timeout_s,
-            )
+            config = self.rollout_config
+            sampling = sampling_of(sampling_params)
+            async with _engine(self.server_manager) as address:
+                task = task_of(sample)
+                task["llm"] = {"base_url": address, "model": _model(self.config)}
+                task["llm"]["sampling"] = sampling
+                outputs = await asyncio.to_thread(
+                    rolled_out,
+                    held,
+                    Queue(place),
+                    task,
+                    agent=agent,
+                    mode="val" if is_validation(sampling, config) else "train",
+                    timeout_s=timeout_s,
+                    response_length=config.get("response_length"),
+                )
             return outputs if is_listed else outputs[-1]
 
     # verl's workers make it by its module and name.
@@ -78,6 +90,49 @@ def register(
     globals()[LightningLoop.__name__] = LightningLoop
     library.register(name)(LightningLoop)
     return LightningLoop
+
+
+def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling that verl wants, whole: what is left out, an engine fills in."""
+    known = (*_SAMPLED, "repetition_penalty")
+    return {"min_p": 0.0, **{name: given[name] for name in known if given.get(name) is not None}}
+
+
+def is_validation(sampling: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether a prompt is one of verl's validation, which it tells a loop by its sampling alone.
+
+    Args:
+        sampling: What is sampled with.
+        config: ``actor_rollout_ref.rollout``; where ``val_kwargs`` is what training samples with,
+            nobody can tell.
+    """
+    held_out = config.get("val_kwargs") or {}
+    found = [sampling.get(name) for name in _SAMPLED]
+    return found == [held_out.get(name) for name in _SAMPLED] != [config.get(n) for n in _SAMPLED]
+
+
+@contextlib.asynccontextmanager
+async def _engine(servers: Any) -> AsyncIterator[str]:
+    """The address of an engine of verl's, which counts the rollout as its load meanwhile.
+
+    Source: verl 0.9.1, ``workers/rollout/llm_server.py``: servers are registered by address.
+    """
+    if servers is None:
+        yield ""
+        return
+    request_id = uuid.uuid4().hex
+    address, _ = await servers._acquire_server(request_id)
+    try:
+        yield f"http://{address}/v1"
+    finally:
+        servers._release_server(address, request_id)
+
+
+def _model(config: Any) -> str:
+    """The name that verl's engine serves the model by: its path, unless verl was told another."""
+    rollout = config.actor_rollout_ref
+    told = (rollout.rollout.get("prometheus") or {}).get("served_model_name") or ""
+    return told.split("/")[-1] or str((rollout.get("model") or {}).get("path") or "")
 
 
 def task_of(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,6 +163,7 @@ def rolled_out(
     agent: str | None = None,
     mode: Mode = "train",
     timeout_s: float = 600.0,
+    response_length: int | None = None,
 ) -> list[Any]:
     """Run a task by whoever takes it from the queue; gives verl's outputs of what was recorded.
 
@@ -118,6 +174,7 @@ def rolled_out(
         agent: Which agent is to take it; by default any.
         mode: What it is for.
         timeout_s: How long it may take, seconds.
+        response_length: How many tokens an output's response has at most.
 
     Raises:
         TrainingError: It failed, or did not end in time, or nothing of it can be trained.
@@ -134,38 +191,43 @@ def rolled_out(
             f"lightning-otel tree {ended.rollout_id}"
         )
     paths = list(store.trajectories(rollout_id=ended.rollout_id))
-    return outputs_of(paths, reward=ended.reward)
+    return outputs_of(paths, reward=ended.reward, response_length=response_length)
 
 
-def outputs_of(trajectories: Iterable[Trajectory], *, reward: float | None = None) -> list[Any]:
+def outputs_of(
+    trajectories: Iterable[Trajectory],
+    *,
+    reward: float | None = None,
+    response_length: int | None = None,
+) -> list[Any]:
     """``AgentLoopOutput`` of each exact token sequence of one rollout, all with its reward.
 
     Args:
         trajectories: Those of the rollout.
-        reward: What it earned; by default the last reward in it.
+        reward: What it earned; by default their reward.
+        response_length: How many tokens a response has at most; it is cut there, as verl's own are.
 
     Raises:
         TrainingError: There is no sequence or no reward, or log-probabilities are missing.
         ConfigError: verl is not installed.
     """
-    library = _library()
-    rows, told = explain(trajectories)
+    library, paths = _library(), list(trajectories)
+    rows, told = explain(paths)
     if not rows:
         why = next(iter(told.left), "no call of a model was recorded")
         raise TrainingError(f"nothing of the rollout can be trained: {why}")
     if any(len(row.logprobs) != len(row.completion_ids) for row in rows):
         raise TrainingError(f"not all of the rollout can be trained: {NO_LOGPROBS}")
-    steps = sorted((step for row in rows for step in row.transitions), key=lambda s: s.end_ns)
-    given = [step.reward for step in steps if step.reward is not None]
-    reward = reward if reward is not None or not given else given[-1]
+    earned = next((path.reward for path in paths if path.reward is not None), None)
+    reward = earned if reward is None else reward
     if reward is None:
         raise TrainingError("the rollout has no reward; the agent must return or emit one")
     return [
         library.AgentLoopOutput(
             prompt_ids=list(row.prompt_ids),
-            response_ids=list(row.completion_ids),
-            response_mask=list(row.loss_mask),
-            response_logprobs=list(row.logprobs),
+            response_ids=list(row.completion_ids[:response_length]),
+            response_mask=list(row.loss_mask[:response_length]),
+            response_logprobs=list(row.logprobs[:response_length]),
             reward_score=reward,
             num_turns=2 * len(row.transitions),
             metrics=library.AgentLoopMetrics(),

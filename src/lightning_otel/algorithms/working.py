@@ -84,8 +84,8 @@ def _recorded(setting: Setting, done: Sequence[Rollout]) -> list[Ran]:
     return [
         Ran(
             each
-            if each.reward is not None or each.status != "succeeded"
-            else replace(each, reward=found.rewards.get(each.rollout_id)),
+            if each.status != "succeeded"
+            else replace(each, reward=found.rewards.get(each.rollout_id, each.reward)),
             list(found.trajectories.get(each.rollout_id, ())),
         )
         for each in done

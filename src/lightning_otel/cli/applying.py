@@ -107,6 +107,7 @@ def _document(done: "Applied") -> Mapping[str, Any]:
         "changed": done.changed,
         "none": done.none,
         "running": done.running,
+        "stepless": done.stepless,
         "failed": dict(done.failed),
     }
 
@@ -133,6 +134,11 @@ def _lines(done: "Applied", *, is_dry_run: bool) -> Iterator[str]:
         yield f"  {done.running} still running; do it again later"
     for kind, number in done.failed.most_common():
         yield f"  failed: {number} × {kind}"
+    if done.stepless:
+        yield (
+            f"  {done.stepless} without a step, and so not judged; emit_observation and "
+            "emit_action make one"
+        )
     if not done.attempts:
         yield "  no rollout here has a transition; see: lightning-otel stats"
 

@@ -20,8 +20,10 @@ def doctor(form: Form | None, is_repair: bool, store: str | None) -> int:
     from lightning_otel.store import Store
 
     opened = Store(store)
+    gone = 0
     if is_repair:
         for note in opened.repair():
+            gone += note.gone
             there = note.rows - note.gone
             talk(f"{note.name}: {there} of {note.rows} spans are there, {note.gone} are gone")
     findings = examine(opened)
@@ -29,12 +31,15 @@ def doctor(form: Form | None, is_repair: bool, store: str | None) -> int:
     if form is not None:
         rows = [asdict(finding) for finding in findings]
         print_rows(rows, list(rows[0]), form=form)
-        return 1 if problems else 0
+        return 1 if problems or gone else 0
     for finding in findings:
         click.echo(f"{_SIGNS[finding.level]} {shown(finding.text)} [{finding.code}]")
         if finding.remedy:
             click.echo(f"    {shown(finding.remedy)}")
-    click.echo(counted(problems, "problem") if problems else "nothing wrong")
+    if problems or not gone:
+        click.echo(counted(problems, "problem") if problems else "nothing wrong")
+    if gone:
+        click.echo(f"repaired, but {counted(gone, 'span')} could not be got back")
     if any(finding.level != "ok" for finding in findings):
         talk("what each [code] means: docs/troubleshooting.md")
-    return 1 if problems else 0
+    return 1 if problems or gone else 0

@@ -65,12 +65,16 @@ def forward(
     forwarding.tell(0 if is_done else None)
     if forwarding.error is not None:
         raise forwarding.error
-    return 0 if is_done or not once else _NOT_DELIVERED
+    is_whole = is_done and not forwarding.rejected
+    return 0 if is_whole or not once else _NOT_DELIVERED
 
 
 def _follower(opened: "Store", rollout: str | None, name: str | None, url: str) -> "Follower":
     from lightning_otel.cli.forwarding import follower_of_run, name_for
+    from lightning_otel.forwarding.background import follower_of_process, is_of_process
 
+    if rollout is None and name is not None and opened.layout and is_of_process(name):
+        return follower_of_process(opened.layout, name)
     if rollout is None:
         return opened.follow(name or name_for(url))
     if name is not None:

@@ -3,81 +3,21 @@
 import hashlib
 import json
 import re
-import threading
-import time
-from collections import Counter
 from urllib.parse import urlsplit
 
 from lightning_otel import config
 from lightning_otel.cli.output import counted, talk
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.forwarding import Forwarder
+from lightning_otel.forwarding.background import Background
 from lightning_otel.forwarding.sending import sender_for
 from lightning_otel.store.follow import Follower
 from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
 
-_GRACE_S = 0.08
-"""How long the end waits for an answer of an endpoint that has not given one lately."""
-_SILENT_S = 1.0
-"""How long it waits for one of an endpoint that has."""
-_LAST_CHANCE_S = 5.0
 
-
-class Forwarding:
-    """Forwards from a thread of its own; a program that runs beside it waits for nothing.
-
-    Attributes:
-        error: Why it ended before its time.
-        is_whole: Whether nothing more can come once all is delivered: then the position is taken
-            away.
-    """
-
-    is_whole = False
-
-    def __init__(self, forwarder: Forwarder, follower: Follower) -> None:
-        """Begin to send."""
-        self._forwarder = forwarder
-        self._follower = follower
-        self._is_done = False
-        self.error: LightningOtelError | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._forwarder.probe()
-            self._is_done = self._forwarder.run()
-        except LightningOtelError as exc:
-            self.error = exc
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether it has not come to its end."""
-        return self._thread.is_alive()
-
-    def finish(self) -> bool:
-        """Send the rest, without waiting for an endpoint that refuses; whether all of it went."""
-        began = time.monotonic()
-        self._forwarder.hurry()
-        while self._thread.is_alive() and time.monotonic() - began < _LAST_CHANCE_S:
-            patience_s = _SILENT_S if self._forwarder.is_answering else _GRACE_S
-            if self._forwarder.silent_s > patience_s:
-                break
-            self._thread.join(0.005)
-        if not self._thread.is_alive():
-            self._follower.close(is_done=self._is_done and self.is_whole)
-        return self._is_done
-
-    @property
-    def delivered(self) -> int:
-        """Spans delivered."""
-        return self._forwarder.delivered
-
-    @property
-    def rejected(self) -> Counter[str]:
-        """Spans the endpoint will never take, by reason."""
-        return self._forwarder.rejected
+class Forwarding(Background):
+    """Tells what it forwarded."""
 
     def tell(self, waiting: int | None, *, is_quiet: bool = False) -> None:
         """Say what became of the spans.
@@ -92,16 +32,8 @@ class Forwarding:
         for reason, number in self.rejected.most_common():
             text += f", {number} REJECTED: {reason}"
         if waiting or waiting is None:
-            silent = "the endpoint does not answer in time"
-            why = str(self.error or "") or self._forwarder.complaint or silent
-            text += f", {waiting or 'some'} NOT delivered: {why}"
+            text += f", {waiting or 'some'} NOT delivered: {self.why}"
         talk(text)
-
-
-class RunForwarding(Forwarding):
-    """Forwards one run."""
-
-    is_whole = True
 
 
 def start_forwarding(
@@ -130,7 +62,7 @@ def _started_for_run(
     sender = sender_for(endpoint)
     follower = follower_of_run(layout, rollout_id, (trace_id,), since_ns)
     is_allowed = config.content().is_exported
-    return RunForwarding(Forwarder(follower, sender, with_content=is_allowed), follower)
+    return Forwarding(Forwarder(follower, sender, with_content=is_allowed), follower)
 
 
 def follower_of_run(

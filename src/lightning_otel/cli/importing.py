@@ -41,9 +41,9 @@ class _Document(NamedTuple):
 def import_files(files: tuple[Path, ...], store: str | None) -> int:
     """Read spans from FILES into the store: what is there already is not stored again.
 
-    A file holds OTLP JSON lines, as a Collector's file exporter writes them, or spans of Agent
-    Lightning 0.3 (mongoexport, GET /v1/agl/spans, model_dump_json); it may be a gzip. Exits with 1
-    if anything in it could not be read.
+    A file holds OTLP JSON lines, as a Collector's file exporter writes them, what export spans
+    wrote, or spans of Agent Lightning 0.3 (mongoexport, GET /v1/agl/spans, model_dump_json); it may
+    be a gzip. Exits with 1 if anything in it could not be read.
     """
     from lightning_otel.store import Store
 

@@ -8,6 +8,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.store import Store
 from lightning_otel.store.damage import lacks
+from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.layout import total_bytes
 from lightning_otel.store.quarantine import notes
 from lightning_otel.store.sql import ROLLOUT, quoted
@@ -21,20 +22,19 @@ WITH t AS (
     string_agg(DISTINCT agent, ', ') AS agents, count(*) AS spans,
     count(*) FILTER (operation IN ({_GENERATIVE})) AS calls,
     count(*) FILTER (operation = '{c.EXECUTE_TOOL}') AS tools,
-    sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens,
-    arg_max(reward, start_ns) FILTER (reward IS NOT NULL) AS own_reward
+    sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens
   FROM spans GROUP BY trace_id
   HAVING count(*) FILTER (name <> '{c.SPAN_ANNOTATION}') > 0
 )
 """
 _NEWEST_TRACES = (
     _TRACES
-    + """, newest AS (SELECT * FROM t {window} ORDER BY start_ns DESC {limit})
+    + f""", newest AS (SELECT * FROM t {{window}} ORDER BY start_ns DESC {{limit}})
 SELECT n.trace_id, n.rollout_id, n.start_ns, n.end_ns, n.agents, n.spans, n.calls, n.tools,
-  n.input_tokens, n.output_tokens, coalesce(n.own_reward, r.reward) AS reward
+  n.input_tokens, n.output_tokens, r.reward
 FROM newest n
 LEFT JOIN (
-  SELECT rollout_id, arg_max(value, start_ns) AS reward FROM rewards GROUP BY rollout_id
+  SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY rollout_id
 ) r USING (rollout_id)
 ORDER BY n.start_ns DESC
 """

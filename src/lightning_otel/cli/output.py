@@ -184,10 +184,12 @@ def _print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Non
     """As RFC 4180 has it, but for the ends of lines; what is no plain value stands as JSON."""
     import csv
 
+    from lightning_otel.markup import csv_cell
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow([csv_cell(name, name) for name in columns])
     for row in rows:
-        writer.writerow([_cell(row.get(name)) for name in columns])
+        writer.writerow([csv_cell(row.get(name), _cell(row.get(name))) for name in columns])
 
 
 def _cell(value: object) -> str:
@@ -302,7 +304,9 @@ def program() -> str:
 
 def counted(count: int, noun: str) -> str:
     """A number and its noun, which takes an s where there is not exactly one."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    from lightning_otel.types import wording
+
+    return wording.counted(count, noun)
 
 
 def size(size_bytes: int) -> str:

@@ -44,7 +44,7 @@ _COLUMNS = ("metric", "series", "value")
     help="The reward from which on a rollout has succeeded.",
 )  # fmt: skip
 @click.option("--window", type=click.IntRange(min=1), help="Values in the moving mean.")
-@click.option("--output", "-o", metavar="FILE", help="Write a picture: FILE.svg or FILE.html.")
+@click.option("--output", "-o", metavar="FILE", help="Write a picture: FILE.svg, .png or .html.")
 @rows_options
 @store_option
 def plot(

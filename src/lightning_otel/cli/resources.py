@@ -212,11 +212,21 @@ def alias(name: str, alias: str, version: str, weight: float | None, store: str 
 
 @resources.command()
 @click.argument("name")
+@click.option(
+    "--if-better", is_flag=True, help="Only if it earns more than live, and that is no chance."
+)
+@click.option("--unpaired", is_flag=True, help="Compare all rollouts, as diff --unpaired.")
 @store_option
-def promote(name: str, store: str | None) -> None:
-    """Make the canary live for all."""
+def promote(name: str, if_better: bool, unpaired: bool, store: str | None) -> None:
+    """Make the canary live for all; running agents follow within a second or two."""
     opened = opened_resources(store, is_reading=True)
-    click.echo(str(opened.promote(name)))
+    last_move = opened.last_move(name)
+    if if_better:
+        found = _compare_canary(opened, name, unpaired=unpaired, store=store)
+        if not found.is_better:
+            talk(f"{name}@{found.b} stays the canary: {found} is {found.verdict}")
+            return
+    click.echo(str(opened.promote(name, last_move=last_move)))
     _tell_aliases(opened, name)
 
 
@@ -232,14 +242,12 @@ def promote(name: str, store: str | None) -> None:
 @store_option
 def withdraw(name: str, reason: str, if_worse: bool, unpaired: bool, store: str | None) -> None:
     """Give the canary to nobody any more, and keep why; live stays what it is."""
-    from lightning_otel.store import Store
-
     opened = opened_resources(store, is_reading=True)
     version = opened.get(name, "canary").version
     if if_worse:
-        found = opened.compare(name, "live", version, Store(store), is_paired=not unpaired)
+        found = _compare_canary(opened, name, unpaired=unpaired, store=store)
         if not found.is_worse:
-            talk(f"{name}@{version} stays: {found} is {_verdict(found)}")
+            talk(f"{name}@{version} stays: {found} is {found.verdict}")
             return
         reason = reason or f"worse: {found}"
     click.echo(str(opened.withdraw(name, reason, version=version)))
@@ -261,7 +269,7 @@ def rollback(name: str, store: str | None) -> None:
 @click.argument("a", default="live")
 @click.argument("b", default="canary")
 @click.option(
-    "--unpaired", is_flag=True, help="Compare all rollouts, not only tasks done with both."
+    "--unpaired", is_flag=True, help="Compare all rollouts, whatever tasks were done with both."
 )
 @store_option
 def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
@@ -273,20 +281,25 @@ def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
         click.echo(shown(line))
     try:
         found = opened.compare(
-            name, version_of(a), version_of(b), Store(store), is_paired=not unpaired
+            name, version_of(a), version_of(b), Store(store), is_paired=False if unpaired else None
         )
     except ConfigError as exc:
         talk(exc.what)
         return
-    click.echo(f"{found}: {_verdict(found)}")
+    click.echo(f"{found}: {found.verdict}")
     for reason, count in found.left_out.items():
         talk(f"{counted(count, 'rollout')} left out: {reason}")
     if found.is_worse and opened.aliases(name).get("canary") == found.b:
         suggest(f"resources withdraw {name}", store)
 
 
-def _verdict(found: "Comparison") -> str:
-    return "better" if found.is_better else "worse" if found.is_worse else "not told apart"
+def _compare_canary(
+    opened: "Resources", name: str, *, unpaired: bool, store: str | None
+) -> "Comparison":
+    from lightning_otel.store import Store
+
+    is_paired = False if unpaired else None
+    return opened.compare(name, "live", "canary", Store(store), is_paired=is_paired)
 
 
 def _tell_aliases(opened: "Resources", name: str) -> None:

@@ -214,7 +214,7 @@ class _Run:
         finally:
             self._opened.writer().seal()
             if forwarding is not None:
-                forwarding.finish()
+                forwarding.finish(is_whole=True)
         return code
 
     def tell(self, store: str | None, *, is_quiet: bool) -> int:
@@ -293,10 +293,13 @@ class _Run:
             talk(f"  messages are not kept, as {config.CONTENT_ENV} asks")
 
     def _tell_accounting(self) -> None:
-        """Say which spans of processes that began since the run did are not stored, and why."""
+        """Say which spans of processes that began since the run did are lost, and why."""
+        from lightning_otel.store.counts import MEANT
+
         for each in self._opened.accounting_by_process(since_ns=self._started_ns).values():
             for reason, count in each.reasons():
-                talk(f"  {counted(count, 'span')} not stored: {reason}")
+                if reason not in MEANT:
+                    talk(f"  {counted(count, 'span')} not stored: {reason}")
             if each.pending:
                 talk(f"  {counted(each.pending, 'span')} not stored: the disk did not take them")
             if each.missing:

@@ -73,9 +73,14 @@ def _serving(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
+@click.option(
+    "--open-loopback",
+    is_flag=True,
+    help="Ask programs of this machine, of any user, for no key; not behind a proxy.",
+)
 @_serving
 def serve(**given: Any) -> int:
-    """Take spans by OTLP/HTTP from any language, and serve the store's pages and API.
+    """Take spans by OTLP (HTTP or gRPC) from any language, and serve the store's pages and API.
 
     Prints its address; stops at SIGTERM or Ctrl-C.
     """
@@ -140,6 +145,7 @@ def _run(
     token_file: Path | None,
     names: tuple[str, ...],
     store: str | None,
+    open_loopback: bool = False,
 ) -> int:
     """Serve until it is told to end, and say what came."""
     try:
@@ -163,7 +169,12 @@ def _run(
         talk(f"made {token_file}; senders need: Authorization: Bearer TOKEN")
     access = server.access_for(host, token, names)
     opened.writer()
-    access = replace(access, key=key_in(layout))
+    if open_loopback and (token or access.is_open):
+        raise ConfigError(
+            "--open-loopback asks for no key, and --token-file or another machine wants one; "
+            "leave one of them out"
+        )
+    access = replace(access, key=key_in(layout), is_keyless=open_loopback)
     door = server.open_door(host, port)
     link = f"{door.url}/?{urlencode({'key': access.reading_key})}"
     listening = _Listening(door, layout, link, port, bool(token))

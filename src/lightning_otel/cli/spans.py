@@ -1,4 +1,4 @@
-"""A span in the JSON shape of the SDK's ``ReadableSpan.to_json()``.
+"""A span in the JSON shape of the SDK's ``ReadableSpan.to_json()``, and what that leaves out.
 
 Source: ``opentelemetry.sdk.trace.ReadableSpan.to_json``; values it would raise on (bytes) are kept
 in the store's text form.
@@ -7,6 +7,7 @@ in the store's text form.
 from datetime import UTC, datetime
 from typing import Any
 
+from lightning_otel.receivers.sdkjson import OURS
 from lightning_otel.types import Span
 
 
@@ -37,6 +38,15 @@ def sdk_json(span: Span) -> dict[str, Any]:
             for link in span.links
         ],
         "resource": {"attributes": dict(span.otel_resource), "schema_url": ""},
+        OURS: {
+            "scope": span.scope,
+            "start_ns": span.start_ns,
+            "end_ns": span.end_ns,
+            "events_ns": [event.time_ns for event in span.events],
+            "process": span.process,
+            "sequence": span.sequence,
+            "end_sequence": span.end_sequence,
+        },
     }
 
 

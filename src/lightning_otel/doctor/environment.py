@@ -4,11 +4,15 @@ import re
 import resource
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from typing import Any, Final
 
 from lightning_otel import config
 from lightning_otel.doctor.finding import Finding
+from lightning_otel.errors import ConfigError
+from lightning_otel.forwarding.sending import Verdict, sender_for
+from lightning_otel.provider import NO_SDK, wants_otlp
 
 _FOREIGN: Final = re.compile(
     r"openinference-instrumentation-.+|opentelemetry-instrumentation-(?:genai-.+|openai(?:-v2)?"
@@ -19,6 +23,7 @@ _FOREIGN: Final = re.compile(
 _VERSIONS = ("duckdb", "opentelemetry-sdk", "opentelemetry-instrumentation", "openai")
 _DISABLED_ENV = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
 _FEW_FILES = 1024
+_PATIENCE_S = 2.0
 
 
 def environment() -> Iterator[Finding]:
@@ -135,8 +140,8 @@ def _settings() -> Iterator[Finding]:
         yield Finding(
             "content-exported", "note", "messages are sent out with spans, as the environment asks"
         )
-    if config.has_otlp_endpoint():
-        yield Finding("otlp", "ok", f"spans are also sent out by OTLP ({config.otlp_protocol()})")
+    if wants_otlp():
+        yield from _sending()
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < _FEW_FILES:
         yield Finding(
@@ -145,3 +150,31 @@ def _settings() -> Iterator[Finding]:
             f"only {soft} files may be open at once; large stores need more",
             "ulimit -n 4096",
         )
+
+
+def _sending() -> Iterator[Finding]:
+    """Look at what keeps spans from being sent: a hook without an SDK, or the endpoint."""
+    has_sdk = any(metadata.entry_points(group="opentelemetry_configurator"))
+    exporters = config.traces_exporters()
+    if "otlp" in exporters and "duckdb" not in exporters and not has_sdk:
+        yield Finding(
+            "otlp",
+            "problem",
+            f"opentelemetry-instrument sends no span: {NO_SDK}",
+            "export OTEL_TRACES_EXPORTER=otlp,duckdb",
+        )
+    endpoint = config.otlp_endpoint()
+    if endpoint is None:
+        return
+    try:
+        quick = replace(endpoint, timeout_s=min(endpoint.timeout_s, _PATIENCE_S))
+        answer = sender_for(quick).send(b"")
+    except ConfigError as exc:
+        yield Finding("otlp", "problem", f"no span is sent by OTLP: {exc.what}", exc.remedy)
+        return
+    where = f"by OTLP ({endpoint.protocol}) to {endpoint.url}"
+    if answer.verdict is Verdict.DELIVERED:
+        yield Finding("otlp", "ok", f"spans are also sent out {where}")
+    else:
+        remedy = "lightning-otel forward --once"
+        yield Finding("otlp", "problem", f"no span is sent {where}: {answer.reason}", remedy)

@@ -29,7 +29,6 @@ Code = Literal[
     "store-refused",
     "unreadable",
     "catalogue-damaged",
-    "segment-damaged",
     "file-damaged",
     "file-missing",
     "quarantined",

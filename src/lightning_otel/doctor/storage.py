@@ -4,11 +4,14 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from lightning_otel.doctor.finding import Finding
 from lightning_otel.errors import LightningOtelError, StoreDamagedError
 from lightning_otel.store import Store, damage, quarantine
+from lightning_otel.store.counts import MEANT
 from lightning_otel.store.layout import Layout
+from lightning_otel.types.wording import counted
 
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "fuse.sshfs", "afs")
 _FEW_NOTES = 5
@@ -130,11 +133,6 @@ def _damages(layout: Layout, command: str) -> Iterator[Finding]:
         yield Finding(
             "catalogue-damaged", "problem", f"{layout.catalogue} is damaged ({fault})", command
         )
-    for path in layout.segments():
-        if quarantine.has_overlong_lines(path):
-            yield Finding(
-                "segment-damaged", "problem", f"{path} has a line longer than any of ours", command
-            )
     manifest = layout.read_manifest()
     found = damage.look(layout, manifest, is_thorough=True)
     damage.avoid(layout, found)
@@ -203,9 +201,11 @@ def _accounting(store: Store, *, is_whole: bool) -> Iterator[Finding]:
     except LightningOtelError:
         return  # as was said of what cannot be read
     for reason, count in found.reasons():
-        yield Finding("not-stored", "note", f"{count} spans are not stored: {reason}")
+        level: Literal["ok", "note"] = "ok" if reason in MEANT else "note"
+        yield Finding("not-stored", level, f"not stored: {counted(count, 'span')}: {reason}")
     if found.pending:
-        yield Finding("waiting", "note", f"{found.pending} spans wait in memory for the disk")
+        text = f"waiting in memory for the disk: {counted(found.pending, 'span')}"
+        yield Finding("waiting", "note", text)
     if found.slow_writes:
         yield Finding(
             "slow-disk",
@@ -213,7 +213,8 @@ def _accounting(store: Store, *, is_whole: bool) -> Iterator[Finding]:
             f"the disk hung {found.slow_writes} times; {found.slow_held} spans waited in memory, "
             "where a kill would have lost them",
         )
-    gone = sum(note.gone for note in quarantine.notes(store.layout)) if store.layout else 0
+    notes = quarantine.notes(store.layout) if store.layout else []
+    gone = sum(note.gone for note in notes if note.noun == "data file")
     if found.missing > gone and is_whole:
         yield Finding(
             "missing-spans",

@@ -1,10 +1,14 @@
 """Spans into a DuckDB store: a processor that keeps each at once, and an exporter for batches.
 
-Neither imports DuckDB: they append to this process's segment, which readers query as it grows.
+Both append to this process's segment, which readers query as it grows, without DuckDB. That is
+imported once for a store, at the end of the first program that recorded into it, for its catalogue.
 """
 
+import contextlib
 import logging
+import os
 from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
@@ -13,20 +17,34 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from lightning_otel import capture, config, debugging
 from lightning_otel.errors import StoreError
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.sdk import copied
-from lightning_otel.store.writer import flush_all, seal_all, writer_for, writer_if_any
+from lightning_otel.store.writer import (
+    SpanWriter,
+    flush_all,
+    seal_all,
+    writer_for,
+    writer_if_any,
+)
 
 log = logging.getLogger(__name__)
 
 
-class LightningSpanProcessor(SpanProcessor):
+_KEPT_LIMIT: Final = 8192
+_Ids: TypeAlias = tuple[int, int]
+
+_open: dict[_Ids, capture.SpanSink] = {}
+"""By open span the sink it goes to: of two processors in a process the first one keeps it."""
+_kept: dict[_Ids, capture.SpanSink] = {}
+"""Spans that a processor kept and an exporter, if there is one, has yet to get."""
+
+
+class FrameSpanProcessor(SpanProcessor):
     """Hands each span to the sink of the frame it started in; one serves the whole process."""
 
     def __init__(self) -> None:
-        self._sinks: dict[tuple[int, int], capture.SpanSink] = {}
+        self._layouts: set[Layout] = set()
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Stamp the span and note that it started."""
+        """Note that the span started."""
         capture.guarded(self._start, span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -34,8 +52,10 @@ class LightningSpanProcessor(SpanProcessor):
         capture.guarded(self._finish, span)
 
     def shutdown(self) -> None:
-        """Write what waits for a slow disk, and seal the process's segments."""
+        """Write what waits for a slow disk, seal the segments, and make the ``.duckdb`` file."""
         capture.guarded(seal_all)
+        while self._layouts:
+            capture.guarded(_make_catalogue, self._layouts.pop())
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Write what waits in memory, if a disk was slow or full; else nothing is ever pending."""
@@ -49,30 +69,89 @@ class LightningSpanProcessor(SpanProcessor):
                 why = "nothing is to be kept" if frame.sink is None else "it is not sampled"
                 debugging.tell(f"missed  {span.name}: {why}")
             return
-        own = copied(span.attributes)
-        if not frame.stamps.keys() <= own.keys():
-            missing = {key: value for key, value in frame.stamps.items() if key not in own}
-            span.set_attributes(missing)
-        self._sinks[context.trace_id, context.span_id] = frame.sink
-        frame.sink.started(span)
+        if _open.setdefault((context.trace_id, context.span_id), frame.sink) is frame.sink:
+            is_part = frame.process_stamps and not _is_in_own_trace(span)
+            more = frame.process_stamps if is_part else {}
+            frame.sink.started(span, {**more, **frame.stamps})
+            layout = getattr(frame.sink, "layout", None)
+            if layout is not None:
+                self._layouts.add(layout)
 
     def _finish(self, span: ReadableSpan) -> None:
-        context = span.context
-        sink = self._sinks.pop((context.trace_id, context.span_id), None)
-        if sink is not None:
-            sink.ended(span, capture.take_body())
-            if debugging.is_on:
-                debugging.tell_kept(span)
+        ids = span.context.trace_id, span.context.span_id
+        sink = _open.pop(ids, None)
+        if sink is None:
+            return
+        if capture.content_queue.exporters:
+            _kept[ids] = sink
+            if len(_kept) > _KEPT_LIMIT:
+                _kept.pop(next(iter(_kept)), None)
+        sink.ended(span, capture.take_body())
+        if debugging.is_on:
+            debugging.tell_kept(span)
+
+
+_own_traces: dict[int, None] = {}
+"""Traces that spans of the program's own opened, the latest."""
+_MOST_TRACES: Final = 4096
+
+
+def _is_in_own_trace(span: Span) -> bool:
+    """Whether a span of the program's own opened the trace, which so is a rollout of its own."""
+    trace_id = span.context.trace_id
+    if (span.parent is None or span.parent.is_remote) and capture.is_of_program(span):
+        _own_traces[trace_id] = None
+        if len(_own_traces) > _MOST_TRACES:
+            _own_traces.pop(next(iter(_own_traces)), None)
+    return trace_id in _own_traces
+
+
+class LightningSpanProcessor(FrameSpanProcessor):
+    """Keeps every span of a provider of one's own, with message content, as it ends.
+
+    ``provider.add_span_processor(LightningSpanProcessor())`` loses no span at ``kill -9``, where a
+    :class:`DuckDBSpanExporter` behind a ``BatchSpanProcessor`` loses those in its queue.
+    """
+
+    def __init__(self, store: str | os.PathLike[str] | None = None) -> None:
+        """Record what this process does from here on.
+
+        Args:
+            store: ``X.duckdb`` or a folder; by default the store the settings name.
+        """
+        super().__init__()
+        self._frame: capture.Frame | None = None
+        if config.is_enabled() and config.is_collect_enabled():
+            capture.guarded(self._begin, Layout(store or config.store_path()))
+
+    def _begin(self, layout: Layout) -> None:
+        try:
+            writer = writer_for(layout)
+        except StoreError as exc:
+            log.warning("nothing is recorded: %s", exc)
+            return
+        asks_for_ids = config.is_retokenization_fix_enabled()
+        rollout = capture.begin_rollout()
+        self._frame = capture.Frame(writer, asks_for_ids=asks_for_ids, process_stamps=rollout)
+        capture.set_process_frame(self._frame)
+
+    def shutdown(self) -> None:
+        """Record no more."""
+        if self._frame is not None and capture.process_frame() is self._frame:
+            capture.set_process_frame(None)
+        super().shutdown()
 
 
 class DuckDBSpanExporter(SpanExporter):
     """Appends batches to a store, for pipelines that are built around an exporter.
 
-    Behind a ``BatchSpanProcessor`` the spans in its queue die with the process; the processor above
-    loses none, so wherever it is at work this exporter stands back.
+    Content that the instrumentors keep off the span comes with it, into this store alone. Behind a
+    ``BatchSpanProcessor`` the spans in its queue die with the process. A
+    :class:`LightningSpanProcessor` loses none, and what it keeps in the same store this exporter
+    passes over.
     """
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         """Name the store; it is made with the first batch.
 
         Args:
@@ -80,10 +159,12 @@ class DuckDBSpanExporter(SpanExporter):
         """
         self._layout = Layout(path or config.store_path())
         self._is_failing = False
+        self._is_over = False
+        capture.content_queue.exporters += 1
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append the batch; FAILURE, with one warning, where the store cannot be made."""
-        if capture.is_recording() or not config.is_collect_enabled():
+        if not config.is_collect_enabled():
             return SpanExportResult.SUCCESS
         try:
             writer = writer_for(self._layout)
@@ -93,16 +174,37 @@ class DuckDBSpanExporter(SpanExporter):
             self._is_failing = True
             return SpanExportResult.FAILURE
         for span in spans:
-            capture.guarded(writer.exported, span)
+            capture.guarded(_export, span, writer)
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """Seal the segment, so that it can be settled at once."""
+        """Seal the segment, so that it can be settled at once, and make the ``.duckdb`` file."""
+        if not self._is_over:
+            self._is_over = True
+            capture.content_queue.exporters -= 1
         writer = writer_if_any(self._layout)
         if writer is not None:
             capture.guarded(writer.seal)
+            capture.guarded(_make_catalogue, self._layout)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Write what waits in memory, as the disk was slow or full; else nothing is pending."""
         writer = writer_if_any(self._layout)
         return writer is None or bool(capture.guarded(writer.flush))
+
+
+def _export(span: ReadableSpan, writer: SpanWriter) -> None:
+    body = capture.content_queue.take(span.context)
+    ids = span.context.trace_id, span.context.span_id
+    sink = _kept.pop(ids, None) or _open.get(ids)
+    if getattr(sink, "writer", sink) is not writer:
+        writer.exported(span, body)
+
+
+def _make_catalogue(layout: Layout) -> None:
+    """Make ``X.duckdb`` where it is missing, which imports DuckDB: once for a store."""
+    if layout.live.is_dir() and not layout.catalogue.exists():
+        from lightning_otel.store.source import ensure_catalogue
+
+        with contextlib.suppress(StoreError):  # whoever reads it is told
+            ensure_catalogue(layout)

@@ -50,6 +50,18 @@ def for_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return found
 
 
+def answer_for_openai(step: Transition) -> dict[str, Any]:
+    """The first choice as OpenAI's files hold it: one message.
+
+    Raises:
+        UnheldError: A part has no place in them, or a tool's result is among its parts.
+    """
+    found = for_openai(step.action[:1])
+    if len(found) != 1:
+        raise UnheldError("a tool's result in an answer; export triplets, which hold every part")
+    return found[0]
+
+
 def openai_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Tools as OpenAI's files hold them.
 

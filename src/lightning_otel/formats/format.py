@@ -52,6 +52,7 @@ class Format:
         used_by: Who reads it, in a few words.
         needs: What a step must have to become part of a row, in a few words.
         is_grouped: Whether the trajectories are to come group by group.
+        is_by_task: Whether a group is always the rollouts of one task, where there is one.
     """
 
     make: Callable[..., Made]
@@ -59,6 +60,7 @@ class Format:
     used_by: str = ""
     needs: str = ""
     is_grouped: bool = False
+    is_by_task: bool = False
 
     def options(self) -> dict[str, Any]:
         """What can be set of it: defaults by name."""
@@ -115,14 +117,6 @@ def fresh(
             if step.is_shared:
                 seen.add(key)
         yield trajectory, tuple(own)
-
-
-def outcome(trajectory: Trajectory) -> float | None:
-    """The last reward given along a trajectory; None if there is none."""
-    for step in reversed(trajectory.transitions):
-        if step.reward is not None:
-            return step.reward
-    return None
 
 
 ORIGIN: Final[Mapping[str, str]] = {

@@ -7,7 +7,13 @@ Source: OpenAI's guide to direct preference optimisation (``input``, ``preferred
 from collections.abc import Iterable
 from typing import Any, Final
 
-from lightning_otel.formats.chat import UnheldError, for_openai, has_reasoning, openai_tools
+from lightning_otel.formats.chat import (
+    UnheldError,
+    answer_for_openai,
+    for_openai,
+    has_reasoning,
+    openai_tools,
+)
 from lightning_otel.formats.format import Format, LeftOut, Made, other_choices
 from lightning_otel.formats.pairs import Pair, pairs
 from lightning_otel.types import Trajectory
@@ -37,8 +43,8 @@ def _row(pair: Pair) -> Made:
             given["tools"] = openai_tools(chosen.tools)
         row = {
             "input": given,
-            "preferred_output": for_openai(chosen.action[:1]),
-            "non_preferred_output": for_openai(rejected.action[:1]),
+            "preferred_output": [answer_for_openai(chosen)],
+            "non_preferred_output": [answer_for_openai(rejected)],
         }
     except UnheldError as exc:
         yield from (LeftOut(step, str(exc)) for step in pair)

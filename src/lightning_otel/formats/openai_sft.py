@@ -8,6 +8,7 @@ from typing import Final
 
 from lightning_otel.formats.chat import (
     UnheldError,
+    answer_for_openai,
     for_openai,
     has_messages,
     has_reasoning,
@@ -49,8 +50,8 @@ def make(trajectories: Iterable[Trajectory], *, threshold: float | None = None) 
 
 def _row(step: Transition) -> Made:
     try:
-        given, (answer,) = for_openai(step.observation), for_openai(step.action[:1])
-        row: Row = {"messages": [*map(_unweighted, given), answer]}
+        given = map(_unweighted, for_openai(step.observation))
+        row: Row = {"messages": [*given, answer_for_openai(step)]}
         if step.tools:
             row["tools"] = openai_tools(step.tools)
     except UnheldError as exc:

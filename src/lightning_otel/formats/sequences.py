@@ -11,14 +11,13 @@ from lightning_otel.formats.format import (
     NO_TOKENS,
     LeftOut,
     distinct,
-    outcome,
 )
 from lightning_otel.formats.groups import group_of
 from lightning_otel.types import TrainingRow, Trajectory, Transition
 
 
 class Sequence(NamedTuple):
-    """A training row with the last reward given along its trajectory."""
+    """A training row with the reward of its rollout."""
 
     row: TrainingRow
     reward: float | None
@@ -39,9 +38,8 @@ def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut
         attempt = list(found)
         worth: dict[tuple[str, str], float | None] = {}
         for trajectory in attempt:
-            reward = outcome(trajectory)
             for step in trajectory.transitions:
-                worth.setdefault((step.trace_id, step.span_id), reward)
+                worth.setdefault((step.trace_id, step.span_id), trajectory.reward)
         for step, _ in distinct(attempt):
             if not is_trainable(step):
                 yield LeftOut(step, _reason(step))

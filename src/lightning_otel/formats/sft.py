@@ -19,7 +19,6 @@ from lightning_otel.formats.format import (
     Row,
     origin,
     other_choices,
-    outcome,
 )
 from lightning_otel.types import Message, Trajectory, Transition
 
@@ -31,10 +30,10 @@ def make(trajectories: Iterable[Trajectory], *, threshold: float | None = None) 
 
     Args:
         trajectories: What is made into rows.
-        threshold: Only trajectories whose last reward is no less.
+        threshold: Only trajectories of rollouts whose reward is no less.
     """
     for trajectory in trajectories:
-        reward = outcome(trajectory)
+        reward = trajectory.reward
         if threshold is not None and (reward is None or reward < threshold):
             for step in trajectory.transitions:
                 yield LeftOut(step, NO_REWARD if reward is None else BELOW)

@@ -15,7 +15,7 @@ from lightning_otel.types import Trajectory
 
 
 def make(trajectories: Iterable[Trajectory]) -> Made:
-    """One row a sequence that has a reward; ``uid`` is the group that it is compared in.
+    """One row a sequence that has a reward; ``uid`` is its task's, where there is one.
 
     Args:
         trajectories: What is made into rows, group by group.
@@ -154,4 +154,5 @@ FORMAT: Final = Format(
     used_by="verl (data_proto)",
     needs="token ids, logprobs, rewards",
     is_grouped=True,
+    is_by_task=True,
 )

@@ -196,6 +196,8 @@ def _wait_s(text: str | None) -> float:
 def _reason(exc: BaseException) -> str:
     """The innermost cause, as the system says it."""
     text = str(exc)
+    if "BadStatusLine('\\x00\\x00" in text:  # settings of HTTP/2, which gRPC speaks
+        return "this is a gRPC port: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"
     while (cause := exc.__cause__ or exc.__context__) is not None:
         exc = cause
     if isinstance(exc, TimeoutError) or "timed out" in text:

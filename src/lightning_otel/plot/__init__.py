@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.plot.asking import Asked, charts
 from lightning_otel.plot.characters import Look, bar, chart_lines, sparkline
 from lightning_otel.plot.curves import Axis, Chart
@@ -26,7 +26,24 @@ __all__ = [
     "Asked", "Axis", "Chart", "Curves", "Look", "Progress", "bar", "chart_lines", "charts",
     "check_picture", "page", "plot_training_metrics", "sparkline", "svg",
 ]  # fmt: skip
-_FORMS: Final[Mapping[str, Any]] = {".svg": svg, ".html": page, ".htm": page}
+
+
+def png(charts: Sequence[Chart]) -> bytes:
+    """The picture that :func:`svg` draws, in dots; its text is in a font of this machine.
+
+    Raises:
+        NotInstalledError: The extra ``png`` is not installed.
+    """
+    try:
+        from resvg_py import svg_to_bytes
+    except ModuleNotFoundError as exc:
+        raise NotInstalledError(
+            "a PNG needs resvg-py; pip install 'lightning-otel[png]', or name one .svg"
+        ) from exc
+    return bytes(svg_to_bytes(svg_string=svg(charts), zoom=2, monospace_family="DejaVu Sans Mono"))
+
+
+_FORMS: Final[Mapping[str, Any]] = {".svg": svg, ".png": png, ".html": page, ".htm": page}
 
 
 class Curves(tuple[Chart, ...]):
@@ -44,15 +61,17 @@ class Curves(tuple[Chart, ...]):
         return svg(self)
 
     def save(self, path: "str | os.PathLike[str]") -> None:
-        """Write a picture, the user's alone as the store is: ``curves.svg`` or ``curves.html``.
+        """Write a picture, the user's alone as the store is: ``.svg``, ``.png`` or ``.html``.
 
         Raises:
             ConfigError: The name ends otherwise, or no file can be made there.
+            NotInstalledError: A PNG needs the extra ``png``.
         """
         from lightning_otel.store.table import private_file
 
+        drawn = _form_of(path)(self)
         with private_file(path) as made:
-            made.write_text(_form_of(path)(self), encoding="utf-8")
+            made.write_bytes(drawn if isinstance(drawn, bytes) else drawn.encode())
 
 
 def _form_of(path: "str | os.PathLike[str]") -> Any:
@@ -66,7 +85,7 @@ def check_picture(path: "str | os.PathLike[str]") -> None:
     """Say at once if no picture can have that name.
 
     Raises:
-        ConfigError: It ends otherwise than ``.svg`` or ``.html``.
+        ConfigError: It ends otherwise than ``.svg``, ``.png`` or ``.html``.
     """
     _form_of(path)
 
@@ -91,7 +110,7 @@ def plot_training_metrics(
         metrics: ``reward``, ``success_rate``, ``length``, ``tokens``, ``input_tokens``,
             ``output_tokens``, ``duration``, or what a training run logged, such as ``loss``. By
             default the usual ones that there are.
-        save_path: Where to write them as well: ``curves.svg`` or ``curves.html``.
+        save_path: Where to write them as well: ``curves.svg``, ``.png`` or ``.html``.
         by: ``rollout``, in the order they began; ``time``; ``step`` of a training run; or
             ``version`` of a resource.
         runs: Beginnings of the ids of training runs, or ``@last``; the metrics are then what these
@@ -103,8 +122,7 @@ def plot_training_metrics(
         window: Values in a moving mean; by default a tenth of them.
 
     Raises:
-        ConfigError: Something cannot be drawn like this, there is no metric of a name, or a library
-            is missing.
+        ConfigError: Something cannot be drawn like this, or a library is missing.
         NotFoundError: A run that was named logged nothing.
         StoreMissingError: There is no store.
     """

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, get_args
 
+from lightning_otel.adapter.composition import SUCCESS
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.plot import rollouts
@@ -39,7 +40,7 @@ class Asked:
     axis: Axis | None = None
     runs: Sequence[str] = ()
     wanted: Selection = field(default_factory=Selection)
-    success: float = rollouts.SUCCESS
+    success: float = SUCCESS
     window: int | None = None
     bins: int = 400
 
@@ -61,7 +62,7 @@ def charts(store: "Store", asked: Asked) -> list[Chart]:
     """The charts asked for, in order.
 
     Raises:
-        ConfigError: There is no metric of a name, or SQLAlchemy is not installed to look for it.
+        ConfigError: There is no metric of any name, or SQLAlchemy is not installed to look for it.
         NotFoundError: A run that was named logged nothing.
         StoreMissingError: There is no store.
     """
@@ -77,29 +78,33 @@ def charts(store: "Store", asked: Asked) -> list[Chart]:
         )
         found |= {chart.metric: chart for chart in of_rollouts}
     if rest or not names:
-        of_runs = _of_runs(store, asked, rest, is_of_runs=is_of_runs)
+        of_runs = _of_runs(store, asked, rest, is_of_runs=is_of_runs, is_alone=not own)
         found |= {chart.metric: chart for chart in of_runs}
     return list(found.values()) if not names else [found[name] for name in dict.fromkeys(names)]
 
 
 def _of_runs(
-    store: "Store", asked: Asked, names: Sequence[str], *, is_of_runs: bool
+    store: "Store", asked: Asked, names: Sequence[str], *, is_of_runs: bool, is_alone: bool
 ) -> list[Chart]:
-    """Charts of runs: of the metrics named, else of the usual ones that were logged."""
+    """Charts of runs: of the metrics named, else of the usual ones that were logged.
+
+    One that no run logged is an empty chart beside others, and an error alone.
+    """
     state = _state_of(store)
     if state is None:
         if asked.runs:
             raise NotFoundError(_no_run(asked.runs))
-        if not names:
-            return []
-        raise ConfigError(_unknown(names, ()))
+        if is_alone and names:
+            raise ConfigError(_unknown(names, ()))
+        return [_lacking(name, ()) for name in names]
     from lightning_otel.plot import runs
 
     wanted = [runs.newest(state) if run == LAST else run for run in asked.runs]
     if lacking := [run for run in wanted if not run or not runs.logged(state, (run,))]:
         raise NotFoundError(_no_run(lacking))
     there = runs.logged(state, wanted)
-    if unknown := [name for name in names if name not in there]:
+    unknown = [name for name in names if name not in there]
+    if unknown and is_alone and len(unknown) == len(names):
         raise ConfigError(_unknown(unknown, there))
     if names and asked.axis not in (None, "step"):
         raise ConfigError(
@@ -110,7 +115,13 @@ def _of_runs(
         usual = _USUAL_OF_RUNS if is_of_runs else ("loss",)
         names = [name for name in usual if name in there and (is_of_runs or asked.axis is None)]
         names = names or (there if is_of_runs else [])
-    return runs.charts(state, names, runs=wanted, window=asked.window, bins=asked.bins)
+    known = [name for name in names if name not in unknown]
+    drawn = runs.charts(state, known, runs=wanted, window=asked.window, bins=asked.bins)
+    return [*drawn, *(_lacking(name, there) for name in unknown)]
+
+
+def _lacking(name: str, there: Sequence[str]) -> Chart:
+    return Chart(name, name, "step", (), (_unknown([name], there),))
 
 
 def _no_run(named: Sequence[str]) -> str:

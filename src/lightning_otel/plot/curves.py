@@ -98,7 +98,8 @@ class Chart:
         """Where the axis begins and ends; apart where there is but one point."""
         places = [point.x for series in self.series for point in series.points]
         low, high = min(places, default=0.0), max(places, default=1.0)
-        return (low, high) if low < high else (low - 1, low + 1)
+        apart = max(1.0, abs(low) * 1e-9)  # of a time in ns, 1 is less than its precision
+        return (low, high) if low < high else (low - apart, low + apart)
 
     def as_json(self) -> dict[str, Any]:
         """The chart for programs: all that is known of each point."""

@@ -10,8 +10,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter.composition import SUCCESS
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.plot.curves import Axis, Chart, Point, Series
+from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.overview import overview
 from lightning_otel.store.sql import ROLLOUT, quoted
 
@@ -23,8 +25,6 @@ MOST_LINES: Final = 6
 """Lines of versions in one chart: as many as there are colours."""
 OTHERS: Final = "others"
 """Names the line of what has none of its own."""
-SUCCESS: Final = 0.5
-"""A reward from which on a rollout has succeeded, where nothing else is said."""
 _SCALE: Final = float(1 << 40)
 """Means are taken of that part of each value, as sums of huge ones would be infinite; it is a power
 of two, and changes no digit."""
@@ -73,11 +73,10 @@ METRICS: Final[Mapping[str, _Metric]] = {
 }  # fmt: skip
 """What can be measured of every rollout, by the name it is asked for."""
 
-# Of several attempts at a rollout the latest counts; of rewards the latest there is.
-_OWN: Final = """
+_OWN: Final = f"""
 own AS MATERIALIZED (
   SELECT rollout_id, max(start_ns) AS start_ns, arg_max(end_ns, start_ns) AS end_ns,
-    arg_max(status, start_ns) AS status, arg_max(reward, start_ns) AS reward,
+    arg_max(status, start_ns) AS status, {LAST_REWARD} AS reward,
     arg_max(calls, start_ns) AS calls,
     arg_max_null(input_tokens, start_ns) AS input_tokens,
     arg_max_null(output_tokens, start_ns) AS output_tokens

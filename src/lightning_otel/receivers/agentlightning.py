@@ -20,7 +20,7 @@ from lightning_otel.receivers.spans import (
     TRACE_ID_BYTES,
     Rejected,
     UnfitError,
-    check_times,
+    fit_times,
     id_of,
     parent_of,
     process_of,
@@ -61,7 +61,8 @@ def _span(found: Object, came: str) -> Span:
             otel_resource[key] = found[field]
     start_ns = _time(found.get("start_time"))
     end_ns = _time(found.get("end_time")) or None
-    check_times(start_ns, end_ns or start_ns)
+    attributes = {**as_object(found.get("attributes")), c.RECEIVED: came}
+    start_ns, last_ns = fit_times(start_ns, end_ns or start_ns, attributes)
     status = inner(found, "status")
     code = status.get("status_code")
     return Span(
@@ -70,11 +71,11 @@ def _span(found: Object, came: str) -> Span:
         parent_span_id=parent_of(_id(found.get("parent_id"), SPAN_ID_BYTES)),
         name=text(found.get("name")),
         start_ns=start_ns,
-        end_ns=end_ns,
+        end_ns=last_ns if end_ns else None,
         kind=_kind(found.get("kind")),
         status=code if code in STATUSES else "UNSET",
         status_message=text(status.get("description")),
-        attributes={**as_object(found.get("attributes")), c.RECEIVED: came},
+        attributes=attributes,
         events=tuple(map(_event, objects(found, "events"))),
         links=tuple(map(_link, objects(found, "links"))),
         otel_resource=otel_resource,

@@ -1,14 +1,15 @@
 """Documents of a file of spans, whichever of the known forms each has.
 
 A document is a line, or a whole file of JSON: a trace request of OTLP as a Collector's file
-exporter writes it, a span or a page of spans of Agent Lightning 0.3, or a list of those.
+exporter writes it, a span as ``export spans`` and the SDK print it, a span or a page of spans of
+Agent Lightning 0.3, or a list of those.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
 from lightning_otel.errors import ReceiveError
-from lightning_otel.receivers import agentlightning, otlpjson
+from lightning_otel.receivers import agentlightning, otlpjson, sdkjson
 from lightning_otel.receivers.limits import Limits
 from lightning_otel.receivers.spans import Rejected
 from lightning_otel.types import Span
@@ -17,7 +18,7 @@ IMPORTED: Final = "import"
 """How a span came that was read from a file."""
 FILE_LIMITS: Final = Limits(body_bytes=256 << 20, messages=5_000_000)
 """Of one document: a file that the user names is trusted further than a sender."""
-_UNKNOWN: Final = "neither OTLP JSON nor a span of Agent Lightning 0.3"
+_UNKNOWN: Final = "neither OTLP JSON nor a span of the SDK's or of Agent Lightning 0.3"
 
 
 def spans_in(body: bytes) -> Iterator[Span | Rejected]:
@@ -40,7 +41,9 @@ def spans_in(body: bytes) -> Iterator[Span | Rejected]:
 
 def _is_known(document: object) -> bool:
     return isinstance(document, dict) and (
-        "resourceSpans" in document or agentlightning.is_stored_span(document)
+        "resourceSpans" in document
+        or agentlightning.is_stored_span(document)
+        or sdkjson.is_printed_span(document)
     )
 
 
@@ -49,5 +52,7 @@ def _spans_of(document: object) -> Iterator[Span | Rejected]:
         yield Rejected(_UNKNOWN)
     elif "resourceSpans" in document:
         yield from otlpjson.spans_of(document, IMPORTED, FILE_LIMITS)
-    else:
+    elif agentlightning.is_stored_span(document):
         yield agentlightning.span_of(document, IMPORTED)
+    else:
+        yield sdkjson.span_of(document, IMPORTED)

@@ -8,6 +8,7 @@ from lightning_otel.errors import ReceiveError, TooLargeError
 
 _GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
 _STEP: Final = 1 << 20
+_SLICE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,13 @@ class Limits:
             stand for 877 MB. The Collector's default batch of 8,192 spans with 20 attributes each
             holds 344,064.
         attributes: Of one span.
+        members: Of a gzip; bgzip makes one of each 64 KiB, which are 320 in the longest body.
     """
 
     body_bytes: int = 20 << 20
     messages: int = 400_000
     attributes: int = 10_000
+    members: int = 1000
 
 
 DEFAULT_LIMITS: Final = Limits()
@@ -42,21 +45,31 @@ def inflated(body: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes:
         raise ReceiveError("the compressed body is empty; send it again")
     found: list[bytes] = []
     left = limits.body_bytes
-    while body:
-        member = zlib.decompressobj(_GZIP_OR_ZLIB)
-        while not member.eof:
+    member, members = zlib.decompressobj(_GZIP_OR_ZLIB), 1
+    # In slices: what is behind a member's end is copied for each member.
+    for start in range(0, len(body), _SLICE):
+        rest, part = body[start : start + _SLICE], b""
+        while rest or len(part) == _STEP:  # a full step may have left some inside
+            if member.eof:
+                rest = rest.lstrip(b"\0")  # a gzip may be padded
+                if not rest:
+                    break
+                member, members = zlib.decompressobj(_GZIP_OR_ZLIB), members + 1
+            if members > limits.members:
+                raise TooLargeError(
+                    f"the body has more than {limits.members} gzip members; send one"
+                )
             try:
-                part = member.decompress(body, min(left + 1, _STEP))
+                part = member.decompress(rest, min(left + 1, _STEP))
             except zlib.error as exc:
                 raise ReceiveError("the body is not compressed as it says; send it again") from exc
-            body = member.unconsumed_tail
             left -= len(part)
             if left < 0:
                 raise too_large(limits)
-            if not part and not body and not member.eof:
-                raise ReceiveError("the compressed body is cut off; send it again")
             found.append(part)
-        body = member.unused_data.lstrip(b"\0")  # a gzip may be padded
+            rest = member.unused_data if member.eof else member.unconsumed_tail
+    if not member.eof:
+        raise ReceiveError("the compressed body is cut off; send it again")
     return b"".join(found)
 
 

@@ -35,7 +35,7 @@ from lightning_otel.receivers.spans import (
     TRACE_ID_BYTES,
     Rejected,
     UnfitError,
-    check_times,
+    fit_times,
     id_of,
     named,
     note_left_out,
@@ -94,7 +94,7 @@ def _is_within(body: bytes, containers: int, values: int) -> bool:
 
 
 def loaded(body: bytes) -> Any:
-    """What JSON says; half a surrogate pair or a NaN in one text does not refuse the whole.
+    """What JSON says; a NaN, half a surrogate pair or no UTF-8 in one text refuses nothing else.
 
     Raises:
         ReceiveError: It is no JSON, or nested too deep.
@@ -104,7 +104,7 @@ def loaded(body: bytes) -> Any:
     except ValueError as exc:
         reason = str(exc)
     try:
-        return json.loads(body)
+        return json.loads(body.decode("utf-8", "replace"))
     except (ValueError, RecursionError) as exc:
         raise ReceiveError(f"the body is no JSON ({reason}); see the OTLP specification") from exc
 
@@ -120,9 +120,9 @@ def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Reje
                 yield from (Rejected(reason) for _ in items(in_scope, "spans"))
             continue
         for in_scope in objects(in_resource, "scopeSpans"):
-            scope = text(inner(in_scope, "scope").get("name"))
+            scope = inner(in_scope, "scope").get("name")
             for span in items(in_scope, "spans"):
-                yield under.span(span, scope)
+                yield under.span(span, scope if isinstance(scope, str) else "")
 
 
 class _Under:
@@ -146,7 +146,6 @@ class _Under:
     def _span(self, found: Object, scope: str) -> Span:
         start_ns = integer(found.get("startTimeUnixNano"), "start time")
         end_ns = integer(found.get("endTimeUnixNano"), "end time")
-        check_times(start_ns, end_ns)
         attributes = _attributes(found)
         if len(attributes) > self._limits.attributes:
             raise UnfitError(f"more than {self._limits.attributes} attributes")
@@ -155,6 +154,7 @@ class _Under:
         links = tuple(link for each in sent if (link := _link(each)) is not None)
         status = inner(found, "status")
         attributes[c.RECEIVED] = self._came
+        start_ns, end_ns = fit_times(start_ns, end_ns, attributes)
         for name, kept, unfit in (
             ("attributes", len(attributes) - 1, 0),
             ("events", len(events), 0),

@@ -23,14 +23,14 @@ from lightning_otel.receivers.spans import (
     TRACE_ID_BYTES,
     Rejected,
     UnfitError,
-    check_times,
+    fit_times,
     id_of,
     named,
     note_left_out,
     parent_of,
     process_of,
 )
-from lightning_otel.receivers.wire import RawSpan, check, raw_spans
+from lightning_otel.receivers.wire import RawSpan, check, mend_text, raw_spans
 from lightning_otel.types import Event, Link, Span
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ _UNDECODABLE: Final = (DecodeError, RecursionError)
 def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[Span | Rejected]:
     """The spans of an ``ExportTraceServiceRequest``, one by one.
 
-    Where the decoder refuses the whole, as it does for one invalid character, the spans are decoded
-    one by one.
+    The decoder refuses the whole for one invalid character: then texts are mended. Where it still
+    does, as for one value that is nested too deep, the spans are decoded one by one.
 
     Args:
         body: The message, not compressed.
@@ -57,10 +57,13 @@ def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterato
     """
     check(body, limits)
     try:
-        request = ExportTraceServiceRequest.FromString(body)
+        return _spans(ExportTraceServiceRequest.FromString(body), came, limits)
+    except _UNDECODABLE:
+        body = mend_text(body)
+    try:
+        return _spans(ExportTraceServiceRequest.FromString(body), came, limits)
     except _UNDECODABLE:
         return _each_by_itself(raw_spans(body), came, limits)
-    return _spans(request, came, limits)
 
 
 def _spans(
@@ -87,7 +90,7 @@ def _each_by_itself(
         try:
             span = OtlpSpan.FromString(raw.span)
         except _UNDECODABLE:
-            yield Rejected("span cannot be decoded: invalid text, or nested too deep")
+            yield Rejected("span cannot be decoded: malformed, or nested too deep")
             continue
         yield under.span(span, scope)
 
@@ -109,13 +112,13 @@ class _Under:
             return Rejected(str(exc))
 
     def _span(self, found: OtlpSpan, scope: str) -> Span:
-        start_ns, end_ns = found.start_time_unix_nano, found.end_time_unix_nano
-        check_times(start_ns, end_ns)
         number = len(found.attributes)
         if number > self._limits.attributes:
             raise UnfitError(f"more than {self._limits.attributes} attributes")
         attributes = _attributes(found.attributes)
         attributes[c.RECEIVED] = self._came
+        sent = found.start_time_unix_nano, found.end_time_unix_nano
+        start_ns, end_ns = fit_times(*sent, attributes)
         raw_events, raw_links = found.events, found.links
         events = tuple(map(_event, raw_events)) if raw_events else ()
         links = tuple(filter(None, map(_link, raw_links))) if raw_links else ()

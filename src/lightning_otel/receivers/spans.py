@@ -46,16 +46,23 @@ def parent_of(found: bytes) -> str | None:
     return id_of(found, SPAN_ID_BYTES, "parent span id") if any(found) else None
 
 
-def check_times(start_ns: int, end_ns: int) -> None:
-    """Refuse times that no span can have.
+def fit_times(start_ns: int, end_ns: int, attributes: dict[str, Any]) -> tuple[int, int]:
+    """Times that a span can have; if they are others than those sent, the span says so.
+
+    One out of range becomes the other one. Where both are they are clamped, and an end before the
+    start becomes the start.
 
     Raises:
-        UnfitError: One is missing or out of range.
+        UnfitError: Both are missing.
     """
+    if start_ns in TIMES and end_ns in TIMES and start_ns <= end_ns:
+        return start_ns, end_ns
+    if not start_ns and not end_ns:
+        raise UnfitError("start and end time are missing")
+    attributes[c.SENT_TIMES] = f"[{start_ns}, {end_ns}]"
     if start_ns not in TIMES:
-        raise UnfitError("start time is out of range" if start_ns else "start time is missing")
-    if end_ns not in TIMES:
-        raise UnfitError("end time is out of range" if end_ns else "end time is missing")
+        start_ns = end_ns if end_ns in TIMES else min(max(start_ns, TIMES[0]), TIMES[-1])
+    return start_ns, max(start_ns, end_ns) if end_ns in TIMES else start_ns
 
 
 def named(numbered: int, names: tuple[str, ...]) -> str:

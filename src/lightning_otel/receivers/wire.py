@@ -1,12 +1,17 @@
 """A walk over the protobuf of a trace request that builds nothing.
 
-It counts what a decoder would make objects of, and finds the spans of a request that the decoder
-refuses as a whole.
+It counts what a decoder would make objects of, mends text that the decoder would refuse, and finds
+the spans of a request that it refuses as a whole.
 Source: the protobuf encoding guide, and ``trace.proto`` of OTLP 1.x for the field numbers.
 """
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
+
+from google.protobuf.descriptor import (  # type: ignore[import-untyped]  # no stubs
+    FieldDescriptor,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from lightning_otel.errors import ReceiveError
 from lightning_otel.receivers.limits import Limits, too_many
@@ -88,6 +93,41 @@ def _count(body: bytes, limits: Limits) -> None:
             position = _after(body, position, kind)
             if position > end:
                 raise _malformed()
+
+
+def mend_text(body: bytes) -> bytes:
+    """A request with a ``?`` for each byte of its texts that is no UTF-8, and so of equal length.
+
+    What is no message is left as it is, for the decoder to refuse.
+    """
+    mended = bytearray(body)
+    left = [(0, len(body), ExportTraceServiceRequest.DESCRIPTOR)]
+    while left:
+        position, end, message = left.pop()
+        try:
+            while position < end:
+                tag, position = _varint(body, position)
+                if tag & 7 != _BYTES:
+                    position = _after(body, position, tag & 7)
+                    continue
+                length, start = _varint(body, position)
+                position = start + length
+                field = message.fields_by_number.get(tag >> 3)
+                if field is None or position > end:
+                    continue
+                if field.message_type is not None:
+                    left.append((start, position, field.message_type))
+                elif field.type == FieldDescriptor.TYPE_STRING:
+                    mended[start:position] = _mended(body[start:position])
+        except (IndexError, ReceiveError):
+            continue
+    return bytes(mended)
+
+
+def _mended(text: bytes) -> bytes:
+    if text.isascii():
+        return text
+    return text.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
 
 
 def raw_spans(body: bytes) -> list[RawSpan]:

@@ -7,7 +7,6 @@ version, to promote or to roll back moves an alias; nothing is ever overwritten.
 import contextlib
 import json
 import math
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -22,6 +21,7 @@ import sqlalchemy as sa
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import bodies, tables
 from lightning_otel.resources.tables import Withdrawal
+from lightning_otel.substitution import watching
 from lightning_otel.substitution.assigning import CANARY, LIVE, Standing, assigned, stamps
 from lightning_otel.types import Resource, ResourceKind
 
@@ -57,8 +57,6 @@ class Resources:
         self.state = state if state is not None else State()
         self._known: dict[tuple[str, int], Resource] = {}
         self._held = _Held()
-        # Guards that what was read before a change of this process is not held after it.
-        self._lock = threading.Lock()
 
     def publish(
         self,
@@ -315,23 +313,24 @@ class Resources:
         b: int | str = CANARY,
         store: "Store | None" = None,
         *,
-        is_paired: bool = True,
+        is_paired: bool | None = None,
     ) -> "Comparison":
         """Whether one version is better than another, by the rewards of rollouts made with them.
 
         Of each task that was done with both the mean rewards are compared, and each task counts
-        once; the 95 % interval is that of Student's t.
+        once; the 95 % interval holds however often one looks. See
+        :mod:`lightning_otel.resources.evidence`.
 
         Args:
             name: The resource.
             a: One version, by number or alias.
             b: The other.
             store: Where the rollouts are; by default the store that is used where none is named.
-            is_paired: Whether only tasks done with both count. Without, all rollouts of either are
-                compared, as of traffic in which no task comes twice.
+            is_paired: Whether only tasks done with both count; else all rollouts of either do. By
+                default the former, but for traffic in which few tasks come twice.
 
         Raises:
-            ConfigError: Too few rollouts tell of both.
+            ConfigError: No rollouts tell of both.
             NotFoundError: There is no such version.
         """
         from lightning_otel.resources.comparing import compared
@@ -352,16 +351,14 @@ class Resources:
     def standings(self) -> Mapping[str, Standing]:
         """What may be assigned, by name, no older than a second."""
         held = self._held
-        if time.monotonic() - held.asked_s < FRESH_S:
+        if time.monotonic() - held.asked_s < FRESH_S and held.asked_s >= watching.changed_s():
             return held.standings
         asked_s = time.monotonic()
         self.state.ensure(*tables.ALL)
         with self.state.read() as connection:
             change = tables.last_change(connection)
             standings = held.standings if change == held.change else tables.standings(connection)
-        with self._lock:
-            if self._held is held:
-                self._held = _Held(asked_s, change, standings)
+        self._held = _Held(asked_s, change, standings)
         return standings
 
     @contextlib.contextmanager
@@ -370,8 +367,7 @@ class Resources:
         with self.state.change() as connection:
             be_alone(connection, tables.LOCK)
             yield connection
-        with self._lock:
-            self._held = self._held._replace(asked_s=-math.inf)
+        watching.note_change()
 
     @contextlib.contextmanager
     def _reading(self) -> "Iterator[Connection]":

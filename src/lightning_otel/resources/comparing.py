@@ -1,23 +1,19 @@
-"""Whether a version is better than another: rewards of the same tasks, and how sure that is."""
+"""Comparison of two versions: rewards of the same tasks, and how sure the difference is."""
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from lightning_otel import markup
 from lightning_otel.errors import ConfigError
+from lightning_otel.resources.evidence import tell, weigh
 from lightning_otel.types import Transition
 
 if TYPE_CHECKING:
     from lightning_otel.store import Store
 
-FEWEST: Final = 8
-"""Pairs, or rollouts a side, below which nothing is said: eight that all go one way by chance are
-one in 128."""
-CONFIDENCE: Final = 0.95
 NO_REWARD: Final = "without a reward"
 BOTH: Final = "made with both versions"
 ONE_SIDED: Final = "of tasks that were done with one version only"
@@ -63,8 +59,10 @@ class Comparison:
         mean_a: Their mean reward; of paired ones the mean over tasks.
         mean_b: Likewise.
         difference: ``mean_b - mean_a``.
-        low: The lower end of its 95 % confidence interval.
+        low: The lower end of its 95 % confidence interval, however often one looks.
         high: The upper end.
+        missing: About how many more tasks, or rollouts of each, it takes until one is told from the
+            other, if they come out alike; 0 if they are told apart, None if no end is in sight.
         left_out: Rollouts that were not counted, by reason.
         pairs: The tasks that were done with both; none where tasks were not looked at.
     """
@@ -80,6 +78,7 @@ class Comparison:
     difference: float
     low: float
     high: float
+    missing: int | None
     left_out: Mapping[str, int] = field(default_factory=dict)
     pairs: tuple[Pair, ...] = ()
 
@@ -93,10 +92,18 @@ class Comparison:
         """Whether ``b`` is worse than ``a``: the whole interval lies below 0."""
         return self.high < 0
 
+    @property
+    def verdict(self) -> str:
+        """The result in words: better, worse, or about how many more tasks it takes."""
+        return tell(self.is_better - self.is_worse, self.missing, self.unit)
+
+    @property
+    def unit(self) -> str:
+        """The name of what is counted once: tasks, or rollouts of each version."""
+        return "tasks" if self.tasks else "rollouts of each"
+
     def _repr_html_(self) -> str:
         """Both versions beside each other, and what that says, for notebooks."""
-        unsure = "neither better nor worse for sure"
-        verdict = "better" if self.is_better else "worse" if self.is_worse else unsure
         how = (
             f"{self.tasks:,} tasks done with both" if self.tasks else "rollouts, whatever the task"
         )
@@ -106,7 +113,7 @@ class Comparison:
             ("difference", f"{self.difference:+.3f}", f"[{self.low:+.3f}, {self.high:+.3f}]"),
         ]
         rows += [("left out", f"{count:,}", reason) for reason, count in self.left_out.items()]
-        note = f"{how}: {self.name}@{self.b} is {verdict} (95 %)"
+        note = f"{how}: {self.name}@{self.b} is {self.verdict} (95 %)"
         return markup.table(("", "mean reward", "rollouts"), rows, note)
 
     def __str__(self) -> str:
@@ -124,16 +131,20 @@ class Scored(NamedTuple):
     Attributes:
         group_id: Its task; empty if nothing says so.
         version: The version it was made with.
-        reward: The sum of its steps' rewards.
+        reward: The rollout's.
+        start_ns: When it began.
     """
 
     group_id: str
     version: int
     reward: float
     rollout_id: str
+    start_ns: int
 
 
-def compared(name: str, a: int, b: int, store: "Store", *, is_paired: bool = True) -> Comparison:
+def compared(
+    name: str, a: int, b: int, store: "Store", *, is_paired: bool | None = None
+) -> Comparison:
     """What the rewards of a store say of two versions.
 
     Args:
@@ -141,72 +152,85 @@ def compared(name: str, a: int, b: int, store: "Store", *, is_paired: bool = Tru
         a: One version.
         b: The other.
         store: Where rollouts of both were recorded.
-        is_paired: Whether tasks that were done with both count, each once; else all rollouts.
+        is_paired: Whether tasks that were done with both count, each once; else all rollouts that
+            were made while both were in use. None pairs where most rollouts of the rarer version
+            are of such tasks.
 
     Raises:
-        ConfigError: Too few rollouts tell of both.
+        ConfigError: No rollouts tell of both.
     """
     if a == b:
         raise ConfigError(f"{name}@{a} is compared with itself; name two versions")
     steps = store.transitions(bodies=False, advantage="dr_grpo")
+    from lightning_otel.store.overview import rollout_rewards
+
     left_out: Counter[str] = Counter()
-    scored = _scored(name, (a, b), steps, left_out)
+    lonely: Counter[str] = Counter()
+    scored = _scored(name, (a, b), steps, rollout_rewards(store.source), left_out)
+    pairs = [] if is_paired is False else _pairs(scored, a, b, lonely)
+    if is_paired is None:
+        is_paired = _are_most_paired(scored, pairs, a, b)
     if is_paired:
-        pairs = _pairs(scored, a, b, left_out)
-        _check_enough(name, a, b, len(pairs), "tasks that were done with both", left_out)
-        of_a = [pair.mean_a for pair in pairs]
-        of_b = [pair.mean_b for pair in pairs]
-        low, high = interval_of([pair.difference for pair in pairs])
+        left_out += lonely
+        sides = [p.mean_a for p in pairs], [p.mean_b for p in pairs]
+        differences = [pair.difference for pair in pairs]
+        used = sum(len(p.rollouts_a) for p in pairs), sum(len(p.rollouts_b) for p in pairs)
+        tasks = {pair.group_id for pair in pairs}
+        rewards = [each.reward for each in scored if each.group_id in tasks]
     else:
-        of_a, of_b = ([each.reward for each in scored if each.version == side] for side in (a, b))
-        fewer = min(len(of_a), len(of_b))
-        _check_enough(name, a, b, fewer, "rollouts of each", left_out)
         pairs = []
-        low, high = _welch(of_a, of_b)
-    mean_a, mean_b = statistics.fmean(of_a), statistics.fmean(of_b)
+        sides = _rewards_beside(scored, a, b)
+        differences = deal_rewards(*sides)
+        used = len(sides[0]), len(sides[1])
+        rewards = [*sides[0], *sides[1]]
+    if not differences:
+        _refuse(name, a, b, left_out, is_paired=is_paired)
+    mean_a, mean_b = map(statistics.fmean, sides)
+    evidence = weigh(differences, rewards)
     return Comparison(
         name=name,
         a=a,
         b=b,
         tasks=len(pairs),
-        rollouts_a=sum(len(pair.rollouts_a) for pair in pairs) or len(of_a),
-        rollouts_b=sum(len(pair.rollouts_b) for pair in pairs) or len(of_b),
+        rollouts_a=used[0],
+        rollouts_b=used[1],
         mean_a=mean_a,
         mean_b=mean_b,
         difference=mean_b - mean_a,
-        low=low,
-        high=high,
+        low=evidence.low,
+        high=evidence.high,
+        missing=evidence.missing,
         left_out=dict(left_out),
         pairs=tuple(pairs),
     )
 
 
 def _scored(
-    name: str, versions: tuple[int, int], steps: Iterable[Transition], left_out: Counter[str]
+    name: str,
+    versions: tuple[int, int],
+    steps: Iterable[Transition],
+    rewards: Mapping[str, float],
+    left_out: Counter[str],
 ) -> list[Scored]:
-    """Each rollout that was made with one of the versions, by its latest attempt with a reward."""
-    attempts: dict[tuple[str, str], list[Transition]] = {}
+    """Each rollout whose last attempt was made with one of the versions."""
+    attempts: dict[str, dict[str, list[Transition]]] = {}
     for step in steps:
-        attempts.setdefault((step.rollout_id, step.attempt_id), []).append(step)
-    found: dict[str, tuple[int, Scored]] = {}
-    unrewarded: set[str] = set()
-    for (rollout_id, _), own in attempts.items():
+        attempts.setdefault(step.rollout_id, {}).setdefault(step.attempt_id, []).append(step)
+    found: list[Scored] = []
+    for rollout_id, tries in attempts.items():
+        own = max(tries.values(), key=lambda each: each[0].start_ns)
         used = {version for step in own if (version := version_in(name, step)) is not None}
         if not used & set(versions):
             continue
-        rewards = [step.reward for step in own if step.reward is not None]
         if len(used) > 1:
             left_out[BOTH] += 1
-        elif not rewards:
-            unrewarded.add(rollout_id)
+        elif rollout_id not in rewards:
+            left_out[NO_REWARD] += 1
         else:
             start_ns = min(step.start_ns for step in own)
-            scored = Scored(own[0].group_id, used.pop(), sum(rewards), rollout_id)
-            if rollout_id not in found or found[rollout_id][0] < start_ns:
-                found[rollout_id] = start_ns, scored
-    if missing := len(unrewarded - found.keys()):
-        left_out[NO_REWARD] = missing
-    return [scored for _, scored in found.values()]
+            earned = rewards[rollout_id]
+            found.append(Scored(own[0].group_id, used.pop(), earned, rollout_id, start_ns))
+    return sorted(found, key=lambda scored: scored.start_ns)
 
 
 def version_in(name: str, step: Transition) -> int | None:
@@ -248,73 +272,43 @@ def _pair(group_id: str, of_a: Sequence[Scored], of_b: Sequence[Scored]) -> Pair
     )
 
 
-def _check_enough(
-    name: str, a: int, b: int, count: int, what: str, left_out: Mapping[str, int]
-) -> None:
-    if count >= FEWEST:
-        return
+def _are_most_paired(scored: Iterable[Scored], pairs: Iterable[Pair], a: int, b: int) -> bool:
+    """Whether most rollouts of the rarer version are of tasks that were done with both."""
+    counts = Counter(each.version for each in scored)
+    if counts[a] < counts[b]:
+        return 2 * sum(len(pair.rollouts_a) for pair in pairs) >= counts[a]
+    return 2 * sum(len(pair.rollouts_b) for pair in pairs) >= counts[b]
+
+
+def _rewards_beside(scored: Sequence[Scored], a: int, b: int) -> tuple[list[float], list[float]]:
+    """Rewards of each version while both were in use; all of them if they never were at once."""
+    starts = [
+        min((each.start_ns for each in scored if each.version == side), default=0)
+        for side in (a, b)
+    ]
+    beside = [each for each in scored if each.start_ns >= max(starts)]
+    if len({each.version for each in beside}) < len(starts):
+        beside = list(scored)
+    of_a = [each.reward for each in beside if each.version == a]
+    return of_a, [each.reward for each in beside if each.version == b]
+
+
+def deal_rewards(of_a: Sequence[float], of_b: Sequence[float]) -> list[float]:
+    """Differences between each reward of the rarer side and the mean of its share of the other."""
+    few, many, sign = (of_a, of_b, -1) if len(of_a) < len(of_b) else (of_b, of_a, 1)
+    ends = [position * len(many) // len(few) for position in range(len(few) + 1)] if few else []
+    return [
+        sign * (reward - statistics.fmean(many[start:end]))
+        for reward, start, end in zip(few, ends, ends[1:], strict=False)
+    ]
+
+
+def _refuse(name: str, a: int, b: int, left_out: Mapping[str, int], *, is_paired: bool) -> NoReturn:
+    what = "no task was done with both" if is_paired else "no rollout of one of them has a reward"
     reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
     raise ConfigError(
-        f"{name}@{a} and {name}@{b} cannot be compared: there are {count} {what}, and "
-        f"{FEWEST} are the fewest that say anything"
+        f"{name}@{a} and {name}@{b} cannot be compared: {what}"
         + (f" (left out: {reasons})" if reasons else "")
-        + "; let more rollouts run with a reward and the same tasks"
+        + "; let more rollouts run with a reward"
+        + (" and the same tasks" if is_paired else "")
     )
-
-
-def _welch(of_a: Sequence[float], of_b: Sequence[float]) -> tuple[float, float]:
-    """The interval of a difference of means of unequal spreads.
-
-    Source: Welch, The generalization of Student's problem, Biometrika 34 (1947).
-    """
-    parts = [statistics.variance(side) / len(side) for side in (of_a, of_b)]
-    difference = statistics.fmean(of_b) - statistics.fmean(of_a)
-    if not any(parts):
-        return difference, difference
-    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(of_a) - 1) + parts[1] ** 2 / (len(of_b) - 1))
-    return _interval(difference, math.sqrt(sum(parts)), freedom)
-
-
-def interval_of(differences: Sequence[float]) -> tuple[float, float]:
-    """The 95 % confidence interval of the mean of paired differences, of which there are two.
-
-    Source: Student, The probable error of a mean, Biometrika 6 (1908).
-    """
-    spread = statistics.stdev(differences) / math.sqrt(len(differences))
-    return _interval(statistics.fmean(differences), spread, len(differences) - 1)
-
-
-def is_chance(one_way: int, other_way: int) -> bool:
-    """Whether so many more changes one way than the other may well be chance.
-
-    Args:
-        one_way: How many of what was tried twice changed one way.
-        other_way: How many changed the other.
-
-    Source: McNemar, Note on the sampling error of the difference between correlated proportions,
-        Psychometrika 12 (1947), by its exact distribution, two-sided at 5 %.
-    """
-    count = one_way + other_way
-    tail = sum(math.comb(count, each) for each in range(one_way, count + 1))
-    return 2 * tail > (1 - CONFIDENCE) * 2.0**count
-
-
-def _interval(difference: float, spread: float, freedom: float) -> tuple[float, float]:
-    half = t_quantile((1 + CONFIDENCE) / 2, freedom) * spread
-    return difference - half, difference + half
-
-
-def t_quantile(p: float, freedom: float) -> float:
-    """A quantile of Student's t distribution, to three digits from 5 degrees of freedom on.
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
-    """
-    z = statistics.NormalDist().inv_cdf(p)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term / freedom**power for power, term in enumerate(terms))

@@ -5,7 +5,7 @@ A reward is a span like any other, written when it is given; nothing that is sto
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, NamedTuple, Unpack, get_args
@@ -61,6 +61,7 @@ class Applied:
         changed: Those of ``held`` that it judged when its source text was another.
         none: Cases of which it said nothing.
         running: Attempts that have not ended yet.
+        stepless: Ended attempts it was not asked about, as they made no step.
         failed: Cases in which it raised, or gave what is no number, by what that was.
         total: The sum of the primary numbers of ``rewards``.
     """
@@ -73,6 +74,7 @@ class Applied:
     changed: int = 0
     none: int = 0
     running: int = 0
+    stepless: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     total: float = 0.0
 
@@ -124,10 +126,13 @@ def apply_rewards(
     opened = store if isinstance(store, Store) else Store(store)
     judge = RewardFunction.of(function, version)
     done = _Application(opened, judge, Asked.of(keywords), is_dry_run=is_dry_run)
+    seen = set()
     for key, trajectories in _attempts(opened, keywords):
+        seen.add(key)
         done.attempt(key, trajectories, told)
         if progress is not None:
             progress(done.applied.attempts, max(done.expected, done.applied.attempts))
+    done.count_stepless(seen)
     return done.applied
 
 
@@ -152,12 +157,23 @@ class _Application:
         self._rollouts, self._held = _known(store, judge)
         self.applied = Applied(judge.name, judge.version)
         wanted = asked.wanted
-        self.expected = sum(
-            (wanted.rollout_ids is None or key[0] in wanted.rollout_ids)
+        self._wants_all = wanted.wants_all and wanted.received
+        self._wanted = {
+            key
+            for key, rollout in self._rollouts.items()
+            if (wanted.rollout_ids is None or key[0] in wanted.rollout_ids)
             and (wanted.since_ns is None or rollout.created_ns >= wanted.since_ns)
             and (wanted.until_ns is None or rollout.created_ns < wanted.until_ns)
-            for key, rollout in self._rollouts.items()
-        )
+        }
+        self.expected = len(self._wanted)
+
+    def count_stepless(self, seen: Collection[tuple[str, str]]) -> None:
+        """Count the ended attempts that had nothing to judge, where none was left out by choice."""
+        if self._wants_all:
+            left = (self._rollouts[key] for key in self._wanted.difference(seen))
+            self.applied.stepless = sum(
+                each.status in _FINISHED and each.reason != INCOMPLETE_ROLLOUT for each in left
+            )
 
     def attempt(
         self,

@@ -34,8 +34,8 @@ def reward_from_feedback(
     """One reward of what somebody said, between -1 and 1.
 
     Its base is what was measured, brought to -1…1: the quality score, the rating, or of both 0.4
-    times the one and 0.6 times the other; 0 where neither is known. ``satisfied`` adds 0.2 or takes
-    it away, ``used_result`` 0.1. What was not said changes nothing.
+    times the one and 0.6 times the other. ``satisfied`` adds 0.2 and ``used_result`` 0.1; that they
+    were not takes as much away where nothing was measured, and else changes nothing.
 
     Args:
         quality_score: 0 to 100.
@@ -46,21 +46,42 @@ def reward_from_feedback(
     Raises:
         ConfigError: Nothing was said, or something that cannot be.
     """
-    quality = _scaled("quality_score", quality_score, _QUALITY)
-    stars = _scaled("rating", rating, _RATING)
-    steps = [
-        _step("satisfied", satisfied, SATISFIED_STEP),
-        _step("used_result", used_result, USED_STEP),
-    ]
-    if quality is None and stars is None and all(step is None for step in steps):
+    quality = _number("quality_score", quality_score, _QUALITY)
+    stars = _number("rating", rating, _RATING)
+    liked, used = _answer("satisfied", satisfied), _answer("used_result", used_result)
+    if quality is None and stars is None and liked is None and used is None:
         raise ConfigError(
             "there is no feedback; give quality_score, rating, satisfied or used_result"
         )
+    if quality is None and stars is None:
+        steps = ((liked, SATISFIED_STEP), (used, USED_STEP))
+        return math.fsum(size if said else -size for said, size in steps if said is not None)
+    return feedback_reward(quality, stars, satisfied=bool(liked), used_result=bool(used))
+
+
+def feedback_reward(
+    quality_score: float | None,
+    rating: float | None = None,
+    *,
+    satisfied: bool = False,
+    used_result: bool = False,
+) -> float:
+    """Return the reward of what was measured, and raise it by what else was said, to 1 at most.
+
+    Args:
+        quality_score: 0 to 100.
+        rating: Stars, 0 to 5.
+        satisfied: Whether they were.
+        used_result: Whether they used what they got.
+    """
+    quality = None if quality_score is None else quality_score / _QUALITY * 2.0 - 1.0
+    stars = None if rating is None else rating / _RATING * 2.0 - 1.0
     if quality is not None and stars is not None:
-        base = QUALITY_WEIGHT * quality + RATING_WEIGHT * stars
+        total = quality * QUALITY_WEIGHT + stars * RATING_WEIGHT
     else:
-        base = next((each for each in (quality, stars) if each is not None), 0.0)
-    total = math.fsum([base, *(step for step in steps if step is not None)])
+        total = quality if quality is not None else stars or 0.0
+    for is_said, size in ((satisfied, SATISFIED_STEP), (used_result, USED_STEP)):
+        total = min(total + size, 1.0) if is_said else total
     return max(-1.0, min(1.0, total))
 
 
@@ -189,19 +210,17 @@ def _keep(store: Store, feedback: Feedback) -> str:
     return found.span_id
 
 
-def _scaled(name: str, given: object, most: float) -> float | None:
-    """A number from 0 to the most, brought to -1…1."""
+def _number(name: str, given: object, most: float) -> float | None:
+    """A number from 0 to the most."""
     if given is None:
         return None
     is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
     if not is_number or not 0 <= given <= most:  # type: ignore[operator]  # it is a number then
         raise ConfigError(f"{name} is {given!r}; it must be a number from 0 to {most:g}")
-    return 2 * float(given) / most - 1  # type: ignore[arg-type]
+    return float(given)  # type: ignore[arg-type]
 
 
-def _step(name: str, given: object, size: float) -> float | None:
-    if given is None:
-        return None
-    if not isinstance(given, bool):
+def _answer(name: str, given: object) -> bool | None:
+    if given is not None and not isinstance(given, bool):
         raise ConfigError(f"{name} is {given!r}; it must be True or False")
-    return size if given else -size
+    return given

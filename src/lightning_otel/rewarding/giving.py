@@ -4,6 +4,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from opentelemetry.util.types import AttributeValue
@@ -111,7 +112,10 @@ class _Home(NamedTuple):
 
 
 def give(
-    store: Store, feedback: Sequence[Feedback], keep: Keep | None = None
+    store: Store,
+    feedback: Sequence[Feedback],
+    keep: Keep | None = None,
+    known: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Given | Clash | None]:
     """Give feedback to what it judges; None where the store does not hold that.
 
@@ -119,18 +123,21 @@ def give(
         store: Where the targets are.
         feedback: Any number, each with an id of its own, if it has one.
         keep: Keeps spans; by default the store does.
+        known: Rollouts by span, of spans that are there for certain; feedback on these alone, whose
+            ids are all new, is given without a look at the store.
 
     Raises:
         StoreError: The store cannot be read or written; nothing, or not all of it, was given.
     """
     if not feedback:
         return []
-    is_wide = any(each.noun == "conversation" for each in feedback)
-    columns = (*NARROW_COLUMNS, "attributes") if is_wide else INDEX_COLUMNS
-    con = store.source.connect(("spans",), columns)
     ids = [_span_id(each) for each in feedback]
-    homes = answered(con, store.layout, lambda: _homes(con, feedback))
-    held = answered(con, store.layout, lambda: _held(con, ids))
+    homes: list[_Home | None]
+    if all(each.noun == "span" and each.target in known for each in feedback):
+        homes = [_Home(known[each.target], each.target, 0) for each in feedback]
+        held: dict[str, tuple[float, str]] = {}
+    else:
+        homes, held = _looked_up(store, feedback, ids)
     found: list[Given | Clash | None] = []
     spans: list[Span] = []
     for each, span_id, home in zip(feedback, ids, homes, strict=True):
@@ -144,6 +151,17 @@ def give(
     if spans:
         (keep or (lambda made: add_surely(store, made)))(spans)
     return found
+
+
+def _looked_up(
+    store: Store, feedback: Sequence[Feedback], span_ids: Sequence[str]
+) -> tuple[list[_Home | None], dict[str, tuple[float, str]]]:
+    """Where each belongs, and which rewards stand there already."""
+    is_wide = any(each.noun == "conversation" for each in feedback)
+    columns = (*NARROW_COLUMNS, "attributes") if is_wide else INDEX_COLUMNS
+    con = store.source.connect(("spans",), columns)
+    homes = answered(con, store.layout, lambda: _homes(con, feedback))
+    return homes, answered(con, store.layout, lambda: _held(con, span_ids))
 
 
 def _span_id(feedback: Feedback) -> str:

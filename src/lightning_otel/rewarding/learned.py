@@ -6,16 +6,21 @@ publishes it.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import LIVE, Resources
 from lightning_otel.store import Store
+from lightning_otel.store.overview import rollout_rewards
 from lightning_otel.types import Resource
 
 MIN_ROLLOUTS: Final = 3
+
+
+RewardsOf = Callable[[Store, str, str | None], Mapping[int, Sequence[float]]]
+"""Reads the rewards of rollouts by the version of a resource that they were given."""
 
 
 class Earned(NamedTuple):
@@ -57,12 +62,13 @@ def learned(
     min_rollouts: int = MIN_ROLLOUTS,
     resources: Resources | None = None,
     store: Store | None = None,
+    rewards_of: "RewardsOf | None" = None,
 ) -> Learned:
     """The version of a category's resource that earned the most reward so far.
 
-    Rewards are those of the rollouts whose steps are stamped with the version; a rollout's is the
-    sum over its steps. Where no version has enough of them it is the live one, and where the
-    category has no resource of its own, the one that all have.
+    Rewards are those of the rollouts whose steps are stamped with the version. Where no version has
+    enough of them it is the live one, and where the category has no resource of its own, the one
+    that all have.
 
     Args:
         category: The kind of task, such as ``image``.
@@ -71,6 +77,7 @@ def learned(
         min_rollouts: The fewest rewarded rollouts by which a version may be judged.
         resources: Where versions stand; by default beside the default store.
         store: Where rollouts are recorded; by default the default store.
+        rewards_of: Reads what rollouts earned, as :func:`rewards_by_version` does.
 
     Raises:
         ConfigError: ``min_rollouts`` is less than 1.
@@ -87,7 +94,8 @@ def learned(
         raise NotFoundError(
             f"there is neither {' nor '.join(possible)}; publish one, or train with category=…"
         )
-    rewards = _rewards(store if store is not None else Store(), found, model)
+    read = rewards_of if rewards_of is not None else rewards_by_version
+    rewards = read(store if store is not None else Store(), found, model)
     versions = sorted(
         (_earned(version, values) for version, values in rewards.items()),
         key=lambda each: (-each.mean, -each.rollouts, each.version),
@@ -101,9 +109,16 @@ def learned(
     return Learned(resource, best, versions, found == name)
 
 
-def _rewards(store: Store, name: str, model: str | None) -> Mapping[int, list[float]]:
-    """The rewards of rollouts by the version they were given; given two, they count for none."""
-    sums: dict[str, float] = {}
+def rewards_by_version(
+    store: Store, name: str, model: str | None = None
+) -> Mapping[int, Sequence[float]]:
+    """Return the rewards of rollouts by the version they were given; of two, they count for none.
+
+    Args:
+        store: Where they are recorded.
+        name: The resource.
+        model: Only rollouts of this model; a name or glob.
+    """
     given: dict[str, set[int]] = {}
     for step in store.transitions(bodies=False):
         stamped = step.resources.get(name)
@@ -112,12 +127,10 @@ def _rewards(store: Store, name: str, model: str | None) -> Mapping[int, list[fl
         if model is not None and not fnmatchcase(step.model or "", model):
             continue
         given.setdefault(step.rollout_id, set()).add(int(stamped))
-        if step.reward is not None:
-            sums[step.rollout_id] = sums.get(step.rollout_id, 0.0) + step.reward
     found: dict[int, list[float]] = {}
-    for rollout_id, total in sums.items():
-        if len(given[rollout_id]) == 1:
-            found.setdefault(next(iter(given[rollout_id])), []).append(total)
+    for rollout_id, reward in (rollout_rewards(store.source) if given else {}).items():
+        if len(versions := given.get(rollout_id, set())) == 1:
+            found.setdefault(next(iter(versions)), []).append(reward)
     return found
 
 

@@ -5,8 +5,10 @@ then: nothing else gets it meanwhile.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 # Before SQLAlchemy, for it names the extra where that is missing.
@@ -15,6 +17,7 @@ from lightning_otel.state import METADATA, State
 # isort: split
 import sqlalchemy as sa
 
+from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, StateError
 from lightning_otel.rewarding.giving import Clash, Feedback, Given, Keep, digest, give
 from lightning_otel.store import Store
@@ -31,6 +34,12 @@ FEEDBACK: Final = sa.Table(
 )
 MOST: Final = 100_000
 """Feedback that may wait; whoever sends more is refused, rather than the disk filled."""
+OPEN_SHARE: Final = 0.5
+"""How much of that may be from senders without a key: the rest is for those who have one."""
+LONGEST_NS: Final = 30 * 86_400 * 1_000_000_000
+"""For how long feedback waits."""
+OPEN: Final = "http:"
+"""What the origin of feedback begins with that came without a key."""
 _AT_ONCE: Final = 2_000
 
 Answer: TypeAlias = Given | Clash | None
@@ -75,7 +84,13 @@ class Pending:
         state.ensure(FEEDBACK)
         self._state = state
 
-    def give(self, store: Store, feedback: Feedback, keep: Keep | None = None) -> Answer:
+    def give(
+        self,
+        store: Store,
+        feedback: Feedback,
+        keep: Keep | None = None,
+        known: Mapping[str, str] = MappingProxyType({}),
+    ) -> Answer:
         """Give feedback, or keep it until what it judges is there; None says that it waits.
 
         When this returns, it is on disk either way.
@@ -84,22 +99,28 @@ class Pending:
             store: Where what it judges is, or will be.
             feedback: It has an id.
             keep: Keeps spans; by default the store does.
+            known: As :func:`give` takes it.
 
         Raises:
             ConfigError: It has no id.
             StateError: Too much waits already, or it cannot be kept.
             StoreError: The store cannot be read or written; the feedback waits.
         """
-        clash = self._put(feedback)
-        if clash is not None:
-            return clash
-        (answer,) = give(store, [feedback], keep)
-        if answer is not None:
+        if not feedback.feedback_id:
+            raise ConfigError("feedback without an id cannot wait; give feedback_id")
+        with self._state.read() as connection:
+            held = self._held(connection, feedback)
+        if isinstance(held, Clash):
+            return held
+        (answer,) = give(store, [feedback], keep, known)
+        if answer is None:
+            return self._put(feedback)
+        if held:
             self._forget([feedback.feedback_id])
         return answer
 
     def settle(self, store: Store, keep: Keep | None = None) -> Settled:
-        """Give what waits to what it judges, as far as that is there by now.
+        """Give what waits to what it judges, as far as that is there; after 30 days it is gone.
 
         Any number of processes may do so at once: each reward has one span id, and is kept once.
 
@@ -110,16 +131,21 @@ class Pending:
         Raises:
             StoreError: The store cannot be read or written; all of it goes on waiting.
         """
-        total = Settled()
+        total, until_ns = Settled(), time.time_ns() - LONGEST_NS
         for some in self._parts():
             answers = give(store, some, keep)
             done = [each for each, answer in zip(some, answers, strict=True) if answer is not None]
-            self._forget([each.feedback_id for each in done])
+            over = [
+                each
+                for each, answer in zip(some, answers, strict=True)
+                if answer is None and each.given_ns < until_ns
+            ]
+            self._forget([each.feedback_id for each in [*done, *over]])
             refused = sum(isinstance(answer, Clash) for answer in answers)
             total = Settled(
                 total.given + len(done) - refused,
                 total.refused + refused,
-                total.waiting + len(some) - len(done),
+                total.waiting + len(some) - len(done) - len(over),
             )
         return total
 
@@ -136,23 +162,25 @@ class Pending:
         with self._state.read() as connection:
             return [_feedback_of(row) for row in connection.execute(query.limit(limit))]
 
+    @staticmethod
+    def _held(connection: "sa.Connection", feedback: Feedback) -> Clash | bool:
+        """Whether the same waits already; a clash if other feedback has its id."""
+        mine = FEEDBACK.c.feedback_id == feedback.feedback_id
+        row = connection.execute(sa.select(FEEDBACK).where(mine)).one_or_none()
+        if row is None or digest(_feedback_of(row)) == digest(feedback):
+            return row is not None
+        return Clash(f"other feedback waits as {feedback.feedback_id!r} already")
+
     def _put(self, feedback: Feedback) -> Clash | None:
         """Keep feedback, unless the same waits already; says if other feedback has its id."""
-        if not feedback.feedback_id:
-            raise ConfigError("feedback without an id cannot wait; give feedback_id")
-        mine = FEEDBACK.c.feedback_id == feedback.feedback_id
         with self._state.change() as connection:
-            row = connection.execute(sa.select(FEEDBACK).where(mine)).one_or_none()
-            if row is not None:
-                if digest(_feedback_of(row)) == digest(feedback):
-                    return None
-                return Clash(f"other feedback waits as {feedback.feedback_id!r} already")
-            count = connection.scalar(sa.select(sa.func.count()).select_from(FEEDBACK)) or 0
-            if count >= MOST:
-                raise StateError(
-                    f"{count} pieces of feedback wait for what they judge; is it this store that "
-                    "the agent records into? lightning-otel doctor says what they judge"
-                )
+            held = self._held(connection, feedback)
+            if held:
+                return held if isinstance(held, Clash) else None
+            connection.execute(
+                sa.delete(FEEDBACK).where(FEEDBACK.c.given_ns < time.time_ns() - LONGEST_NS)
+            )
+            _check_room(connection, feedback)
             values = {
                 "feedback_id": feedback.feedback_id,
                 "noun": feedback.noun,
@@ -185,6 +213,21 @@ class Pending:
                 return
             last = rows[-1].feedback_id
             yield [_feedback_of(row) for row in rows]
+
+
+def _check_room(connection: "sa.Connection", feedback: Feedback) -> None:
+    """Refuse what would be too much; nobody without a key takes the room of those who have one."""
+    query, most = sa.select(sa.func.count()).select_from(FEEDBACK), MOST
+    if str(feedback.attributes.get(c.RECEIVED, "")).startswith(OPEN):
+        mark = json.dumps({c.RECEIVED: OPEN})[1:-2]
+        query = query.where(FEEDBACK.c.attributes.contains(mark, autoescape=True))
+        most = int(MOST * OPEN_SHARE)
+    count = connection.scalar(query) or 0
+    if count >= most:
+        raise StateError(
+            f"{count} pieces of feedback wait for what they judge; is it this store that "
+            "the agent records into? lightning-otel doctor says what they judge"
+        )
 
 
 def settle_waiting(store: Store) -> Settled:

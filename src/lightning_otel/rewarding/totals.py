@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.store import Store
+from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.overview import overview
 
 KEY: Final = "category"
 """Where a task says what kind it is of."""
 _NAMED: Final = re.compile(r"[^\[\]]+\[([^\[\]]+)\]")
-_ROLLOUTS: Final = """
-SELECT rollout_id, sum(spans)::BIGINT AS spans, any_value(task) AS task FROM rollouts
+_ROLLOUTS: Final = f"""
+SELECT rollout_id, sum(spans)::BIGINT AS spans, any_value(task) AS task,
+  sum(rewards)::BIGINT AS rewards, {LAST_REWARD} AS reward FROM rollouts
 GROUP BY rollout_id"""
-_REWARDS: Final = """
-SELECT rollout_id, count(*) AS rewards, sum(value) AS total FROM rewards
-WHERE isfinite(value) GROUP BY rollout_id"""
 
 
 @dataclass(slots=True)
@@ -35,7 +34,7 @@ class Totals:
         steps: Transitions.
         rewarded_steps: Those with a reward.
         rewards: Rewards.
-        reward_sum: Their sum.
+        reward_sum: The sum over rollouts of what each earned.
     """
 
     spans: int = 0
@@ -48,8 +47,10 @@ class Totals:
 
     @property
     def average_reward(self) -> float | None:
-        """The mean of all rewards; None without one."""
-        return self.reward_sum / self.rewards if self.rewards else None
+        """The mean over rollouts that have a reward; None without one, or where none has a step."""
+        if not self.steps or not self.rewarded_rollouts:
+            return None
+        return self.reward_sum / self.rewarded_rollouts
 
     @property
     def rewarded_share(self) -> float | None:
@@ -93,18 +94,20 @@ def standing(store: Store) -> Standing:
     found: dict[str, Totals] = {}
     kinds: dict[str, str] = {}
     for row in overview(store.source, _ROLLOUTS):
-        found[row["rollout_id"]] = Totals(spans=int(row["spans"]), rollouts=1)
-        if kind := _category_of_task(row["task"]):
+        found[row["rollout_id"]] = Totals(
+            spans=int(row["spans"]),
+            rollouts=1,
+            rewarded_rollouts=int(row["reward"] is not None),
+            rewards=int(row["rewards"]),
+            reward_sum=row["reward"] or 0.0,
+        )
+        if kind := category_of_task(row["task"]):
             kinds[row["rollout_id"]] = kind
-    for row in overview(store.source, _REWARDS):
-        one = found.setdefault(row["rollout_id"], Totals())
-        one.rewarded_rollouts = 1
-        one.rewards, one.reward_sum = int(row["rewards"]), float(row["total"])
     for made in store.step_counts():
         one = found.setdefault(made.rollout_id, Totals())
         one.steps += made.steps
         one.rewarded_steps += made.rewarded
-        if made.rollout_id not in kinds and (kind := _category_of(made.resources)):
+        if made.rollout_id not in kinds and (kind := category_of_resources(made.resources)):
             kinds[made.rollout_id] = kind
     total, categories = Totals(), dict[str, Totals]()
     for rollout_id, one in found.items():
@@ -114,7 +117,8 @@ def standing(store: Store) -> Standing:
     return Standing(total, dict(sorted(categories.items())))
 
 
-def _category_of_task(text: str | None) -> str:
+def category_of_task(text: str | None) -> str:
+    """The category that a task says, as JSON text; empty if none."""
     if not text or KEY not in text:
         return ""
     try:
@@ -125,7 +129,7 @@ def _category_of_task(text: str | None) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _category_of(resources: Mapping[str, str]) -> str:
+def category_of_resources(resources: Mapping[str, str]) -> str:
     """The category of what a step was made with; none where several are named."""
     matches = (_NAMED.fullmatch(name) for name in resources)
     found = {match[1] for match in matches if match is not None}

@@ -12,6 +12,8 @@ from opentelemetry import trace
 
 from lightning_otel import capture, config
 from lightning_otel import conventions as c
+from lightning_otel.adapter import TripletAdapter
+from lightning_otel.adapter.advantages import last_rewards
 from lightning_otel.agents import Agent, Answer
 from lightning_otel.agents.agent import finished
 from lightning_otel.emitters import emit_reward
@@ -81,7 +83,9 @@ class Course(NamedTuple):
                 apply=self.apply,
             ) as recording:
                 given = self._acted(agent, rollout, assigned, recording)
-            return Outcome(_final(recording) if given is None else given, "", recording)
+            earned = last_rewards(TripletAdapter().explain(recording.spans()).outcomes)
+            # Where nothing is recorded, what was given back is all there is.
+            return Outcome(earned.get(rollout.rollout_id, given), "", recording)
         # An agent that calls sys.exit(), or is cancelled, has failed like any other.
         except BaseException as exc:
             log.debug("an attempt at %s failed", rollout.rollout_id, exc_info=True)
@@ -175,16 +179,6 @@ def _emitted(answer: Answer, *, is_judged: bool) -> float | None:
         )
     emit_reward(float(answer))
     return float(answer)
-
-
-def _final(recording: Recording) -> float | None:
-    """The last reward that was emitted within, as the view ``rollouts`` says it."""
-    rewards = [
-        span.attributes[c.REWARD_VALUE]
-        for span in recording.spans()
-        if c.REWARD_VALUE in span.attributes
-    ]
-    return float(rewards[-1]) if rewards else None
 
 
 def _reason(exc: BaseException) -> str:

@@ -17,8 +17,9 @@ CONTENT_TYPES: Final = (PROTOBUF, JSON)
 """What a body may be. A web page can send neither across origins without being asked about."""
 FORM: Final = "application/x-www-form-urlencoded"
 """What a page's own form sends; any page anywhere can, so its origin counts."""
-_CODES: Final = {401: 16, 403: 7, 404: 5, 408: 4, 413: 8, 429: 8, 503: 14}
-_INVALID_ARGUMENT: Final = 3
+CODES: Final = {401: 16, 403: 7, 404: 5, 408: 4, 413: 8, 429: 8, 503: 14}
+"""gRPC's, by HTTP's."""
+INVALID_ARGUMENT: Final = 3
 _MOST_REASONS: Final = 10
 
 
@@ -59,7 +60,7 @@ def accepted(content_type: str, rejected: Mapping[str, int]) -> Response:
 
 def refused(content_type: str, refusal: RefusalError) -> Response:
     """The answer that a request is not served."""
-    code, message = _CODES.get(refusal.status, _INVALID_ARGUMENT), str(refusal)
+    code, message = CODES.get(refusal.status, INVALID_ARGUMENT), str(refusal)
     if content_type == PROTOBUF:
         status = Status(code=code, message=message)
         body, kind = status.SerializeToString(), PROTOBUF

@@ -15,14 +15,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from lightning_otel.rewarding.totals import Standing
-from lightning_otel.serve import answers, otlp
+from lightning_otel.serve import answers, grpc, otlp
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api import ROUTES as API
 from lightning_otel.serve.api.fresh import Fresh
 from lightning_otel.serve.api.hub import Hub
 from lightning_otel.serve.api.rooms import Rooms
+from lightning_otel.serve.bodies import Bodies
 from lightning_otel.serve.fetching import Fetching
-from lightning_otel.serve.guard import Access, Bodies, Guard
+from lightning_otel.serve.guard import Access, Guard
 from lightning_otel.serve.intake import Intake
 from lightning_otel.serve.streaming import Streams
 from lightning_otel.serve.viewer import ROUTES as PAGES
@@ -66,11 +67,12 @@ def make_app(
     state.looks = Looks()
     # Anybody here may give feedback: however much that is, who has the key is not kept waiting.
     state.givers = page.Readers()
-    state.has_token = bool(access.token)
+    state.has_token, state.access = bool(access.token), access
     state.rooms = rooms if rooms is not None else Rooms(store)
     state.hub = hub if hub is not None else Hub(store, state.rooms)
     state.streams = Streams(_MOST_STREAMS)
     state.fetching = Fetching()
+    state.earnings, state.answers = {}, {}
     state.standing, state.by_status = Fresh[Standing](), Fresh[dict[str, int]]()
     return Guard(app, access, refused)
 
@@ -96,6 +98,8 @@ async def fail(request: Request, found: Exception) -> Response:
 
 def refused(request: Request, refusal: RefusalError) -> Response:
     """A refusal as its reader expects it."""
+    if grpc.is_call(request):
+        return grpc.refused(refusal)
     if page.is_for_people(request):
         return page.refused(request, refusal)
     return answers.refused(answers.base_type(request.headers.get("content-type")), refusal)

@@ -10,7 +10,7 @@ import ipaddress
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -20,23 +20,15 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lightning_otel.markup import safe
-from lightning_otel.receivers import DEFAULT_LIMITS
 from lightning_otel.serve.answers import CONTENT_TYPES, FORM, RefusalError, base_type
+from lightning_otel.serve.grpc import is_call
+from lightning_otel.serve.session import Session, prefix_of
 
 log = logging.getLogger(__name__)
 
-BODY_S: Final = 30.0
-"""How long a sender may take for its body."""
-PART_S: Final = 10.0
-"""How long it may take for the next part of it."""
 SEND_S: Final = 30.0
 """How long a reader may take for the next part of an answer."""
-_MOST_DRAINED: Final = 3
-"""Bodies of the longest allowed length that are read and thrown away to be able to answer."""
-_HELD_BYTES: Final = 128 << 20
-"""Of all bodies that are being received; beyond it senders are asked to come again."""
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+)(?::\d{1,5})?")
-_PORT: Final = re.compile(r":(\d+)$")
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
 _OPEN: Final = frozenset(
     {
@@ -53,8 +45,9 @@ _STATIC: Final = "/static/"
 """The same for everybody everywhere; the page that asks for the key looks as the others do."""
 _API: Final = "/v1/"
 """Below it there are no pages, and so no forms."""
+_HANDED_ON: Final = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+"""Headers of which a proxy sends at least one."""
 _KEY: Final = "key"
-_COOKIE_S: Final = 30 * 86_400
 _LEADING_ON: Final = (
     '<!doctype html><meta charset="utf-8"><title>lightning-otel</title>'
     '<meta http-equiv="refresh" content="0;url={0}"><a href="{0}">lightning-otel</a>'
@@ -81,12 +74,15 @@ class Access:
             is read.
         is_open: Whether it listens beyond this machine: then any IP address is its name as well.
             None of them can be rebound, and without the token nothing is served.
+        is_keyless: Whether programs of this machine need no key: any user's, but no page of a
+            browser's that is not of this server, and nothing that a proxy hands on.
     """
 
     hosts: frozenset[str]
     token: str = ""
     is_open: bool = False
     key: str = ""
+    is_keyless: bool = False
 
     @property
     def reading_key(self) -> str:
@@ -97,6 +93,10 @@ class Access:
         """Whether a key is the right one, found out in a time that tells nothing of it."""
         key = self.reading_key.encode()
         return bool(key) and secrets.compare_digest(given.encode("utf-8", "replace"), key)
+
+    def admits(self, request: Request) -> bool:
+        """Whether a request carries the key."""
+        return any(map(self.opens, _keys(request)))
 
     def knows(self, host: str) -> bool:
         """Whether a Host header, or the authority of an Origin, names this server."""
@@ -123,6 +123,7 @@ class Guard:
         self._app = app
         self._access = access
         self._refuse = refuse
+        self._session = Session()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
@@ -134,6 +135,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
 
+        scope = self._session.entered(scope)
         is_stalled = False
 
         async def send_safely(message: Message) -> None:
@@ -141,7 +143,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [
-                    *message["headers"],
+                    *(_led(item, prefix_of(scope)) for item in message["headers"]),
                     *(item for item in _ALWAYS if item[0] not in present),
                 ]
             try:
@@ -174,8 +176,8 @@ class Guard:
             RefusalError: Why.
         """
         headers = request.headers
-        if not request.scope["http_version"].startswith("1."):
-            raise RefusalError(505, "this server speaks HTTP/1.1")
+        if not (request.scope["http_version"].startswith("1.") or is_call(request)):
+            raise RefusalError(505, "this server speaks HTTP/1.1, and HTTP/2 for OTLP/gRPC alone")
         if not request.scope["raw_path"].startswith(b"/"):
             raise RefusalError(400, "ask for a path, not for a whole address")
         # Two readers could disagree on where such a request ends.
@@ -200,16 +202,17 @@ class Guard:
         it would still be that site that asks, and without the cookie.
         """
         given = request.query_params.get(_KEY, "")
+        is_right = self._access.opens(given)  # what is open to everybody came here without the key
+        before = self._session.prefix if is_right else prefix_of(request.scope)
+        address = before + _address(request)
         if _is_link(request):
-            page = _LEADING_ON.format(safe(_address(request)))
-            answer: Response = HTMLResponse(page, headers=_ALONE)
+            answer: Response = HTMLResponse(_LEADING_ON.format(safe(address)), headers=_ALONE)
         elif request.method == "GET" and given:
-            answer = RedirectResponse(_address(request), 303)
+            answer = RedirectResponse(address, 303)
         else:
             return None
-        if self._access.opens(given):  # what is open to everybody came here without the key
-            name = _cookie_name(request)
-            answer.set_cookie(name, given, max_age=_COOKIE_S, httponly=True, samesite="strict")
+        if is_right:
+            self._session.admit(answer)
         return answer
 
     def _check_origin(self, request: Request) -> None:
@@ -221,9 +224,12 @@ class Guard:
     def _check_key(self, request: Request) -> None:
         if request.url.path.startswith(_STATIC) and request.method in ("GET", "HEAD"):
             return
-        if not self._access.token and (request.method, request.url.path) in _OPEN:
+        is_open = (request.method, request.url.path) in _OPEN or is_call(request)
+        if not self._access.token and is_open:
             return
-        if not any(map(self._access.opens, _keys(request))):
+        if self._access.is_keyless and _is_local(request):
+            return
+        if not (self._access.admits(request) or self._session.knows(request)):
             raise RefusalError(
                 401,
                 "this needs the key: open the link that lightning-otel ui prints, or send "
@@ -234,10 +240,13 @@ class Guard:
     def _check_content_type(self, request: Request) -> None:
         """No page elsewhere can send these without asking, or it is a form of one of our own."""
         given = base_type(request.headers.get("content-type"))
-        if given in CONTENT_TYPES:
+        if given in CONTENT_TYPES or is_call(request):
             return
         # A page elsewhere cannot send a header of its own without asking, either.
-        if not given and _bearer(request) and _has_no_body(request):
+        is_program = _bearer(request) or (
+            self._access.is_keyless and "origin" not in request.headers and _is_local(request)
+        )
+        if not given and is_program and _has_no_body(request):
             return
         if given != FORM or request.method != "POST" or request.url.path.startswith(_API):
             raise RefusalError(415, f"send {' or '.join(CONTENT_TYPES)}")
@@ -246,50 +255,6 @@ class Guard:
         is_ours = site == "same-origin" if origin is None else _authority(origin) == _host(request)
         if not is_ours and not _bearer(request):
             raise RefusalError(403, "a form is sent from a page of this server")
-
-
-class Bodies:
-    """Reads bodies within limits of length, time, and memory for all of them together."""
-
-    def __init__(self, most_bytes: int = DEFAULT_LIMITS.body_bytes) -> None:
-        """Allow bodies up to a length, as they are sent."""
-        self._most_bytes = most_bytes
-        self._held_bytes = 0
-
-    async def read(self, request: Request) -> bytes:
-        """The body of a request.
-
-        Raises:
-            RefusalError: It is too long or too slow, or there is no room for it now.
-        """
-        try:
-            async with asyncio.timeout(BODY_S):
-                return await self._read(request)
-        except TimeoutError as exc:
-            raise RefusalError(408, "the body took too long; send it at once") from exc
-
-    async def _read(self, request: Request) -> bytes:
-        parts: list[bytes] = []
-        length = 0
-        try:
-            async for part in _parts(request):
-                length += len(part)
-                if length <= self._most_bytes:
-                    parts.append(part)
-                    self._held_bytes += len(part)
-                    if self._held_bytes > _HELD_BYTES:
-                        raise busy()
-                    continue
-                # Read on, or the sender fails to write and never sees the answer.
-                self._held_bytes -= sum(map(len, parts))
-                parts.clear()
-                if length > self._most_bytes * _MOST_DRAINED:
-                    break
-            if length > self._most_bytes:
-                raise RefusalError(413, f"a body may have {self._most_bytes} bytes")
-            return b"".join(parts)
-        finally:
-            self._held_bytes -= sum(map(len, parts))
 
 
 async def form(request: Request) -> Mapping[str, str]:
@@ -330,6 +295,23 @@ def _is_link(request: Request) -> bool:
     return is_page and not _is_own(request) and mode == ("navigate", "document")
 
 
+def _is_local(request: Request) -> bool:
+    """Whether a program of this machine asks, by a name of loopback, and for nobody else."""
+    peer = request.client.host if request.client else ""
+    host = _HOST.fullmatch(_host(request))
+    return (
+        _is_loopback(peer)
+        and _is_loopback(host[1].lower() if host else "")
+        and not any(header in request.headers for header in _HANDED_ON)
+    )
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or (
+        _is_address(name) and ipaddress.ip_address(name.strip("[]")).is_loopback
+    )
+
+
 def _address(request: Request) -> str:
     """The path and query that were asked for, without the key."""
     query = request.scope["query_string"].decode("latin-1")
@@ -342,7 +324,6 @@ def _address(request: Request) -> str:
 def _keys(request: Request) -> Iterator[str]:
     """What a request carries to be let in."""
     yield _bearer(request)
-    yield request.cookies.get(_cookie_name(request), "")
     if request.method == "GET":
         yield request.query_params.get(_KEY, "")
 
@@ -352,10 +333,13 @@ def _bearer(request: Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _cookie_name(request: Request) -> str:
-    """One for each port: a browser keeps the cookies of all of them together."""
-    found = _PORT.search(_host(request))
-    return f"lightning_otel_{found[1] if found else 80}"
+def _led(header: tuple[bytes, bytes], prefix: str) -> tuple[bytes, bytes]:
+    """A header of an answer that leads nowhere but to where the request's browser finds pages."""
+    name, text = header
+    is_within = text.startswith(prefix.encode())
+    if name.lower() != b"location" or is_within or not text.startswith(b"/"):
+        return header
+    return name, prefix.encode() + text
 
 
 def _has_no_body(request: Request) -> bool:
@@ -365,17 +349,6 @@ def _has_no_body(request: Request) -> bool:
 
 def _host(request: Request) -> str:
     return request.headers.get("host", "")
-
-
-async def _parts(request: Request) -> AsyncIterator[bytes]:
-    while True:
-        async with asyncio.timeout(PART_S):
-            message = await request.receive()
-        if message["type"] != "http.request":
-            raise RefusalError(400, "the body is cut off")
-        yield message.get("body", b"")
-        if not message.get("more_body", False):
-            return
 
 
 def _authority(origin: str) -> str:

@@ -20,6 +20,8 @@ from lightning_otel.types import Span
 
 _MOST_WAITING: Final = 64
 """Bodies that wait for their turn, beyond which senders are asked to come again."""
+_LONGEST_WAIT_S: Final = 30.0
+"""For its turn and its end: senders wait 10 s by default."""
 _DISK_RETRY_S: Final = "5"
 
 T = TypeVar("T")
@@ -71,9 +73,12 @@ class Intake:
         if self._waiting >= _MOST_WAITING:
             raise busy()
         self._waiting += 1
+        take = partial(self._take, body, content_type, came, is_compressed=is_compressed)
         try:
-            take = partial(self._take, body, content_type, came, is_compressed=is_compressed)
-            return await asyncio.get_running_loop().run_in_executor(self._turn, take)
+            async with asyncio.timeout(_LONGEST_WAIT_S):
+                return await asyncio.get_running_loop().run_in_executor(self._turn, take)
+        except TimeoutError as exc:
+            raise busy() from exc  # if it is taken yet and comes again, it is kept once
         except TooLargeError as exc:
             raise RefusalError(413, str(exc)) from exc
         except ReceiveError as exc:
@@ -103,7 +108,7 @@ class Intake:
 
     def close(self) -> None:
         """Take no more, and close the segment."""
-        self._turn.shutdown()
+        self._turn.shutdown(cancel_futures=True)
         self._seal()
 
     def _take(

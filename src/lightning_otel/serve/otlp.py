@@ -1,4 +1,4 @@
-"""Spans in by OTLP/HTTP, and out again for ``Store("http://…")`` elsewhere."""
+"""Spans in by OTLP/HTTP and OTLP/gRPC, and out again for ``Store("http://…")`` elsewhere."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lightning_otel.serve import answers
+from lightning_otel.serve import answers, grpc
 from lightning_otel.serve.answers import RefusalError
 
 _COMPRESSED: Final = ("gzip", "deflate")
@@ -20,14 +20,28 @@ async def traces(request: Request) -> Response:
         raise RefusalError(415, "a body is sent as it is, or as gzip or deflate")
     content_type = answers.base_type(headers.get("content-type"))
     body = await state.bodies.read(request)
-    peer = request.client.host if request.client else ""
     rejected = await state.intake.take(
         body,
         content_type,
         is_compressed=encoding in _COMPRESSED,
-        came=f"{'otlp+token' if state.has_token else 'otlp'}:{peer}",
+        came=_came(request),
     )
     return answers.accepted(content_type, rejected)
+
+
+async def export(request: Request) -> Response:
+    """Take spans by OTLP/gRPC, likewise."""
+    state = request.app.state
+    message, is_compressed = grpc.message_of(request, await state.bodies.read(request))
+    came = _came(request)
+    return grpc.accepted(
+        await state.intake.take(message, answers.PROTOBUF, is_compressed=is_compressed, came=came)
+    )
+
+
+def _came(request: Request) -> str:
+    peer = request.client.host if request.client else ""
+    return f"{'otlp+token' if request.app.state.has_token else 'otlp'}:{peer}"
 
 
 async def fetch(request: Request) -> Response:
@@ -38,5 +52,6 @@ async def fetch(request: Request) -> Response:
 
 ROUTES: Final[list[Route]] = [
     Route("/v1/traces", traces, methods=["POST"]),
+    Route(grpc.EXPORT, export, methods=["POST"]),
     Route("/v1/fetch", fetch, methods=["POST"]),
 ]

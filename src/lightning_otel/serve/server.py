@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -36,8 +37,10 @@ PORT: Final = 4318
 """OTLP/HTTP's own."""
 HEADER_S: Final = 10
 """For a whole header, and for the next request: senders that batch come every 5 s."""
-LAST_S: Final = 3
+LAST_S: Final = 2
 """For requests under way when the server is told to end."""
+END_S: Final = 3
+"""Until it has ended, whatever is under way: nothing here is lost by the death of a process."""
 _BACKLOG: Final = 1024
 _OPEN_FILES: Final = 65_536
 _TRIED_PORTS: Final = 50
@@ -155,6 +158,7 @@ async def _serve(
 
         async def told() -> None:
             await end.wait()
+            _end_in_time()
             hub.close()  # or who listens would keep the server for as long as it waits
 
         upkeep = [
@@ -173,6 +177,13 @@ async def _serve(
             for task in upkeep:
                 task.cancel()
             await asyncio.gather(*upkeep, return_exceptions=True)
+
+
+def _end_in_time() -> None:
+    """End the process for threads that go on: they would be waited for, and cannot be ended."""
+    last = threading.Timer(END_S, os._exit, [0])
+    last.daemon = True
+    last.start()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ _SHORTEST: Final = 16
 
 
 def key_in(layout: Layout) -> str:
-    """The key that opens a store's pages: made once, so that links and cookies go on working.
+    """The key that opens a store's pages: made once, so that links go on working.
 
     Raises:
         ConfigError: It cannot be read or made.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreDamagedError, StoreError
 from lightning_otel.store.counts import PENDING, STORED, Accounting, account, added
-from lightning_otel.store.damage import avoided, reading
+from lightning_otel.store.damage import avoid, avoided, look, reading
 from lightning_otel.store.parquet import segment_counts
 from lightning_otel.store.source import new_connection
 from lightning_otel.store.sql import quoted
@@ -64,8 +64,10 @@ def _snapshot(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
 
     layout.require()
     for left in reversed(range(_TRIES)):
+        avoid(layout, look(layout, layout.read_manifest()))
         manifest = layout.read_manifest()
-        paths = layout.unsettled(manifest)
+        known = avoided(layout)
+        paths = [path for path in layout.unsettled(manifest) if path.name not in known]
         try:
             with reading(layout, "account for"):
                 return manifest, segment_counts(layout, manifest, paths)

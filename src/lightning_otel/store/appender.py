@@ -8,18 +8,19 @@ import contextlib
 import itertools
 import logging
 import os
-import threading
 import time
+from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 from typing import Final
 
 from lightning_otel import debugging
 from lightning_otel.store import counts as n
-from lightning_otel.store.backlog import SLOW_S, Backlog
+from lightning_otel.store.backlog import LONG_S, SLOW_S, Backlog
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import control_line
 from lightning_otel.store.segment import Segment, boot_id
+from lightning_otel.store.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +53,8 @@ class Appender:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        # Re-entrant: a signal handler may end a span while this thread is writing another one.
         # Guards segment, backlog and the counters against the process's other threads.
-        self._lock = threading.RLock()
+        self._turns = Turns(SLOW_S, self._take_over)
         self.pid = os.getpid()
         self.process = f"{boot_id()}-{time.time_ns():019d}-{self.pid}"
         self.segment: Segment | None = None
@@ -71,6 +71,15 @@ class Appender:
         self._in_flight = _NOTHING
         self._is_writing = False
         self._is_refusal_told = False
+        self._told_lost = 0
+
+    def _take_over(self) -> None:
+        """Go on where a dead thread held the lock: what it was writing is written anew."""
+        (line, spans), self._in_flight = self._in_flight, _NOTHING
+        self._is_writing = False
+        if self.segment is not None:
+            self.segment.take_back()
+        self._hold(line, spans)
 
     def _open_lines(self) -> list[bytes]:
         """Lines that every segment begins with, as what they say goes on."""
@@ -78,8 +87,7 @@ class Appender:
 
     def note(self, name: str) -> None:
         """Count what happened to a span that is kept all the same."""
-        with self._lock:
-            self._count(name, 1)
+        self._turns.change(0, partial(self._count, name, 1))
 
     def refused(self, reason: str, spans: int = 1) -> None:
         """Count spans that ended and will not be kept, at once in the segment.
@@ -91,25 +99,30 @@ class Appender:
         self._forget_if_forked()
         if debugging.is_on:
             debugging.tell(f"refused {spans:,} ended span(s): {n.REASONS.get(reason, reason)}")
-        with self._lock:
-            self._count(reason, spans, ended=spans)
+        self._turns.change(spans, partial(self._count, reason, spans, ended=spans))
         self._append(b"", 0)
 
     @property
     def lost(self) -> int:
-        """Spans dropped so far, for whatever reason."""
-        return sum(count for name, count in self._counts.items() if name.startswith("dropped."))
+        """Spans dropped so far, but for those that a transform dropped on purpose."""
+        return sum(
+            count
+            for name, count in self._counts.items()
+            if name.startswith("dropped.") and name != n.TRANSFORM
+        )
 
     def accounting(self) -> n.Accounting:
         """What became of the spans that ended in this process; its own count, the disk unread."""
-        with self._lock:
-            counts = {**self._counts, n.ENDED: self.ended_spans}
-            return n.account(counts, stored=self._written, pending=self._backlog.spans)
+        with self._turns.alone() as is_alone:
+            left = self._turns.left_spans
+            counts = {**self._counts, n.ENDED: self.ended_spans + left}
+            waiting = self._backlog.spans + left + (0 if is_alone else self._in_flight[1])
+            return n.account(counts, stored=self._written, pending=waiting)
 
     def untold(self) -> dict[str, int]:
         """What no line of a segment tells yet: spans that wait for the disk, and counts."""
-        with self._lock:
-            waiting = self._backlog.spans
+        with self._turns.alone():
+            waiting = self._backlog.spans + self._turns.left_spans
             ended = waiting + n.unstored(self._untold)
             return n.added(self._untold, {n.PENDING: waiting, n.ENDED: ended})
 
@@ -117,7 +130,7 @@ class Appender:
         """Where this process's next line will stand: which of its segments, and how far in."""
         if self.layout is None:
             return 0, len(self.lines)
-        with self._lock:
+        with self._turns.alone():
             if self.segment is None:
                 return len(self.paths), 0
             return len(self.paths) - 1, self.segment.size_bytes
@@ -125,41 +138,59 @@ class Appender:
     def flush(self) -> bool:
         """Write what waits in memory, however slow the disk is; whether nothing waits any more."""
         self._forget_if_forked()
-        with self._lock:
-            if self._is_writing:
+        with self._turns.alone() as is_alone:
+            if not is_alone or self._is_writing:
                 return False
+            self._turns.make_left_calls()
             while self._backlog.lines:
                 self._backlog.ask_again()
                 if self._write_alone(b"", 0) is not None:
                     return False
             if self._untold:
                 self._backlog.ask_again()
-                self._write_alone(b"", 0)
+                return self._write_alone(b"", 0) is None
             return True
 
     def seal(self) -> None:
         """Close the segment cleanly, if no span is open; a later span opens a new one.
 
         With a span open the segment stays open too: were it sealed, the span would be taken for one
-        of a dead process, and its end would come too late.
+        of a dead process, and its end would come too late. So it does while the disk refuses spans:
+        if the process ends before it takes them, the segment's last word says how many are lost.
         """
-        with self._lock:
-            if self._is_writing:
+        lost = 0
+        with self._turns.alone() as is_alone:
+            if not is_alone or self._is_writing:
                 return
-            self.flush()  # it is now or never
+            is_flushed = self.flush()  # it is now or never
             segment = self.segment
-            if segment is None or self._open_lines():
-                return
-            self.segment = None
-            with contextlib.suppress(OSError):  # no room for it: the free lock says the same
-                self._seal(segment, rotated=False)
-            segment.close()
+            if not is_flushed:
+                lost = self._say_last_word()
+            elif segment is not None and not self._open_lines():
+                self.segment = None
+                with contextlib.suppress(OSError):  # no room for it: the free lock says the same
+                    self._seal(segment, rotated=False)
+                segment.close()
+            lost, self._told_lost = lost - self._told_lost, lost
+        if lost > 0 and self.layout is not None:
+            log.warning(
+                "%d spans are lost: %s refuses them to the end", lost, self.layout.catalogue
+            )
+
+    def _say_last_word(self) -> int:
+        """Note how many spans are lost unless the disk takes them later; return their number."""
+        counts = n.added(self._untold, {n.DISK: self._backlog.spans})
+        if self.segment is not None:
+            ended = self._ended_here() + n.unstored(counts)
+            with contextlib.suppress(OSError):
+                self.segment.write_last_word({**counts, n.ENDED: ended})
+        return counts.get(n.DISK, 0)
 
     def rotate(self) -> None:
         """Go on in a new segment, also with spans open, so that this one can be settled."""
-        with self._lock:
+        with self._turns.alone() as is_alone:
             full = self.segment
-            if full is None or self._is_writing:
+            if full is None or not is_alone or self._is_writing:
                 return
             self.flush()
             if self.segment is full:
@@ -183,14 +214,23 @@ class Appender:
             if line:
                 self.lines.append(line)
             return
+        if not self._turns.take():
+            if not self._leave_line(line, spans):
+                return
+            line, spans = b"", 0
         refusal = None
-        with self._lock:
+        try:
             if self._is_writing:
                 refusal = self._interject(line, spans)
-            elif self._backlog.rest_until and self._waits(line, spans):
-                pass
-            else:
+            elif not (self._backlog.rest_until and self._waits(line, spans)):
                 refusal = self._write_alone(line, spans)
+            if self._turns.has_left_calls and not self._is_writing:
+                self._turns.make_left_calls()
+                refusal = self._write_alone(b"", 0) or refusal
+        finally:
+            self._turns.release()
+        if self._turns.has_left_calls:  # left between the look and the release
+            self._append(b"", 0)
         # Told without the lock: a log handler may wait for a thread that is about to end a span.
         if refusal is not None and not self._is_refusal_told:
             self._is_refusal_told = True
@@ -199,6 +239,21 @@ class Appender:
                 self.layout.catalogue,
                 refusal,
             )
+
+    def _leave_line(self, line: bytes, spans: int) -> bool:
+        """Leave a line to who hangs, for when that is over; its spans are lost if it has no room.
+
+        Returns:
+            Whether it is over already, and the lock is ours.
+        """
+        if not self._turns.has_room(len(line)):
+            return self._turns.leave(spans, partial(self._count, n.DISK, spans, ended=spans))
+        return self._turns.leave(spans, partial(self._hold_ended, line, spans), len(line))
+
+    def _hold_ended(self, line: bytes, spans: int) -> None:
+        self.ended_spans += spans
+        self._count(n.SLOW_HELD, spans)
+        self._hold(line, spans)
 
     def _take(self, lines: bytes, spans: int) -> None:
         """Write lines that somebody else holds until they are here.
@@ -211,7 +266,9 @@ class Appender:
             self._written += spans
             self.lines += lines.splitlines(keepends=True)
             return
-        with self._lock:
+        with self._turns.alone() as is_alone:
+            if not is_alone:
+                raise TimeoutError("a write into the store hangs")
             self.ended_spans += spans
             self._in_flight = (lines, spans)
             try:
@@ -338,6 +395,7 @@ class Appender:
 
     def _put(self, line: bytes, spans: int) -> None:
         began = monotonic()
+        worked = process_time() if began < self._backlog.watched_until else None
         segment = self.segment
         if segment is None or not segment.append(line):
             self._replaced(segment, line).append(line)
@@ -347,11 +405,16 @@ class Appender:
         if line is self._in_flight[0]:
             self._in_flight = _NOTHING
         took_s = monotonic() - began
-        if took_s > SLOW_S:
-            self._backlog.note_slow(took_s)
-            self._count(n.SLOW_WRITES, 1)
+        if took_s > LONG_S:
+            worked = process_time() - worked if worked is not None else None
+            if self._backlog.is_slow(took_s, worked):
+                self._backlog.note_slow(took_s)
+                self._count(n.SLOW_WRITES, 1)
         elif self._backlog.rest_until:
             self._backlog.note_quick()
+        if self.segment is not None and self.segment.has_last_word:
+            with contextlib.suppress(OSError):
+                self.segment.write_last_word({})  # there is room again
 
     def _replaced(self, gone: Segment | None, line: bytes) -> Segment:
         """A new segment, instead of none or of one that is not ours any more."""

@@ -8,7 +8,7 @@ from lightning_otel.adapter.selection import Selection as Wanted
 from lightning_otel.store.damage import answered
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
-from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanName, SpanSource
+from lightning_otel.store.source import INDEX_COLUMNS, LocalSource, Selection, SpanName, SpanSource
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import HOMES, MAY_MOVE, UNENDED
@@ -17,7 +17,15 @@ from lightning_otel.types import Span
 if TYPE_CHECKING:
     import duckdb
 
-BATCH_SPANS: Final = 20_000
+BATCH_SPANS: Final = 2_000
+"""Spans that are in memory at once, unless a rollout has more."""
+TOKENS_A_SPAN: Final = 500
+"""A call weighs a span more for so many tokens: that many are 2 KB of text."""
+_THREADS: Final = 2
+_WEIGHT: Final = (
+    f"count(*) + coalesce(sum(greatest(input_tokens, 0)), 0) // {TOKENS_A_SPAN}"
+    f" + coalesce(sum(greatest(output_tokens, 0)), 0) // {TOKENS_A_SPAN}"
+)
 _ALL: Final = Wanted()
 _NONE_MOVED: Final = """
 CREATE OR REPLACE TEMP TABLE moved (trace_id VARCHAR, span_id VARCHAR, own_rollout VARCHAR,
@@ -41,7 +49,13 @@ def batches(source: SpanSource, wanted: Wanted = _ALL) -> Iterator[Iterator[Span
         source: Where the spans are.
         wanted: Only these rollouts; what else it says is not looked at.
     """
+    if isinstance(source, LocalSource):
+        # The other view compares all spans with the manifest, in memory, for each batch.
+        source = LocalSource(source.layout, is_brief=True)
     con = with_moved(source)
+    if source.layout is not None:
+        con.execute("SET enable_external_file_cache = false")
+        con.execute(f"SET threads = {_THREADS}")  # each reads a row group at once
     for selection in _selections(source, con, wanted):
         yield map(span_of, source.fetch(complete(con, selection), con).dicts())
 
@@ -173,7 +187,7 @@ def _selections(
     def ask() -> list[tuple[str, int, int, int]]:
         where, having, values = clauses(con, wanted)
         return con.execute(
-            f"SELECT {ROLLOUT}, count(*), min(start_ns), max(start_ns) FROM spans "
+            f"SELECT {ROLLOUT}, {_WEIGHT}, min(start_ns), max(start_ns) FROM spans "
             f"ANTI JOIN moved USING (trace_id, span_id) WHERE {where} "
             f"GROUP BY 1 HAVING {having} ORDER BY 3, 1",
             values,
@@ -182,13 +196,13 @@ def _selections(
     rows = answered(con, source.layout, ask)
     ids: list[str] = []
     spans, low, high = 0, 0, 0
-    for name, count, first, last in rows:
-        if ids and spans + count > BATCH_SPANS:
+    for name, weight, first, last in rows:
+        if ids and spans + weight > BATCH_SPANS:
             yield Selection(rollout_ids=ids, since_ns=low, until_ns=high)
             ids, spans = [], 0
         low = min(low, first) if ids else first
         high = max(high, last) if ids else last
         ids.append(name)
-        spans += count
+        spans += weight
     if ids:
         yield Selection(rollout_ids=ids, since_ns=low, until_ns=high)

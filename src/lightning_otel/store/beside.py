@@ -21,6 +21,6 @@ def state_place(store: "Store") -> str | None:
     if named is not None and "://" in named:
         return named
     layout = store.local.layout if named is None else Layout(named)
-    if layout is None or not layout.state_path.exists():
+    if layout is None or not layout.has_state():
         return None
     return str(layout.catalogue)

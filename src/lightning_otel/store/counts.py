@@ -48,6 +48,8 @@ REASONS: Final[Mapping[str, str]] = {
     SIZE: "the oldest beyond the size that is kept",
     ROLLOUT: "their rollout was taken out",
 }
+MEANT: Final = frozenset(REASONS[name] for name in (TRANSFORM, AGE, SIZE, ROLLOUT))
+"""Reasons that somebody asked for: no loss."""
 _REJECTED: Final = "rejected."
 _DROPPED: Final = "dropped."
 

@@ -40,8 +40,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-VERIFIED_BYTES: Final = 64 << 20
-"""How much is read at once of files that were changed since they were made; 0.1 s."""
 _SUFFIX: Final = ".parquet"
 _REFUSALS: Final = ("Cannot open file", "Could not read", "Could not seek", "Cannot access")
 """Words of DuckDB for what the system refuses."""
@@ -49,7 +47,9 @@ _REFUSALS: Final = ("Cannot open file", "Could not read", "Could not seek", "Can
 _avoided: dict[Path, set[str]] = {}
 """By store: files and segments known to be damaged that could not be put aside."""
 _verified: dict[Path, tuple[int, int]] = {}
-"""Size and time of change of files that were changed since they were made, yet are whole."""
+"""Size and time of change of data files that this process read, and that are whole."""
+_verified_to: dict[Path, int] = {}
+"""How far this process read segments whose lines are whole."""
 _told: dict[Path, frozenset[str]] = {}
 """By store: what was told of last."""
 
@@ -165,18 +165,19 @@ def avoided(layout: Layout) -> frozenset[str]:
 
 
 def look(layout: Layout, manifest: Manifest, *, is_thorough: bool = False) -> dict[str, str]:
-    """Live data files that are damaged, and why; missing ones are not among them.
+    """Data files and segments that are damaged, and why; missing ones are not among them.
+
+    A process reads each once (0.03 s for 14 MB), and of a segment what was appended since.
 
     Args:
         layout: The store's paths.
         manifest: What is live.
-        is_thorough: Verify every file, not only those that were changed since they were made.
+        is_thorough: Read all once more, also files of older versions, which have no checksum.
 
     Raises:
         OSError: The store's folder cannot be read.
     """
     found: dict[str, str] = {}
-    left = VERIFIED_BYTES
     folder = f"{layout.data}/"
     for file in manifest.live_files:
         try:
@@ -185,19 +186,33 @@ def look(layout: Layout, manifest: Manifest, *, is_thorough: bool = False) -> di
             continue
         stamp = status.st_size, status.st_mtime_ns
         is_as_made = stamp == (file.size_bytes, file.mtime_ns or status.st_mtime_ns)
-        if not is_thorough and is_as_made:
-            continue
         path = layout.data / file.name
-        if not is_thorough and _verified.get(path) == stamp:
-            continue
-        if not is_thorough and (left := left - status.st_size) < 0:
+        is_known = _verified.get(path) == stamp or (is_as_made and not file.checksum)
+        if is_known and not is_thorough:
             continue
         why = fault_of(path, file)
         if why:
             found[file.name] = why
         else:
             _verified[path] = stamp
+    # The folder may have been removed: then it is made anew later.
+    for path in layout.unsettled(manifest) if layout.live.exists() else ():
+        if _has_corrupt_lines(layout, path, is_thorough=is_thorough):
+            found[path.name] = "it has a line that is not as written"
     return found
+
+
+def _has_corrupt_lines(layout: Layout, path: Path, *, is_thorough: bool) -> bool:
+    known = _avoided.get(layout.root, set())
+    start = 0 if is_thorough or path.name in known else _verified_to.get(path, 0)
+    try:
+        ranges, end = quarantine.find_corrupt_lines(path, start)
+    except OSError:  # settled meanwhile, or DuckDB shall say what is wrong with it
+        return False
+    if not ranges:
+        _verified_to[path] = end
+        known.discard(path.name)
+    return bool(ranges)
 
 
 def missing(layout: Layout, manifest: Manifest) -> list[DataFile]:
@@ -264,7 +279,7 @@ def remove(layout: Layout, found: Mapping[str, str]) -> None:
     for name in found:
         if not name.endswith(_SUFFIX):
             with contextlib.suppress(FileNotFoundError):
-                quarantine.put_aside_overlong(layout, layout.live / name)
+                quarantine.put_aside_lines(layout, layout.live / name)
 
 
 def tell(layout: Layout, also: Collection[str] = ()) -> None:
@@ -341,7 +356,7 @@ def found_behind(exc: "duckdb.Error", layout: Layout) -> dict[str, str]:
 
     text = str(exc)
     if "maximum_object_size" in text:
-        return _overlong(text, layout)
+        return _corrupt(text, layout)
     # Errors of the Parquet reader that name no file have no class of their own, or name Parquet;
     # those of a user's query have one, and are not worth a look at every file.
     is_nameless = (
@@ -411,12 +426,11 @@ def _scan(path: Path) -> str:
     return ""
 
 
-def _overlong(text: str, layout: Layout) -> dict[str, str]:
+def _corrupt(text: str, layout: Layout) -> dict[str, str]:
     found = {}
     for path in layout.segments():
-        with contextlib.suppress(OSError):
-            if str(path) in text and quarantine.has_overlong_lines(path):
-                found[path.name] = "it has a line longer than any of ours"
+        if str(path) in text and _has_corrupt_lines(layout, path, is_thorough=True):
+            found[path.name] = "it has a line longer than any of ours"
     return found
 
 

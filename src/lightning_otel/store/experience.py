@@ -1,10 +1,13 @@
 """What one learns from: a store's transitions, trajectories and conversations, and the funnel."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
 from lightning_otel.store.asked import Asked, Keywords
 from lightning_otel.store.layout import Layout
 from lightning_otel.types import Conversation, Report, Trajectory, Transition
@@ -54,7 +57,6 @@ class Experience:
         """
         from lightning_otel.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
         from lightning_otel.store import narrow
-        from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Transitions, query_of
 
         asked = Asked.of(keywords)
@@ -65,16 +67,21 @@ class Experience:
             return asked.wanted.wants(step[0])
 
         def steps() -> Iterator[tuple[Transition, int]]:
-            reports: list[Report] = []
-            for part in self._parts(asked, bodies=bodies):
-                reports = [Report.total([*reports, part.report])]
-                yield from part.steps if is_all else filter(is_wanted, part.steps)
-            table.keep(Report.total(reports))
+            report = Report()
+
+            def told(part: "Part") -> Iterable[tuple[Transition, int]]:
+                nonlocal report
+                report = Report.total([report, part.report])
+                return part.steps if is_all else filter(is_wanted, part.steps)
+
+            # No part has a name here: it would be held while the next one is read.
+            yield from chain.from_iterable(map(told, self._parts(asked, bodies=bodies)))
+            table.keep(report)
 
         def query() -> Query:
             if not bodies and (layout := self._narrow_layout(asked)) is not None:
                 return narrow.query(self.source, layout, asked, table.keep)
-            return query_of(new_connection(), records(), columns)
+            return query_of(records(), columns)
 
         def records() -> Iterator[dict[str, Any]]:
             return (row(step, branch, columns) for step, branch in steps())
@@ -115,14 +122,13 @@ class Experience:
         """
         from lightning_otel.adapter.conversation_rows import conversations
         from lightning_otel.store.messages import MESSAGE_COLUMNS, message_row
-        from lightning_otel.store.source import new_connection
         from lightning_otel.store.table import Query, Table, query_of
 
         def rows() -> Iterator[Conversation]:
             return conversations(self.trajectories(**keywords))
 
         def query() -> Query:
-            return query_of(new_connection(), map(message_row, rows()), MESSAGE_COLUMNS)
+            return query_of(map(message_row, rows()), MESSAGE_COLUMNS)
 
         return Table(query, rows, "conversations")
 
@@ -180,7 +186,7 @@ class Experience:
         """
         from lightning_otel.store.export import export
 
-        asked, rest = _divided(options)
+        asked, rest = _divided(options, format)
         return export(
             lambda: self._adapt(asked),
             format,
@@ -205,7 +211,7 @@ class Experience:
         """
         from lightning_otel.store.export import rows
 
-        asked, rest = _divided(options)
+        asked, rest = _divided(options, format)
         return rows(lambda: self._adapt(asked), format, wanted=asked.wanted, options=rest)
 
     def adapt(self, **keywords: Unpack[Keywords]) -> Iterator[Adaptation]:
@@ -243,7 +249,7 @@ class Experience:
 
         if not bodies and (layout := self._narrow_layout(asked)) is not None:
             return narrow.parts(self.source, layout, asked)
-        return (narrow.part_of(each, bodies=bodies) for each in self._adapt(asked))
+        return map(partial(narrow.part_of, bodies=bodies), self._adapt(asked))
 
     def _narrow_layout(self, asked: Asked) -> Layout | None:
         """The store's paths, if its narrow columns tell what is asked for; it is settled then."""
@@ -265,9 +271,15 @@ class Experience:
             settle_if_worthwhile(self.layout)
 
 
-def _divided(options: Mapping[str, Any]) -> tuple[Asked, dict[str, Any]]:
+def _divided(options: Mapping[str, Any], name: str) -> tuple[Asked, dict[str, Any]]:
     """What is asked of the store, and the rest, which is asked of a format."""
+    from lightning_otel import formats
+
     known = Keywords.__annotations__
     asked = {name: value for name, value in options.items() if name in known}
     rest = {name: value for name, value in options.items() if name not in known}
-    return Asked.of(cast(Keywords, asked)), rest
+    found = Asked.of(cast(Keywords, asked))
+    if formats.get(name).is_by_task and isinstance(found.adapter, TripletAdapter):
+        how = found.adapter.advantage or Advantage()
+        found = found._replace(adapter=replace(found.adapter, advantage=how))
+    return found, rest

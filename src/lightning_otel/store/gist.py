@@ -53,7 +53,7 @@ _IS_REWARD: Final = f"""(reward IS NOT NULL AND operation IS NULL AND scope = {q
   AND NOT {_says('"lightning.reward.')})"""
 _IS_OTHER: Final = f"""(coalesce(operation NOT IN ({_CALLS}), true) AND reward IS NULL
   AND name NOT IN ({_MARKS}) AND NOT {_says(c.REWARD_PREFIX + ".")}
-  AND (scope = {quoted(c.SCOPE)} OR (operation IS NULL AND agent IS NULL)))"""
+  AND (scope = {quoted(c.SCOPE)} OR (operation IS NULL AND agent IS NULL AND model IS NULL)))"""
 
 # What a model said parts the conversation: "said" are the texts between. To the last but one of
 # them an answer is appended by closing the list of messages before it.

@@ -27,14 +27,21 @@ from lightning_otel.errors import (
     StoreVersionError,
 )
 from lightning_otel.store.counts import unstored
-from lightning_otel.store.lake import is_lake, lake_address
+from lightning_otel.store.lake import EXAMPLE, is_lake, lake_address
 
+_INSTEAD: Final = {
+    "redis": ", which lasts, or for many machines clickhouse://… or ducklake:postgres://…",
+    "postgres": f", or {EXAMPLE}",
+}
+"""What to take instead of an engine that people ask for."""
 MEMORY: Final = ":memory:"
 """Names a store that is kept in this process and gone with it."""
 SCHEMA_VERSION: Final = 1
 SEGMENT_SUFFIX: Final = ".ndjson"
 _SEGMENT_NAME: Final = re.compile(r"[^-]+-\d+-\d+-\d+\.ndjson")
 """Boot, start of the process in nanoseconds, process id, number."""
+FURTHEST_AHEAD_US: Final = 10_000_000
+"""A commit is written a moment before it counts; a later one is of a clock that went back since."""
 EMPTY_DATA: Final = "_empty.parquet"
 EMPTY_LIVE: Final = "_empty.ndjson"
 REPAIR: Final = "run: lightning-otel doctor --repair"
@@ -137,7 +144,14 @@ class Manifest:
 
     def settled_by(self, time_us: int) -> frozenset[str]:
         """Names of the segments that are settled for whoever begins at this time or later."""
-        return frozenset(each.name for each in self.segments if each.settled_us <= time_us)
+        return frozenset(
+            each.name for each in self.segments if is_in_effect(each.settled_us, time_us)
+        )
+
+
+def is_in_effect(commit_us: int, time_us: int) -> bool:
+    """Say whether a commit counts at a time: also one so far ahead that the clock went back."""
+    return not time_us < commit_us <= time_us + FURTHEST_AHEAD_US
 
 
 class Layout:
@@ -159,7 +173,8 @@ class Layout:
             path = text = lake_address(text).local or DEFAULT_STORE
         if "://" in text:
             shown = re.sub("//[^/]*@", "//…@", text.partition("?")[0])  # without a password
-            raise ConfigError(f"no engine for {shown!r}; name a local path")
+            hint = next((each for name, each in _INSTEAD.items() if name in shown), "")
+            raise ConfigError(f"no engine for {shown!r}; name a local path{hint}")
         if text == MEMORY:
             raise ConfigError(f"{MEMORY!r} is no place on a disk, as is needed here; name a path")
         given = Path(path).expanduser()
@@ -178,8 +193,28 @@ class Layout:
         self.state_path = self.root / "state.sqlite"
 
     def exists(self) -> bool:
-        """Whether a store stands here."""
-        return self.manifest_path.exists() or self._has_lost_manifest()
+        """Whether a store stands here.
+
+        Raises:
+            StoreError: Nobody may look.
+        """
+        return self._stands(self.manifest_path) or self._has_lost_manifest()
+
+    def has_state(self) -> bool:
+        """Whether a state lies beside it.
+
+        Raises:
+            StoreError: Nobody may look.
+        """
+        return self._stands(self.state_path)
+
+    def _stands(self, path: Path) -> bool:
+        try:
+            return path.exists()
+        except OSError as exc:
+            raise StoreError(
+                f"cannot read {path}: {exc.strerror}; look at the owner and mode of {self.root}"
+            ) from exc
 
     def _has_lost_manifest(self) -> bool:
         """Whether settled spans lie here that a new, empty manifest would disown."""
@@ -190,6 +225,7 @@ class Layout:
 
         Raises:
             StoreMissingError: Nothing does.
+            StoreError: Nobody may look.
         """
         if not self.exists():
             # Such as the demo's, which people look for where their own would be.

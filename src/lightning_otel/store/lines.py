@@ -1,6 +1,8 @@
 """A span's record as one line of JSON, of bounded length whatever stands in it."""
 
 import hashlib
+import zlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -13,8 +15,10 @@ MAX_RECORD_BYTES: Final = 8 << 20
 """A longer line would abort every reader's query."""
 _CUT_TO: Final = (1 << 20, 1 << 16, 1 << 12, 1 << 8)
 _MAX_RESOURCE: Final = 1 << 16
-_DUMP: Final = orjson.OPT_APPEND_NEWLINE
-
+RESERVED_BYTES: Final = 1024
+"""Length of a reserved line: the longest counts that there are fit."""
+_CHECK: Final = b',"crc":"'
+_CHECK_BYTES: Final = len(_CHECK) + len('00000000"}')
 _Text = tuple[dict[str, Any], str, str, str]
 """Where a text stands, under which key, how the note on what was cut calls it, and the text."""
 
@@ -42,7 +46,7 @@ def start_line_of(record: Record) -> bytes:
     texts = [len(value) for value in record["attributes"].values() if type(value) is str]
     if sum(texts) <= MAX_RECORD_BYTES:
         try:
-            line = orjson.dumps(record, option=_DUMP)
+            line = checked_line(orjson.dumps(record))
             if len(line) <= MAX_RECORD_BYTES:
                 return line
         except (TypeError, ValueError):  # a value that must be made plain, or repaired
@@ -51,17 +55,43 @@ def start_line_of(record: Record) -> bytes:
 
 
 def parsed(line: bytes) -> Record:
-    """The record of a line; empty where it is torn, or no record at all."""
+    """The record of a line; empty where it is torn or damaged, or no record at all."""
+    line = line.rstrip()
+    if is_corrupt(line):
+        return {}
     try:
         record: Any = orjson.loads(line)
     except ValueError:  # its process is still writing it, or died of it
         return {}
-    return record if isinstance(record, dict) else {}
+    if not isinstance(record, dict):
+        return {}
+    record.pop("crc", None)
+    return record
+
+
+def checked_line(text: bytes) -> bytes:
+    """Return a JSON object as a line that ends with the CRC-32 of all before it."""
+    body = text[:-1]
+    return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def is_corrupt(line: bytes) -> bool:
+    """Say whether a line, without its end, is not as its CRC-32 says; older lines have none."""
+    body = line[:-_CHECK_BYTES]
+    if line[len(body) : len(body) + len(_CHECK)] != _CHECK:
+        return False
+    return line[len(body) + len(_CHECK) :] != b'%08x"}' % zlib.crc32(body)
 
 
 def control_line(record: str, **fields: Any) -> bytes:
     """A line that is no span: a seal, or a count of spans lost."""
-    return orjson.dumps({"record": record, **fields}, option=_DUMP)
+    return checked_line(orjson.dumps({"record": record, **fields}))
+
+
+def reserved_line(counts: Mapping[str, int]) -> bytes:
+    """Return a count's line that is as long as any other, so that one may replace another."""
+    text = orjson.dumps({"record": "count", "counts": counts})
+    return checked_line(text[:-1].ljust(RESERVED_BYTES - _CHECK_BYTES - 1) + text[-1:])
 
 
 def _cut_line(record: Record) -> bytes:
@@ -81,9 +111,9 @@ def _cut_line(record: Record) -> bytes:
 def _dumped(record: Record) -> bytes:
     # To repair a record costs ten times what writing it does, and hardly any needs it.
     try:
-        return orjson.dumps(record, option=_DUMP)
+        return checked_line(orjson.dumps(record))
     except (TypeError, ValueError):
-        return orjson.dumps(repaired(record), option=_DUMP)
+        return checked_line(orjson.dumps(repaired(record)))
 
 
 def _texts(record: Record) -> list[_Text]:
@@ -144,7 +174,7 @@ def _skeleton(record: Record) -> bytes:
         "links": [],
         "otel_resource": orjson.Fragment(resource if len(resource) <= _MAX_RESOURCE else b"{}"),
     }
-    return orjson.dumps(kept, option=_DUMP)
+    return checked_line(orjson.dumps(kept))
 
 
 def _counts_of(record: Record) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_otel.store.damage import avoided
-from lightning_otel.store.layout import DataFile, Layout, now_us
+from lightning_otel.store.layout import DataFile, Layout, is_in_effect, now_us
 
 
 class Moment(NamedTuple):
@@ -37,8 +37,8 @@ def moment_of(layout: Layout) -> Moment:
     files = [
         file
         for file in manifest.files
-        if file.added_us <= now
-        and (file.dropped_us is None or file.dropped_us > now)
+        if is_in_effect(file.added_us, now)
+        and (file.dropped_us is None or not is_in_effect(file.dropped_us, now))
         and file.name in there
         and file.name not in damaged
     ]

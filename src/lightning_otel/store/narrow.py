@@ -5,9 +5,7 @@ over narrow rows, for attempts that plainly go straight on; a walk over the rows
 which reads attributes and tokens too; and the general way, which reads all of it.
 """
 
-import atexit
 import os
-import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +28,7 @@ from lightning_otel.store.plain import Plain, StepCount
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
-from lightning_otel.store.table import Query, hold, insert
+from lightning_otel.store.table import Query, hold, insert, remove_folder
 from lightning_otel.store.walked import Group, walked
 from lightning_otel.types import Report, Transition
 
@@ -203,11 +201,8 @@ class _Pass:
         self.tidy()
 
     def tidy(self) -> None:
-        """Take the folder away, or at the end if a result that is still read lies in it."""
-        try:
-            self._folder.rmdir()
-        except OSError:
-            atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+        """Take the folder away."""
+        remove_folder(self._folder)
 
     def _plan(self) -> None:
         con = self.con

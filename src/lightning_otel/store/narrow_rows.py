@@ -7,12 +7,13 @@ what the others and the segments hold, made once, for these are few.
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lightning_otel import conventions as c
 from lightning_otel.store import damage
 from lightning_otel.store.gist import GIST, ODD, with_gist
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout
 from lightning_otel.store.moment import Moment, moment_of
 from lightning_otel.store.spans import listed_query, same_span
-from lightning_otel.store.sql import ROLLOUT, listed
+from lightning_otel.store.sql import ROLLOUT, listed, quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -28,7 +29,8 @@ _ALL: Final = ", ".join((*COLUMNS, *GIST))
 _CHOSEN: Final = f"""
 SELECT number, trace_id, span_id, parent_span_id, start_ns, end_ns, nullif(agent, '') AS agent,
   response_id, input_tokens, output_tokens, coalesce(nullif(attempt_id, ''), '1') AS attempt,
-  process, sequence, end_sequence, {", ".join(GIST)}
+  process, sequence, end_sequence, operation = {quoted(c.EXECUTE_TOOL)} AS is_tool,
+  {", ".join(GIST)}
 FROM {{source}} JOIN part ON rollout = {ROLLOUT} WHERE start_ns BETWEEN ? AND ?"""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.store import views
 from lightning_otel.store.damage import answered, tell
+from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.live import living
 from lightning_otel.store.moment import Moment, moment_of
@@ -67,6 +68,21 @@ def overview(
         found = answered(con, layout, ask)
     tell(layout)
     return found
+
+
+def rollout_rewards(source: SpanSource) -> dict[str, float]:
+    """The reward of each rollout that has one, its last attempt's, as every door tells it.
+
+    Args:
+        source: Where the spans are.
+
+    Raises:
+        StoreMissingError: There is no store.
+        StoreError: It cannot be read.
+    """
+    query = f"SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY 1"
+    rows = overview(source, query)
+    return {row["rollout_id"]: row["reward"] for row in rows if row["reward"] is not None}
 
 
 def define(con: "duckdb.DuckDBPyConnection", layout: Layout, names: Collection[str]) -> None:

@@ -42,13 +42,15 @@ SPILL: Final = "spill"
 """Folder under ``new/`` for what does not fit into the memory allowed."""
 _COUNTED_COLUMNS: Final = (
     "record", "trace_id", "span_id", "name", "start_ns", "end_ns", "status", "status_message",
-    "attributes", "rotated", "lost", "counts",
+    "attributes", "rotated", "lost", "counts", "process", "sequence", "end_sequence",
 )  # fmt: skip
 ORDER: Final = f"{ROLLOUT}, agent, start_ns, sequence"
 """Within a rollout's time: a conversation's calls stand one after the other, and each holds what
 the one before it held, which zstd then stores once. Rollouts stand in the order they began in, so
 that a window of time is a range of rows."""
 MEMORY: Final = "400MB"
+ROW_GROUP: Final = 4096
+"""Rows that one damaged byte may cost; 20,480 took 0.8 % less room."""
 CONTENT: Final = "hash(name, start_ns, end_ns, status, status_message, attributes::VARCHAR)"
 """Tells whether two spans with one id are the same one, kept twice."""
 
@@ -194,7 +196,7 @@ def _pack(
           SELECT {", ".join((*COLUMNS, *GIST))} FROM ({with_gist(_BEGUN, (*COLUMNS, "began"))})
           ORDER BY began, {ORDER}
         ) TO {quoted(str(made))}
-        (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, ROW_GROUP_SIZE 20480,
+        (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, ROW_GROUP_SIZE {ROW_GROUP},
          KV_METADATA {{schema: '{SCHEMA_VERSION}'}})
         """
     )
@@ -284,12 +286,40 @@ def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[Se
         ) USING (segment) GROUP BY segment
         """
     ).fetchall()
-    known = {name: _settled_segment(name, *numbers) for name, *numbers in counted}
+    gaps = _gaps(con) if any(damaged for _, damaged, *_ in counted) else {}
+    known = {name: _settled_segment(name, gaps.get(name, 0), *rest) for name, *rest in counted}
     return [known.get(path.name, SettledSegment(path.name, 0)) for path in paths]
+
+
+def _gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
+    """Ended spans that each segment lacks, by the numbers that its process gave starts and ends.
+
+    A lost end lacks one number where its start stands there still, else both.
+    """
+    rows = con.execute(
+        f"""
+        WITH own AS (
+          SELECT segment, record, sequence, end_sequence FROM raw
+          WHERE {IS_SPAN} AND sequence >= 0 AND starts_with(segment, process || '-')
+        ), numbers AS (
+          SELECT segment, sequence AS number FROM own
+          UNION SELECT segment, end_sequence FROM own WHERE record = 'span'
+        ), lows AS (
+          -- Starts that are written anew as a segment rotates are older than what stands in it.
+          SELECT segment, CASE WHEN segment LIKE '%-000000.%' THEN 1 ELSE min(end_sequence) END
+            AS low, count(*) FILTER (record = 'start') - count(*) FILTER (record = 'span') AS open
+          FROM own WHERE record IN ('start', 'span') GROUP BY segment
+        )
+        SELECT segment, max(number) - low + 1 - count(*), any_value(greatest(open, 0))
+        FROM numbers JOIN lows USING (segment) WHERE number >= low GROUP BY segment, low
+        """
+    ).fetchall()
+    return {name: min(opened, n) + (n - min(opened, n) + 1) // 2 for name, n, opened in rows}
 
 
 def _settled_segment(
     name: str,
+    gaps: int,
     damaged: int,
     conflicts: int,
     lost: int,
@@ -303,6 +333,7 @@ def _settled_segment(
 
     Args:
         name: Its file name.
+        gaps: Ended spans that it lacks by their numbers.
         damaged: Lines that do not parse.
         conflicts: Lines of spans whose id was taken by a different span.
         lost: Spans lost, as older versions noted it.
@@ -317,7 +348,7 @@ def _settled_segment(
     # A sealed segment says how many ended; of one whose process was killed, each line counts. A
     # damaged line may have been a span's start: then nothing is missing.
     noted = told.pop(n.ENDED, None)
-    ended = known + damaged if noted is None else noted + lost
+    ended = known + (max(damaged, gaps) if damaged else 0) if noted is None else noted + lost
     counts = n.added(
         told,
         {
@@ -325,7 +356,7 @@ def _settled_segment(
             n.STORED: lines - ended_refused,
             n.CONFLICT: ended_conflicts,
             n.DUPLICATE: ended_refused - ended_conflicts,
-            n.DAMAGED: min(damaged, max(0, ended - known)),
+            n.DAMAGED: max(0, ended - known) if damaged else 0,
         },
     )
     return SettledSegment(

@@ -45,24 +45,29 @@ UPDATE judged SET is_sound = false, is_plain = false WHERE number IN (FROM apart
 # Where each span stands under its parent, if it has one.
 _UNDER: Final = f"""
 CREATE OR REPLACE TABLE under AS
-SELECT one.spot, one.number, one.key, one.began, one.ended, one.kind, one.agent,
+SELECT one.spot, one.number, one.key, one.began, one.ended, one.kind, one.agent, one.is_tool,
   above.spot AS above, one.parent IS NULL
     OR coalesce(above.began < one.began AND one.ended < above.ended, false) AS is_within
 FROM (
     SELECT rowid AS spot, number, sequence AS began, end_sequence AS ended, {KIND} AS kind, agent,
-      hash(span_id) AS key, CASE WHEN parent_span_id <> '' THEN hash(parent_span_id) END AS parent
+      is_tool, hash(span_id) AS key,
+      CASE WHEN parent_span_id <> '' THEN hash(parent_span_id) END AS parent
     FROM chosen SEMI JOIN (FROM judged WHERE is_plain) AS judged USING (number)
   ) AS one
   LEFT JOIN (SELECT rowid AS spot, number, sequence AS began, end_sequence AS ended,
     hash(span_id) AS key FROM chosen) AS above
     ON above.number = one.number AND above.key = one.parent"""
 
-_TANGLED: Final = """
+_TANGLED: Final = f"""
 SELECT number FROM under GROUP BY number, key HAVING count(*) > 1
 UNION ALL SELECT number FROM under WHERE NOT is_within
 UNION ALL SELECT number FROM (SELECT number, began,
   lag(ended) OVER (PARTITION BY number, above ORDER BY began) AS last_ended FROM under)
-  WHERE last_ended >= began"""
+  WHERE last_ended >= began
+UNION ALL SELECT number FROM (SELECT number, kind, began,
+    max(CASE WHEN is_tool THEN ended END) OVER (PARTITION BY number ORDER BY began) AS tool_ended
+    FROM under WHERE is_tool OR kind = {CALL})
+  WHERE kind = {CALL} AND tool_ended > began"""
 
 # An agent acts in all that lies within it, until another one does.
 _STEPS: Final = """

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreError
-from lightning_otel.store.damage import damage_of
+from lightning_otel.store.damage import avoid, damage_of, look
 from lightning_otel.store.ducklake import (
     LAKE,
     POSTGRES,
@@ -91,6 +91,7 @@ def publish(layout: Layout, address: LakeAddress, *, is_rest_included: bool = Fa
     layout.require()
     with _publisher_elected(layout) as publisher:
         settle(layout, wait_s=_WAIT_S)
+        avoid(layout, look(layout, layout.read_manifest()))  # damage stays here
         planned = _plan(layout, is_rest_included=is_rest_included)
         manifest = layout.read_manifest()
         waiting = sum(file.rows for file in manifest.live_files if not file.publication)

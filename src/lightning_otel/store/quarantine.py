@@ -6,7 +6,7 @@ spans are missing that it may be possible to get back. Nothing in here imports D
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -14,10 +14,14 @@ from typing import Final, Literal
 import orjson
 
 from lightning_otel.store.layout import DataFile, Layout, now_us, write_private
-from lightning_otel.store.lines import MAX_RECORD_BYTES, control_line, parsed
+from lightning_otel.store.lines import MAX_RECORD_BYTES, control_line, is_corrupt, parsed
 
 DAMAGED: Final = "damaged"
 """The record that stands where a damaged line stood, so that it is counted."""
+_MARKER: Final = control_line(DAMAGED)
+_FILLER: Final = (b" " * 1023 + b"\n") * (1 << 10)
+"""Over damaged bytes: lines that every reader steps over, and not a million of them."""
+_SPAN: Final = b'{"record":"span"'
 _NOTE: Final = ".json"
 _LONGEST_LINE: Final = 2 * MAX_RECORD_BYTES
 _CHUNK: Final = 1 << 20
@@ -141,17 +145,38 @@ def put_aside(layout: Layout, damaged: Mapping[str, str]) -> list[Note]:
     return found
 
 
-def has_overlong_lines(path: Path) -> bool:
-    """Whether a segment has a line that would abort every reader's query.
+def find_corrupt_lines(path: Path, start: int = 0) -> tuple[list[tuple[int, int]], int]:
+    """Find lines that are not as their checksum says, or too long for a reader's query.
+
+    Args:
+        path: A segment.
+        start: Where to begin: at the beginning of a line.
+
+    Returns:
+        First byte and one past the last of each, and where the last whole line ends.
 
     Raises:
         OSError: It cannot be read.
     """
-    return next(_overlong(path), None) is not None
+    found: list[tuple[int, int]] = []
+    first = start
+    with path.open("rb") as file:
+        file.seek(start)
+        while line := file.readline(_LONGEST_LINE + 1):
+            end = first + len(line)
+            is_overlong = len(line) > _LONGEST_LINE
+            while not line.endswith(b"\n") and (line := file.readline(_CHUNK)):
+                end += len(line)
+            if is_overlong or (len(line) > len(_MARKER) and is_corrupt(line[:-1])):
+                found.append((first, end - line.endswith(b"\n")))
+            elif not line.endswith(b"\n"):
+                break  # its process is still writing it
+            first = end
+    return found, first
 
 
-def put_aside_overlong(layout: Layout, path: Path) -> int:
-    """Move every overlong line of a segment into quarantine, and say in its place that one was.
+def put_aside_lines(layout: Layout, path: Path) -> list[Note]:
+    """Move the corrupt lines of a segment into quarantine, and say in their place that one was.
 
     The segment is changed where it is, in place: its process may go on appending to it.
 
@@ -159,22 +184,28 @@ def put_aside_overlong(layout: Layout, path: Path) -> int:
         layout: The store's paths.
         path: The segment.
 
-    Returns:
-        How many there were.
-
     Raises:
         OSError: The store cannot be read or written.
     """
-    _make_folder(layout)
-    ranges = list(_overlong(path))
+    ranges, _ = find_corrupt_lines(path)
+    made = []
     for first, end in ranges:
+        _make_folder(layout)
         name = f"{path.name}-{first}.line"
-        _copy_range(path, layout.quarantine / name, first, end)
-        why = f"a line of {end - first} bytes, at byte {first} of {path.name}: ours are shorter"
+        kept = layout.quarantine / name
+        _copy_range(path, kept, first, end)
+        with kept.open("rb") as file:
+            is_span = file.read(len(_SPAN)) == _SPAN
+        why = f"a line of {end - first} bytes, at byte {first} of {path.name}, is not as written"
         now = now_us()
-        write_note(layout, Note(name, "lines", why, now, size_bytes=end - first, resolved_us=now))
+        note = Note(
+            name, "lines", why, now, rows=is_span, gone=is_span, size_bytes=end - first,
+            resolved_us=now,
+        )  # fmt: skip
+        write_note(layout, note)
         _blank(path, first, end)
-    return len(ranges)
+        made.append(note)
+    return made
 
 
 def keep_damaged_lines(layout: Layout, path: Path) -> None:
@@ -237,22 +268,6 @@ def _is_damaged(line: bytes) -> bool:
     return kind not in _RECORDS or not ids or type(record.get("start_ns")) is not int
 
 
-def _overlong(path: Path) -> Iterator[tuple[int, int]]:
-    """First byte and one past the last of each line that is too long."""
-    first = position = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            cut = 0
-            while (newline := chunk.find(b"\n", cut)) >= 0:
-                if position + newline - first > _LONGEST_LINE:
-                    yield first, position + newline
-                cut = newline + 1
-                first = position + cut
-            position += len(chunk)
-    if position - first > _LONGEST_LINE:
-        yield first, position
-
-
 def _copy_range(path: Path, kept: Path, first: int, end: int) -> None:
     kept.unlink(missing_ok=True)
     write_private(kept, b"")
@@ -269,16 +284,15 @@ def _copy_range(path: Path, kept: Path, first: int, end: int) -> None:
 
 
 def _blank(path: Path, first: int, end: int) -> None:
-    """Write over a range: a record that tells of it, then empty lines, which readers step over."""
-    marker = control_line(DAMAGED)
+    """Write over a range: a record that tells of it, then empty lines."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         # From the end: until the marker stands in front, the line is found again by the next one.
         at = end
-        while at > first + len(marker):
-            start = max(first + len(marker), at - _CHUNK)
-            os.pwrite(descriptor, b"\n" * (at - start), start)
+        while at > first + len(_MARKER):
+            start = max(first + len(_MARKER), at - _CHUNK)
+            os.pwrite(descriptor, _FILLER[: at - start], start)
             at = start
-        os.pwrite(descriptor, marker, first)
+        os.pwrite(descriptor, _MARKER, first)
     finally:
         os.close(descriptor)

@@ -11,6 +11,7 @@ from lightning_otel.store.counts import ENDED, STORED, added
 from lightning_otel.store.election import settler_elected
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, Manifest
 from lightning_otel.store.parquet import (
+    ROW_GROUP,
     SPILL,
     described,
     new_name,
@@ -124,7 +125,7 @@ def _taken(con: "duckdb.DuckDBPyConnection", layout: Layout, path: Path) -> Data
             f"COPY (SELECT * FROM {file} AS f WHERE NOT {is_held} "
             "ORDER BY trace_id, agent, start_ns, sequence) "
             f"TO {quoted(str(made))} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, "
-            f"ROW_GROUP_SIZE 20480, KV_METADATA {{schema: '{schema}'}})"
+            f"ROW_GROUP_SIZE {ROW_GROUP}, KV_METADATA {{schema: '{schema}'}})"
         )
         made.chmod(0o600)
         sync(made)

@@ -30,6 +30,7 @@ from lightning_otel.store.merge import (
     STORED,
     write_slices,
 )
+from lightning_otel.store.parquet import ROW_GROUP as SETTLED_GROUP
 from lightning_otel.store.parquet import SPILL, described, packing_connection, row_of
 from lightning_otel.store.quarantine import notes
 from lightning_otel.store.redactions import Redacted, Scope, await_effect, finish, note, user
@@ -44,7 +45,6 @@ from lightning_otel.types import Span
 if TYPE_CHECKING:
     import duckdb
 
-_SETTLED_GROUP: Final = 20_480
 _SETTLED_LEVEL: Final = 3
 _ELECTION_S: Final = 10.0
 _SHAPE: Final = quoted(orjson.dumps({"row": "BIGINT", **COLUMNS}).decode())
@@ -266,7 +266,7 @@ class _Work:
             write_slices(con, made, slices, group_bytes=ROW_GROUP_BYTES // thrift)
         else:
             write_slices(
-                con, made, slices, level=_SETTLED_LEVEL, group_rows=_SETTLED_GROUP // thrift,
+                con, made, slices, level=_SETTLED_LEVEL, group_rows=SETTLED_GROUP // thrift,
             )  # fmt: skip
         rows, low, high = row_of(
             con,

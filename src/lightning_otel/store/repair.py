@@ -12,6 +12,7 @@ from lightning_otel.store.damage import look, missing, remove
 from lightning_otel.store.election import settler_elected
 from lightning_otel.store.layout import DataFile, Layout, now_us
 from lightning_otel.store.parquet import (
+    ROW_GROUP,
     SPILL,
     described,
     new_name,
@@ -45,7 +46,7 @@ def repair(layout: Layout) -> list[Note]:
     """Verify every file, get back what can be, and give up the rest.
 
     Returns:
-        What was open, as it is now: how many spans came back, and how many are gone.
+        What was open or corrupt, as it is now: how many spans came back, and how many are gone.
 
     Raises:
         StoreError: Another process is settling, or the store cannot be written.
@@ -55,10 +56,12 @@ def repair(layout: Layout) -> list[Note]:
             if not is_elected:
                 raise StoreError(f"{layout.catalogue} is being settled just now; try again")
             restore(layout)
+            lines = [
+                note
+                for path in layout.segments()
+                for note in quarantine.put_aside_lines(layout, path)
+            ]
             remove(layout, look(layout, layout.read_manifest(), is_thorough=True))
-            for path in layout.segments():
-                if quarantine.has_overlong_lines(path):
-                    quarantine.put_aside_overlong(layout, path)
             absent = missing(layout, layout.read_manifest())
             if absent:
                 quarantine.put_aside(layout, {file.name: "it is missing" for file in absent})
@@ -68,7 +71,7 @@ def repair(layout: Layout) -> list[Note]:
     except OSError as exc:
         raise StoreError(f"cannot repair {layout.catalogue}: {exc}; is there room?") from exc
     ensure_catalogue(layout)
-    return done
+    return [*done, *lines]
 
 
 def _resolved(layout: Layout, note: Note) -> Note:
@@ -164,7 +167,7 @@ def _kept(con: "duckdb.DuckDBPyConnection", layout: Layout, old: DataFile | None
     con.execute(
         "COPY (FROM good ORDER BY trace_id, start_ns) "
         f"TO {quoted(str(made))} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, "
-        f"ROW_GROUP_SIZE 20480, KV_METADATA {{schema: '{schema}'}})"
+        f"ROW_GROUP_SIZE {ROW_GROUP}, KV_METADATA {{schema: '{schema}'}})"
     )
     made.chmod(0o600)
     sync(made)

@@ -1,6 +1,7 @@
 """Spans of the OpenTelemetry SDK as records; only its public attributes are touched."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import conventions as c
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.trace import Link
 
+_NO_STAMPS: Final[Mapping[str, Any]] = MappingProxyType({})
 _KNOWN_AT_START: Final = (
     ("operation", c.OPERATION),
     ("agent", c.AGENT_NAME),
@@ -46,7 +48,9 @@ def identity_of(
     }
 
 
-def start_record(span: "ReadableSpan", identity: Record) -> Record:
+def start_record(
+    span: "ReadableSpan", identity: Record, stamps: Mapping[str, Any] = _NO_STAMPS
+) -> Record:
     """The record of a span that just started.
 
     Written by hand, not by :func:`record_of`: it carries little and is written for every span.
@@ -54,8 +58,9 @@ def start_record(span: "ReadableSpan", identity: Record) -> Record:
     Args:
         span: The span.
         identity: As :func:`identity_of` gave it.
+        stamps: Attributes for the record alone, where the span has none of that name.
     """
-    attributes = copied(span.attributes)
+    attributes = {**stamps, **copied(span.attributes)}
     record: Record = {
         "record": "start",
         **identity,
@@ -74,7 +79,11 @@ def start_record(span: "ReadableSpan", identity: Record) -> Record:
 
 
 def end_record(
-    span: "ReadableSpan", body: Mapping[str, str], identity: Record, end_sequence: int
+    span: "ReadableSpan",
+    body: Mapping[str, str],
+    identity: Record,
+    end_sequence: int,
+    stamps: Mapping[str, Any] = _NO_STAMPS,
 ) -> Record:
     """The record of an ended span.
 
@@ -83,9 +92,10 @@ def end_record(
         body: Content that is kept beside it.
         identity: As :func:`identity_of` gave it.
         end_sequence: Position of its end in the process.
+        stamps: Attributes for the record alone, where the span has none of that name.
     """
     status = span.status
-    attributes = copied(span.attributes)
+    attributes = {**stamps, **copied(span.attributes)}
     if span.dropped_attributes or span.dropped_events or span.dropped_links:
         attributes[c.CUT] = json_of(_dropped_by_sdk(span))
     return record_of(

@@ -3,13 +3,18 @@
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import stat
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout
+from lightning_otel.store.lines import reserved_line
+
+log = logging.getLogger(__name__)
 
 _CLOSE: Final = stat.S_IXUSR
 _OPEN_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -37,7 +42,8 @@ class Segment:
     """An append-only file of one process, locked while it is open.
 
     It is made under a temporary name, locked, then renamed into ``live/``: otherwise a settler
-    could take it between the opening and the locking.
+    could take it between the opening and the locking. It begins with room for a last word, which
+    can be written there when the disk is full.
     """
 
     def __init__(self, layout: Layout, process: str, number: int) -> None:
@@ -51,10 +57,13 @@ class Segment:
         made = layout.new / name
         self.size_bytes = 0
         self.is_asked_to_close = False
+        self.has_last_word = False
         self._descriptor = os.open(made, _OPEN_FLAGS, 0o600)
         self._inode = os.fstat(self._descriptor).st_ino
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _check_locks(made)
+            self.append(reserved_line({}))
             os.rename(made, self.path)
         except OSError:
             self.close()
@@ -73,6 +82,7 @@ class Segment:
             return False
         is_ours = found.st_ino == self._inode and found.st_nlink > 0
         # Here, where it costs nothing: every line looks at the file already.
+        self._found_bytes = found.st_size
         self.is_asked_to_close = is_ours and bool(found.st_mode & _CLOSE)
         return is_ours
 
@@ -102,14 +112,30 @@ class Segment:
         """
         if not self.is_intact():
             return False
-        written = os.write(self._descriptor, lines)
-        if written != len(lines):
+        before = self._found_bytes
+        try:
+            if os.write(self._descriptor, lines) != len(lines):
+                raise OSError(errno.ENOSPC, "short write, no space left")
+        except OSError:
             # A torn line would swallow the next one.
-            end = os.fstat(self._descriptor).st_size
-            os.ftruncate(self._descriptor, end - written)
-            raise OSError(errno.ENOSPC, "short write, no space left")
-        self.size_bytes += written
+            os.ftruncate(self._descriptor, before)
+            raise
+        self.size_bytes += len(lines)
         return True
+
+    def write_last_word(self, counts: Mapping[str, int]) -> None:
+        """Write counts into the room kept for them; empty ones take back what stood there.
+
+        Raises:
+            OSError: The file is gone, or cannot be written even there.
+        """
+        # Not the descriptor that appends: on Linux it does so wherever one asks it to write.
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(descriptor, reserved_line(counts), 0)
+        finally:
+            os.close(descriptor)
+        self.has_last_word = bool(counts)
 
     def close(self) -> None:
         """Close the file, which frees its lock unless a parent process still holds it."""
@@ -121,3 +147,26 @@ class Segment:
         """Close the file and take it away."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+_checked: set[Path] = set()
+"""Folders whose filesystem was tried."""
+
+
+def _check_locks(made: Path) -> None:
+    """Warn once where a lock keeps nobody out: settlers would take what is still being written."""
+    if made.parent in _checked:
+        return
+    _checked.add(made.parent)
+    descriptor = os.open(made, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(descriptor)
+    log.warning(
+        "file locks do not work in %s: spans are lost if anybody reads the store while this "
+        "program records; keep it on a local disk, with LIGHTNING_OTEL_STORE",
+        made.parent.parent,
+    )

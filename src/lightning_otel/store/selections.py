@@ -11,7 +11,7 @@ from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
 
 MAX_IDS: Final = 200_000
-"""Ids in one selection; a batch of the adapter names 20,000 at most."""
+"""Ids in one selection; a batch of the adapter names 2,000 at most."""
 MAX_ID_CHARACTERS: Final = 1024
 _FIELDS: Final = frozenset(each.name for each in fields(Selection)) - {"also"}
 _COLUMNS: Final = frozenset({*COLUMNS, REWARD_ATTRIBUTES})

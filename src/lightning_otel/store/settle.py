@@ -29,7 +29,7 @@ from lightning_otel.store.layout import (
     total_bytes,
 )
 from lightning_otel.store.parquet import SPILL, make_parquet, sync
-from lightning_otel.store.quarantine import keep_damaged_lines, notes
+from lightning_otel.store.quarantine import keep_damaged_lines, notes, put_aside_lines
 from lightning_otel.store.rebuild import restore
 from lightning_otel.store.segment import boot_id
 
@@ -194,6 +194,8 @@ def _made(
     """The manifest, and a file made beside what it lists: without what is damaged of that."""
     import duckdb
 
+    for path in paths:
+        put_aside_lines(layout, path)
     done: set[str] = set()
     while True:
         manifest = layout.read_manifest()

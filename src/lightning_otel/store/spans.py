@@ -9,7 +9,13 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from lightning_otel.store.layout import EMPTY_DATA, SCHEMA_VERSION, DataFile, Layout
+from lightning_otel.store.layout import (
+    EMPTY_DATA,
+    FURTHEST_AHEAD_US,
+    SCHEMA_VERSION,
+    DataFile,
+    Layout,
+)
 from lightning_otel.store.lines import MAX_RECORD_BYTES
 from lightning_otel.store.schema import COLUMNS, SOURCES
 from lightning_otel.store.sql import attribute, listed, quoted
@@ -51,6 +57,11 @@ _ONE_LINE_EACH: Final = """QUALIFY row_number() OVER (
     PARTITION BY trace_id, span_id
     ORDER BY record <> 'span', record <> 'drop', filename, sequence) = 1 AND record <> 'drop'"""
 """Of the lines of segments about one span: its end, unless it was dropped, else its start."""
+
+
+def _is_ahead(time_us: str) -> str:
+    """As ``layout.is_in_effect``, the other way round."""
+    return f"({time_us} - epoch_us(now()) BETWEEN 1 AND {FURTHEST_AHEAD_US})"
 
 
 def _struct(columns: dict[str, str]) -> str:
@@ -130,8 +141,8 @@ def spans_query(
     return f"""
 WITH manifest AS NOT MATERIALIZED (
   SELECT kind, name, coalesce(schema, 1) AS schema FROM {manifest}
-  WHERE coalesce(added_us, settled_us) <= epoch_us(now())
-    AND (dropped_us IS NULL OR dropped_us > epoch_us(now()))
+  WHERE NOT {_is_ahead("coalesce(added_us, settled_us)")}
+    AND (dropped_us IS NULL OR {_is_ahead("dropped_us")})
 ),
 settled AS NOT MATERIALIZED (
   {_settled(data, damaged, is_mixed=is_mixed)}

@@ -4,16 +4,20 @@ Nothing is computed until it is asked for, and pandas, polars and pyarrow are im
 method that is named after them.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import itertools
 import json
 import os
 import re
+import shutil
 import stat
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -31,7 +35,7 @@ from lightning_otel.store import zones
 from lightning_otel.store.damage import damage_of, mend, renew
 from lightning_otel.store.layout import Layout, write_private
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS, span_of
-from lightning_otel.store.sql import quoted
+from lightning_otel.store.sql import keep_quiet, quoted
 from lightning_otel.store.views import NAMES
 from lightning_otel.types import Report, Span, Transition
 from lightning_otel.types.wording import step_row
@@ -42,6 +46,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _FETCH = 2048
 _LINE_BYTES = 1 << 20
+_PART_BYTES = 16 << 20
+"""Of rows in a temporary file at once."""
+_MEMORY = "128MB"
+"""Of DuckDB's for rows made here, before it spills to the disk."""
+_MORE = ("512MB", "2GB")
+"""What it is given where that is too little: it works on 2,048 rows at once, however long."""
+_THREADS = 1
+_ROW_GROUP = 2048
+"""Rows of a Parquet file that are in memory at once; with their bodies these are 10 MB."""
 _PAGE = 20
 """Rows that a notebook shows."""
 _COUNTING_S = 5.0
@@ -64,6 +77,7 @@ class Query:
         parameters: Sequence[object] = (),
         *,
         layout: Layout | None = None,
+        is_spilled: bool = False,
     ) -> None:
         """Hold a query.
 
@@ -72,8 +86,10 @@ class Query:
             text: One SELECT.
             parameters: What stands for its question marks.
             layout: The paths of the store, if it reads files.
+            is_spilled: Whether the connection is one of :func:`query_of`.
         """
         self._con = con
+        self._is_spilled = is_spilled
         self._text = text
         self._parameters = list(parameters)
         self._layout = layout
@@ -89,7 +105,11 @@ class Query:
             QueryError: DuckDB refuses the query.
             StoreError: A file cannot be read.
         """
-        return self._again(lambda: get(self._con.sql(self._text, params=self._parameters or None)))
+
+        def act() -> T:
+            return get(self._con.sql(self._text, params=self._parameters or None))
+
+        return self._again(lambda: spill(self._con, act) if self._is_spilled else act())
 
     def count(self) -> int:
         """How many rows there are.
@@ -299,8 +319,8 @@ class Table(Generic[T]):
             ConfigError: No file can be made there; what stood there is as it was.
         """
         with private_file(path) as made:
-            options = "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
-            copy = f"COPY result TO {quoted(str(made))} {options}"
+            options = f"COMPRESSION zstd, USE_TMP_FILE false, ROW_GROUP_SIZE {_ROW_GROUP}"
+            copy = f"COPY result TO {quoted(str(made))} (FORMAT parquet, {options})"
             self._query().take(lambda relation: relation.query("result", copy))
 
 
@@ -431,19 +451,46 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         made.unlink(missing_ok=True)
 
 
-def query_of(
-    con: "duckdb.DuckDBPyConnection", rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]
-) -> Query:
-    """Python rows as a query, through a temporary file: memory does not grow with them.
+def query_of(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Query:
+    """Return Python rows as a query on a connection of bounded memory, which spills to the disk.
 
     Args:
-        con: The connection that will hold the temporary table.
         rows: Values that JSON knows.
         columns: DuckDB type of each column.
     """
+    import duckdb
+
+    folder = Path(tempfile.mkdtemp(prefix="lightning-otel-"))
+    con = duckdb.connect()
+    keep_quiet(con)
+    con.execute(f"SET temp_directory = {quoted(str(folder))}")
+    con.execute(f"SET memory_limit = '{_MEMORY}'")
+    con.execute(f"SET threads = {_THREADS}")
     hold(con, "held", columns)
     insert(con, "held", rows, columns)
-    return Query(con, "SELECT * FROM held")
+    found = Query(con, "SELECT * FROM held", is_spilled=True)
+    weakref.finalize(found, remove_folder, folder)
+    return found
+
+
+def spill(con: "duckdb.DuckDBPyConnection", act: Callable[[], T]) -> T:
+    """Result of an act on a connection of little memory, with more of it where it needs more."""
+    import duckdb
+
+    for limit in _MORE:
+        try:
+            return act()
+        except duckdb.OutOfMemoryException:
+            con.execute(f"SET memory_limit = '{limit}'")
+    return act()
+
+
+def remove_folder(folder: Path) -> None:
+    """Take a folder away; at the end of the process if a result still being read lies in it."""
+    try:
+        folder.rmdir()
+    except OSError:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def hold(con: "duckdb.DuckDBPyConnection", table: str, columns: Mapping[str, str]) -> None:
@@ -466,20 +513,24 @@ def insert(
         rows: Values that JSON knows.
         columns: DuckDB type of each column, in the table's order.
     """
-    with tempfile.NamedTemporaryFile(suffix=".ndjson") as file:
-        longest = 0
-        for row in rows:
-            longest = max(longest, file.write(line(row)))
-        if not longest:
-            return
-        file.flush()
-        # DuckDB takes twice as much for each thread, be a line that long or not.
-        size = max(_LINE_BYTES, 2 * longest)
-        described = "{" + ", ".join(f"{quoted(k)}: {quoted(v)}" for k, v in columns.items()) + "}"
-        con.execute(
-            f"INSERT INTO {table} SELECT * FROM read_json({quoted(file.name)}, "
-            f"format='newline_delimited', columns={described}, maximum_object_size={size})"
-        )
+    # DuckDB takes twice as much as a line may be long for each thread, be a line that long or not.
+    described = "{" + ", ".join(f"{quoted(k)}: {quoted(v)}" for k, v in columns.items()) + "}"
+    lines, is_over = map(line, rows), False
+    while not is_over:
+        with tempfile.NamedTemporaryFile(suffix=".ndjson") as file:
+            size = longest = 0
+            while size < _PART_BYTES and (text := next(lines, b"")):
+                size += file.write(text)
+                longest = max(longest, len(text))
+            is_over = size < _PART_BYTES
+            file.flush()
+            if size:
+                statement = (
+                    f"INSERT INTO {table} SELECT * FROM read_json({quoted(file.name)}, "
+                    f"format='newline_delimited', columns={described}, "
+                    f"maximum_object_size={max(_LINE_BYTES, 2 * longest)})"
+                )
+                spill(con, partial(con.execute, statement))
 
 
 def check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from lightning_otel import conventions as c
+from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.gist import RECEIVED
-from lightning_otel.store.near import GIVEN, Near
+from lightning_otel.store.near import Near
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 
 Status: TypeAlias = Literal["ended", "failed", "running", "incomplete"]
@@ -22,8 +23,8 @@ class TraceFilter:
         agent: Name or glob of an agent that acts in it.
         model: Name or glob of a model that is called in it.
         status: What became of it.
-        rewarded: Whether it, or its rollout, has a reward.
-        min_reward: The least its latest reward may be.
+        rewarded: Whether its rollout has a reward.
+        min_reward: The least that may be.
         max_reward: The most.
         has_error: Whether one of its spans failed.
         since_ns: It began at this time or later.
@@ -87,28 +88,24 @@ def matching(wanted: TraceFilter, alive: Sequence[str], near: "Near") -> tuple[s
     found = "SELECT trace_id, min(start_ns) AS start_ns, max(start_ns) AS last_ns"
     if not wanted.is_about_rewards:
         return f"{found} {matching}", [*inner, *values]
-    own = f"any_value({ROLLOUT}) AS rollout_id, arg_max(reward, start_ns) AS own"
     rewarded, more = _rewarded(wanted)
-    late = f"SELECT {ROLLOUT} AS rollout_id, reward AS value, start_ns FROM {spans} WHERE {GIVEN}"
-    if near.may_link(None):  # four times as much to look at
-        late = "FROM rewards WHERE start_ns >= ?"
     return (
-        f"SELECT trace_id, start_ns, last_ns FROM ({found}, {own} {matching}) LEFT JOIN "
-        f"(SELECT rollout_id, arg_max(value, start_ns) AS late FROM ({late}) GROUP BY 1) "
+        f"SELECT trace_id, start_ns, last_ns FROM "
+        f"({found}, any_value({ROLLOUT}) AS rollout_id {matching}) LEFT JOIN "
+        f"(SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY 1) "
         f"USING (rollout_id) WHERE {rewarded}",
-        [*inner, *values, 0, *more],
+        [*inner, *values, *more],
     )
 
 
 def _rewarded(wanted: TraceFilter) -> tuple[str, list[float]]:
     terms: list[str] = ["true"]
     values: list[float] = []
-    found = "coalesce(own, late)"
     if wanted.rewarded is not None:
-        terms.append(f"({found} IS NOT NULL) = {wanted.rewarded}")
+        terms.append(f"(reward IS NOT NULL) = {wanted.rewarded}")
     for sign, bound in ((">=", wanted.min_reward), ("<=", wanted.max_reward)):
         if bound is not None:
-            terms.append(f"{found} {sign} ?")
+            terms.append(f"reward {sign} ?")
             values.append(bound)
     return " AND ".join(terms), values
 

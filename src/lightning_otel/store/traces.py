@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.store.damage import answered
+from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.live import living
-from lightning_otel.store.near import GIVEN, Near
+from lightning_otel.store.near import Near
+from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 from lightning_otel.store.trace_filters import (
@@ -26,7 +28,7 @@ from lightning_otel.store.trace_filters import (
     matching,
     status_of,
 )
-from lightning_otel.store.views import REPEATED
+from lightning_otel.store.views import REPEATED, ROLLOUTS, alive_statement
 
 if TYPE_CHECKING:
     import duckdb
@@ -67,7 +69,7 @@ class TraceRow:
         errors: Spans that failed.
         calls: Requests for an answer of a model, each counted once however many tracers told of it.
         tools: Calls of tools.
-        reward: Its latest, else that of its rollout; None if there is none.
+        reward: That of its rollout; None if there is none.
         words: The first words of its task, or of what a user asked.
     """
 
@@ -125,7 +127,7 @@ def find_traces(
         StoreError: The store cannot be read.
     """
     wanted = wanted or TraceFilter()
-    views = ("spans", "rewards") if wanted.is_about_rewards else ("spans",)
+    views = ("spans", "rollouts") if wanted.is_about_rewards else ("spans",)
     con = source.connect(views, None if wanted.is_wide else INDEX_COLUMNS)
     return answered(con, source.layout, lambda: _Look(con, source, wanted).page(after, limit))
 
@@ -214,22 +216,19 @@ class _Look:
         cursor = con.execute(_told(self._alive))
         keys = [column[0] for column in cursor.description or ()]
         told = {row[0]: dict(zip(keys, row, strict=True)) for row in cursor.fetchall()}
-        later, words = self._later(low), self._words(low, high)
+        rewards, words = self._rewards(), self._words(low, high)
         for name, row in told.items():
             row |= {key: tuple(row[key] or ()) for key in ("agents", "models")}
-            row["words"] = words.get(name, "")
-            if row["reward"] is None:
-                row["reward"] = later.get(name, later.get(row["rollout_id"]))
+            row |= {"words": words.get(name, ""), "reward": rewards.get(row["rollout_id"])}
         return [TraceRow(**told[name]) for name in names if name in told]
 
-    def _later(self, low: int) -> dict[str, float]:
-        """The latest reward that was given elsewhere to traces, or to rollouts, of the page."""
-        rows = self._con.execute(_LATER.format(spans=self._near.narrow(low, None)), [low])
-        found = {str(name): float(value) for name, value in rows.fetchall()}
-        if self._near.may_link(low):
-            links = _LINKED.format(spans=self._near.whole(low, None))
-            found |= dict(self._con.execute(links, [low]).fetchall())
-        return found
+    def _rewards(self) -> dict[str, float]:
+        """The reward of each rollout of the page, by all of its spans."""
+        linked = _LINKED if self._near.may_link(None) else ""
+        spans = self._near.whole(None, None)
+        self._con.execute(_NEAR_PAGE.format(spans=spans, linked=linked))
+        self._con.execute(alive_statement(self._alive))
+        return dict(self._con.execute(_EARNED).fetchall())
 
     def _words(self, low: int, high: int) -> dict[str, str]:
         """The first words of each trace of the page: two of its spans are read for them."""
@@ -266,21 +265,19 @@ SELECT trace_id, name = {quoted(c.SPAN_ROLLOUT)} AS is_task,
 FROM {{spans}} WHERE start_ns BETWEEN ? AND ?
   AND trace_id IN ({{traces}}) AND span_id IN ({{ids}})"""
 
-_LATER: Final = f"""
-SELECT {ROLLOUT}, arg_max(reward, start_ns) FROM {{spans}}
-WHERE {GIVEN} AND {ROLLOUT} IN (SELECT {ROLLOUT} FROM page)
-  AND trace_id NOT IN (SELECT trace_id FROM page) GROUP BY 1"""
+_NEAR_PAGE: Final = f"""
+CREATE OR REPLACE TEMP TABLE beside AS
+SELECT {", ".join((*NARROW_COLUMNS, "attributes"))} FROM {{spans}}
+WHERE {ROLLOUT} IN (SELECT {ROLLOUT} FROM page) {{linked}}
+QUALIFY row_number() OVER (PARTITION BY trace_id, span_id) = 1"""
 
 _LINKED: Final = f"""
-SELECT page.trace_id, arg_max(given.reward, given.start_ns)
-FROM (SELECT trace_id, reward, start_ns,
-    {attribute(f"{c.LINK_PREFIX}.0.key_match")} AS link_key,
-    {attribute(f"{c.LINK_PREFIX}.0.value_match")} AS link_value
-  FROM {{spans}} WHERE {GIVEN} AND contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)})
-) AS given JOIN page ON (given.link_key = {quoted(c.LINK_SPAN_ID)}
-    AND given.link_value = page.span_id)
-  OR (given.link_key = {quoted(c.RESPONSE_ID)} AND given.link_value = page.response_id)
-WHERE given.trace_id <> page.trace_id GROUP BY 1"""
+OR (reward IS NOT NULL AND operation IS NULL
+  AND contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)}))"""
+
+_EARNED: Final = f"""
+WITH spans AS (FROM beside)
+SELECT rollout_id, {LAST_REWARD} FROM ({ROLLOUTS}) GROUP BY 1"""
 
 
 def _told(alive: Sequence[str]) -> str:
@@ -295,8 +292,7 @@ SELECT trace_id, any_value({ROLLOUT}) AS rollout_id, min(start_ns) AS start_ns,
   count(*) FILTER ({is_call}) AS calls,
   count(*) FILTER (operation = {quoted(c.EXECUTE_TOOL)}) AS tools,
   sum(input_tokens) FILTER ({is_call})::BIGINT AS input_tokens,
-  sum(output_tokens) FILTER ({is_call})::BIGINT AS output_tokens,
-  arg_max(reward, start_ns) AS reward
+  sum(output_tokens) FILTER ({is_call})::BIGINT AS output_tokens
 FROM page LEFT JOIN (SELECT *, true AS is_repeated FROM repeated) USING (trace_id, span_id)
 GROUP BY trace_id"""
 

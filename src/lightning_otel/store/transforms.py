@@ -27,6 +27,7 @@ from lightning_otel.types import Event, Link, Span
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.util.types import AttributeValue
 
     from lightning_otel.store.writer import SpanWriter
 
@@ -137,9 +138,9 @@ class TransformingSink:
         """Where the writer writes."""
         return self.writer.layout
 
-    def started(self, span: "ReadableSpan") -> None:
+    def started(self, span: "ReadableSpan", stamps: "Mapping[str, AttributeValue]") -> None:
         """Note a started span."""
-        self.writer.started(span, self.transforms)
+        self.writer.started(span, stamps, self.transforms)
 
     def ended(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
         """Keep an ended span."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lightning_otel.store.damage import avoid, avoided, look, tell
 from lightning_otel.store.layout import EMPTY_DATA, Layout
 from lightning_otel.store.position import Key, key_of
 from lightning_otel.store.schema import COLUMNS
@@ -49,6 +50,11 @@ def unread(
     import duckdb
 
     ensure_catalogue(layout)
+    avoid(layout, look(layout, layout.read_manifest()))
+    tell(layout)
+    if path.name in avoided(layout):
+        yield None
+        return
     with (
         tempfile.TemporaryDirectory(prefix="lightning-otel-") as spill,
         new_connection() as con,

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from lightning_otel import conventions as c
+from lightning_otel.store.earnings import EARNED, IS_LONE
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.spans import MANIFEST_COLUMNS, read_ndjson, spans_query
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
@@ -16,8 +17,9 @@ _HAS_NO_ID: Final = "(kept.response_id IS NULL OR other.response_id IS NULL)"
 
 REPEATED: Final = f"""
 requests AS MATERIALIZED (
-  SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, scope, response_id, model,
-    start_ns, coalesce(end_ns, start_ns) AS end_ns
+  SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, operation,
+    scope, response_id, model, start_ns, coalesce(end_ns, start_ns) AS end_ns,
+    end_ns IS NOT NULL AND status IS DISTINCT FROM 'ERROR' AS is_done
   FROM spans WHERE operation IN ({_CALL_OPERATIONS})
 ),
 others AS MATERIALIZED (SELECT * FROM requests WHERE scope <> {quoted(c.SCOPE)}),
@@ -94,12 +96,17 @@ def _is_named(kind: str, column: str) -> str:
 
 
 HOMES: Final = f"""
-bare AS MATERIALIZED (
-  SELECT trace_id, span_id, {ROLLOUT} AS rollout, attempt_id, start_ns,
+given AS MATERIALIZED (
+  SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, start_ns,
+    reward, {BARE} AS is_bare,
+    coalesce({attribute(c.REWARD_NAME)}, {quoted(c.PRIMARY_REWARD)}) AS name,
+    contains(attributes::VARCHAR, {quoted(c.REWARD_STEPS)}) AS is_sequence,
     -- Few have a link, and a look for its text costs a third of parsing the JSON.
-    CASE WHEN contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)}) THEN attributes END AS links
-  FROM spans WHERE {BARE}
+    CASE WHEN is_bare AND contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)})
+      THEN attributes END AS links
+  FROM spans WHERE reward IS NOT NULL
 ),
+bare AS (FROM given WHERE is_bare AND (attempt_id IS NULL OR links IS NOT NULL)),
 linked AS (
   SELECT *, {_linked(c.RESPONSE_ID)} AS response, {_linked(c.LINK_SPAN_ID)} AS span FROM (
     SELECT *, {_links("key_match")} AS link_keys, {_links("value_match")} AS link_values
@@ -146,7 +153,7 @@ found AS (
 ),
 homes AS (
   SELECT trace_id, span_id, any_value(own_rollout) AS own_rollout, any_value(start_ns) AS given_ns,
-    arg_min(rollout, kind = 'rollout') AS home_rollout,
+    bool_or(kind <> 'rollout') AS is_found, arg_min(rollout, kind = 'rollout') AS home_rollout,
     arg_min(attempt, kind = 'rollout') AS home_attempt
   FROM found WHERE is_reward AND rollout IS NOT NULL GROUP BY 1, 2
 )"""
@@ -163,7 +170,7 @@ SELECT trace_id, span_id, parent_span_id, coalesce(home_rollout, {ROLLOUT}) AS r
 FROM spans LEFT JOIN homes USING (trace_id, span_id)
 WHERE reward IS NOT NULL"""
 
-_IS_CALL: Final = f"operation IN ({_CALL_OPERATIONS}) AND is_repeated IS NULL"
+_IS_CALL: Final = f"operation IN ({_CALL_OPERATIONS}) AND NOT is_repeated"
 
 _IS_ROLLOUT: Final = f"name = '{c.SPAN_ROLLOUT}'"
 _IS_OPEN: Final = "end_ns IS NULL"
@@ -184,8 +191,10 @@ WHERE {_IS_OPEN} AND NOT is_alive(process)"""
 """Attempts with a span that its dead process never ended: those that may be incomplete."""
 
 ROLLOUTS: Final = f"""
-WITH {HOMES}, {REPEATED}
-SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
+WITH RECURSIVE {HOMES}, {REPEATED}, {EARNED}
+SELECT found.* EXCLUDE (input_tokens, output_tokens, agents, task), earned.reward, input_tokens,
+  output_tokens, agents, task
+FROM (SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   coalesce(home_attempt, attempt_id, '1') AS attempt_id,
   {_STATUS} AS status,
   min(start_ns) AS start_ns,
@@ -194,15 +203,17 @@ SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
     max(coalesce(end_ns, start_ns))) AS end_ns,
   count(*) AS spans, count(DISTINCT trace_id) FILTER (home_rollout IS NULL) AS traces,
   count(*) FILTER ({_IS_CALL}) AS calls,
-  count(reward) AS rewards, arg_max(reward, start_ns) AS reward,
+  count(reward) AS rewards,
   sum(input_tokens) FILTER ({_IS_CALL}) AS input_tokens,
   sum(output_tokens) FILTER ({_IS_CALL}) AS output_tokens,
   string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   -- Not FILTER: before that DuckDB parses the JSON of every span.
   arg_min(CASE WHEN {_IS_ROLLOUT} THEN {attribute(c.TASK)} END, start_ns) AS task
-FROM spans LEFT JOIN homes USING (trace_id, span_id)
-  LEFT JOIN (SELECT *, true AS is_repeated FROM repeated) USING (trace_id, span_id)
-GROUP BY 1, 2"""
+-- IN, for of a join DuckDB may hold the spans rather than the few repeated.
+FROM (SELECT *, (trace_id, span_id) IN (FROM repeated) AS is_repeated FROM spans)
+  LEFT JOIN homes USING (trace_id, span_id)
+GROUP BY 1, 2 HAVING count(*) > count(*) FILTER ({IS_LONE})) AS found
+LEFT JOIN earned ON earned.attempt = hash(found.rollout_id, found.attempt_id)"""
 
 
 DERIVED: Final = {"calls": CALLS, "rewards": REWARDS, "rollouts": ROLLOUTS}

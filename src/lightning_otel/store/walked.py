@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _ROWS: Final = f"""
 SELECT number, chosen.sequence, chosen.end_sequence, chosen.span_id, chosen.parent_span_id,
   chosen.trace_id, chosen.agent,
-  CASE WHEN ? AND gist_kind & {RECEIVED} > 0 THEN {ODD} ELSE {KIND} END AS found,
+  CASE WHEN ? AND gist_kind & {RECEIVED} > 0 THEN {ODD}
+    WHEN {KIND} = {straight.OTHER} AND is_tool THEN {straight.TOOL} ELSE {KIND} END AS found,
   CASE WHEN found IN ({straight.CALL}, {straight.REWARD}) THEN spans.attributes::VARCHAR END,
   chosen.start_ns, chosen.end_ns, gist_after, gist_before, spans.otel_resource::VARCHAR,
   prompt_token_ids, response_token_ids, response_logprobs

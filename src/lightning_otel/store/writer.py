@@ -13,9 +13,11 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import orjson
+from opentelemetry.util.types import AttributeValue
 
 from lightning_otel.store import counts as n
 from lightning_otel.store.appender import Appender
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_ID: Final = 64
+_NO_STAMPS: Final[Mapping[str, AttributeValue]] = MappingProxyType({})
+_PATIENCE_S: Final = 10.0
 _TAKEN_BYTES: Final = 1 << 20
 """Written at once of spans that are taken over."""
 
@@ -49,12 +53,15 @@ class _Begun:
 
     Attributes:
         sequence: Its place in the process.
+        stamps: Attributes for its record alone: on the span they would reach every exporter of the
+            program, and push out attributes of a span that holds as many as it may.
         began_ns: When it began, by the clock that never goes back; None if that was not seen.
         identity: What stays as it is of its columns, once that was read.
         line: Its start's line, once it was made.
     """
 
     sequence: int
+    stamps: Mapping[str, AttributeValue]
     began_ns: int | None = None
     identity: Record | None = None
     line: bytes = b""
@@ -78,7 +85,12 @@ class SpanWriter(Appender):
         self._next = itertools.count(1).__next__
         self._resource: tuple[object, orjson.Fragment] | None = None
 
-    def started(self, span: "ReadableSpan", transforms: Sequence[Transform] = ()) -> None:
+    def started(
+        self,
+        span: "ReadableSpan",
+        stamps: Mapping[str, AttributeValue] = _NO_STAMPS,
+        transforms: Sequence[Transform] = (),
+    ) -> None:
         """Note a started span, so that it is known if the process dies before its end."""
         self._forget_if_forked()
         sequence = self._next()
@@ -87,9 +99,9 @@ class SpanWriter(Appender):
         if 0 in ids:
             return
         # Before all else: whatever comes, the end is ours.
-        begun = self._open[ids] = _Begun(sequence, time.monotonic_ns())
+        begun = self._open[ids] = _Begun(sequence, stamps, time.monotonic_ns())
         begun.identity = self._identity_of(span, sequence)
-        record = start_record(span, begun.identity)
+        record = start_record(span, begun.identity, stamps)
         if transforms or everywhere:
             begun.line = self._transformed_start(record, transforms)
         else:
@@ -112,11 +124,11 @@ class SpanWriter(Appender):
         else:
             self.refused(n.INVALID_ID if 0 in ids else n.FOREIGN)
 
-    def exported(self, span: "ReadableSpan") -> None:
+    def exported(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
         """Keep an ended span whose start we did not see, as an exporter gets it."""
         self._forget_if_forked()
         if span.context.is_valid:
-            self._keep(span, {}, _Begun(self._next()))
+            self._keep(span, body, _Begun(self._next(), _NO_STAMPS))
         else:
             self.refused(n.INVALID_ID)
 
@@ -200,7 +212,7 @@ class SpanWriter(Appender):
     ) -> None:
         try:
             identity = begun.identity or self._identity_of(span, begun.sequence)
-            record = end_record(span, body, identity, self._next())
+            record = end_record(span, body, identity, self._next(), begun.stamps)
             if begun.began_ns is not None and record["end_ns"] < record["start_ns"]:
                 # The wall clock was set back meanwhile.
                 record["end_ns"] = record["start_ns"] + time.monotonic_ns() - begun.began_ns
@@ -258,13 +270,21 @@ def writer_for(layout: Layout) -> SpanWriter:
     Raises:
         StoreError: The store cannot be made.
     """
-    with _registry_lock:
+    writer = _by_catalogue.get(layout.catalogue)
+    if writer is not None:
+        return writer
+    # Not for ever: a thread may have died holding it as the interpreter ends.
+    is_alone = _registry_lock.acquire(timeout=_PATIENCE_S)
+    try:
         writer = _by_catalogue.get(layout.catalogue)
         if writer is None:
             layout.create()
             add_those_of_the_setting()
-            writer = _by_catalogue[layout.catalogue] = SpanWriter(layout)
+            writer = _by_catalogue.setdefault(layout.catalogue, SpanWriter(layout))
         return writer
+    finally:
+        if is_alone:
+            _registry_lock.release()
 
 
 def writer_if_any(layout: Layout) -> SpanWriter | None:

@@ -35,6 +35,19 @@ CATCH_UP_S: Final = 0.2
 """How long a request may wait after a pause."""
 
 
+_changed = {"s": -math.inf}
+
+
+def note_change() -> None:
+    """Have whatever was read in this process before be read anew: somebody here changed it."""
+    _changed["s"] = time.monotonic()
+
+
+def changed_s() -> float:
+    """The monotonic time of the latest change that this process made, seconds."""
+    return _changed["s"]
+
+
 class Reader(Protocol):
     """Reads the state; as :class:`Resources` does."""
 
@@ -58,7 +71,7 @@ class Watch:
         self._reader: Reader | None = None
         self._standings: Mapping[str, Standing] = {}
         self._read_s: float | None = None
-        self._begun_s = self._tried_s = -math.inf
+        self._begun_s = self._tried_s = self._asked_s = -math.inf
         self._pinned: dict[tuple[str, int], Resource | None] = {}
         # Set while nothing is being read.
         self._done = threading.Event()
@@ -119,12 +132,22 @@ class Watch:
                 self._wait(FIRST_S)
             elif is_pin_unread or now_s - read_s >= STALE_S:
                 self._wait(CATCH_UP_S)
+        self._catch_up()
         held = {name: self._pinned[name, version] for name, version in pinned.items()}
         found = {name: resource for name, resource in held.items() if resource is not None}
         given = assigned(standings(), key, agent, found)
         # A pin that cannot be read is not the same as none: what it names is left to the agent.
         known = {*found, *(name.removeprefix(f"{agent}/") for name in found)}
         return {name: given[name] for name in given if name in known or name not in held}
+
+    def _catch_up(self) -> None:
+        """Wait for what this process itself changed: nobody here expects what was before."""
+        for _ in range(2):  # what is being read already may not know of it
+            if self._asked_s >= changed_s():
+                return
+            if self._begun_s < changed_s():
+                self._refresh(is_urgent=True)
+            self._wait(FIRST_S)
 
     def _learn(self, new: Sequence[tuple[str, int]]) -> None:
         """Read versions that were never asked for, at once.
@@ -176,10 +199,11 @@ class Watch:
     def _read_all(self) -> None:
         if self._reader is None:
             self._reader = self._open()
+        asked_s = time.monotonic()
         self._standings = self._reader.standings()
         for name, version in [pin for pin, held in list(self._pinned.items()) if not held]:
             self._pinned[name, version] = _read_pin(self._reader, name, version)
-        self._read_s = time.monotonic()
+        self._asked_s, self._read_s = asked_s, time.monotonic()
 
 
 class Held:

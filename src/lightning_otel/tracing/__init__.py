@@ -2,10 +2,12 @@
 
 import copy
 import inspect
+import logging
 from collections.abc import Callable
 from inspect import Parameter
 from typing import Any, TypeVar, Unpack, overload
 
+from lightning_otel import config
 from lightning_otel.adapter.tracking import checked_patterns, resources_text
 from lightning_otel.store.transforms import checked
 from lightning_otel.tracing.blocks import Begin, Block, is_function
@@ -26,7 +28,10 @@ __all__ = [
     "operation",
 ]
 
+log = logging.getLogger(__name__)
+
 F = TypeVar("F", bound=Callable[..., Any])
+_told: set[str] = set()
 
 
 class Traced(Block[Scope]):
@@ -45,6 +50,16 @@ class Traced(Block[Scope]):
             options["resources"] = copy.deepcopy(resources)
         self._options = options
         self._has_root = has_root
+        self._is_used = False
+
+    def __del__(self) -> None:
+        """Warn, once, of a block that was made and never entered: it recorded nothing."""
+        verb = "auto_trace" if getattr(self, "_has_root", True) else "context"
+        if not getattr(self, "_is_used", True) and verb not in _told and config.is_enabled():
+            _told.add(verb)
+            log.warning(
+                "%s() was never entered, so it recorded nothing; write: with %s():", verb, verb
+            )
 
     def __enter__(self) -> Recording:
         """Begin; gives the recording."""
@@ -55,9 +70,11 @@ class Traced(Block[Scope]):
         return self._enter().recording
 
     def _begin(self) -> Scope:
+        self._is_used = True
         return Scope(self._options, self._options.get("name") or "rollout", has_root=self._has_root)
 
     def _begin_call(self, function: Callable[..., Any]) -> Begin:
+        self._is_used = True
         name = self._options.get("name") or str(getattr(function, "__qualname__", "rollout"))
 
         def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scope:

@@ -155,7 +155,7 @@ def _unpacked(luggage: _Luggage) -> Context:
     provider.ensure_provider()
     if os.getpid() not in _prepared_pids:
         _prepared_pids.add(os.getpid())
-        capture.guarded(provider.instrument)
+        capture.guarded(provider.switch_on)
     above = parent if trace.get_current_span(parent).get_span_context().is_valid else None
     sink: capture.SpanSink = store.writer()
     if luggage.transforms:

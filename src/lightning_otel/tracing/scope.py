@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import logging
 import os
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from lightning_otel.store.transforms import Transform, TransformingSink
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.tracing.blocks import is_clean
 from lightning_otel.tracing.recording import Recording
+from lightning_otel.types.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Scope:
             return
         provider.ensure_provider()
         writer = store.writer() if is_kept else None
-        capture.guarded(provider.instrument)
+        capture.guarded(provider.switch_on)
         rollout_id, attempt_id = str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID])
         task = self._options.get("task")
         recording = Recording(store if is_kept else None, rollout_id, attempt_id, task)
@@ -202,8 +202,7 @@ class Scope:
         rollout_id = outer.get(c.ROLLOUT_ID)
         if rollout_id is not None and named.get(c.ROLLOUT_ID) in (None, rollout_id):
             return {**outer, **named}, True
-        fresh = {c.ROLLOUT_ID: f"rollout-{secrets.token_hex(8)}", c.ATTEMPT_ID: "1"}
-        return {**outer, **fresh, **named}, False
+        return {**outer, **capture.begin_rollout(), **named}, False
 
     def attached(self) -> AbstractContextManager[None]:
         """Makes the rollout's context current for a block."""
@@ -291,7 +290,7 @@ class Scope:
         store = self.recording.store
         lost = store.writer().lost - before
         if lost > 0:
-            log.warning("%d spans were lost: %s refused them", lost, store.name)
+            log.warning("%s lost: %s refused them", counted(lost, "span"), store.name)
 
 
 def _root_operation(name: str, task: object) -> capture.Operation:

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lightning_otel import config
+from lightning_otel.adapter import TraceAdapter
 from lightning_otel.agents import agent_of
 from lightning_otel.algorithms import BaseAlgorithm, backed, name_of
 from lightning_otel.algorithms import checkpoint as checkpoints
@@ -38,15 +39,6 @@ if TYPE_CHECKING:
     from lightning_otel.tracing import RewardEvaluator
 
 __all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict", "state_of"]
-
-_ELSEWHERE: Final = {
-    "parallelization": "workers=4 runs rollouts at once; gradient_accumulation_steps=… and "
-    "ddp_backend=… are options of the algorithm's, by TRL's names",
-    "fixes": "exact token ids are recorded with auto_trace(enable_retokenization_fix=True)",
-    "n_runners": "workers=… is how many rollouts run at once",
-    "initial_resources": "resources={…}",
-}
-"""What is called otherwise here than in Agent Lightning, or in what is written about it."""
 
 Progress = Callable[[int, int | None, Mapping[str, float]], None]
 
@@ -136,17 +128,21 @@ class Trainer:
         Raises:
             ConfigError: Something cannot be used as given.
         """
-        for name in _ELSEWHERE.keys() & options.keys() if backend == "builtin" else ():
-            raise ConfigError(f"Trainer has no option {name!r}; {_ELSEWHERE[name]}")
         self.algorithm = backed(algorithm, backend, **options)
+        store = store if store is not None else self.algorithm.get_store()
+        if min_batch_size is None:
+            min_batch_size = self.algorithm.batch_size
         self.store = store if isinstance(store, Store) else Store(store)
+        select, adapter = dict(select or {}), self.algorithm.get_adapter()
+        if adapter is not None and not isinstance(adapter, TraceAdapter):
+            select.setdefault("adapter", adapter)
         self.state = state if state is not None else state_of(self.store)
         self.queue, self.resources, self.runs = (
             Queue(self.state),
             Resources(self.state),
             Runs(self.state),
         )
-        Asked.of({**(select or {})})  # type: ignore[typeddict-item]  # refused here, not later
+        Asked.of({**select})  # type: ignore[typeddict-item]  # refused here, not later
         _check(min_batch_size, max_iterations, samples, self.algorithm)
         self._setting = Setting(
             store=self.store,
@@ -154,7 +150,7 @@ class Trainer:
             resources=self.resources,
             runs=self.runs,
             agent=None if agent is None else agent_of(agent),
-            select=dict(select or {}),
+            select=select,
             samples=samples or max(self.algorithm.group_size, 1),
             min_batch_size=min_batch_size,
             max_iterations=max_iterations,

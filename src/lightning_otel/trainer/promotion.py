@@ -1,7 +1,7 @@
-"""Whether what a run made becomes live, waits, or is withdrawn: rewards decide.
+"""Promotion and withdrawal of what a run made: rewards decide, and nothing but evidence.
 
-It becomes live only where it earns more on held-out tasks. It is withdrawn where it earns less
-there, or in live traffic, and that is no chance. Where neither is known it waits as the canary.
+It becomes live where it earns more on held-out tasks, or in live traffic, and is withdrawn where it
+earns less. Until one or the other is told for sure enough it waits as the canary.
 """
 
 import statistics
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from lightning_otel.algorithms.setting import Setting
 from lightning_otel.algorithms.working import Ran, run_tasks
-from lightning_otel.errors import LightningOtelError, NotFoundError
-from lightning_otel.resources.comparing import FEWEST, interval_of, is_chance
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.resources.evidence import tell, weigh
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms import Context
@@ -53,7 +53,8 @@ def promote(
     for name, version in context.versions.items():
         standing = setting.resources.aliases(name).get("live")
         made_here = setting.resources.get(name, version).run_id == context.run.run_id
-        if standing != version and made_here:
+        is_canary = setting.resources.aliases(name).get("canary") == version
+        if standing != version and (made_here or is_canary):
             if standing is None:
                 return Verdict(reason=f"nothing of {name} is live to compare with: by hand")
             live[name] = standing
@@ -61,7 +62,7 @@ def promote(
         return Verdict(reason="nothing better was made")
     unmeasured = _unmeasured(setting, stop)
     if unmeasured:
-        return _of_traffic(context, setting, live, f"{unmeasured}: by hand")
+        return _of_traffic(context, setting, live, unmeasured, min_gain)
     others = context.versions
     before = run_tasks(setting, setting.val, {**others, **live}, stop, mode="val")
     after = run_tasks(setting, setting.val, others, stop, mode="val")
@@ -71,11 +72,7 @@ def promote(
     if stop.is_set():
         return Verdict(reason="stopped before the held-out tasks were done: by hand")
     for name in verdict.promoted:
-        # It is what was measured that becomes live, whatever became the canary meanwhile.
-        if setting.resources.aliases(name).get("canary") == context.versions[name]:
-            setting.resources.promote(name)
-        else:
-            setting.resources.set_alias(name, "live", context.versions[name])
+        _make_live(context, setting, name)
     withdrawn = [
         name for name in verdict.withdrawn if _withdraw(context, setting, name, verdict.reason)
     ]
@@ -94,20 +91,41 @@ def _unmeasured(setting: Setting, stop: threading.Event) -> str:
 
 
 def _of_traffic(
-    context: "Context", setting: Setting, live: Mapping[str, int], reason: str
+    context: "Context",
+    setting: Setting,
+    live: Mapping[str, int],
+    unmeasured: str,
+    min_gain: float,
 ) -> Verdict:
-    """Withdraw what earned less than what is live on the same tasks of recorded traffic."""
-    withdrawn = []
+    """Judge by what recorded rollouts earned with what is live and with what the run made."""
+    promoted, withdrawn, reasons = [], [], []
     for name, standing in live.items():
         version = context.versions[name]
         try:
             found = setting.resources.compare(name, standing, version, setting.store)
-        except LightningOtelError:  # too little is recorded of both: nothing is known
+        except ConfigError:  # nothing is recorded of one of them
+            share = setting.resources.canary_weight(name)
+            reasons.append(
+                f"{unmeasured}: {name}@{version} is the canary, which {share:.0%} of the runs with "
+                f"apply are given; what they and those with {name}@{standing} earn decides at the "
+                f"next look: train() again, or lightning-otel resources promote {name} --if-better"
+            )
             continue
         if found.is_worse and _withdraw(context, setting, name, f"worse: {found}"):
             withdrawn.append(name)
-            reason = f"worse in live traffic: {found}"
-    return Verdict(reason=reason, withdrawn=tuple(withdrawn))
+        elif found.is_better and found.difference >= min_gain:
+            _make_live(context, setting, name)
+            promoted.append(name)
+        reasons.append(f"{found.verdict} in live traffic: {found}")
+    return Verdict(tuple(promoted), "; ".join(reasons), withdrawn=tuple(withdrawn))
+
+
+def _make_live(context: "Context", setting: Setting, name: str) -> None:
+    """Make what was measured live, whatever became the canary meanwhile."""
+    if setting.resources.aliases(name).get("canary") == context.versions[name]:
+        setting.resources.promote(name)
+    else:
+        setting.resources.set_alias(name, "live", context.versions[name])
 
 
 def _withdraw(context: "Context", setting: Setting, name: str, reason: str) -> bool:
@@ -128,8 +146,8 @@ def _judged(
     ]
     both = [(old, new) for old, new in pairs if old is not None and new is not None]
     lost = sum(old is not None and new is None for old, new in pairs)
-    won = sum(old is None and new is not None for old, new in pairs)
-    is_broken = not is_chance(lost, won)
+    kept = [float(new is not None) - float(old is not None) for old, new in pairs]
+    is_broken = weigh(kept, [0.0, 1.0]).is_below
     why = f"{lost} of {len(pairs)} held-out tasks have a reward no more"
     if not both:
         # Where the agent fails on all of them, there is no reward to compare.
@@ -139,18 +157,20 @@ def _judged(
         )
     live = statistics.fmean(old for old, _ in both)
     candidate = statistics.fmean(new for _, new in both)
-    gain = candidate - live
-    measured = f"held-out reward {live:.3f} → {candidate:.3f} over {len(both)} tasks"
-    if len(both) >= FEWEST:
-        low, high = interval_of([new - old for old, new in both])
-        if high < 0:
-            told = f"{measured}, a difference of {gain:+.3f} [{low:+.3f}, {high:+.3f}]"
-            return Verdict((), told, live, candidate, names)
+    found = weigh([new - old for old, new in both], [reward for pair in both for reward in pair])
+    told = (
+        f"held-out reward {live:.3f} → {candidate:.3f} over {len(both)} tasks, a difference of "
+        f"{candidate - live:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+    )
+    if found.is_below:
+        return Verdict((), told, live, candidate, names)
     if lost:
         return Verdict((), why, live, candidate, names if is_broken else ())
-    if gain > 0 and gain >= min_gain:
-        return Verdict(names, measured, live, candidate)
-    return Verdict((), f"{measured}, and {min_gain:g} more is needed", live, candidate)
+    if not found.is_above:
+        return Verdict((), f"{told}: {tell(0, found.missing, 'tasks')}", live, candidate)
+    if candidate - live < min_gain:
+        return Verdict((), f"{told}, and {min_gain:g} is needed", live, candidate)
+    return Verdict(names, told, live, candidate)
 
 
 def mean_reward(rans: Sequence[Ran]) -> float | None:

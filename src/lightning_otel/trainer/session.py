@@ -107,7 +107,10 @@ def origin(setting: Setting, place: str | os.PathLike[str], algorithm: str) -> O
             raise TrainingError(
                 f"no checkpoint at {path}; name a folder that save_checkpoint() made"
             )
-        run = runs.get(os.fspath(place))
+        try:
+            run = runs.get(os.fspath(place))
+        except NotFoundError as exc:
+            raise NotFoundError(f"no checkpoint at {path.absolute()}, and {exc}") from exc
         if run.algorithm != algorithm:
             raise TrainingError(
                 f"{run.run_id} is a run of {run.algorithm}, not of {algorithm}; make the trainer "

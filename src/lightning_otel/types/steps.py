@@ -184,6 +184,8 @@ class Trajectory:
         is_guess: Whether only wall clocks say that some step of it came before the next one.
         cause: Why it is a trajectory of its own: what is known of its first step that lies on no
             earlier trajectory of its agent.
+        reward: What its attempt earned, all agents and branches together; a rollout's reward is
+            that of its last attempt. None if it has none (never 0).
     """
 
     rollout_id: str
@@ -193,6 +195,7 @@ class Trajectory:
     transitions: tuple[Transition, ...]
     is_guess: bool = False
     cause: BranchCause = "start"
+    reward: float | None = None
 
     def __repr__(self) -> str:
         return f"<Trajectory of {self._told()}>"

@@ -13,6 +13,11 @@ def plain_text(messages: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(_line(part) for item in messages for part in _parts(item))
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and its noun, which takes an s where there is not exactly one."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def duration(duration_s: float) -> str:
     """A duration in the unit people would say it in."""
     if duration_s < 1:

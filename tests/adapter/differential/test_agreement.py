@@ -7,8 +7,10 @@ import os
 
 import pytest
 from tests.adapter.differential.trees import Program
-from tests.adapter.differential.upstream import ours, steps, theirs
+from tests.adapter.differential.upstream import ours, steps, stored_there, theirs
+from tests.adapter.readers.test_agents import stored
 
+from lightning_otel import TripletAdapter
 from lightning_otel.types import Credit
 
 TREES = int(os.environ.get("LIGHTNING_TEST_TREES", "600"))
@@ -39,3 +41,16 @@ def test_generated_rollouts_are_adapted_alike(rule: Credit, policy: str, part: i
     assert trees > 0.6 * TREES / PARTS
     assert compared > 2 * trees
     assert rewarded > trees / 2
+
+
+@pytest.mark.parametrize("name", ["openai_agents", "langgraph"])
+def test_recorded_agents_are_told_alike(name: str) -> None:
+    """Agent and reward of each call that its own tracer recorded."""
+    expected = stored_there(name)
+
+    assert expected
+    assert {
+        step.response_id: (step.agent, step.reward)
+        for path in TripletAdapter().adapt(stored(name))
+        for step in path.transitions
+    } == expected

@@ -20,11 +20,16 @@ What is not in this file is equal: see ``test_agreement.py``. The same list, in 
 16. A cycle of parents is a ValueError there.
 17. A judge's calls within a reward's span are left out there; here, name agents in ``track_only``.
 18. Token ids told as JSON text are not read there either, but a step without ids is text here.
+19. Of calls in turn with one response id only the first is there; here a server repeats its ids.
+20. The proxy's adapter orders by ``sequence_id`` there; here clocks and causes do.
+21. AutoGen's ``recipient_agent_type``, agent-framework's ``executor.id`` and Weave's names are
+    agents there; here they are none.
 """
 
 import pytest
 from tests.adapter.differential.trees import Told
 from tests.adapter.differential.upstream import (
+    LlmProxyTraceToTriplet,
     TraceToMessages,
     find_final_reward,
     ours,
@@ -283,3 +288,37 @@ def test_a_step_without_token_ids_is_text() -> None:
     assert (there.prompt_ids, there.response_ids) == ((), ())
     assert [s.capture for path in found.trajectories for s in path.transitions] == ["text"]
     assert found.report.exact == 0
+
+
+def test_a_server_may_repeat_its_ids() -> None:
+    """19: what was asked and answered anew is a call, whatever its id."""
+    told = Told()
+    root = told.span("root", 0, 20)
+    told.call("first", 1, 2, parent=root, response_id="same")
+    told.call("last", 3, 4, parent=root, response_id="same")
+
+    assert [step.label for step in theirs(told.facts)] == ["first"]
+    assert [step.label for step in steps(ours(told.facts))] == ["first", "last"]
+
+
+def test_clocks_order_and_not_the_store() -> None:
+    """20: a sequence id is given on arrival, so what ended first comes first there."""
+    told = Told()
+    for number, start in ((1, 3), (2, 1)):
+        ids = {"prompt_token_ids": [number], "response_token_ids": [number]}
+        told.span("litellm_request", start, start + 1, attributes=ids)
+        told.call(f"call {number}", start, start + 1)
+
+    there = LlmProxyTraceToTriplet().adapt([their_span(fact) for fact in told.facts])
+    assert [triplet.prompt["token_ids"] for triplet in there] == [[1], [2]]
+    assert [step.label for step in steps(ours(told.facts))] == ["call 2", "call 1"]
+
+
+@pytest.mark.parametrize("key", ["recipient_agent_type", "executor.id"])
+def test_names_that_are_no_agents(key: str) -> None:
+    """21: a topic's subscriber or a step of a workflow is no agent that was trained."""
+    told = Told()
+    told.call("said", 1, 2, parent=told.span("step", 0, 20, attributes={key: "writer_1"}))
+
+    assert [step.agent for step in theirs(told.facts)] == ["writer_1"]
+    assert [step.agent for step in steps(ours(told.facts))] == [""]

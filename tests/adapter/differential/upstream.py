@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
+from tests.adapter.readers.test_agents import AGENTS
 
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.receivers import Rejected, documents
@@ -42,12 +43,26 @@ if not os.environ.get("LIGHTNING_TEST_WHOLE"):
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from agentlightning.adapter.messages import TraceToMessages
-    from agentlightning.adapter.triplet import RewardMatchPolicy, TracerTraceToTriplet
+    from agentlightning.adapter.triplet import (
+        LlmProxyTraceToTriplet,
+        RewardMatchPolicy,
+        TracerTraceToTriplet,
+    )
     from agentlightning.emitter.reward import find_final_reward
     from agentlightning.types import OtelResource, TraceStatus
     from agentlightning.types import Span as TheirSpan
 
-__all__ = ["Step", "TraceToMessages", "find_final_reward", "ours", "steps", "their_span", "theirs"]
+__all__ = [
+    "LlmProxyTraceToTriplet",
+    "Step",
+    "TraceToMessages",
+    "find_final_reward",
+    "ours",
+    "steps",
+    "stored_there",
+    "their_span",
+    "theirs",
+]
 
 
 class Step(NamedTuple):
@@ -118,6 +133,17 @@ def theirs(facts: Iterable[Mapping[str, Any]], policy: str = "first_occurrence")
         )
         for triplet in adapter.adapt([their_span(fact) for fact in facts])
     ]
+
+
+def stored_there(name: str) -> dict[str | None, tuple[str, float | None]]:
+    """Agent and reward of each call of a file of their spans, by its response id."""
+    lines = (AGENTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    found = TracerTraceToTriplet().adapt([TheirSpan.model_validate_json(line) for line in lines])
+    told = [triplet.metadata for triplet in found]
+    return {
+        each["response_id"]: (each["agent_name"], triplet.reward)
+        for each, triplet in zip(told, found, strict=True)
+    }
 
 
 def _their_calls(row: Mapping[str, Any]) -> str:

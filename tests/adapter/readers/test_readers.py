@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from tests.adapter.fixtures import SPANS, recorded
 from tests.adapter.forest import Forest
 
+from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter, readers
+from lightning_otel.adapter import TripletAdapter, calls, readers
 from lightning_otel.adapter.readers.flat import rows
 from lightning_otel.types import Event, Span
 
@@ -124,14 +126,47 @@ def test_an_old_completion_of_openinference_is_text() -> None:
     assert path.transitions[0].action[0]["parts"][0]["content"] == " upon"
 
 
-def test_a_reward_of_the_old_decorator_is_a_reward() -> None:
-    """What Agent Lightning's deprecated `@reward` left is credited like any other."""
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("task", {"agentops.task.output": json.dumps({"type": "reward", "value": 0.5})}),
+        ("agentlightning.annotation", {"reward": 0.5}),
+    ],
+)
+def test_a_reward_in_an_old_form_is_a_reward(name: str, told: dict[str, Any]) -> None:
+    """What Agent Lightning's deprecated `@reward`, or its 0.2, left is credited like any other."""
     forest = Forest()
     call = forest.call("answer")
-    told = json.dumps({"type": "reward", "value": 0.5})
-    forest.make("task", {"agentops.task.output": told, "agentops.span.kind": "task"})
+    forest.make(name, told)
 
     (path,) = TripletAdapter().adapt(forest.spans)
 
     assert path.transitions[0].span_id == call
     assert path.transitions[0].reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("told", "dropped"),
+    [
+        ({"gen_ai.operation.name": "call_llm"}, 1),  # as of any-agent
+        ({"ai.prompt": "hi"}, 1),  # as of Vercel's AI SDK
+        ({"gen_ai.operation.name": "invoke_agent"}, 0),
+    ],
+)
+def test_a_call_nobody_reads_has_a_reason(
+    told: dict[str, Any], dropped: int, tmp_path: Path
+) -> None:
+    """What names a model and its tokens is a call; a frame around one that is read is none."""
+    usage = {"gen_ai.request.model": "m", "gen_ai.usage.input_tokens": 3, **told}
+    forest = Forest()
+    forest.make("unknown", usage)
+    with forest.inside("frame", **usage):
+        forest.call("answer")
+    store = Store(tmp_path / "t.duckdb")
+    store.add(forest.spans)
+
+    report = TripletAdapter().explain(forest.spans).report
+
+    assert report.reasons() == ({calls.UNKNOWN: 1} if dropped else {})
+    assert report.calls == 1 + dropped
+    assert store.transitions(bodies=False).report() == report

@@ -4,6 +4,7 @@ import logging
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import openai
 import pytest
 from tests.algorithms.apo.desk import desk
 
-from lightning_otel import Store, auto_trace, emit_message
+from lightning_otel import Store, auto_trace, emit_message, emit_reward
 from lightning_otel.algorithms.apo import APO
 from lightning_otel.algorithms.apo.fault import Fault
 from lightning_otel.algorithms.apo.memory import Memory
@@ -21,7 +22,9 @@ from lightning_otel.algorithms.apo.texts import Texts
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, TrainingError
-from lightning_otel.trainer import Trainer
+from lightning_otel.resources import Resources
+from lightning_otel.state import State
+from lightning_otel.trainer import Fit, Trainer
 from lightning_otel.types import Resource, Rollout
 
 DESK = desk()
@@ -154,7 +157,7 @@ def test_apo_makes_the_prompt_of_one_agent_better(store: Store) -> None:
     )
     trainer = trainer_of(store, polite, apo, resources={"polite/system_prompt": DESK.SEED})
 
-    fit = trainer.fit([1, 2], [3])
+    fit = trainer.fit([1, 2], list(range(3, 11)))
     again = trainer.fit([4], [5])
 
     assert fit.promoted == ("polite/system_prompt",)
@@ -308,13 +311,155 @@ def test_reflection_gives_up_a_model_that_gives_nothing(
         reflection.check()
 
 
-def test_apo_ends_with_what_a_function_in_the_models_place_raised(store: Store) -> None:
-    """GEPA would go on; what is wrong is said instead."""
+class Answerer:
+    """A model that says please where it is told to, and not where it is told not to."""
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """As its instructions say."""
+        system = str(body["messages"][0]["content"])
+        return Reply(text="please" if "please" in system else "now")
+
+
+@pytest.mark.parametrize(
+    ("own", "written", "becomes"),
+    [
+        ("You answer {politely}.", "Say please.", "live"),
+        ("Say please.", "Be quick.", ""),
+        ("Say please.", "Say please, please.", "canary"),
+    ],
+)
+def test_apo_learns_from_recorded_runs_alone(
+    store: Store, own: str, written: str, becomes: str
+) -> None:
+    """Recorded prompt and rewards, a text as canary, and verdict by what unchanged runs emit."""
+    prompts: list[str] = []
+
+    def writer(prompt: str) -> str:
+        prompts.append(prompt)
+        return written
+
+    def run(client: openai.OpenAI, count: int, *, apply: bool) -> None:
+        for number in range(count):
+            with auto_trace(store=store, apply=apply, agent="clerk"):
+                said: Any = [
+                    {"role": "system", "content": own},
+                    {"role": "user", "content": f"What of {number}?"},
+                ]
+                reply = client.chat.completions.create(model="clerk", messages=said)
+                emit_reward(0.9 * (reply.choices[0].message.content == "please"))
+
+    def train() -> Fit:
+        apo = APO(reflection_lm=writer, optimization_target="system_prompt")
+        return Trainer(store=store, algorithm=apo).train()
+
+    with (
+        DemoServer(Answerer()) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
+    ):
+        run(client, 6, apply=False)
+        first = train()
+        resources = Resources(State.beside(store))
+        resources.set_alias("system_prompt", "canary", 2, weight=0.5)
+        waiting = train()
+        run(client, 44, apply=True)
+        second = train()
+        sent = Counter(str((each.request or {})["messages"][0]["content"]) for each in server.log)
+
+    assert resources.get("system_prompt", 1).prompt.format() == own
+    assert resources.get("system_prompt", 2).body["template"] == written
+    assert [own in prompts[0].replace("{{", "{").replace("}}", "}"), len(prompts)] == [True, 1]
+    assert "What of 3?" in prompts[0]
+    assert "Reward: 0" in prompts[0]
+    assert first.resources["system_prompt"].version == 2
+    assert "system_prompt@2 is the canary, which 10% of the runs with apply" in first.verdict.reason
+    assert "system_prompt@2 is the canary, which 50%" in waiting.verdict.reason
+    assert sent[own] + sent[written] == 50
+    assert sent[written] > 8
+    assert (second.promoted, second.withdrawn) == (
+        ("system_prompt",) if becomes == "live" else (),
+        () if becomes else ("system_prompt",),
+    )
+    word = {"live": "better", "canary": "not told apart", "": "worse"}[becomes]
+    assert second.verdict.reason.startswith(f"{word}")
+    assert resources.aliases("system_prompt") == {"live": 1, **({becomes: 2} if becomes else {})}
+
+
+@pytest.mark.parametrize(
+    ("systems", "why"),
+    [([], "no recorded call has a system message"), (list("abc"), "3 different system messages")],
+)
+def test_apo_refuses_recorded_runs_without_a_prompt(
+    store: Store, systems: list[str], why: str
+) -> None:
+    """What to publish by hand is said."""
+    with (
+        DemoServer(Answerer()) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
+    ):
+        for system in systems or [""]:
+            said: Any = [{"role": "system" if system else "user", "content": system or "hi"}]
+            with auto_trace(store=store):
+                client.chat.completions.create(model="clerk", messages=said)
+                emit_reward(0.0)
+
+    with pytest.raises(TrainingError, match=f"{why}.*resources publish system_prompt"):
+        Trainer(store=store, algorithm=APO(reflection_lm=never)).train()
+
+
+class Erring:
+    """A model that is of no use at first: it is late, unreachable, or says what is no text."""
+
+    def __init__(self, first: object) -> None:
+        # The client of a server tries three times before it gives up.
+        self.first = [first] * (3 if first == "slow" else 1)
+
+    def write(self, prompt: str) -> Any:
+        """As a function."""
+        answer = self.first.pop() if self.first else "Answer, please."
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """Behind a server."""
+        answer = self.write("")
+        if answer == "slow":
+            time.sleep(1)
+        return Reply(text=answer)
+
+
+@pytest.mark.parametrize(
+    ("first", "is_server"),
+    [
+        (ConnectionError("gone"), False),
+        (TimeoutError("late"), False),
+        ({"text": "please"}, False),
+        ("Answer, \ud800 please.", False),
+        ("Answer, \ud800 please.", True),
+        ("slow", True),
+    ],
+)
+def test_apo_loses_one_proposal_to_a_writer_that_errs(
+    store: Store, first: object, is_server: bool
+) -> None:
+    """The next one is as good as ever, and the run goes on to its end."""
+    erring = Erring(first)
+    with DemoServer(erring) as server:
+        http = APO(model="writer", base_url=server.base_url, timeout_s=0.3)
+        apo = http if is_server else APO(reflection_lm=erring.write)
+        fit = trainer_of(store, polite, apo).fit([1], [2])
+
+    assert fit.run.status == "succeeded"
+    assert fit.resources["system_prompt"].body["template"] == "Answer, please."
+
+
+def test_apo_gives_up_a_function_that_always_raises(store: Store) -> None:
+    """The last reason is told."""
 
     def broken(prompt: str) -> str:
         raise LookupError("no such shelf")
 
-    with pytest.raises(LookupError, match="no such shelf"):
+    with pytest.raises(TrainingError, match=r"3 times in a row.*LookupError: no such shelf"):
         trainer_of(store, polite, APO(reflection_lm=broken)).fit([1], [2])
 
 
@@ -322,7 +467,7 @@ def test_apo_says_what_a_server_refused(store: Store) -> None:
     """A model that cannot be reached is given up like one that says nothing."""
     with DemoServer() as server:
         apo = APO(model="fail-400", base_url=server.base_url)
-        with pytest.raises(TrainingError, match=r"3 times in a row.*fail-400 failed"):
+        with pytest.raises(TrainingError, match=r"3 times in a row.*BadRequestError"):
             trainer_of(store, polite, apo).fit([1], [2])
 
 
@@ -369,12 +514,19 @@ def test_apo_refuses_before_the_agent_is_run(
         trainer.fit(train)
 
 
+def test_apo_without_a_model_wants_a_recorded_call(store: Store) -> None:
+    """Nothing tells who is to write."""
+    trainer = Trainer(lambda task: 1.0, APO(), store=store, resources={"system_prompt": "Act."})
+
+    with pytest.raises(ConfigError, match="no call is recorded; give model="):
+        trainer.fit([1, 2], [3])
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({}, "give model="),
         ({"model": "m"}, "export OPENAI_API_KEY"),
-        ({"model": "m", "reflection_lm": never}, "give model="),
+        ({"model": "m", "reflection_lm": never}, "two writers"),
         ({"reflection_lm": never, "num_candidates": 0}, "num_candidates=0"),
         ({"reflection_lm": never, "reflection_prompt_template": "<curr_param>"}, "no <side_info>"),
         ({"reflection_lm": never, "beam_width": 4}, "no option 'beam_width'"),

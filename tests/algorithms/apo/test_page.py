@@ -32,7 +32,7 @@ def test_page_runs(
         exec(compile("\n".join(blocks(PAGE, "python")), str(PAGE), "exec"), {})
 
     assert capsys.readouterr().out.splitlines() == [
-        "held-out reward 0.000 → 1.000 over 2 tasks",
+        "held-out reward 0.000 → 1.000 over 8 tasks, a difference of +1.000 [+0.004, +1.000]",
         "Answer briefly and ask politely.",
         "['system_prompt[prose]', 'system_prompt[verse]']",
     ]

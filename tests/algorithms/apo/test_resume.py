@@ -38,7 +38,7 @@ train, val, _ = desk["tasks"]()
 agent = desk["agent_of"](openai.OpenAI(base_url=url, api_key="none"))
 apo = APO(model="writer", base_url=url)
 Trainer(agent, apo, store=Store(place), resources={"system_prompt": desk["SEED"]}).fit(
-    train[:2], val[:2]
+    train[:2], val
 )
 """
 
@@ -88,7 +88,7 @@ def test_apo_goes_on_after_a_kill(store: Store, tmp_path: Path) -> None:
 
         apo = APO(model="writer", base_url=server.base_url)
         resumed = Trainer(DESK.agent_of(client), apo, store=store)
-        fit = resumed.resume_from_checkpoint("@last").fit(train[:2], val[:2])
+        fit = resumed.resume_from_checkpoint("@last").fit(train[:2], val)
 
     assert not bomb.place.exists()
     assert fit.promoted == ("system_prompt",)
@@ -97,7 +97,7 @@ def test_apo_goes_on_after_a_kill(store: Store, tmp_path: Path) -> None:
     assert killer.asked == 3  # once for the first step, twice for the one that was cut short
     tried = resumed.queue.rollouts(mode="val")
     by_seed = [each for each in tried if each.resources["system_prompt"] == 1]
-    assert len(by_seed) == 2 * len(val[:2])  # at the beginning, and to compare with in the end
+    assert len(by_seed) == 2 * len(val)  # at the beginning, and to compare with in the end
     saved = resumed.save_checkpoint(tmp_path / "saved")
     assert {each.suffix for each in saved.rglob("*") if each.is_file()} == {".json"}
 

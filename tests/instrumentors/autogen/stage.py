@@ -20,6 +20,11 @@ INFO: Any = {
     "family": "unknown",
     "structured_output": False,
 }
+MANAGERS = {
+    "SelectorGroupChat": "SelectorGroupChatManager",
+    "MagenticOneGroupChat": "MagenticOneOrchestrator",
+}
+"""Who asks what a team itself asks, as AutoGen names it."""
 _WHO = re.compile(r"You are (\w+)\.")
 _CHOICES = re.compile(r"from \['(\w+)'")
 _DONE = "the work is done"
@@ -167,8 +172,10 @@ class Stage:
         assert exchange.request is not None
         wanted = exchange.request.get("response_format", {}).get("type")
         more = {"output_type": "json"} if wanted in ("json_object", "json_schema") else {}
-        self.facts.agree(span, exchange, **more)
         nearest = self.above(span)[0].attributes
+        if c.WORKFLOW_NAME in nearest:
+            more["agent"] = MANAGERS[str(nearest[c.WORKFLOW_NAME])]
+        self.facts.agree(span, exchange, **more)
         if (agent := who(exchange.request)) is not None:
             assert nearest[c.AGENT_NAME] == agent
         else:

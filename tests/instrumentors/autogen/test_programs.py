@@ -22,10 +22,10 @@ CALLS: dict[str, dict[str, int]] = {
     "parallel_tools": {"calc": 1},
     "round_robin": {"writer": 2, "critic": 1},
     "streamed_team": {"writer": 2, "critic": 2},
-    "selector": {"": 2, "writer": 2},
+    "selector": {"SelectorGroupChatManager": 2, "writer": 2},
     "swarm": {"writer": 1, "critic": 1},
     # Facts, plan, ledger, ledger again, and the final answer.
-    "magentic_one": {"": 5, "writer": 1},
+    "magentic_one": {"MagenticOneOrchestrator": 5, "writer": 1},
     "agent_tool": {"boss": 1, "helper": 1},
     "team_tool": {"boss": 2, "helper": 1},
     "society_of_mind": {"writer": 1, "critic": 1, "society": 1},
@@ -52,7 +52,7 @@ def test_program_is_recorded_whole(stage: Stage, program: Program) -> None:
 
 @every_program
 def test_calls_become_transitions_of_who_made_them(stage: Stage, program: Program) -> None:
-    """Each request is one transition of its agent; what a team itself asked has no agent."""
+    """Each request is one transition of its agent; what a team itself asked is its manager's."""
     stage.trace(program)
 
     assert stage.recording is not None

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter.tokens import decode_ids
 from lightning_otel.demo import wire
 from lightning_otel.demo.policy import Reply, Tokenizer, ToolCall
 from lightning_otel.instrumentors.openai import chat
@@ -267,3 +268,12 @@ def test_request_content_holds_no_secret_in_any_kind_of_message(size: int) -> No
     assert once == again
     assert secret not in once
     assert once.count("[redacted:api_key]") == len(json.loads(once)) == len(messages)
+
+
+def test_token_ids_may_stand_at_the_top() -> None:
+    """As older vLLM and Agent Lightning's mock server send them, of each choice in order."""
+    body = {"choices": [{}, {}], "prompt_token_ids": [1], "response_token_ids": [[2, 3], [4]]}
+
+    content = chat.response_content(body)
+
+    assert [list(ids) for ids in decode_ids(content[c.RESPONSE_TOKEN_IDS])] == [[2, 3], [4]]

@@ -63,7 +63,7 @@ def test_feedback_of_the_seeds_is_understood(client: Client) -> None:
     assert kept.attributes[c.FEEDBACK_RATING] == 5
     assert kept.attributes[c.TASK_ID] == "t-1"
     assert json.loads(str(kept.attributes[c.FEEDBACK_METADATA]))["more"] == [1]
-    assert kept.attributes[c.RECEIVED] == "http:127.0.0.1"
+    assert kept.attributes[c.RECEIVED] == "http+token:127.0.0.1"
 
 
 @pytest.mark.pain(20)

@@ -18,8 +18,10 @@ _RESPONSE_IDS: Final = "response_token_ids"
 _LOGPROBS: Final = "logprobs.content"
 _OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
 """Where the deprecated ``@reward`` leaves a reward, as JSON."""
+_OLD_REWARD: Final = "reward"
+"""Where 0.2 left it, on spans of its own name."""
 
-MARKS = (_PROMPT_IDS, _RESPONSE_IDS, _LOGPROBS, *_OUTPUTS)
+MARKS = (_PROMPT_IDS, _RESPONSE_IDS, _LOGPROBS, *_OUTPUTS, _OLD_REWARD)
 
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,7 +33,9 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(told, Mapping) and told.get("type") == "reward":
                 value = told.get("value")
                 return {} if value is None else {c.REWARD_VALUE: value}
-    return {}
+    old = attributes.get(_OLD_REWARD)
+    is_old = old is not None and name.startswith("agentlightning.")
+    return {c.REWARD_VALUE: old} if is_old and c.REWARD_VALUE not in attributes else {}
 
 
 def content(span: Span) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """AgentOps 0.4: ``agentops.span.kind`` around calls that are told in the old ``gen_ai.*``.
 
 The tools an answer asks for are not on the call but on spans of their own below it, which are no
-executions; they are put back into the answer.
+executions; they are put back into the answer. A chain of LangChain is an agent by its type, as it
+is to Agent Lightning: in a graph that is the name of the node.
 
-Source: AgentOps 0.4.21, ``agentops/semconv``.
+Source: AgentOps 0.4.21, ``agentops/semconv``; Agent Lightning 0.3.0, ``adapter/triplet.py``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,18 +15,24 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.messages import message, tool_call_part
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.flat import loaded
+from lightning_otel.adapter.readers.flat import known, loaded
 from lightning_otel.adapter.readers.functions import called
 from lightning_otel.types import Span
 
 _KIND: Final = "agentops.span.kind"
-_NAME: Final = "operation.name"
+_CHAIN: Final = "langchain.chain.type"
+_NAMES: Final = {
+    c.AGENT_NAME: ("agent.name", "operation.name"),
+    c.TOOL_NAME: ("operation.name", "tool.name", "langchain.tool.name"),
+}
+_ARGUMENTS: Final = ("tool.parameters", "langchain.tool.input")
+_RESULTS: Final = ("tool.result", "langchain.tool.output")
 _CALL_TYPE: Final = "tool.call.type"
 _CALL_ID: Final = "tool.call.id"
 CALLED_TOOL: Final = "lightning.called_tool"
 """On a span that stands for a part of its parent's answer, while spans are read: that part."""
 
-MARKS = (_KIND, _CALL_TYPE)
+MARKS = (_KIND, _CALL_TYPE, _CHAIN)
 
 _OPERATIONS: Final = {
     "agent": (c.INVOKE_AGENT, c.AGENT_NAME),
@@ -35,11 +42,17 @@ _OPERATIONS: Final = {
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What agents and tools are, and their names."""
-    operation, key = _OPERATIONS.get(text(attributes, _KIND) or "", (None, ""))
+    kind = text(attributes, _KIND) or ""
+    if kind == "session":
+        return {c.SESSION: True}
+    operation, key = _OPERATIONS.get(kind, (None, ""))
     if operation is None or _CALL_TYPE in attributes:
-        return {}
-    named = attributes.get(_NAME)
-    return {c.OPERATION: operation, **({key: named} if isinstance(named, str) and named else {})}
+        return known({c.AGENT_NAME: text(attributes, _CHAIN)})
+    return known({c.OPERATION: operation, key: _first(attributes, _NAMES[key])})
+
+
+def _first(attributes: Mapping[str, Any], keys: Iterable[str]) -> str | None:
+    return next((found for key in keys if (found := text(attributes, key))), None)
 
 
 def content(span: Span) -> dict[str, Any]:
@@ -50,7 +63,11 @@ def content(span: Span) -> dict[str, Any]:
         return {CALLED_TOOL: part}
     if get(_KIND) != "tool":
         return {}
-    return called(get("agentops.tool.input"), get("agentops.tool.output"))
+    told = {
+        c.TOOL_ARGUMENTS: _first(span.attributes, _ARGUMENTS),
+        c.TOOL_RESULT: _first(span.attributes, _RESULTS),
+    }
+    return known(told) | called(get("agentops.tool.input"), get("agentops.tool.output"))
 
 
 def joined(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:

@@ -16,7 +16,7 @@ from lightning_otel.adapter.messages import (
     tool_call_part,
     tool_response_part,
 )
-from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
+from lightning_otel.adapter.tokens import encode_ids, encode_logprobs, sampled_ids
 from lightning_otel.types import Message
 
 _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
@@ -145,7 +145,7 @@ def choice_tokens(body: Mapping[str, Any]) -> dict[str, str]:
     choices = objects(body.get("choices"))
     return tokens(
         body.get("prompt_token_ids"),
-        [_ids(choice) for choice in choices],
+        sampled_ids(body, [_ids(choice) for choice in choices]),
         [logprobs_of(object_of(choice.get("logprobs")).get("content")) for choice in choices],
     )
 

@@ -19,6 +19,8 @@ from lightning_otel.types import Span
 _KIND: Final = "openinference.span.kind"
 _INPUT: Final = "input.value"
 _OUTPUT: Final = "output.value"
+_PARAMETERS: Final = "llm.invocation_parameters"
+_PROMPTS: Final = "llm.prompts"
 _MODELS: Final = ("llm.model_name", "embedding.model_name")
 
 MARKS = (_KIND,)
@@ -85,19 +87,27 @@ def _call(attributes: Mapping[str, Any]) -> dict[str, Any]:
     output = attributes.get(_OUTPUT)
     told = loaded(output)
     body = chat.object_of(told)
+    asked = chat.object_of(loaded(attributes.get(_PARAMETERS)))
     choices = chat.objects(body.get("choices"))
     found: dict[str, Any] = dict(chat.choice_tokens(body))
-    given = _messages(attributes, "llm.input_messages")
-    given = given or _texts(attributes, "user", "llm.prompts", "prompt")
-    answered = chat.answered(choices) if any("message" in each for each in choices) else []
-    answered = answered or _messages(attributes, "llm.output_messages", "assistant")
+    given: list[Any] = _messages(attributes, "llm.input_messages")
+    given = given or _texts(attributes, "user", _PROMPTS, "prompt")
+    is_whole = any("message" in each for each in choices)
+    answered: list[Any] = chat.answered(choices) if is_whole else []
+    answered = answered or _answers(attributes, body)
     answered = answered or _texts(attributes, "assistant", "llm.choices", "completion")
+    prompts = attributes.get(_PROMPTS)
+    if not given and not answered and isinstance(prompts, (list, tuple)):  # as of LlamaIndex
+        given, answered = chat.texts("user", prompts), chat.texts("assistant", [output])
     if given:
         found[c.INPUT_MESSAGES] = chat.dump(given)
     if answered:
         found[c.OUTPUT_MESSAGES] = chat.dump(answered)
     elif told is None and isinstance(output, str) and output.startswith("{"):
         found[c.OUTPUT_MESSAGES] = output  # half of a body: the call is unreadable
+    found[c.REQUEST_MODEL] = next(
+        (name for key in ("model", "model_name") if isinstance(name := asked.get(key), str)), None
+    )
     found[c.RESPONSE_ID] = body["id"] if isinstance(body.get("id"), str) else None
     found[c.FINISH_REASONS] = chat.reasons(choices)
     offered = rows(attributes, "llm.tools")
@@ -110,18 +120,43 @@ def _held(row: object, key: str) -> Mapping[str, Any]:
     return chat.object_of(chat.object_of(row).get(key))
 
 
+def _answers(attributes: Mapping[str, Any], body: Mapping[str, Any]) -> list[Any]:
+    """The choices; the items of a Responses answer are one, and so is a thought beside a call."""
+    found = _messages(attributes, "llm.output_messages", "assistant")
+    if isinstance(body.get("output"), list) and len(found) > 1:
+        found = [{**found[0], "parts": [part for item in found for part in item["parts"]]}]
+    thought = body.get("thought")
+    if len(found) == 1 and isinstance(thought, str) and thought:
+        found = [{**found[0], "parts": [*chat.content_parts(thought), *found[0]["parts"]]}]
+    return found
+
+
 def _messages(attributes: Mapping[str, Any], prefix: str, role: str = "user") -> list[Any]:
     found = []
     for row in rows(attributes, prefix):
         item = dict(_held(row, "message"))
+        results = row.get("function")
+        if item.get("role") == "function" and isinstance(results, list):  # as of AutoGen
+            told = [chat.object_of(loaded(each)) for each in results]
+            found += [
+                chat.said({**each, "role": "tool", "tool_call_id": each.get("call_id")})
+                for each in told
+            ]
+            continue
+        item.setdefault("content", row.get("thought"))
         calls = item.get("tool_calls")
         if isinstance(calls, list):
-            item["tool_calls"] = [_held(call, "tool_call") for call in calls]
+            item["tool_calls"] = [_tool_call(_held(call, "tool_call")) for call in calls]
         parts = item.get("contents")
         if isinstance(parts, list) and not item.get("content"):
             item["content"] = [_part(_held(part, "message_content")) for part in parts]
         found.append(chat.said(item, role=role))
     return found
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call; of one without arguments only the name is told."""
+    return {**call, "function": {"arguments": "{}", **_held(call, "function")}}
 
 
 def _part(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Source: Agrawal et al. 2025, GEPA: Reflective Prompt Evolution (arXiv 2507.19457
 ``gepa`` 0.1.4 has it: which text is changed, which is kept and what the model is asked is its.
 """
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -11,12 +12,15 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, ClassVar, Final, TypeAlias
 
-from lightning_otel.algorithms.apo.reflection import Model, chat
+from lightning_otel import errors
+from lightning_otel.algorithms.apo.proposal import propose, publish_recorded
+from lightning_otel.algorithms.apo.reflection import AGENT, Model, chat
 from lightning_otel.algorithms.apo.search import Part, Plan, search, texts_of
 from lightning_otel.algorithms.apo.tasks import recorded, split
 from lightning_otel.algorithms.apo.texts import Candidate, Texts
 from lightning_otel.algorithms.base import BaseAlgorithm, Context
 from lightning_otel.errors import ConfigError, NotFoundError, NotInstalledError, TrainingError
+from lightning_otel.store import Store
 from lightning_otel.types import Resource
 
 __all__ = ["APO"]
@@ -53,6 +57,9 @@ class APO(BaseAlgorithm):
 
     Each text is tried on a few training tasks, and if it does better there on every validation
     task. The best one so far is published each time there is a better one.
+
+    Without an agent it reads recorded runs: each ``fit`` publishes one text as the canary, or has
+    live traffic judge the canary that stands.
     """
 
     name: ClassVar[str] = "apo"
@@ -64,6 +71,7 @@ class APO(BaseAlgorithm):
         optimization_target: str | Iterable[str] = "system_prompt",
         model: str | None = None,
         base_url: str | None = None,
+        timeout_s: float = 120.0,
         reflection_lm: Model | None = None,
         candidates: Iterable[str | Mapping[str, str]] = (),
         few_shot: int = 0,
@@ -83,8 +91,9 @@ class APO(BaseAlgorithm):
         Args:
             optimization_target: The resource, or several that are changed together; that of one
                 agent is ``agent/name``, or ``agent.name``.
-            model: The chat model that writes new texts, by the name its server knows.
+            model: The chat model that writes new texts; by default the one last recorded.
             base_url: Where it is, such as ``http://localhost:8000/v1``; by default the client's.
+            timeout_s: How long each try of an answer may take, seconds.
             reflection_lm: A function in the model's place: a prompt to an answer.
             candidates: Texts to try first; for several resources text by name.
             few_shot: How many examples to put in; 0 leaves examples as they are. They are drawn
@@ -105,7 +114,7 @@ class APO(BaseAlgorithm):
             **gepa: Further options of ``gepa.optimize``, by their own names.
 
         Raises:
-            ConfigError: There is no model, or an option that nobody knows.
+            ConfigError: The model cannot be asked, or there is an option that nobody knows.
         """
         if num_candidates < 1 or reflection_minibatch_size < 1 or few_shot < 0:
             raise ConfigError(
@@ -120,8 +129,9 @@ class APO(BaseAlgorithm):
         self._candidates = list(candidates)
         self._searches: dict[str, Mapping[str, Any]] = {}
         self._goes_on = False
+        self._server = (base_url, timeout_s)
         self._plan = Plan(
-            model=_writer(model, base_url, reflection_lm),
+            model=_writer(model, base_url, timeout_s, reflection_lm) or _nobody,
             first=(),
             few_shot=few_shot,
             metric=evaluation_metric,
@@ -156,11 +166,17 @@ class APO(BaseAlgorithm):
 
         Raises:
             TrainingError: There are no tasks, no rewards, or the model gives nothing usable.
-            ConfigError: A resource is missing or no prompt, or the budget is too small.
+            ConfigError: A resource or model is missing, or no prompt; or the budget is too small.
         """
+        if self._plan.model is _nobody:
+            found = chat(_recorded_model(context.store), *self._server)
+            self._plan = replace(self._plan, model=found)
         if not self._goes_on:
             self._searches = {}  # of the run before, which is over
         self._goes_on = False
+        if not context.train and context.setting.agent is None and context.setting.workers:
+            self._learn_recorded(context)
+            return
         seeds = [_prompt(context, target) for target in self._targets]
         parts = self._parts(context)
         for part in parts:
@@ -180,6 +196,26 @@ class APO(BaseAlgorithm):
 
             own = [_own(context, seed, part) for seed in seeds]
             search(context, own, part, plan, state=state, keep=keep)
+
+    def _learn_recorded(self, context: Context) -> None:
+        """Rewrite prompts by recorded runs, unless a version waits for the verdict of traffic."""
+        if self._category is not None or self._plan.few_shot:
+            raise ConfigError("category and few_shot try prompts on tasks; give Trainer(agent, …)")
+        known = {target: _known_prompt(context, target) for target in self._targets}
+        for seed in filter(None, known.values()):
+            canary = context.resources.aliases(seed.name).get("canary")
+            if canary is not None:
+                context.versions[seed.name] = canary
+        batch = None if context.versions else next(context.batches(), None)
+        if batch is None:
+            return
+        seeds = [
+            seed or publish_recorded(context, _names(target)[-1], batch)
+            for target, seed in known.items()
+        ]
+        texts = texts_of(seeds, self._plan)
+        first = [_candidate(texts, each) for each in self._candidates]
+        propose(context, batch, texts, replace(self._plan, first=first))
 
     def _parts(self, context: Context) -> list[Part]:
         """The tasks, by category if there are any."""
@@ -250,30 +286,55 @@ class APO(BaseAlgorithm):
             )
 
 
-def _writer(model: str | None, base_url: str | None, function: Model | None) -> Model:
-    """Who writes new texts."""
-    if model is not None and function is None:
-        return chat(model, base_url)
-    if function is not None and model is None:
-        return function
+def _writer(
+    model: str | None, base_url: str | None, timeout_s: float, function: Model | None
+) -> Model | None:
+    """Who writes new texts; None if nobody is named."""
+    if model is not None and function is not None:
+        raise ConfigError("APO has two writers, model=… and reflection_lm=…; leave one of them out")
+    return function if model is None else chat(model, base_url, timeout_s)
+
+
+def _nobody(prompt: str) -> str | None:
+    """Stand for a writer that is yet to be found."""
+    raise NotImplementedError
+
+
+def _recorded_model(store: Store) -> str:
+    """The model that the latest recorded call of an agent asked."""
+    others = "model <> '' AND agent IS DISTINCT FROM ? ORDER BY start_ns DESC LIMIT 1"
+    with contextlib.suppress(errors.StoreMissingError):
+        for row in store.sql(f"SELECT model FROM calls WHERE {others}", [AGENT]):
+            return str(row["model"])
     raise ConfigError(
-        "APO has no model that writes new prompts; give model='…' (in a shell, -o model=…), with "
-        "base_url='…' if it is your own, or reflection_lm=… a function"
+        "APO has no model that writes new prompts, and no call is recorded; give model='…' (in a "
+        "shell, -o model=…), with base_url='…' if it is your own, or reflection_lm=… a function"
     )
 
 
-def _prompt(context: Context, target: str) -> Resource:
-    """The version of a prompt that is live."""
-    names = [target]
-    if "/" not in target and "." in target:
-        names.append(target.replace(".", "/", 1))
-    for name in names:
+def _names(target: str) -> list[str]:
+    """The names that a target may mean; ``agent.name`` is ``agent/name``, too."""
+    is_agents = "/" not in target and "." in target
+    return [target, target.replace(".", "/", 1)] if is_agents else [target]
+
+
+def _known_prompt(context: Context, target: str) -> Resource | None:
+    """The version of a prompt that is live; None if there is no such resource."""
+    for name in _names(target):
         try:
             found = context.resources.get(name)
         except NotFoundError:
             continue
         if found.kind != "prompt":
             raise ConfigError(f"{found} is no prompt but {found.kind}; APO changes prompts alone")
+        return found
+    return None
+
+
+def _prompt(context: Context, target: str) -> Resource:
+    """The version of a prompt that is live."""
+    found = _known_prompt(context, target)
+    if found is not None:
         return found
     known = ", ".join(context.resources.names()) or "none"
     raise ConfigError(

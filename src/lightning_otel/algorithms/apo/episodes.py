@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch
 
     from lightning_otel.algorithms.base import Context
+    from lightning_otel.store import Store
 
 _LIMIT: Final = 4000
 """Characters of one text in what the reflection model reads: a few such texts fit its context."""
@@ -136,7 +137,10 @@ class Episodes:
         """For each text what the agent was given, answered and was told about it."""
         episodes = eval_batch.trajectories or []
         return {
-            name: [self._record(episode, name.rpartition("/")[0]) for episode in episodes]
+            name: [
+                record_of(episode, name.rpartition("/")[0], self._perfect_score)
+                for episode in episodes
+            ]
             for name in components_to_update
             if not is_examples(name)
         }
@@ -157,23 +161,19 @@ class Episodes:
         )
         if any(rollout.reason == STOPPED for rollout, _ in ran):
             raise StoppedError
-        spans = self._spans([rollout for rollout, _ in ran])
+        attempts = {rollout.rollout_id: str(rollout.attempts) for rollout, _ in ran}
+        spans = spans_of(self._context.store, attempts)
         return [
-            self._judged(example, rollout, tuple(trajectories), spans[rollout.rollout_id])
+            judge(
+                example,
+                rollout,
+                tuple(trajectories),
+                spans[rollout.rollout_id],
+                self._metric,
+                self._failure_score,
+            )
             for example, (rollout, trajectories) in zip(batch, ran, strict=True)
         ]
-
-    def _spans(self, rollouts: Sequence[Rollout]) -> dict[str, list[Span]]:
-        """What was recorded of each rollout in its last attempt, in order."""
-        attempts = {rollout.rollout_id: str(rollout.attempts) for rollout in rollouts}
-        found: dict[str, list[Span]] = {rollout_id: [] for rollout_id in attempts}
-        selection = Selection(rollout_ids=tuple(attempts), is_ordered=True)
-        for span in map(span_of, self._context.store.source.fetch(selection).dicts()):
-            own = span.rollout_id
-            # What was given from elsewhere names no attempt.
-            if own in found and span.attributes.get(c.ATTEMPT_ID) in (None, attempts[own]):
-                found[own].append(span)
-        return found
 
     def _given(self, candidate: Candidate) -> dict[str, Any]:
         """What the agent is given: versions that say it already, else bodies."""
@@ -184,28 +184,6 @@ class Episodes:
             )
             for name, body in self._texts.bodies(candidate).items()
         }
-
-    def _judged(
-        self,
-        example: Example,
-        rollout: Rollout,
-        trajectories: tuple[Trajectory, ...],
-        spans: Sequence[Span],
-    ) -> Episode:
-        given = [each for each in map(read_reward, spans) if isinstance(each, Reward)]
-        rewards = {name: value for each in given for name, value in each.values.items()}
-        reward = rollout.reward if self._metric is None else rewards.get(self._metric)
-        if rollout.status != "succeeded":
-            reward = None
-        return Episode(
-            example,
-            rollout,
-            trajectories,
-            reward,
-            rewards,
-            tuple(_emitted(span) for span in spans if span.name in _NOTES),
-            self._failure_score if reward is None else reward,
-        )
 
     def _check(self, episodes: Sequence[Episode]) -> None:
         if any(episode.reward is not None for episode in episodes):
@@ -244,22 +222,80 @@ class Episodes:
         if shots is not None and episode.example.mode == "train":
             shots.take(episode.trajectories, episode.reward)
 
-    def _record(self, episode: Episode, agent: str) -> dict[str, Any]:
-        """An episode as GEPA's template shows it: inputs, outputs, feedback."""
-        own = [each for each in episode.trajectories if not agent or each.agent == agent]
-        given, answered = [], []
-        for found in conversations(own):
-            first = found.answers[0]
-            given += [_line(said) for said in found.messages[:first] if said["role"] != "system"]
-            answered += [_line(said) for said in found.messages[first:]]
-        feedback = [_worth(episode, self._perfect_score), *episode.notes]
-        if episode.rollout.reason:
-            feedback.append(f"The agent failed: {episode.rollout.reason}")
-        return {
-            "Inputs": {"Task": _cut(_shown(episode.example.task)), "Messages": _joined(given)},
-            "Generated Outputs": _joined(answered) or "(no answer of a model)",
-            "Feedback": _joined(feedback),
-        }
+
+def spans_of(store: "Store", attempts: Mapping[str, str]) -> dict[str, list[Span]]:
+    """What was recorded of rollouts, each in one attempt, in order.
+
+    Args:
+        store: Where.
+        attempts: The attempt that counts, by rollout.
+    """
+    found: dict[str, list[Span]] = {rollout_id: [] for rollout_id in attempts}
+    selection = Selection(rollout_ids=tuple(attempts), is_ordered=True)
+    for span in map(span_of, store.source.fetch(selection).dicts()):
+        own = span.rollout_id
+        # What was given from elsewhere names no attempt.
+        if own in found and span.attributes.get(c.ATTEMPT_ID) in (None, attempts[own]):
+            found[own].append(span)
+    return found
+
+
+def judge(
+    example: Example,
+    rollout: Rollout,
+    trajectories: tuple[Trajectory, ...],
+    spans: Sequence[Span],
+    metric: str | None,
+    failure_score: float,
+) -> Episode:
+    """Read what a rollout earned and was told.
+
+    Args:
+        example: Its task.
+        rollout: The rollout.
+        trajectories: What it did.
+        spans: What was recorded of it.
+        metric: The named reward that counts; None is the primary one.
+        failure_score: What counts where there is none.
+    """
+    given = [each for each in map(read_reward, spans) if isinstance(each, Reward)]
+    rewards = {name: value for each in given for name, value in each.values.items()}
+    reward = rollout.reward if metric is None else rewards.get(metric)
+    if rollout.status != "succeeded":
+        reward = None
+    return Episode(
+        example,
+        rollout,
+        trajectories,
+        reward,
+        rewards,
+        tuple(filter(None, map(_emitted, spans))),
+        failure_score if reward is None else reward,
+    )
+
+
+def record_of(episode: Episode, agent: str, top: float | None) -> dict[str, Any]:
+    """An episode as GEPA's template shows it: inputs, outputs, feedback.
+
+    Args:
+        episode: The episode.
+        agent: Whose conversations; empty for all.
+        top: The most a reward can be; None if there is no such number.
+    """
+    own = [each for each in episode.trajectories if not agent or each.agent == agent]
+    given, answered = [], []
+    for found in conversations(own):
+        first = found.answers[0]
+        given += [_line(said) for said in found.messages[:first] if said["role"] != "system"]
+        answered += [_line(said) for said in found.messages[first:]]
+    feedback = [_worth(episode, top), *episode.notes]
+    if episode.rollout.reason:
+        feedback.append(f"The agent failed: {episode.rollout.reason}")
+    return {
+        "Inputs": {"Task": _cut(_shown(episode.example.task)), "Messages": _joined(given)},
+        "Generated Outputs": _joined(answered) or "(no answer of a model)",
+        "Feedback": _joined(feedback),
+    }
 
 
 def _worth(episode: Episode, top: float | None) -> str:
@@ -273,6 +309,8 @@ def _worth(episode: Episode, top: float | None) -> str:
 
 def _emitted(span: Span) -> str:
     attributes = span.attributes
+    if span.name not in _NOTES:
+        return str(attributes.get(c.FEEDBACK_TEXT) or "")
     keys = (c.MESSAGE_BODY, c.OBJECT_LITERAL, c.OBJECT_JSON, c.EXCEPTION_MESSAGE)
     return next((str(attributes[key]) for key in keys if key in attributes), "")
 

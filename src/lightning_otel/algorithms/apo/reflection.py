@@ -139,8 +139,11 @@ class Reflection:
             prompt = f"{prompt}\n\n{_KEEP.format(names=names)}"
         try:
             answer = self._asked(str(prompt))
-        except TrainingError as exc:
-            self._refuse(exc.what)
+        except Exception as exc:  # noqa: BLE001  # whoever writes costs one proposal, not the run
+            self._refuse(f"{type(exc).__name__}: {exc}")
+            return None
+        if answer is not None and not isinstance(answer, str):
+            self._refuse(f"it answered with a {type(answer).__name__}, which is no text")
             return None
         if not answer or not answer.strip():
             self._refuse("it answered nothing")
@@ -180,19 +183,19 @@ class _Chat:
         self._client = client
 
     def __call__(self, prompt: str) -> str | None:
-        import openai
-
-        try:
-            reply = self._client.chat.completions.create(
-                model=self._model, messages=[{"role": "user", "content": prompt}]
-            )
-        except openai.OpenAIError as exc:
-            raise TrainingError(f"the model {self._model} failed ({exc}); see its server") from exc
+        reply = self._client.chat.completions.create(
+            model=self._model, messages=[{"role": "user", "content": prompt}]
+        )
         return reply.choices[0].message.content if reply.choices else None
 
 
-def chat(model: str, base_url: str | None) -> Model:
+def chat(model: str, base_url: str | None, timeout_s: float) -> Model:
     """A model behind the ``openai`` client, which reads its key from the environment.
+
+    Args:
+        model: Its name.
+        base_url: Where it is; None is the client's own.
+        timeout_s: How long each try of an answer may take, seconds.
 
     Raises:
         ConfigError: The client is not installed, or has no key for a server that is not named.
@@ -205,7 +208,7 @@ def chat(model: str, base_url: str | None) -> Model:
             "installed; pip install 'lightning-otel[openai]', or give reflection_lm=… a function"
         ) from exc
     try:
-        return _Chat(model, openai.OpenAI(base_url=base_url))
+        return _Chat(model, openai.OpenAI(base_url=base_url, timeout=timeout_s))
     except openai.OpenAIError as exc:
         if base_url is None:
             raise ConfigError(
@@ -213,4 +216,5 @@ def chat(model: str, base_url: str | None) -> Model:
                 "give base_url=… a server of your own"
             ) from exc
         # A server of one's own asks for none, but the client does.
-        return _Chat(model, openai.OpenAI(base_url=base_url, api_key="none-needed"))
+        client = openai.OpenAI(base_url=base_url, api_key="none-needed", timeout=timeout_s)
+        return _Chat(model, client)

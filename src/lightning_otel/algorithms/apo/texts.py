@@ -76,6 +76,8 @@ class Texts:
         """
         if not template.strip():
             return "the text is empty"
+        if any("\ud800" <= letter <= "\udfff" for letter in template):
+            return "the text has half a letter (a lone surrogate) in it"
         want = set(self.placeholders(name))
         have = set(Prompt(template).placeholders)
         if lost := sorted(want - have):

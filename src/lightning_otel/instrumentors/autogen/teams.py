@@ -7,6 +7,7 @@ run of that team, whatever context the runtime was started in.
 import functools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -118,7 +119,12 @@ def _delivery(part: Any) -> Context | None:
         return None
     # The run's own, not the current one: a span of AutoGen's messaging may be current there, which
     # belongs to whatever provider its runtime was built with.
-    return otel_context.set_value(_PLACE_KEY, Place(part), run.context)
+    context = otel_context.set_value(_PLACE_KEY, Place(part), run.context)
+    name, frame = getattr(part, "_name", None), capture.current_frame(context)
+    if not isinstance(name, str) or frame is None:
+        return context
+    # Only a manager has a name here: what it asks to lead the team, it asks as an agent.
+    return capture.in_frame(replace(frame, stamps={**frame.stamps, c.AGENT_NAME: name}), context)
 
 
 def _place() -> Place | None:

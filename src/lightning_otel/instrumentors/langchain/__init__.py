@@ -55,7 +55,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
 
     def handler_for_one(self) -> Handler:
         """A handler for one object, whose runs are captured while it lives."""
-        handler = make_handler(lambda: True)
+        handler = make_handler(capture.is_wanted_of_one)
         self._handlers = [held for held in self._handlers if held() is not None]
         self._handlers.append(weakref.ref(handler))
         if not self.is_active:

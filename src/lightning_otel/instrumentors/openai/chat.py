@@ -17,6 +17,7 @@ from lightning_otel.adapter.messages import (
     reasoning_part,
     tool_response_part,
 )
+from lightning_otel.adapter.tokens import sampled_ids
 from lightning_otel.instrumentors.openai import fields
 from lightning_otel.instrumentors.openai.fields import Attributes, Json
 from lightning_otel.scrub import Scrubbed, scrub
@@ -122,7 +123,7 @@ def response_content(body: Json) -> dict[str, str]:
         c.OUTPUT_MESSAGES: fields.dump([_answer(choice) for choice in choices]),
         **fields.token_content(
             fields.prompt_ids_of(body, choices),
-            [choice.get("token_ids") for choice in choices],
+            sampled_ids(body, [choice.get("token_ids") for choice in choices]),
             [[token.get("logprob") for token in tokens] for tokens in sampled],
         ),
     }

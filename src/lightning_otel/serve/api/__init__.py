@@ -23,7 +23,8 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "transitions": ("/v1/transitions",),
     "rollouts": ("/v1/rollouts",),
     "resources": ("/v1/resources",),
-    "training": ("/training", "/optimize"),
+    "training": ("/training",),
+    "optimizing": ("/optimize",),
     "events": ("/v1/events",),
     "document": ("/openapi.json",),
 }

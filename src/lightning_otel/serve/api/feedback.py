@@ -82,12 +82,13 @@ async def feedback(request: Request) -> Response:
     asked = await body_of(request, FeedbackBody)
     state = request.app.state
     peer = request.client.host if request.client else ""
-    came = f"{'http+token' if state.has_token else 'http'}:{peer}"
+    came = f"{'http+token' if state.access.admits(request) else 'http'}:{peer}"
     given = _feedback(asked, came)
+    known = state.answers if asked.feedback_id is None else {}
 
     answer = await run(
         request,
-        lambda store: state.rooms.pending.give(store, given, state.intake.keep),
+        lambda store: state.rooms.pending.give(store, given, state.intake.keep, known),
         readers=state.givers,
     )
     if isinstance(answer, Clash):

@@ -10,6 +10,8 @@ from lightning_otel.store.layout import Layout
 
 T = TypeVar("T")
 _LEAST_S: Final = 1.0
+_LONG_S: Final = 5.0
+_MOST_S: Final = 30.0
 
 Mark = tuple[object, ...]
 
@@ -33,8 +35,16 @@ class Fresh(Generic[T]):
     for as long as it took, and a second at least.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 1.0) -> None:
+        """Know nothing yet.
+
+        Args:
+            patience: How many times as long as it took it is held instead, for five seconds or as
+                long as it took.
+        """
+        self._patience = patience
         self._mark: Mark | None = None
+        self._read: Mark | None = None
         self._until_s = 0.0
         self._held: T | None = None
         self._lock = threading.Lock()  # so that what is asked for by many at once is read once
@@ -43,12 +53,30 @@ class Fresh(Generic[T]):
         """What the function tells now, or told not long ago."""
         with self._lock:
             # Taken before it is read: what comes meanwhile makes it old.
-            mark = mark_of(store.layout) if store.layout is not None else ()
+            mark = mark_of_store(store)
             began_s = time.monotonic()
-            if self._held is not None and (mark == self._mark or began_s < self._until_s):
+            is_held = mark == self._read or (
+                mark == self._mark and began_s < self._until_s + _MOST_S
+            )
+            if self._held is not None and (is_held or began_s < self._until_s):
                 return self._held
             self._held = read(store)
             took_s = time.monotonic() - began_s
-            self._mark = mark
-            self._until_s = time.monotonic() + max(_LEAST_S, took_s)
+            self._mark = self._read = mark
+            rest_s = max(took_s, min(self._patience * took_s, _LONG_S))
+            self._until_s = time.monotonic() + max(_LEAST_S, rest_s)
             return self._held
+
+    def stay(self, before: Mark, after: Mark) -> None:
+        """Count what was written meanwhile as changing nothing of the answer.
+
+        What another process wrote at the very same time may be seen half a minute late.
+        """
+        with self._lock:
+            if self._mark == before:
+                self._mark = after
+
+
+def mark_of_store(store: Store) -> Mark:
+    """As :func:`mark_of`, of a store on this disk; empty of any other."""
+    return mark_of(store.layout) if store.layout is not None else ()

@@ -56,7 +56,7 @@ class AttemptTold(Told):
     calls: int
     rewards: int
     reward: float | None
-    """The latest reward; null if there is none."""
+    """What it earned; null if nothing."""
     input_tokens: int | None
     output_tokens: int | None
     agents: str | None

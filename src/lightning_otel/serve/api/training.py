@@ -9,9 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lightning_otel import algorithms
-from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.rewarding.learned import Earned, learned
+from lightning_otel import algorithms, config
+from lightning_otel.errors import ConfigError
 from lightning_otel.rewarding.totals import Totals, standing
 from lightning_otel.runs import TrainingRun
 from lightning_otel.runs.requests import RequestStatus, TrainingRequest
@@ -27,7 +26,6 @@ from lightning_otel.serve.api.operation import (
     routes,
     told,
 )
-from lightning_otel.serve.api.resources import VersionTold, version_told
 from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.viewer.page import run
 from lightning_otel.store import Store
@@ -75,56 +73,6 @@ class RequestTold(Told):
     """Whether it was asked for just now."""
 
 
-class OptimizeBody(Asked):
-    """What is asked for a kind of task."""
-
-    category: Category = ""
-    """The kind of task; empty is any."""
-    name: Annotated[str, StringConstraints(min_length=1, max_length=255)] = "system_prompt"
-    """The resource that is optimised."""
-    model: Annotated[str, StringConstraints(max_length=255)] | None = None
-    """Only what rollouts of this model earned counts; a name or glob."""
-    min_rollouts: Annotated[int, Field(ge=1, le=1_000_000)] = 3
-    """The fewest rewarded rollouts by which a version may be judged."""
-    prompt: Annotated[str, Field(max_length=200_000)] | None = None
-    """The task's text, which fills the placeholder of a template that has just one."""
-    train: bool = False
-    """Whether a run is asked for that looks for a better one."""
-    algorithm: Word = "apo"
-    idempotency_key: Key | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
-    """The algorithm's own, where `train` is true."""
-
-
-class EarnedTold(Told):
-    """What the rollouts of a version earned."""
-
-    version: int
-    rollouts: int
-    mean: float
-    error: float | None
-    """The standard error of the mean."""
-
-
-class OptimizeTold(Told):
-    """The best version that is known, and the run that looks for a better one."""
-
-    category: str
-    resource: VersionTold | None
-    """null where nothing is known; `reason` says so."""
-    optimized_prompt: str | None
-    """Its text, filled in where `prompt` was given."""
-    earned: EarnedTold | None
-    """null where too few rollouts were rewarded to judge by: it is the live version then."""
-    versions: list[EarnedTold]
-    """What each version earned, the best first."""
-    is_general: bool
-    """Whether nothing is known of the category, and it is what all are given."""
-    reason: str
-    request: RequestTold | None
-    """The training that was asked for."""
-
-
 class TotalsTold(Told):
     """What there is, and how much of it is rewarded."""
 
@@ -140,7 +88,7 @@ class TotalsTold(Told):
     """The share of steps that have a reward; null without a step."""
     rewards: int
     average_reward: float | None
-    """The mean of all rewards; null without one."""
+    """The mean over rollouts that have a reward; null without one, or where none has a step."""
 
 
 class RunTold(Told):
@@ -158,6 +106,15 @@ class RunTold(Told):
 
 class TrainingTold(TotalsTold):
     """How training stands."""
+
+    agent_lightning_available: bool
+    """Always: this server does what Agent Lightning is asked for."""
+    store_available: bool
+    """Whether anything was recorded."""
+    trainer_available: bool
+    """Whether training is not switched off here."""
+    average_reward: float
+    """As for a category; 0 where nothing is rewarded."""
 
     categories: dict[str, TotalsTold]
     """The same of each kind of task; what has none counts above alone."""
@@ -183,10 +140,10 @@ async def trigger(request: Request) -> Response:
     named = ("max_iterations", "min_batch_size", "samples")
     given = {name: value for name in named if (value := getattr(asked, name)) is not None}
     settings = {**given, "options": asked.options} if asked.options else given
-    key = _key(request, asked.idempotency_key)
+    key = key_of(request, asked.idempotency_key)
     rooms: Rooms = request.app.state.rooms
     return await _asked_for(
-        request, lambda: _put(rooms, asked.algorithm or "", asked.category, settings, key)
+        request, lambda: put(rooms, asked.algorithm or "", asked.category, settings, key)
     )
 
 
@@ -210,8 +167,12 @@ async def status(request: Request) -> Response:
     def read(store: Store) -> TrainingTold:
         found = state.standing.of(store, standing)
         runs, rooms = state.rooms.runs.all(), state.rooms
+        total = _totals(found.total)
         return TrainingTold(
-            **_totals(found.total).model_dump(),
+            **{**total.model_dump(), "average_reward": total.average_reward or 0.0},
+            agent_lightning_available=True,
+            store_available=store.layout is None or store.layout.exists(),
+            trainer_available=config.is_training_enabled(),
             categories={name: _totals(each) for name, each in found.categories.items()},
             pending_feedback=rooms.pending.waiting().count,
             runs=[_run(each) for each in runs[: asked.limit]],
@@ -223,60 +184,7 @@ async def status(request: Request) -> Response:
     return told(await run(request, read))
 
 
-async def optimize(request: Request) -> Response:
-    """The best version known for a kind of task; with ``train``, ask for a search as well."""
-    asked = await body_of(request, OptimizeBody)
-    rooms: Rooms = request.app.state.rooms
-    key = _key(request, asked.idempotency_key)
-
-    def act(store: Store) -> OptimizeTold:
-        found = _known(rooms, store, asked)
-        if asked.train:
-            settings = {"options": asked.options} if asked.options else {}
-            found.request = _put(rooms, asked.algorithm, asked.category, settings, key)
-        return found
-
-    found = await run(request, act)
-    is_new = found.request is not None and found.request.is_new
-    return told(found, 202 if is_new else 200)
-
-
-def _known(rooms: Rooms, store: Store, asked: OptimizeBody) -> OptimizeTold:
-    found = OptimizeTold(
-        category=asked.category, resource=None, optimized_prompt=None, earned=None, versions=[],
-        is_general=False, reason="", request=None,
-    )  # fmt: skip
-    try:
-        best = learned(
-            asked.category,
-            asked.name,
-            model=asked.model,
-            min_rollouts=asked.min_rollouts,
-            resources=rooms.resources,
-            store=store,
-        )
-    except NotFoundError as exc:
-        found.reason = str(exc)
-        return found
-    found.resource = version_told(best.resource)
-    found.earned = _earned(best.earned) if best.earned is not None else None
-    found.versions = [_earned(each) for each in best.versions]
-    found.is_general = best.is_general
-    if best.earned is None:
-        found.reason = (
-            f"fewer than {asked.min_rollouts} rewarded rollouts of any version: the live one"
-        )
-    if best.resource.kind == "prompt":
-        prompt = best.resource.prompt
-        names = prompt.placeholders
-        is_filled = asked.prompt is not None and len(names) == 1
-        found.optimized_prompt = (
-            prompt.format(**{names[0]: asked.prompt}) if is_filled else prompt.template
-        )
-    return found
-
-
-def _put(
+def put(
     rooms: Rooms, algorithm: str, category: str, settings: dict[str, Any], key: str | None
 ) -> RequestTold:
     """Ask for training.
@@ -304,7 +212,7 @@ def _put(
     return _request(made, is_new=is_new)
 
 
-def _key(request: Request, given: str | None) -> str | None:
+def key_of(request: Request, given: str | None) -> str | None:
     """What makes asking twice asking once; in the header or the body."""
     header = request.headers.get(_HEADER)
     if header is None:
@@ -342,11 +250,7 @@ def _totals(found: Totals) -> TotalsTold:
     )
 
 
-def _earned(found: Earned) -> EarnedTold:
-    return EarnedTold(**found._asdict())
-
-
-_CLASH: Final = Answer("The key asked for other training before.")
+CLASH: Final = Answer("The key asked for other training before.")
 OPERATIONS: Final = (
     Operation(
         "POST", "/training/trigger", trigger,
@@ -354,7 +258,7 @@ OPERATIONS: Final = (
         {
             202: Answer("It was asked for.", {JSON: RequestTold}),
             200: Answer("It was asked for before, and stands so.", {JSON: RequestTold}),
-            409: _CLASH,
+            409: CLASH,
         },
         body=TriggerBody, needs_body=False,
     ),
@@ -367,16 +271,6 @@ OPERATIONS: Final = (
         "GET", "/training/status", status,
         "Totals, average reward and the share of what is rewarded, by category; runs and requests.",
         {200: Answer("How it stands.", {JSON: TrainingTold})}, query=StatusQuery,
-    ),
-    Operation(
-        "POST", "/optimize", optimize,
-        "The best version known for a kind of task; with `train`, ask for a search as well.",
-        {
-            200: Answer("The best version, or that none is known.", {JSON: OptimizeTold}),
-            202: Answer("The same, and training was asked for.", {JSON: OptimizeTold}),
-            409: _CLASH,
-        },
-        body=OptimizeBody,
     ),
 )  # fmt: skip
 ROUTES: Final[list[Route]] = routes(OPERATIONS)

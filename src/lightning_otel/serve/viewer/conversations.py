@@ -20,6 +20,7 @@ from lightning_otel.serve.viewer.selecting import number as number_of
 from lightning_otel.serve.viewer.talk import Talk, along
 from lightning_otel.serve.viewer.weighing import HEAVY, light
 from lightning_otel.store import Store
+from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 from lightning_otel.types import Trajectory, Transition
 
@@ -66,8 +67,8 @@ SELECT rollout_id, arg_min(input_messages, start_ns) AS asked,
   arg_max(output_messages, start_ns) AS answered
 FROM calls WHERE rollout_id IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1
 """
-_LAST_REWARDS: Final = """
-SELECT rollout_id, arg_max(value, start_ns) AS reward, count(*) AS rewards FROM rewards
+_LAST_REWARDS: Final = f"""
+SELECT rollout_id, {LAST_REWARD} AS reward, sum(rewards)::BIGINT AS rewards FROM rollouts
 WHERE rollout_id IN (SELECT unnest(?)) GROUP BY 1
 """
 _ALL_REWARDS: Final = f"""

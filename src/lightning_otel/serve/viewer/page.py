@@ -6,11 +6,11 @@ read and change.
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC
 from functools import partial
-from typing import Final, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -113,16 +113,36 @@ async def run(
         readers: Whose threads; by default those of all who have the key.
 
     Raises:
-        RefusalError: It failed with an error of ours, which is said, or too much is asked at once.
+        RefusalError: It failed with an error of ours, which is said, too much is asked at once, or
+            who asked has gone.
     """
     state = request.app.state
+    own = state.long_readers if is_long else state.readers
     try:
-        own = state.long_readers if is_long else state.readers
-        found: T = await (readers or own).run(partial(work, state.brief))
+        return await _unless_left(request, (readers or own).run(partial(work, state.brief)))
     except LightningOtelError as exc:
         status = next((status for kind, status in _STATUSES if isinstance(exc, kind)), 400)
         raise RefusalError(status, str(exc)) from exc
-    return found
+
+
+async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What some work gives; if it waits for its turn when the reader goes, it is not begun."""
+    if request.method != "GET":
+        return await work  # its body may be read yet
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise RefusalError(503, "who asked has gone")
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def answer(

@@ -17,6 +17,7 @@ from lightning_otel.serve.viewer.beside import required, state_of
 from lightning_otel.serve.viewer.differing import compared, folded
 from lightning_otel.serve.viewer.said import value_part
 from lightning_otel.store import Store
+from lightning_otel.store.overview import rollout_rewards
 from lightning_otel.types import Resource, Transition
 
 if TYPE_CHECKING:
@@ -134,7 +135,8 @@ def used(store: Store, name: str) -> Mapping[str, object]:
         NotFoundError: There is none of that name.
     """
     versions = _opened(store, f"resource {name!r}").versions(name)
-    found = uses(name, store.transitions(bodies=False))
+    rewards = rollout_rewards(store.source)
+    found = uses(name, store.transitions(bodies=False), rewards)
     kept = [(each.version, found[each.version]) for each in versions[::-1] if each.version in found]
     return {
         "title": f"Who uses {name}",
@@ -145,16 +147,17 @@ def used(store: Store, name: str) -> Mapping[str, object]:
     }
 
 
-def uses(name: str, steps: Iterable[Transition]) -> dict[int, Use]:
+def uses(name: str, steps: Iterable[Transition], rewards: Mapping[str, float]) -> dict[int, Use]:
     """What rollouts tell of each version of a resource; those made with several count for none.
 
     Args:
         name: The resource.
         steps: All there are, or those that are asked for.
+        rewards: Of each rollout that has one.
     """
     from lightning_otel.resources.comparing import version_in
 
-    made: dict[tuple[str, str], tuple[set[int], list[float]]] = {}
+    made: dict[str, set[int]] = {}
     found: dict[int, Use] = {}
     for step in steps:
         version = version_in(name, step)
@@ -163,16 +166,13 @@ def uses(name: str, steps: Iterable[Transition]) -> dict[int, Use]:
         use = found.setdefault(version, Use())
         use.agents.add(step.agent)
         use.last_ns = max(use.last_ns, step.start_ns)
-        versions, rewards = made.setdefault((step.rollout_id, step.attempt_id), (set(), []))
-        versions.add(version)
-        if step.reward is not None:
-            rewards.append(step.reward)
-    for versions, rewards in made.values():
+        made.setdefault(step.rollout_id, set()).add(version)
+    for rollout_id, versions in made.items():
         if len(versions) == 1:
             use = found[next(iter(versions))]
             use.rollouts += 1
-            if rewards:
-                use.rewards.append(math.fsum(rewards))
+            if rollout_id in rewards:
+                use.rewards.append(rewards[rollout_id])
     return found
 
 

@@ -22,6 +22,7 @@ from lightning_otel.serve.viewer.said import value_part
 from lightning_otel.serve.viewer.transitions import HEAVY_TEXTS, credits_of, told
 from lightning_otel.serve.viewer.weighing import light
 from lightning_otel.store import Store
+from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.sql import ROLLOUT, attribute
 from lightning_otel.types import Mode, Report, RolloutStatus, Trajectory, Transition
 
@@ -40,7 +41,7 @@ SELECT *, count(*) OVER () AS total FROM (
   SELECT rollout_id, count(*) AS attempts, arg_max(status, start_ns) AS status,
     min(start_ns) AS start_ns, max(end_ns) AS end_ns,
     arg_max(agents, start_ns) AS agents, sum(spans)::BIGINT AS spans, sum(calls)::BIGINT AS calls,
-    sum(rewards)::BIGINT AS rewards, arg_max(reward, start_ns) AS reward,
+    sum(rewards)::BIGINT AS rewards, {LAST_REWARD} AS reward,
     left(arg_max(task, start_ns), 300) AS task
   FROM rollouts GROUP BY rollout_id
 )

@@ -5,6 +5,7 @@ The statement stands in the address, so that an answer can be linked to; it can 
 
 import csv
 import io
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -16,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel.errors import LightningOtelError, QueryError, StoreError
+from lightning_otel.markup import csv_cell
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.viewer import page
 from lightning_otel.store import Store
@@ -80,8 +82,13 @@ class Cell(NamedTuple):
 
 async def show(request: Request) -> Response:
     """The page, with the answer to the statement in its address if there is one."""
-    text = _statement(request)
-    found = await page.run(request, lambda store: _answered(store, text))
+    text, is_left = _statement(request), threading.Event()
+    try:
+        found = await page.run(
+            request, lambda store: _answered(store, text, lambda: not is_left.is_set())
+        )
+    finally:
+        is_left.set()
     status = 400 if found.get("error") else 200
     return await page.answer(request, "sql.html", lambda _: found, title="SQL", status=status)
 
@@ -117,19 +124,21 @@ def _statement(request: Request) -> str:
     return given
 
 
-def _asked(store: Store, text: str, limits: Limits) -> Answer:
+def _asked(
+    store: Store, text: str, limits: Limits, is_wanted: Callable[[], bool] = lambda: True
+) -> Answer:
     if store.layout is None:
         raise StoreError("a store elsewhere is not asked here; use: lightning-otel sql")
-    return ask(store.layout, text, limits)
+    return ask(store.layout, text, limits, is_wanted)
 
 
-def _answered(store: Store, text: str) -> Mapping[str, object]:
+def _answered(store: Store, text: str, is_wanted: Callable[[], bool]) -> Mapping[str, object]:
     told = {"text": text, "examples": EXAMPLES, "limits": LIMITS, "file_limits": FILE_LIMITS}
     if not text:
         return told
     start_s = time.perf_counter()
     try:
-        with _asked(store, text, LIMITS) as answer:
+        with _asked(store, text, LIMITS, is_wanted) as answer:
             rows = [[_cell(value) for value in row] for row in answer]
     except LightningOtelError as exc:
         return {**told, "error": exc.what, "remedy": exc.remedy}
@@ -173,9 +182,9 @@ def _sendable(value: Any) -> Any:
 def _csv(answer: Answer) -> Iterator[bytes]:
     file = io.StringIO(newline="")
     writer = csv.writer(file)
-    writer.writerow(answer.columns)
+    writer.writerow([csv_cell(name, name) for name in answer.columns])
     for row in answer:
-        writer.writerow([_text(value) for value in row])
+        writer.writerow([csv_cell(value, _text(value)) for value in row])
         yield _taken(file)
     yield _taken(file)
     _check_whole(answer)

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 
 from lightning_otel.markup import visible
+from lightning_otel.serve.session import placed
 from lightning_otel.serve.viewer.addresses import path_of, resource_page
 from lightning_otel.serve.viewer.static import address
 
@@ -47,7 +48,7 @@ def render(request: Request, template: str, shown: Mapping[str, object]) -> str:
 
     path = request.url.path
     theme = request.cookies.get(THEME_COOKIE, "")
-    return _ENVIRONMENT.get_template(template).render(
+    text = _ENVIRONMENT.get_template(template).render(
         {
             "here": path,
             "address": url(request),
@@ -57,6 +58,7 @@ def render(request: Request, template: str, shown: Mapping[str, object]) -> str:
             **shown,
         }
     )
+    return placed(request.scope, text)
 
 
 def ago(start_ns: int) -> str:

@@ -31,6 +31,8 @@ from lightning_otel.store.damage import tell
 from lightning_otel.store.layout import Layout
 
 _CHUNK: Final = 1 << 16
+_LOOK_MS: Final = 200
+"""How often a statement that runs is asked for."""
 _START: Final = (
     "import json, sys\n"
     "job = json.loads(sys.stdin.buffer.readline())\n"
@@ -103,23 +105,29 @@ class Answer:
         self.close()
 
 
-def ask(layout: Layout, text: str, limits: Limits | None = None) -> Answer:
+def ask(
+    layout: Layout,
+    text: str,
+    limits: Limits | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Answer:
     """The answer of a store to one read-only statement over its views.
 
     Args:
         layout: The store's paths.
         text: One SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES, or an EXPLAIN of these.
         limits: What it may take.
+        is_wanted: Whether somebody still waits; asked while the statement runs.
 
     Raises:
         QueryError: It is something else, or asks for something else than the views; DuckDB refuses
-            it; or it came to a limit before its first row.
+            it; it came to a limit before its first row; or nobody waits for it any more.
         StoreMissingError: There is no store.
         StoreVersionError: A newer version wrote it.
         StoreError: It cannot be read.
     """
     layout.require()
-    process = _Process(layout, text, limits or Limits())
+    process = _Process(layout, text, limits or Limits(), is_wanted)
     try:
         message = process.message()
         tell(layout, message["avoided"])
@@ -132,8 +140,11 @@ def ask(layout: Layout, text: str, limits: Limits | None = None) -> Answer:
 class _Process:
     """The child, and what it has sent that nobody has read."""
 
-    def __init__(self, layout: Layout, text: str, limits: Limits) -> None:
+    def __init__(
+        self, layout: Layout, text: str, limits: Limits, is_wanted: Callable[[], bool]
+    ) -> None:
         self._limits = limits
+        self._is_wanted = is_wanted
         self._deadline = time.monotonic() + limits.wall_s
         self._received = bytearray()
         # Rows, their envelopes, and a first and a last line.
@@ -208,11 +219,14 @@ class _Process:
         descriptor = self._child.stdout.fileno()
         waiter = select.poll()  # not select(): a server may have more than 1024 files open
         waiter.register(descriptor, select.POLLIN)
-        left_ms = max(0.0, self._deadline - time.monotonic()) * 1000
-        if not waiter.poll(left_ms):
-            self.kill()
-            raise QueryError(self._too_slow())
+        while not waiter.poll(min(self._left_ms(), _LOOK_MS)):
+            if not self._left_ms() or not self._is_wanted():
+                self.kill()
+                raise QueryError(self._too_slow())
         return os.read(descriptor, _CHUNK)
+
+    def _left_ms(self) -> float:
+        return max(0.0, self._deadline - time.monotonic()) * 1000
 
     def _cause_of_death(self) -> str:
         self._child.wait()

@@ -5,6 +5,18 @@
 const $ = (selector, within = document) => within.querySelector(selector);
 const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 
+// --- where pages lie: below a path that this server alone knows, which an address typed lacks -----
+
+const { base } = document.documentElement.dataset;
+try {
+  const known = localStorage.getItem("base");
+  if (base !== "/") localStorage.setItem("base", base);
+  else if (known && $("[data-refused='401']")) {
+    localStorage.removeItem("base"); // another start of the server has another one
+    location.replace(known + location.pathname.slice(1) + location.search + location.hash);
+  }
+} catch { /* a browser that keeps nothing: the link with the key opens pages */ }
+
 // --- parts: <div data-load="URL"> is filled when it is seen, or its <details> opened -------------
 
 async function load(part) {
@@ -222,7 +234,7 @@ function soon(element) {
 
 function listen() {
   if (source || document.hidden || !$("[data-live]")) return;
-  source = new EventSource("/v1/events");
+  source = new EventSource(document.documentElement.dataset.events);
   const state = $("[data-live-state]");
   const tell = (word, colour) => {
     state.hidden = false;

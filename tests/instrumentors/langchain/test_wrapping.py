@@ -2,6 +2,9 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -209,6 +212,59 @@ def test_call_in_a_fresh_context_still_stands_in_its_node(server: DemoServer, sp
     assert names(spans) == ["invoke_workflow pipe", "ask", "chat toy"]
     by_name = {span.name: span for span in spans}
     assert by_name["chat toy"].parent.span_id == by_name["ask"].context.span_id
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_wrapped_with_a_store_each_run_is_a_rollout(
+    name: str, server: DemoServer, chat: Chat, store: Store
+) -> None:
+    """Outside any recording each run of the object, and of nothing else, is a rollout there."""
+    for timeout in (7, 8):  # each has a client of its own, which an event loop keeps
+        model = chat(timeout=timeout)
+        wrapped = wrap_langchain(model, store=store.name)
+        assert type(wrapped) is type(model)
+        RUNS[name](wrapped)
+    RUNS[name](chat(model="other", timeout=9))
+
+    spans = store.spans().rows()
+    assert len({span.rollout_id for span in spans}) == 2
+    assert [step.action[0]["role"] for step in store.transitions()] == ["assistant"] * 2
+    assert [span.name for span in spans if span.operation == "chat"] == ["chat toy"] * 2
+
+
+def test_wrapped_agents_and_chains_with_a_store(chat: Chat, store: Store) -> None:
+    """A graph, a chain and a tool loop are one rollout a run, also within a recording there."""
+    agent = wrap_langchain(create_agent(chat(), [calculator], name="mathy"), store=store)
+    chain = wrap_langchain(chat() | StrOutputParser(), store=store)
+
+    agent.invoke(QUESTION)
+    asyncio.run(agent.ainvoke(QUESTION))
+    assert list(chain.stream(ASKED))
+    with auto_trace(store=store) as recording:
+        agent.invoke(QUESTION)
+        chain.invoke(ASKED)
+
+    calls = store.sql("SELECT calls FROM rollouts WHERE calls > 0 ORDER BY start_ns").rows()
+    assert [row["calls"] for row in calls] == [2, 2, 1, 3]
+    assert len(list(recording.trajectories())) > 0
+
+
+def test_wrapped_where_nothing_records_warns_once(server: DemoServer, tmp_path: Path) -> None:
+    """A program without a recording, a store or a provider is told that nothing was kept."""
+    script = f"""
+from langchain_openai import ChatOpenAI
+from lightning_otel import wrap_langchain
+model = wrap_langchain(ChatOpenAI(model="toy", base_url={server.base_url!r}, api_key="k"))
+print([model.invoke("hello").type for _ in range(2)])
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+
+    assert done.stdout == "['ai', 'ai']\n"
+    assert done.stderr.count("wrap_langchain(agent, store=…)") == len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_runnable_is_refused() -> None:

@@ -1,0 +1,140 @@
+"""Verdicts on two versions, with a look after every task: how often false, and how soon right.
+
+Each series draws rewards task by task, asks ``weigh`` after each, and ends with the first verdict.
+It needs no peers and no store: python benchmarks/verdicts.py
+"""
+
+import argparse
+import json
+import random
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lightning_otel.resources.comparing import deal_rewards
+from lightning_otel.resources.evidence import weigh
+
+Draw = Callable[[random.Random, float], float]
+"""Draws a reward of a version that is so much better."""
+
+
+def _coin(share: float, scale: float = 1.0) -> Draw:
+    return lambda rng, gain: scale * (rng.random() < share + gain)
+
+
+def _mean_of_some(draw: Draw) -> Draw:
+    def mean(rng: random.Random, gain: float) -> float:
+        return statistics.fmean(draw(rng, gain) for _ in range(rng.randint(1, 6)))
+
+    return mean
+
+
+KINDS: Final[Mapping[str, tuple[Draw, Draw]]] = {
+    "coin": (_coin(0.5), _coin(0.5)),
+    "rare": (_coin(0.04), _coin(0.04)),
+    "uneven": (_coin(0.04), _mean_of_some(_coin(0.04))),
+    "unlike": (lambda rng, gain: 0.1, _coin(0.1)),
+    "uniform": (
+        lambda rng, gain: round(rng.random(), 1),
+        lambda rng, gain: round(rng.random(), 1) + gain,
+    ),
+    "normal": (
+        lambda rng, gain: round(rng.gauss(0, 10)),
+        lambda rng, gain: round(rng.gauss(gain, 10)),
+    ),
+}
+"""How rewards are drawn with the one version and with the other; their means are the same at 0."""
+
+
+class Verdicts(NamedTuple):
+    """What came of some series.
+
+    Attributes:
+        better: How many ended with "better".
+        worse: How many with "worse".
+        median_tasks: The median of the tasks it took; of a series without a verdict all it had.
+    """
+
+    better: int
+    worse: int
+    median_tasks: float
+
+
+def measure(
+    kind: str, gain: float, *, series: int, tasks: int, is_paired: bool = True, seed: int = 0
+) -> Verdicts:
+    """Look at series after every task, or every rollout, until there is a verdict.
+
+    Args:
+        kind: How rewards are drawn.
+        gain: How much more the other version earns in the mean.
+        series: How many.
+        tasks: How many tasks, or rollouts, a series has at most.
+        is_paired: Whether each task is done with both; else one version is drawn for each.
+        seed: Decides what is drawn.
+    """
+    of_a, of_b = KINDS[kind]
+    ends: list[tuple[float, int]] = []
+    for number in range(series):
+        rng = random.Random(f"{seed}/{kind}/{gain}/{is_paired}/{number}")
+        rewards: tuple[list[float], list[float]] = ([], [])
+        verdict, count = 0.0, 0
+        while not verdict and count < tasks:
+            count += 1
+            for side in (0, 1) if is_paired else (rng.randrange(2),):
+                rewards[side].append(of_b(rng, gain) if side else of_a(rng, 0.0))
+            verdict = _look(*rewards, is_paired=is_paired)
+        ends.append((verdict, count))
+    told = [verdict for verdict, _ in ends]
+    counts = [count for _, count in ends]
+    return Verdicts(sum(v > 0 for v in told), sum(v < 0 for v in told), statistics.median(counts))
+
+
+def _look(of_a: list[float], of_b: list[float], *, is_paired: bool) -> float:
+    if is_paired:
+        differences = [b - a for a, b in zip(of_a, of_b, strict=True)]
+    else:
+        differences = deal_rewards(of_a, of_b)
+    if not differences:
+        return 0
+    found = weigh(differences, of_a + of_b)
+    return found.is_above - found.is_below
+
+
+def fixed_tasks(gain: float, share: float = 0.5, power: float = 0.8) -> float:
+    """Pairs of coins that a test at 5 %, looked at once, needs for a power."""
+    spread = share * (1 - share) + (share + gain) * (1 - share - gain)
+    normal = statistics.NormalDist()
+    return (normal.inv_cdf(0.975) + normal.inv_cdf(power)) ** 2 * spread / gain**2
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="A tenth of the series.")
+    parser.add_argument("--json", type=Path, help="Where to keep every figure.")
+    given = parser.parse_args()
+    series = 200 if given.quick else 2000
+    rows = []
+    print("| rewards | difference | series, tasks | better | worse | median tasks |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    cases = [(kind, 0.0, 400 if kind == "coin" else 100, True) for kind in KINDS]
+    cases += [("coin", 0.0, 400, False), ("coin", -0.05, 400, True), ("coin", 0.1, 2000, True)]
+    for kind, gain, tasks, is_paired in cases:
+        found = measure(kind, gain, series=series, tasks=tasks, is_paired=is_paired)
+        rows.append({"kind": kind, "gain": gain, "paired": is_paired, **found._asdict()})
+        print(
+            f"| {kind}{'' if is_paired else ', unpaired'} | {gain:+.2f} | {series:,} × {tasks:,} "
+            f"| {found.better / series:.2%} | {found.worse / series:.2%} "
+            f"| {found.median_tasks:g} |",
+            flush=True,
+        )
+    fixed = fixed_tasks(0.1)
+    print(f"\nA fixed test takes {fixed:.0f} tasks: {rows[-1]['median_tasks'] / fixed:.2f} ×")
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Agent Lightning's names, as programs write them: ``import lightning_otel.agl as agl``.
+
+A program that says ``agentlightning`` says ``lightning_otel.agl`` instead. Each name stands for one
+of ours, which does the work; ``docs/coming-from-agent-lightning.md`` has them side by side. What is
+called the same here is the same: ``agl.auto_trace`` is ``lightning_otel.auto_trace``.
+"""
+
+from importlib import import_module
+from typing import Any, Final
+
+import lightning_otel
+
+_ROOM: Final = "lightning_otel"
+_HOMES: Final = {
+    "APO": "agl.algorithms",
+    "AgentLightning": "agl.trainer:Trainer",
+    "AgentOpsTracer": "agl.tracer:Tracer",
+    "Algorithm": "algorithms:BaseAlgorithm",
+    "Baseline": "agl.algorithms",
+    "InMemoryLightningStore": "agl.store:MemoryLightningStore",
+    "LLM": "types:Endpoint",
+    "LightningEventRecord": "types:Span",
+    "LightningRuntimeConfig": "agl.trainer",
+    "LightningStore": "agl.store",
+    "LightningStoreClient": "agl.store:LightningStore",
+    "LightningTracer": "agl.tracer:Tracer",
+    "LightningTrainingRequest": "agl.trainer",
+    "LightningTrainingResult": "trainer:Fit",
+    "LitAgentRunner": "runner:Runner",
+    "LlmProxyTraceToTriplet": "adapter:TripletAdapter",
+    "MemoryLightningStore": "agl.store",
+    "MicrosoftLightningStore": "agl.store",
+    "OtelTracer": "agl.tracer:Tracer",
+    "ParallelConfig": "agl.trainer",
+    "PromptTemplate": "types:Prompt",
+    "ProxyLLM": "types:Endpoint",
+    "RewardSignal": "types:Reward",
+    "Rollout": "types",
+    "Task": "types:Rollout",
+    "TraceAdapter": "adapter",
+    "TraceToTriplet": "adapter:TripletAdapter",
+    "Tracer": "agl.tracer",
+    "TracerTraceToTriplet": "adapter:TripletAdapter",
+    "Trainer": "agl.trainer",
+    "TrajectoryAdapter": "adapter:TripletAdapter",
+    "Triplet": "types:Transition",
+    "VERL": "agl.algorithms",
+    "calculate_reward_from_feedback": "agl.reward",
+    "get_learned_optimizations": "agl.reward",
+    "resolve_lightning_store": "agl.store",
+    "train_with_lightning_backend": "agl.trainer",
+}
+"""Where the names stand that are not called so in ``lightning_otel`` itself."""
+
+_OTHERWISE: Final = {
+    "LLMProxy": "none is needed: auto_trace(enable_retokenization_fix=True) asks for token ids",
+    "LightningStoreServer": "run: lightning-otel serve",
+    "emit_annotation": "emit_span(name, metadata={…})",
+    "find_final_reward": "store.rollouts() has each rollout's final_reward",
+}
+"""Names of Agent Lightning's that nothing here stands for, and what does the job."""
+
+__all__ = [*_HOMES, *(name for name in lightning_otel.__all__ if name not in _HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name from its home, once."""
+    if name in _HOMES:
+        home, _, real = _HOMES[name].partition(":")
+        value = getattr(import_module(f"{_ROOM}.{home}"), real or name)
+    elif name in lightning_otel.__all__:
+        value = getattr(lightning_otel, name)
+    else:
+        hint = f"; here it is: {_OTHERWISE[name]}" if name in _OTHERWISE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The names, imported or not."""
+    return list(__all__)

@@ -1,0 +1,5 @@
+"""``agentlightning.algorithm.apo``."""
+
+from lightning_otel.agl.algorithms import APO
+
+__all__ = ["APO"]

@@ -1,0 +1,26 @@
+"""What a service computes of feedback, by the names that articles give it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_otel.rewarding.feedback import feedback_reward
+from lightning_otel.rewarding.keywords import learned_optimizations
+
+__all__ = ["calculate_reward_from_feedback", "get_learned_optimizations"]
+
+get_learned_optimizations = learned_optimizations
+
+
+def calculate_reward_from_feedback(
+    quality_score: float,
+    user_rating: float | None = None,
+    user_feedback: Mapping[str, Any] | None = None,
+) -> float:
+    """Return the reward of a quality score (0 to 100), stars (0 to 5) and what else was said."""
+    said = user_feedback or {}
+    return feedback_reward(
+        quality_score,
+        user_rating,
+        satisfied=bool(said.get("satisfied")),
+        used_result=bool(said.get("used_result")),
+    )

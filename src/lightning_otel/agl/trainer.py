@@ -1,0 +1,115 @@
+"""The trainer with the options that are written of Agent Lightning's, and what goes with it."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lightning_otel.agl.algorithms import NAMES
+from lightning_otel.trainer import Fit
+from lightning_otel.trainer import Trainer as OurTrainer
+
+if TYPE_CHECKING:
+    from lightning_otel.microsoft import Backend
+    from lightning_otel.tracing import RewardEvaluator
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """How much goes on at once.
+
+    Attributes:
+        num_workers: Rollouts that run at once.
+        distributed_backend: The algorithm's ``ddp_backend``, such as ``nccl``.
+        gradient_accumulation_steps: The algorithm's.
+    """
+
+    num_workers: int = 1
+    distributed_backend: str | None = None
+    gradient_accumulation_steps: int | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """What of it is the algorithm's, by the names that it has there."""
+        found = {
+            NAMES["distributed_backend"]: self.distributed_backend,
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class Trainer(OurTrainer):
+    """A :class:`lightning_otel.Trainer`, also by the options that are written of it."""
+
+    def __init__(
+        self,
+        *args: Any,
+        parallelization: ParallelConfig | None = None,
+        fixes: Iterable[object] = (),
+        n_runners: int = 1,
+        initial_resources: Mapping[str, Any] | None = None,
+        adapter: Any = None,
+        **options: Any,
+    ) -> None:
+        """Set up; see :class:`lightning_otel.Trainer` for what is not said here.
+
+        Args:
+            *args: The agent and the algorithm.
+            parallelization: How much goes on at once.
+            fixes: Of :mod:`lightning_otel.agl.fixes`; each is in force once it is called.
+            n_runners: ``workers``.
+            initial_resources: ``resources``.
+            adapter: What makes trajectories of spans; ``select={"adapter": …}``.
+            **options: All others.
+        """
+        config = parallelization or ParallelConfig(n_runners)
+        given: dict[str, Any] = {"workers": config.num_workers, "resources": initial_resources}
+        if adapter is not None:
+            given["select"] = {"adapter": adapter, **(options.pop("select", None) or {})}
+        super().__init__(*args, **{**given, **config.settings(), **options})
+
+
+@dataclass(frozen=True, slots=True)
+class LightningRuntimeConfig:
+    """What is switched on: nothing, unless it is said.
+
+    Attributes:
+        enabled: Whether runs are recorded.
+        enable_training: Whether :func:`train_with_lightning_backend` trains.
+        apply_optimized_profile: Whether requests are made with the resources that are live.
+    """
+
+    enabled: bool = False
+    enable_training: bool = False
+    backend: "Backend" = "auto"
+    store: str | os.PathLike[str] | None = None
+    reward_evaluator: "RewardEvaluator | None" = None
+    apply_optimized_profile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LightningTrainingRequest:
+    """What is trained: an algorithm, an agent and its tasks, further options of the trainer."""
+
+    algorithm: Any = "baseline"
+    agent: object = None
+    train: Sequence[Any] = ()
+    val: Sequence[Any] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def train_with_lightning_backend(
+    request: LightningTrainingRequest, config: LightningRuntimeConfig
+) -> Fit | None:
+    """Train by Agent Lightning 0.3 where it can, else by ours; None where training is off."""
+    if not config.enable_training:
+        return None
+    trainer = OurTrainer(
+        request.agent,
+        request.algorithm,
+        backend=config.backend,
+        store=config.store,
+        reward_evaluator=config.reward_evaluator,
+        apply=config.apply_optimized_profile,
+        **request.options,
+    )
+    return trainer.fit(request.train, request.val)

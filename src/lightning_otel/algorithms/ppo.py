@@ -1,0 +1,168 @@
+"""PPO: reinforcement learning with a model of values, over the steps of a rollout.
+
+A step is one action: the answer to one prompt. Its state is the prompt, whose value is read off the
+last hidden state by a linear head that is trained along. One policy acts in all steps of a rollout,
+whichever agent's they are, so a rollout is one episode, in the order of time.
+
+Source: Schulman et al., Proximal Policy Optimization Algorithms, arXiv 1707.06347; High-Dimensional
+Continuous Control Using Generalized Advantage Estimation, arXiv 1506.02438.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from lightning_otel.adapter.rows import is_trainable, last_tokens
+from lightning_otel.algorithms import models
+from lightning_otel.algorithms.base import Batch, Context
+from lightning_otel.algorithms.comparison import Compared, distinct
+from lightning_otel.algorithms.policy import STALE, PolicyGradient
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import TrainingRow, Trajectory, Transition
+
+NO_REWARD: Final = "no reward: nothing says how well its rollout did"
+HEAD: Final = "value_head"
+FAULTY: Final = "another step of its rollout cannot be trained"
+
+
+class PPO(PolicyGradient):
+    """Trains on rollouts each by itself, against what a head expected of each step."""
+
+    name: ClassVar[str] = "ppo"
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        vf_coef: float = 0.1,
+        cliprange_value: float = 0.2,
+        whiten_advantages: bool = True,
+        reward_shaping: bool = True,
+        batch_size: int | None = None,
+        **others: Any,
+    ) -> None:
+        """Say what is trained, and how rewards become advantages.
+
+        Args:
+            model: As :class:`GradientAlgorithm` takes it, and what else it takes.
+            gamma: Discount per step, 0 to 1.
+            gae_lambda: How far advantages look beyond the next value, 0 to 1.
+            vf_coef: Weight of the value loss.
+            cliprange_value: How far a value may move from what it was, as the policy's ratio.
+            whiten_advantages: Whether advantages of a batch are given mean 0 and deviation 1.
+            reward_shaping: Whether rewards of single steps count where they were given; if not,
+                all that a rollout earned is given at its end.
+            batch_size: Rollouts of a step, where the trainer is given no ``min_batch_size``.
+            **others: As :class:`PolicyGradient` takes them; ``num_train_epochs`` is 4 by default.
+
+        Raises:
+            ConfigError: A number is out of range.
+        """
+        for name, value in (("gamma", gamma), ("gae_lambda", gae_lambda)):
+            if not 0.0 <= value <= 1.0:
+                raise ConfigError(f"{name} is {value!r}; it is 0 to 1")
+        super().__init__(model, **others)
+        self.batch_size = batch_size
+        self._gamma = gamma
+        self._gae_lambda = gae_lambda
+        self._value_settings: dict[str, Any] = {
+            "vf_coef": vf_coef,
+            "cliprange_value": cliprange_value,
+            "whiten_advantages": whiten_advantages,
+        }
+        self._is_shaped = reward_shaping
+        self._episodes: dict[int, tuple[str, int, float]] = {}
+        self._faulty: set[str] = set()
+
+    def defaults(self) -> Mapping[str, Any]:
+        """A token counts as much as another, and a batch is passed over several times."""
+        return {**super().defaults(), "loss_type": "dapo", "num_train_epochs": 4}
+
+    def run(self, context: Context) -> None:
+        """Train on each batch, and publish the weights.
+
+        Args:
+            context: What there is to learn from, and where results go.
+
+        Raises:
+            ConfigError: Rewards are discounted already.
+        """
+        if context.setting.select.get("credit") == "discounted":
+            raise ConfigError(
+                "PPO discounts rewards itself; leave credit='discounted' out of select, and give "
+                "PPO(gamma=…)"
+            )
+        super().run(context)
+
+    def unfit(self, trajectories: Sequence[Trajectory]) -> str:
+        """Whether a step of a rollout was sampled by weights that are too old."""
+        newest = self._newest()
+        steps = [step for path in trajectories for step in path.transitions]
+        return STALE if any(self._is_stale((each,), newest) for each in steps) else ""
+
+    def judged(self, batch: Batch) -> Compared:
+        """Rollouts with a reward, all of whose steps can be trained."""
+        steps: dict[str, list[Transition]] = {}
+        for step in distinct(batch):
+            steps.setdefault(step.rollout_id, []).append(step)
+        left: Counter[str] = Counter()
+        self._episodes, self._faulty = {}, set()
+        for rollout_id, held in steps.items():
+            if rollout_id not in batch.rewards:
+                left[NO_REWARD] += len(held)
+                continue
+            if not all(is_trainable(step) and not self._fault(step) for step in held):
+                self._faulty.add(rollout_id)
+            held.sort(key=lambda step: (step.start_ns, step.end_ns, step.step))
+            rewards = [step.reward or 0.0 if self._is_shaped else 0.0 for step in held]
+            # What no step was given, such as a reward for a rollout as a whole, comes at the end.
+            rewards[-1] += batch.rewards[rollout_id] - sum(rewards)
+            for place, (step, reward) in enumerate(zip(held, rewards, strict=True)):
+                self._episodes[id(step)] = (rollout_id, place, reward)
+        known = [path for path in batch if path.rollout_id in batch.rewards and path.transitions]
+        return Compared(known, left)
+
+    def useless(self, row: TrainingRow) -> str | None:
+        """Whether the value of another step of its rollout is not known."""
+        return FAULTY if row.transitions[0].rollout_id in self._faulty else ""
+
+    def row(self, row: TrainingRow) -> dict[str, Any]:
+        """Its steps, each with its place in the episode and its reward."""
+        steps = [self._episodes[id(step)] for step in row.transitions]
+        ends = [last + 1 for last in last_tokens(row)]
+        sizes = [len(step.response_ids) for step in row.transitions]
+        return {
+            "episode": steps[0][0],
+            "order": [place for _, place, _ in steps],
+            "rewards": [reward for _, _, reward in steps],
+            "starts": [end - size for end, size in zip(ends, sizes, strict=True)],
+            "ends": ends,
+        }
+
+    def recorded(self, **shared: Any) -> Any:
+        """TRL's trainer of GRPO, with a value loss beside the clipped one."""
+        from lightning_otel.algorithms.values import RecordedPPOTrainer
+
+        return RecordedPPOTrainer(
+            gamma=self._gamma, gae_lambda=self._gae_lambda, **self._value_settings, **shared
+        )
+
+    def _open(self) -> None:
+        super()._open()
+        if not hasattr(self._model, HEAD):
+            # Of no value at first, and of the model, so that it is trained and kept with it.
+            nn = models.library("torch").nn
+            head = nn.Linear(self._model.config.get_text_config().hidden_size, 1)
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
+            self._model.add_module(HEAD, head.to(self._model.device))
+
+    def _published(self) -> dict[str, Any]:
+        # Engines know no such head.
+        head = self._model._modules.pop(HEAD)
+        try:
+            return super()._published()
+        finally:
+            self._model.add_module(HEAD, head)

@@ -1,0 +1,133 @@
+"""Words and pairs of words that stand in answers that earned more than others of their category.
+
+An answer is the text of a rewarded step, or the ``optimized_prompt`` of a span of one's own
+(``emit_span(name, metadata={"optimized_prompt": …, "category": …})``) that a reward is linked to.
+
+Source: Fisher's exact test, one-sided, of "has the word" against "earned more than the median".
+"""
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from lightning_otel.errors import StoreMissingError
+from lightning_otel.rewarding.totals import category_of_resources, category_of_task
+from lightning_otel.store import Store
+from lightning_otel.types.wording import plain_text
+
+MOST: Final = 10
+"""Words and pairs that are given at most."""
+CHANCE: Final = 0.05
+"""How likely a word may be there by chance."""
+_WORD: Final = re.compile(r"[^\W\d_][\w'’-]+")
+_TASKS: Final = "SELECT rollout_id, any_value(task) AS task FROM rollouts GROUP BY rollout_id"
+_NAMED: Final = """
+SELECT s.attributes->>'optimized_prompt' AS text, s.attributes->>'category' AS category,
+    coalesce(s.attributes->>'model', '') AS model, avg(r.value) AS reward
+FROM spans s JOIN rewards r ON r.link_key = 'span_id' AND r.link_value = s.span_id
+WHERE s.attributes->>'optimized_prompt' IS NOT NULL AND isfinite(r.value)
+GROUP BY s.trace_id, s.span_id, text, s.attributes->>'category', s.attributes->>'model'"""
+
+
+class _Answer(NamedTuple):
+    text: str
+    category: str
+    model: str
+    reward: float
+
+
+class _Found(NamedTuple):
+    chance: float
+    gain: float
+    words: str
+    answers: int
+
+
+def learned_optimizations(
+    category: str, model: str | None = None, *, store: Store | None = None
+) -> dict[str, Any]:
+    """Return what the better answers of a category have in common.
+
+    Args:
+        category: As the task says under ``category``, or the resource as in ``prompt[image]``.
+        model: Only answers of this model; a name or glob.
+        store: Where rollouts are recorded; by default the default store.
+
+    Returns:
+        ``learned_keywords``: words, the surest first. ``learned_patterns``: of pairs of words the
+        ``pattern``, the mean ``gain`` in reward and how many answers have it. ``confidence``: one
+        less the chance that the best of all words that were tried is there by chance, 0 to 1.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    try:
+        answers = [
+            each
+            for each in _answers(store if store is not None else Store())
+            if each.category == category and (model is None or fnmatchcase(each.model, model))
+        ]
+    except StoreMissingError:
+        answers = []
+    words, tried = _found(answers, list)
+    pairs, _ = _found(answers, lambda said: [f"{a} {b}" for a, b in pairwise(said)])
+    chance = min(1.0, words[0].chance * tried) if words else 1.0
+    return {
+        "learned_keywords": [each.words for each in words],
+        "learned_patterns": [
+            {"pattern": each.words, "gain": each.gain, "answers": each.answers} for each in pairs
+        ],
+        "confidence": 1.0 - chance,
+    }
+
+
+def _answers(store: Store) -> Iterator[_Answer]:
+    for row in store.sql(_NAMED):
+        yield _Answer(row["text"], row["category"] or "", row["model"], row["reward"])
+    kinds = {row["rollout_id"]: category_of_task(row["task"]) for row in store.sql(_TASKS)}
+    for step in store.transitions(rewarded=True):
+        kind = kinds.get(step.rollout_id) or category_of_resources(step.resources)
+        if kind and step.reward is not None:
+            yield _Answer(plain_text(step.action[:1]), kind, step.model or "", step.reward)
+
+
+def _words(text: str) -> list[str]:
+    return [word.casefold() for word in _WORD.findall(text)]
+
+
+def _found(
+    answers: Sequence[_Answer], parts_of: Callable[[list[str]], list[str]]
+) -> tuple[list[_Found], int]:
+    """What stands in better answers, the surest first; and how many words were tried."""
+    holders: dict[str, list[float]] = {}
+    for each in answers:
+        for part in set(parts_of(_words(each.text))):
+            holders.setdefault(part, []).append(each.reward)
+    rewards = [each.reward for each in answers]
+    found = []
+    for part, held in holders.items():
+        if len(held) == len(rewards):
+            continue
+        rest = (math.fsum(rewards) - math.fsum(held)) / (len(rewards) - len(held))
+        gain = statistics.fmean(held) - rest
+        chance = _chance(held, rewards)
+        if gain > 0 and chance <= CHANCE:
+            found.append(_Found(chance, gain, part, len(held)))
+    found.sort(key=lambda each: (each.chance, -each.gain, each.words))
+    return found[:MOST], len(holders)
+
+
+def _chance(held: Sequence[float], rewards: Sequence[float]) -> float:
+    """How likely so many of those that have it are above the median, had it no influence."""
+    middle = statistics.median(rewards)
+    good = sum(reward > middle for reward in rewards)
+    hits, size, total = sum(reward > middle for reward in held), len(held), len(rewards)
+    ways = sum(
+        math.comb(good, n) * math.comb(total - good, size - n)
+        for n in range(hits, min(size, good) + 1)
+    )
+    return ways / math.comb(total, size)

@@ -1,0 +1,75 @@
+"""Bodies of requests, read within limits."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from starlette.requests import Request
+
+from lightning_otel.receivers import DEFAULT_LIMITS
+from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.guard import busy
+
+BODY_S: Final = 30.0
+"""How long a sender may take for its body."""
+PART_S: Final = 10.0
+"""How long it may take for the next part of it."""
+_MOST_DRAINED: Final = 3
+"""Bodies of the longest allowed length that are read and thrown away to be able to answer."""
+_HELD_BYTES: Final = 128 << 20
+"""Of all bodies that are being received; beyond it senders are asked to come again."""
+
+
+class Bodies:
+    """Reads bodies within limits of length, time, and memory for all of them together."""
+
+    def __init__(self, most_bytes: int = DEFAULT_LIMITS.body_bytes) -> None:
+        """Allow bodies up to a length, as they are sent."""
+        self._most_bytes = most_bytes
+        self._held_bytes = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The body of a request.
+
+        Raises:
+            RefusalError: It is too long or too slow, or there is no room for it now.
+        """
+        try:
+            async with asyncio.timeout(BODY_S):
+                return await self._read(request)
+        except TimeoutError as exc:
+            raise RefusalError(408, "the body took too long; send it at once") from exc
+
+    async def _read(self, request: Request) -> bytes:
+        parts: list[bytes] = []
+        length = 0
+        try:
+            async for part in _parts(request):
+                length += len(part)
+                if length <= self._most_bytes:
+                    parts.append(part)
+                    self._held_bytes += len(part)
+                    if self._held_bytes > _HELD_BYTES:
+                        raise busy()
+                    continue
+                # Read on, or the sender fails to write and never sees the answer.
+                self._held_bytes -= sum(map(len, parts))
+                parts.clear()
+                if length > self._most_bytes * _MOST_DRAINED:
+                    break
+            if length > self._most_bytes:
+                raise RefusalError(413, f"a body may have {self._most_bytes} bytes")
+            return b"".join(parts)
+        finally:
+            self._held_bytes -= sum(map(len, parts))
+
+
+async def _parts(request: Request) -> AsyncIterator[bytes]:
+    while True:
+        async with asyncio.timeout(PART_S):
+            message = await request.receive()
+        if message["type"] != "http.request":
+            raise RefusalError(400, "the body is cut off")
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return

@@ -1,0 +1,120 @@
+"""The snippets of document 002, core concepts, as written: only the import is changed."""
+
+import ast
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from tests.seeds.snippets import ran
+
+import lightning_otel.agl as agl
+from lightning_otel import Store
+from lightning_otel.testing import scripted_server
+
+AGENT = """
+class MyAgent(LitAgent):
+    async def rollout(self, task, resources, rollout):
+        result = await self.process_task(task, resources)
+        return result
+
+trainer = Trainer()
+trainer.add_agent(MyAgent())
+
+await trainer.run(train_dataset, val_dataset)
+"""
+AUTOGEN = """
+from autogen import AssistantAgent, UserProxyAgent
+
+assistant = AssistantAgent(...)
+user_proxy = UserProxyAgent(...)
+"""
+ADAPTER = """
+class CustomAdapter(TraceAdapter):
+    def adapt(self, spans):
+        return custom_trajectory_format(spans)
+"""
+ALGORITHMS = """
+from lightning_otel.agl.algorithm.apo import APO
+
+apo = APO()
+apo.set_store(store)
+apo.set_adapter(adapter)
+
+from lightning_otel.agl.algorithm.verl import VERL
+
+verl = VERL()
+verl.set_store(store)
+verl.set_adapter(adapter)
+"""
+
+
+def test_agent_and_trainer() -> None:
+    """Three tasks are three rollouts of the default store, with the reward each returned."""
+    from lightning_otel.agl.litagent import LitAgent
+
+    class Base(LitAgent[int]):
+        async def process_task(self, task: int, resources: Any) -> float:
+            await asyncio.sleep(0)
+            agl.emit_action("said", task)
+            return task / 2
+
+    code = compile(AGENT, "<seed>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    names = {
+        "__name__": "seed", "LitAgent": Base, "Trainer": agl.Trainer,
+        "train_dataset": [0, 1], "val_dataset": [2],
+    }  # fmt: skip
+    asyncio.run(eval(code, names))
+
+    assert sorted(step.reward for step in Store().transitions()) == [0.0, 0.5]
+    assert {row["status"] for row in Store().rollouts()} == {"succeeded"}
+
+
+def test_autogen_team(store: Store) -> None:
+    """``AssistantAgent(...)`` has no arguments there; in its nearest form, with AutoGen's present
+    package: an answer of the assistant is a transition, under its name.
+    """
+    agents = pytest.importorskip("autogen_agentchat.agents")
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    near = AUTOGEN.replace("from autogen import AssistantAgent, UserProxyAgent\n", "")
+    near = near.replace("AssistantAgent(...)", 'AssistantAgent("assistant", client)')
+    near = near.replace("UserProxyAgent(...)", 'UserProxyAgent("user")')
+    with scripted_server(["Hello."]) as server:
+        client = OpenAIChatCompletionClient(
+            model="gpt-4-0613", base_url=server.base_url, api_key="k"
+        )
+        names = {"AssistantAgent": agents.AssistantAgent, "UserProxyAgent": agents.UserProxyAgent}
+        after = ran(near, client=client, **names)
+
+        async def talk() -> None:
+            await after["assistant"].run(task="Hi!")
+            await client.close()
+
+        with agl.auto_trace(store=store):
+            asyncio.run(talk())
+
+    assert [step.agent for step in store.transitions()] == ["assistant"]
+
+
+def test_adapter_of_any_form(store: Store) -> None:
+    """It gives whatever it makes of the spans."""
+
+    def custom(spans: Iterable[Any]) -> dict[str, int]:
+        return {"spans": len(list(spans))}
+
+    with agl.auto_trace(store=store):
+        agl.emit_action("said", "hi")
+    after = ran(ADAPTER, TraceAdapter=agl.TraceAdapter, custom_trajectory_format=custom)
+
+    assert after["CustomAdapter"]().adapt(store.spans()) == {"spans": 2}
+
+
+def test_algorithms_take_store_and_adapter(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that is given no store takes the algorithm's."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+
+    after = ran(ALGORITHMS, store=store, adapter=agl.TripletAdapter())
+
+    for name in ("apo", "verl"):
+        assert agl.Trainer(algorithm=after[name]).store is store

@@ -1,0 +1,113 @@
+"""One rollout's reward at every door; and a reward that waits, which is a rollout at none."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from tests.viewer.asking import Asking
+from tests.viewer.visiting import KEY
+
+import lightning_otel as lo
+from lightning_otel import Store
+from lightning_otel.adapter import WAITING
+from lightning_otel.plot.rollouts import Asked, charts
+from lightning_otel.queue import Queue
+from lightning_otel.resources import Resources
+from lightning_otel.rewarding.learned import learned
+from lightning_otel.rewarding.totals import standing
+from lightning_otel.runner import Runner
+from lightning_otel.state import State
+
+TRIES: list[int] = []
+
+
+def act(task: str, resources: object) -> None:
+    """Three calls, which earn 0.2, 0.1 and 0.4; the first try earns 0.5 and fails."""
+    lo.emit_action("say", "hi")
+    if not TRIES:
+        TRIES.append(1)
+        lo.emit_reward(0.5)
+        raise ValueError("broken")
+    for value in (0.2, 0.1, 0.4):
+        lo.emit_observation("heard", "ho")
+        lo.emit_action("say", "hi")
+        lo.emit_reward(value)
+
+
+def run_cli(store: Store, *args: str) -> str:
+    """What a command says."""
+    command = [sys.executable, "-m", "lightning_otel", *args, "--store", store.name]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_reward_is_one_number_at_every_door(store: Store, served: Callable[..., str]) -> None:
+    """0.7: of the last attempt, by Python, command line, HTTP and page."""
+    TRIES.clear()
+    resources = Resources(State(store.name))
+    resources.publish("style", "Be kind.")
+    queue = Queue(State(store.name))
+    (put,) = queue.put(["a"], max_attempts=2)
+    Runner(act, store=store, queue=queue, resources=resources).run()
+    (attempt,) = (path for path in store.trajectories() if path.attempt_id == "2")
+    (chart,) = charts(store, ["reward"], "rollout", Asked())
+    (listed,) = json.loads(run_cli(store, "ls", "rollouts", "--json", "--limit", "1"))
+    traces = json.loads(run_cli(store, "ls", "traces", "--json"))
+    asking = Asking(served(store, "", key=KEY))
+    told = json.loads(asking.get("/v1/rollouts").body)["rollouts"][0]
+    page = asking.get("/rollouts").words
+
+    rewards = {
+        "queue": queue.get(put.rollout_id).reward,
+        "trajectory": attempt.reward,
+        "standing": standing(store).total.average_reward,
+        "learned": learned("", "style", min_rollouts=1, resources=resources, store=store)
+        .versions[0].mean,
+        "curve": chart.series[0].points[0].value,
+        "ls rollouts": listed["reward"],
+        "ls traces": traces[0]["reward"],
+        "/v1/rollouts": told["reward"],
+        "/training/status": json.loads(asking.get("/training/status").body)["average_reward"],
+    }  # fmt: skip
+    assert rewards == dict.fromkeys(rewards, pytest.approx(0.7))
+    assert " 0.7 " in page
+    assert " 0.7 " in asking.get("/traces").words
+
+
+def test_a_reward_whose_target_is_unknown_waits(store: Store, served: Callable[..., str]) -> None:
+    """It is no rollout anywhere and listed as waiting; once its target is there, it counts."""
+    with lo.auto_trace(store=store, rollout_id="r1", task="a"):
+        lo.emit_action("say", "hi")
+    code = "import lightning_otel as lo; lo.emit_reward(1.0, response_id='chatcmpl-123')"
+    environment = {"LIGHTNING_OTEL_STORE": store.name}
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
+    asking = Asking(served(store, "", key=KEY))
+
+    assert store.report().rollouts == 1
+    assert store.report().reasons() == {WAITING: 1}
+    assert [step.reward for step in store.transitions()] == [None]
+    assert [
+        each["rollout_id"] for each in json.loads(run_cli(store, "ls", "rollouts", "--json"))
+    ] == ["r1"]
+    assert "r1" in run_cli(store, "show", "@last")
+    assert WAITING in run_cli(store, "stats")
+    status = json.loads(asking.get("/training/status").body)
+    assert (status["rollouts"], status["average_reward"]) == (1, 0)
+    assert "1 rollout" in asking.get("/rollouts").words
+
+
+def test_what_a_reward_function_passed_over_is_counted(store: Store) -> None:
+    """A rollout of ``emit_span`` alone has no step to judge, and no average stands over nothing."""
+    with lo.auto_trace(store=store, rollout_id="r1"):
+        span = lo.emit_span("optimised", metadata={"quality": 0.9})
+        lo.emit_reward(0.93, span_id=span)
+
+    def exact(answer: str) -> float:
+        return 1.0
+
+    done = lo.apply_rewards(store, exact)
+
+    assert (done.attempts, done.stepless) == (0, 1)
+    total = standing(store).total
+    assert (total.rewarded_rollouts, total.steps, total.average_reward) == (1, 0, None)
