@@ -179,9 +179,10 @@ def test_rollback_reaches_agents_in_other_processes(
 
         resources.rollback("system_prompt")
         done_ns = time.time_ns()
-        time.sleep(WITHIN_S + 1)
+        time.sleep(WITHIN_S)
+        server.wait_for_log(len(server.log) + 8 * len(agents), timeout_s=60)
         stop.touch()
-        told = [agent.communicate(timeout=30)[1] for agent in agents]
+        told = [agent.communicate(timeout=60)[1] for agent in agents]
         assert [agent.returncode for agent in agents] == [0] * len(agents), told
 
     rollouts = [path.transitions for path in store.trajectories()]

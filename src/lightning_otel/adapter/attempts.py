@@ -53,7 +53,8 @@ def sort_out(spans: Iterable[Span]) -> Attempts:
     kept, others = _unique(spans)
     members = _grouped(kept.values())
     waiting = [key for key, own in members.items() if all(map(_is_lone, own))]
-    rewards = [span for key in waiting for span in members.pop(key)]
+    lone = (span for key in waiting for span in members.pop(key))
+    rewards = sorted(lone, key=lambda span: (_precedence(span), span.trace_id, span.span_id))
     repeated: dict[AttemptKey, list[Span]] = {}
     if others:
         wanted = {(span.trace_id, span.span_id) for span in others}

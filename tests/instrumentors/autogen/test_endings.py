@@ -296,8 +296,9 @@ def test_stream_dropped_with_its_loop_is_ended(stage: Stage) -> None:
         loop.run_until_complete(anext(stream))
         loop.close()
         del stream
-        for _ in range(5):  # while another thread collects, this does nothing
-            gc.collect()
+        deadline = time.monotonic() + 30
+        while stage.named("invoke_agent writer")[0].end_ns is None and time.monotonic() < deadline:
+            gc.collect()  # while another thread collects, this does nothing
             time.sleep(0.05)
 
     stage.check_shape()

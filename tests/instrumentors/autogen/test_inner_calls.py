@@ -1,8 +1,10 @@
 """Tools of AutoGen's that ask a model themselves, in threads or in a server of MCP's."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -14,11 +16,15 @@ from tests.instrumentors.autogen.stage import Stage
 PAGES = ["page 1", "page 2"]
 
 
-def asking(base_url: str) -> Any:
-    """A function that asks about a page."""
+def asking(base_url: str, at_once: int = 1) -> Any:
+    """A function that asks about a page; its requests wait until so many are made."""
+    barrier = threading.Barrier(at_once, timeout=30)
 
     def ask(page: str) -> str:
-        with openai.OpenAI(base_url=base_url, api_key="k", max_retries=0) as client:
+        http = httpx.Client(event_hooks={"request": [lambda request: barrier.wait()]})
+        with openai.OpenAI(
+            base_url=base_url, api_key="k", max_retries=0, http_client=http
+        ) as client:
             asked: Any = [{"role": "system", "content": "Sum up."}]
             asked.append({"role": "user", "content": page})
             answer = client.chat.completions.create(model="toy", messages=asked)
@@ -47,7 +53,7 @@ def check(stage: Stage) -> None:
 
 def test_a_tool_asks_in_threads(stage: Stage) -> None:
     """Two questions at once are two branches."""
-    ask = asking(stage.server.base_url)
+    ask = asking(stage.server.base_url, at_once=len(PAGES))
 
     def sum_up(task: str) -> str:
         """Sum up two pages."""
