@@ -39,11 +39,7 @@ class Forwarding(Background):
 def start_forwarding(
     layout: Layout, rollout_id: str, trace_id: str, since_ns: int
 ) -> Forwarding | None:
-    """Begin to send a run's spans if the environment asks for it and no outer run does."""
-    from lightning_otel.provider import wants_otlp
-
-    if not wants_otlp():
-        return None
+    """Begin to send a run's spans, unless an outer run does."""
     if config.is_run_child() and Layout(config.store_path()).catalogue == layout.catalogue:
         return None  # the outer run follows the same trace in the same store
     try:

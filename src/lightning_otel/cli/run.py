@@ -192,7 +192,6 @@ class _Run:
 
     def _record(self, program: Sequence[str]) -> int:
         from lightning_otel import provider, tracing
-        from lightning_otel.cli.forwarding import start_forwarding
         from lightning_otel.store.upkeep import Upkeep
 
         assert self._opened.layout is not None
@@ -200,9 +199,12 @@ class _Run:
         scope = tracing.Scope(self._options, self._name)
         recording = self._recording = scope.recording
         recording.span_processes()
-        forwarding = self._forwarding = start_forwarding(
-            self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
-        )
+        if provider.wants_otlp():
+            from lightning_otel.cli.forwarding import start_forwarding
+
+            self._forwarding = start_forwarding(
+                self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
+            )
         try:
             environment = _environment(self._opened, recording, self._options, self._transforms)
             with Upkeep(self._opened.layout):
@@ -213,8 +215,8 @@ class _Run:
             raise
         finally:
             self._opened.writer().seal()
-            if forwarding is not None:
-                forwarding.finish(is_whole=True)
+            if self._forwarding is not None:
+                self._forwarding.finish(is_whole=True)
         return code
 
     def tell(self, store: str | None, *, is_quiet: bool) -> int:
