@@ -12,7 +12,7 @@ from tests.viewer.visiting import KEY
 import lightning_otel as lo
 from lightning_otel import Store
 from lightning_otel.adapter import WAITING
-from lightning_otel.plot.rollouts import Asked, charts
+from lightning_otel.plot import plot_training_metrics
 from lightning_otel.queue import Queue
 from lightning_otel.resources import Resources
 from lightning_otel.rewarding.learned import learned
@@ -51,7 +51,7 @@ def test_reward_is_one_number_at_every_door(store: Store, served: Callable[..., 
     (put,) = queue.put(["a"], max_attempts=2)
     Runner(act, store=store, queue=queue, resources=resources).run()
     (attempt,) = (path for path in store.trajectories() if path.attempt_id == "2")
-    (chart,) = charts(store, ["reward"], "rollout", Asked())
+    (chart,) = plot_training_metrics(store, "reward")
     (listed,) = json.loads(run_cli(store, "ls", "rollouts", "--json", "--limit", "1"))
     traces = json.loads(run_cli(store, "ls", "traces", "--json"))
     asking = Asking(served(store, "", key=KEY))

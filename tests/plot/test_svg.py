@@ -1,8 +1,7 @@
-"""Curves as SVG and as an HTML page: what they show, and that nothing in them can act."""
+"""Curves as SVG: what they show, and that nothing in them can act."""
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 
@@ -10,27 +9,10 @@ import pytest
 from tests.plot.made import chart_of, series_of
 from tests.test_picture import ATTACKS, parsed, texts
 
-from lightning_otel.plot import Chart, Curves, page, svg
+from lightning_otel.plot import Chart, Curves, svg
 from lightning_otel.plot.curves import Point, Series
 
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066\u061c\u200f\u2028]")
-TAGS = {
-    "html", "head", "meta", "title", "style", "body", "h1", "svg", "rect", "text", "path", "circle",
-    "g", "details", "summary", "table", "thead", "tbody", "tr", "th", "td", "p",
-}  # fmt: skip
-
-
-class _Seen(HTMLParser):
-    """The tags and attributes of a page, as a browser reads them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes.update(name for name, _ in attrs)
 
 
 def test_a_chart_has_scales_titles_and_numbers() -> None:
@@ -111,33 +93,17 @@ def test_both_schemes_are_styled() -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=range(len(ATTACKS)))
-def test_nothing_in_a_name_acts(attack: str) -> None:
-    """Runs, versions, metrics and notes are text in SVG and in HTML, whatever they say."""
+def test_nothing_in_a_name_acts(attack: str, tmp_path: Path) -> None:
+    """Runs, versions, metrics and notes are text, whatever they say; the file is the user's."""
     lines = (series_of([1.0, 2.0], attack, attack), series_of([2.0], attack, attack))
-    chart = Chart(attack, attack, "version", lines, (attack,))
+    path = tmp_path / "curves.svg"
 
-    picture, html = svg([chart]), page([chart], attack)
+    Curves([Chart(attack, attack, "version", lines, (attack,))]).save(path)
 
+    picture = path.read_text()
     parsed(picture)
-    seen = _Seen()
-    seen.feed(html)
-    assert seen.tags <= TAGS
-    assert not {name for name in seen.attributes if name.startswith("on") or "href" in name}
-    assert "<script" not in picture + html
-    assert not CONTROL.search(picture + html.rstrip("\n"))
-    assert "src=" not in re.sub("<title>.*?</title>|>[^<]*<", "><", html)
-
-
-def test_a_page_asks_nobody(tmp_path: Path) -> None:
-    """One file: no script, no address but the namespace's, and a policy that forbids the rest."""
-    Curves([chart_of([0.0, 1.0]), chart_of([1.0], [2.0])]).save(tmp_path / "curves.html")
-
-    html = (tmp_path / "curves.html").read_text()
-    assert html.count("<svg") == 2
-    assert "default-src 'none'" in html
-    assert set(re.findall(r"https?://[^\"' ]+", html)) == {"http://www.w3.org/2000/svg"}
-    assert (tmp_path / "curves.html").stat().st_mode & 0o077 == 0
-    assert '<td style="text-align:left">run-2</td>' in html
+    assert not CONTROL.search(picture)
+    assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_notebook_shows_the_picture() -> None:

@@ -31,7 +31,7 @@ Your own agent, unchanged:
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Decides tasks and luck.")
 @click.option("--shuffle", is_flag=True, help="A control: deal the rewards out at random.")
-@click.option("--plot", "picture", metavar="FILE", help="Write the curve: FILE.svg or FILE.html.")
+@click.option("--plot", "picture", metavar="FILE", help="Write the curve: FILE.svg or FILE.png.")
 def demo(store: str, rollouts: int, seed: int, shuffle: bool, picture: str | None) -> None:
     """Run the offline demo: a simulated model, a real agent, a policy that learns from spans."""
     from lightning_otel.demo import train

@@ -9,11 +9,9 @@ import click
 
 from lightning_otel.cli.options import Form, rows_options, when_options
 from lightning_otel.cli.output import (
-    has_colours,
     print_json,
     print_rows,
     store_option,
-    styled,
     suggest,
     talk,
 )
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from lightning_otel.plot import Chart
 
 _WIDTH = 80
-_HEIGHT = 8
 _COLUMNS = ("metric", "series", "value")
 
 
@@ -44,7 +41,7 @@ _COLUMNS = ("metric", "series", "value")
     help="The reward from which on a rollout has succeeded.",
 )  # fmt: skip
 @click.option("--window", type=click.IntRange(min=1), help="Values in the moving mean.")
-@click.option("--output", "-o", metavar="FILE", help="Write a picture: FILE.svg, .png or .html.")
+@click.option("--output", "-o", metavar="FILE", help="Write a picture: FILE.svg or .png.")
 @rows_options
 @store_option
 def plot(
@@ -85,18 +82,17 @@ def _points(charts: "Sequence[Chart]") -> Iterator[dict[str, Any]]:
                 yield {"metric": told["metric"], "series": series["name"], **point}
 
 
-def print_charts(charts: "Sequence[Chart]", height: int = _HEIGHT) -> None:
-    """Charts on stdout: as wide as the terminal; elsewhere 80 cells, without colour."""
-    from lightning_otel.plot import Look, chart_lines
+def print_charts(charts: "Sequence[Chart]") -> None:
+    """Print charts as wide as the terminal; elsewhere 80 cells."""
+    from lightning_otel.plot import chart_lines
 
-    is_terminal, is_coloured = sys.stdout.isatty(), has_colours()
-    width = get_terminal_size().columns if is_terminal else _WIDTH
-    look = Look(width, height, is_braille=_can_print("⣿└┤"), has_dots=is_coloured)
+    width = get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+    is_ascii = not _can_print("▁█└┤")
     for number, chart in enumerate(charts):
         if number:
             click.echo()
-        for line in chart_lines(chart, look):
-            click.echo(styled(line, None, is_coloured=is_coloured).rstrip())
+        for line in chart_lines(chart, width, is_ascii=is_ascii):
+            click.echo(line)
 
 
 def _can_print(text: str) -> bool:

@@ -1,7 +1,7 @@
-"""Curves: how reward, success, length, tokens and what training runs log go on over time.
+"""Curves: how reward, success, length, tokens and metrics of training runs develop.
 
-Belongs here: what is asked of the store's views and of the runs, always binned by the database, and
-how it is drawn: in characters, as SVG, as one HTML page.
+Belongs here: reading them from the store's views and from the runs, and drawing them as SVG, as PNG
+or as one small chart in characters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.errors import ConfigError, NotInstalledError
-from lightning_otel.plot.asking import Asked, charts
-from lightning_otel.plot.characters import Look, bar, chart_lines, sparkline
+from lightning_otel.plot.characters import bar, chart_lines
 from lightning_otel.plot.curves import Axis, Chart
-from lightning_otel.plot.page import page
 from lightning_otel.plot.progress import Progress
+from lightning_otel.plot.queries import PlotQuery, read_charts
 from lightning_otel.plot.svg import svg
 
 if TYPE_CHECKING:
@@ -23,17 +22,12 @@ if TYPE_CHECKING:
     from lightning_otel.store import Store
 
 __all__ = [
-    "Asked", "Axis", "Chart", "Curves", "Look", "Progress", "bar", "chart_lines", "charts",
-    "check_picture", "page", "plot_training_metrics", "sparkline", "svg",
+    "Axis", "Chart", "Curves", "PlotQuery", "Progress", "bar", "chart_lines", "check_picture",
+    "plot_training_metrics", "read_charts", "svg",
 ]  # fmt: skip
 
 
-def png(charts: Sequence[Chart]) -> bytes:
-    """The picture that :func:`svg` draws, in dots; its text is in a font of this machine.
-
-    Raises:
-        NotInstalledError: The extra ``png`` is not installed.
-    """
+def _png(charts: Sequence[Chart]) -> bytes:
     try:
         from resvg_py import svg_to_bytes
     except ModuleNotFoundError as exc:
@@ -43,25 +37,24 @@ def png(charts: Sequence[Chart]) -> bytes:
     return bytes(svg_to_bytes(svg_string=svg(charts), zoom=2, monospace_family="DejaVu Sans Mono"))
 
 
-_FORMS: Final[Mapping[str, Any]] = {".svg": svg, ".png": png, ".html": page, ".htm": page}
+_FORMS: Final[Mapping[str, Any]] = {".svg": svg, ".png": _png}
 
 
 class Curves(tuple[Chart, ...]):
-    """Charts, one a metric; in a notebook their picture, printed the same in characters."""
+    """Charts, one a metric; a picture in a notebook, characters where printed."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        """The charts in characters, 80 cells wide."""
-        lines = (line for chart in self for line in chart_lines(chart, Look()))
-        return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+        """Draw the charts in characters, 80 cells wide."""
+        return "\n".join(line for chart in self for line in chart_lines(chart))
 
     def _repr_html_(self) -> str:
-        """The charts as SVG, for notebooks."""
+        """Draw the charts as SVG, for notebooks."""
         return svg(self)
 
     def save(self, path: "str | os.PathLike[str]") -> None:
-        """Write a picture, the user's alone as the store is: ``.svg``, ``.png`` or ``.html``.
+        """Write a picture, the user's alone as the store is: ``.svg`` or ``.png``.
 
         Raises:
             ConfigError: The name ends otherwise, or no file can be made there.
@@ -69,25 +62,21 @@ class Curves(tuple[Chart, ...]):
         """
         from lightning_otel.store.table import private_file
 
-        drawn = _form_of(path)(self)
+        picture = check_picture(path)(self)
         with private_file(path) as made:
-            made.write_bytes(drawn if isinstance(drawn, bytes) else drawn.encode())
+            made.write_bytes(picture if isinstance(picture, bytes) else picture.encode())
 
 
-def _form_of(path: "str | os.PathLike[str]") -> Any:
+def check_picture(path: "str | os.PathLike[str]") -> Any:
+    """Return the function that draws the kind of picture that a path names.
+
+    Raises:
+        ConfigError: The path ends neither in ``.svg`` nor in ``.png``.
+    """
     suffix = Path(path).suffix.lower()
     if suffix not in _FORMS:
         raise ConfigError(f"{Path(path).name} is no picture; name one {' or '.join(_FORMS)}")
     return _FORMS[suffix]
-
-
-def check_picture(path: "str | os.PathLike[str]") -> None:
-    """Say at once if no picture can have that name.
-
-    Raises:
-        ConfigError: It ends otherwise than ``.svg``, ``.png`` or ``.html``.
-    """
-    _form_of(path)
 
 
 def plot_training_metrics(
@@ -103,18 +92,18 @@ def plot_training_metrics(
     success: float = 0.5,
     window: int | None = None,
 ) -> Curves:
-    """Curves of rollouts and training runs; printed, shown in a notebook, or saved.
+    """Draw curves of rollouts and training runs.
 
     Args:
-        store: Where they are; by default the one that is used where none is named.
+        store: By default the store that is used where none is named.
         metrics: ``reward``, ``success_rate``, ``length``, ``tokens``, ``input_tokens``,
-            ``output_tokens``, ``duration``, or what a training run logged, such as ``loss``. By
+            ``output_tokens``, ``duration``, or a metric of a training run, such as ``loss``. By
             default the usual ones that there are.
-        save_path: Where to write them as well: ``curves.svg``, ``.png`` or ``.html``.
+        save_path: A file to write as well: ``curves.svg`` or ``.png``.
         by: ``rollout``, in the order they began; ``time``; ``step`` of a training run; or
             ``version`` of a resource.
-        runs: Beginnings of the ids of training runs, or ``@last``; the metrics are then what these
-            logged.
+        runs: Prefixes of the ids of training runs, or ``@last``; the metrics are then those of the
+            runs.
         mode: Only rollouts of this mode, such as ``val``.
         since: Only rollouts that began at this time or later, as ``Store.transitions()`` takes it.
         until: Only rollouts that began before this time.
@@ -123,15 +112,15 @@ def plot_training_metrics(
 
     Raises:
         ConfigError: Something cannot be drawn like this, or a library is missing.
-        NotFoundError: A run that was named logged nothing.
+        NotFoundError: A named run logged nothing.
         StoreMissingError: There is no store.
     """
     from lightning_otel.adapter.selection import Selection
     from lightning_otel.store import Store
 
     if save_path is not None:
-        check_picture(save_path)  # said before anything is read
-    asked = Asked(
+        check_picture(save_path)  # before anything is read
+    query = PlotQuery(
         (metrics,) if isinstance(metrics, str) else tuple(metrics),
         by,
         (runs,) if isinstance(runs, str) else tuple(runs),
@@ -139,7 +128,7 @@ def plot_training_metrics(
         success,
         window,
     )
-    found = Curves(charts(store if isinstance(store, Store) else Store(store), asked))
+    curves = Curves(read_charts(store if isinstance(store, Store) else Store(store), query))
     if save_path is not None:
-        found.save(save_path)
-    return found
+        curves.save(save_path)
+    return curves

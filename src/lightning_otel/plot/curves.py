@@ -1,17 +1,23 @@
-"""Curves as data: charts of series of points, and the scales that they are drawn on.
-
-Belongs here: what terminal, SVG and HTML share. Nothing is read, and nothing is drawn.
-"""
+"""Curves as data: charts of series of points, and the scales that they are drawn on."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, Literal, TypeAlias
 
 Axis: TypeAlias = Literal["rollout", "time", "step", "version"]
-"""What lies along a chart: the rollouts in the order they began, the time they began at, the steps
-of a training run, or the versions of resources in the order they first acted."""
+"""Axis of a chart: rollouts in the order they began, the time they began at, steps of a training
+run, or versions of resources in the order they first acted."""
+Value: TypeAlias = tuple[int, float, float]
+"""A value of a curve: the number of its bin, its place on the axis, and itself."""
+
+MOST_POINTS: Final = 400
+"""Points of a chart's lines, however many values there are."""
+_SCALE: Final = float(2**-40)
+"""Part of each value that is summed: sums of huge ones would be infinite. No digit changes."""
 
 _LARGEST: Final = 1.7e308
 _LEAST: Final = 1e-300
@@ -22,19 +28,19 @@ _DAYS: Final = 2 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Values that lie side by side, as one.
+    """Neighbouring values as one.
 
     Attributes:
-        x: Where they lie: the number of the rollout from 1, Unix nanoseconds, the step, or the
-            number of the version from 1; of several the last.
+        x: The number of the rollout from 1, Unix nanoseconds, the step, or the number of the
+            version from 1; of several the last.
         value: Their mean.
         low: The least of them.
         high: The greatest of them.
-        count: How many they are.
+        count: The number of them.
         mean: The moving mean, up to and with the last of them.
-        mean_count: How many values that is the mean of.
+        mean_count: The number of values of that mean.
         error: The standard error of ``value``; None where it is not known.
-        label: What stands at the axis instead of the number.
+        label: A text for the axis instead of the number.
     """
 
     x: float
@@ -53,9 +59,9 @@ class Series:
     """The points of one line, from left to right.
 
     Attributes:
-        name: Which run it is of; empty if there is but one line.
+        name: The run or version; empty if there is one line only.
         points: At least one.
-        window: How many values a moving mean is of, as soon as there are so many; 1 is none.
+        window: Values in a moving mean, as soon as there are so many; 1 is none.
     """
 
     name: str
@@ -64,7 +70,7 @@ class Series:
 
     @property
     def count(self) -> int:
-        """How many values the points are made of."""
+        """Return the number of values that the points stand for."""
         return sum(point.count for point in self.points)
 
 
@@ -73,11 +79,11 @@ class Chart:
     """One metric over one axis.
 
     Attributes:
-        metric: Its name, as it is asked for.
-        title: What is measured, in words.
-        axis: What lies along it.
+        metric: Its name.
+        title: The measure in words.
+        axis: The axis.
         series: The lines; none if there was no value.
-        notes: What is not in it, and why.
+        notes: Values that are missing, and the reason.
     """
 
     metric: str
@@ -87,7 +93,7 @@ class Chart:
     notes: tuple[str, ...] = ()
 
     def bounds(self) -> tuple[float, float]:
-        """The least and the greatest value; apart where there is but one."""
+        """Return the least and the greatest value; apart where there is but one."""
         points = [point for series in self.series for point in series.points]
         return widened(
             min((point.low for point in points), default=0.0),
@@ -95,14 +101,14 @@ class Chart:
         )
 
     def reach(self) -> tuple[float, float]:
-        """Where the axis begins and ends; apart where there is but one point."""
+        """Return the ends of the axis; apart where there is but one point."""
         places = [point.x for series in self.series for point in series.points]
         low, high = min(places, default=0.0), max(places, default=1.0)
         apart = max(1.0, abs(low) * 1e-9)  # of a time in ns, 1 is less than its precision
         return (low, high) if low < high else (low - apart, low + apart)
 
     def as_json(self) -> dict[str, Any]:
-        """The chart for programs: all that is known of each point."""
+        """Return the chart for programs, with all that is known of each point."""
         return {
             "metric": self.metric,
             "title": self.title,
@@ -133,8 +139,47 @@ def _point_json(point: Point, axis: Axis) -> dict[str, Any]:
     return {**found, "mean": point.mean, "mean_count": point.mean_count}
 
 
+def make_series(name: str, values: Iterable[Value], window: int) -> Series:
+    """Make a line of values in their order, each bin a point with the moving mean at its end.
+
+    Args:
+        name: Of the line.
+        values: At least one, in the order of their bins.
+        window: Values in a moving mean.
+    """
+    points, numbers = [], list[float]()
+    for _, group in groupby(values, itemgetter(0)):
+        held = list(group)
+        own = [value for _, _, value in held]
+        numbers += own
+        near = numbers[-window:]
+        points.append(
+            Point(held[-1][1], mean_of(own), min(own), max(own), len(own), mean_of(near), len(near))
+        )
+    return Series(name, tuple(points), window)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of values, however large their sum."""
+    return math.fsum(map(_SCALE.__mul__, values)) / len(values) / _SCALE
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Return the standard error of a mean; None of a single value."""
+    if len(values) < 2:
+        return None
+    mean = mean_of(values) * _SCALE
+    spread = math.hypot(*(value * _SCALE - mean for value in values))
+    return spread / math.sqrt(len(values) * (len(values) - 1)) / _SCALE
+
+
+def count_noun(count: int, noun: str) -> str:
+    """Return a number of things in words."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def widened(low: float, high: float) -> tuple[float, float]:
-    """Bounds that are apart; around the same middle if they were not, or too little for a scale."""
+    """Return bounds that are apart enough for a scale, around the same middle."""
     if high / 2 - low / 2 > _LEAST:
         return low, high
     apart = max(abs(low) * 0.1, 0.5)
@@ -142,14 +187,14 @@ def widened(low: float, high: float) -> tuple[float, float]:
 
 
 def share(value: float, low: float, high: float) -> float:
-    """Where a value lies between bounds that are apart, from 0 to 1; values beyond are clipped."""
+    """Return the place of a value between bounds that are apart, 0 to 1; others are clipped."""
     # Halves, as the distance of two numbers may be larger than any number.
     found = (value / 2 - low / 2) / (high / 2 - low / 2)
     return min(1.0, max(0.0, found))
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers between bounds that are apart: one, two or five of some power of ten."""
+    """Return round numbers between bounds that are apart: 1, 2 or 5 times a power of ten."""
     exponent = math.floor(math.log10(high / 2 - low / 2)) - 2
     for power in range(max(-307, exponent), 309):
         for digit in (1.0, 2.0, 5.0):
@@ -163,27 +208,27 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def labels(values: Sequence[float]) -> list[str]:
-    """Numbers as texts that are as short as can be and still differ."""
+    """Return numbers as texts that are as short as can be and still differ."""
     for digits in range(3, 17):
-        found = [_told(value, digits) for value in values]
+        found = [_digits(value, digits) for value in values]
         if len(set(found)) == len(set(values)):
             return found
     return [repr(value) for value in values]
 
 
-def _told(value: float, digits: int) -> str:
+def _digits(value: float, digits: int) -> str:
     found = f"{value + 0.0:.{digits}g}"
     # Whole numbers as people write them, as far as they are short.
     return f"{value:.0f}" if "e" in found and value.is_integer() and abs(value) < 1e6 else found
 
 
 def number(value: float) -> str:
-    """A value in few digits."""
+    """Return a value in few digits."""
     return f"{value:.4g}"
 
 
 def axis_labels(chart: Chart, places: Sequence[float]) -> list[str]:
-    """What stands at places of the axis."""
+    """Return the labels of places on the axis."""
     if chart.axis == "version":
         named = {point.x: point.label for series in chart.series for point in series.points}
         return [named.get(place, "") for place in places]
@@ -194,14 +239,14 @@ def axis_labels(chart: Chart, places: Sequence[float]) -> list[str]:
 
 
 def moment(time_ns: float, span_s: float) -> str:
-    """A time of the world's clock, as exactly as it must be told within so many seconds."""
+    """Return a time, UTC, as exactly as an axis of so many seconds needs it."""
     found = datetime.fromtimestamp(min(_LATEST_S, max(0.0, time_ns / 1e9)), UTC)
     form = "%Y-%m-%d" if span_s > _DAYS * 4 else "%m-%d %H:%M" if span_s > _DAYS else "%H:%M"
     return found.strftime(form if span_s > 600 else "%H:%M:%S")
 
 
 def axis_title(axis: Axis) -> str:
-    """What lies along a chart, in words."""
+    """Return an axis in words."""
     return {
         "rollout": "rollout, in the order they began",
         "time": "time the rollout began, UTC",

@@ -1,13 +1,13 @@
-"""How training goes on, while it does: one line that is drawn anew, or now and then a new one."""
+"""Progress of training: one line that is redrawn, or now and then a new one."""
 
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from math import isfinite
 from shutil import get_terminal_size
-from types import TracebackType
-from typing import Final, Self, TextIO
+from typing import Final, TextIO
 
 from lightning_otel.markup import one_line
 from lightning_otel.plot.characters import bar, sparkline
@@ -16,19 +16,18 @@ from lightning_otel.plot.curves import number, widened
 _FIRST: Final = ("reward", "loss")
 _MOST: Final = 3
 _BAR: Final = 20
-_KEPT: Final = 24
-"""Values of the metric that is drawn."""
+_VALUES: Final = 24
 _REDRAWN_S: Final = 0.1
 _LOGGED_S: Final = 10.0
 _CLEAR: Final = "\x1b[K"
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """A callback for training: ``progress(step, total, metrics)`` after each step.
 
     On a terminal it keeps one line up to date; in a file or pipe it writes one at the first step,
-    at the last, and every ten seconds between them. Use it as a context manager, so that the line
-    is ended also where training stops early.
+    at the last, and every ten seconds between them. As a context manager it ends the line also
+    where training stops early.
     """
 
     def __init__(
@@ -41,65 +40,54 @@ class Progress:
         """Make one for one run.
 
         Args:
-            metric: Which number is drawn as well.
-            stream: Where to; by default stderr.
+            metric: Name of the number that is drawn as well.
+            stream: By default stderr.
             now_s: A clock that never goes back, seconds.
         """
         self._metric = metric
         self._stream = stream if stream is not None else sys.stderr
         self._is_terminal = self._stream.isatty()
         self._now_s = now_s
-        self._values: deque[float] = deque(maxlen=_KEPT)
+        self._values: deque[float] = deque(maxlen=_VALUES)
         self._first: tuple[int, float] | None = None
-        self._told_s: float | None = None
+        self._written_s: float | None = None
         self._pending = ""
         self._is_open = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __call__(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
-        """Tell of a step.
+        """Show a step.
 
         Args:
-            step: How many are done.
-            total: How many there will be; None if nobody knows.
-            metrics: What was measured in it.
+            step: Steps done.
+            total: Steps in all; None if not known.
+            metrics: Numbers measured in the step.
         """
         now = self._now_s()
-        self._first = self._first or (step, now)
         value = metrics.get(self._metric)
         if value is not None and isfinite(value):
             self._values.append(float(value))
         self._pending = self._line(step, total, metrics, now)
         wait = _REDRAWN_S if self._is_terminal else _LOGGED_S
-        if self._told_s is None or now - self._told_s >= wait or step == total:
-            self._told_s = now
-            self._tell()
+        if self._written_s is None or now - self._written_s >= wait or step == total:
+            self._written_s = now
+            self._flush()
 
     def close(self) -> None:
-        """End the line, after what is still to be told."""
-        self._tell()
+        """Write what is pending and end the line."""
+        self._flush()
         if self._is_open:
             self._write("\n")
             self._is_open = False
 
-    def _tell(self) -> None:
-        if not self._pending:
-            return
-        if self._is_terminal:
+    def _flush(self) -> None:
+        if self._pending and self._is_terminal:
             room = max(20, get_terminal_size().columns - 1)
             self._write(f"\r{one_line(self._pending, room)}{_CLEAR}")
             self._is_open = True
-        else:
+        elif self._pending:
             self._write(f"{self._pending}\n")
         self._pending = ""
 
@@ -117,15 +105,11 @@ class Progress:
         chosen += [name for name in metrics if name not in chosen and "/" not in name]
         words += [f"{one_line(name, 24)} {number(metrics[name])}" for name in chosen[:_MOST]]
         if len(self._values) > 1:
-            low, high = widened(min(self._values), max(self._values))
-            words.append(sparkline(self._values, low, high))
-        return "  ".join([*words, *self._pace(step, total, now)])
-
-    def _pace(self, step: int, total: int | None, now: float) -> list[str]:
-        """Seconds a step since the first one told, and how many are left."""
-        first, since = self._first or (step, now)
-        if step <= first:
-            return []
-        pace = (now - since) / (step - first)
-        left = f"{(total - step) * pace:.0f} s left" if total and total > step else ""
-        return [f"{pace:.2g} s a step", left] if left else [f"{pace:.2g} s a step"]
+            words.append(sparkline(self._values, *widened(min(self._values), max(self._values))))
+        self._first = first, since = self._first or (step, now)
+        if step > first:
+            pace = (now - since) / (step - first)
+            words.append(f"{pace:.2g} s a step")
+            if total and total > step:
+                words.append(f"{(total - step) * pace:.0f} s left")
+        return "  ".join(words)

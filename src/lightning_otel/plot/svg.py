@@ -1,7 +1,4 @@
-"""Curves as SVG, readable on light and dark ground.
-
-Whatever is drawn is escaped: there is no script, link or handler in it, and it loads nothing.
-"""
+"""Curves as SVG for light and dark ground; every text is escaped, and nothing is loaded or run."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -13,6 +10,7 @@ from lightning_otel.plot.curves import (
     Series,
     axis_labels,
     axis_title,
+    count_noun,
     labels,
     number,
     share,
@@ -53,12 +51,11 @@ svg.curve .dot{stroke:none}svg.curve .mean{fill:none}svg.curve .band{stroke:none
 
 
 def svg(charts: Sequence[Chart], *, is_styled: bool = True) -> str:
-    """Charts one below the other as one picture.
+    """Draw charts one below the other.
 
     Args:
-        charts: What to draw; none is a picture that says so.
-        is_styled: Whether it brings its colours; without, the page it stands in has them for
-            ``svg.curve``, and allows no styles but its own.
+        charts: None is a picture that says so.
+        is_styled: Bring the colours; without, the page has them for ``svg.curve``.
     """
     heights = [_height(chart) for chart in charts]
     height = sum(heights) or 60
@@ -89,7 +86,7 @@ def _height(chart: Chart) -> int:
 
 
 class _Place(NamedTuple):
-    """Where values stand in the picture."""
+    """Scales of a picture."""
 
     start: float
     end: float
@@ -106,7 +103,7 @@ class _Place(NamedTuple):
 def _chart(chart: Chart) -> Iterator[str]:
     yield _text(14, 24, chart.title, "big", 100)
     count = sum(series.count for series in chart.series)
-    told = f"{count:,} value{'' if count == 1 else 's'}{_meaning(chart)}" if count else "no values"
+    told = f"{count_noun(count, 'value')}{_meaning(chart)}" if count else "no values"
     yield _text(14, 42, told, "dim", 110)
     foot = _TOP
     if chart.series:
@@ -161,7 +158,7 @@ def _scales(chart: Chart, place: _Place) -> Iterator[str]:
 
 
 def _along(chart: Chart, place: _Place) -> list[float]:
-    """Places of the axis that are labelled."""
+    """Return the places of the axis that are labelled."""
     points = sorted({point.x for series in chart.series for point in series.points})
     if chart.axis == "version" or len(points) <= 6:
         return points[:: max(1, -(-len(points) // 6))]
@@ -193,7 +190,7 @@ def _curve(
 
 
 def _told(chart: Chart, series: Series, point: Point, where: str) -> str:
-    """What is shown where the pointer rests."""
+    """Return the text that is shown where the pointer rests."""
     name = f"{series.name} · " if series.name else ""
     values = f"mean of {point.count:,}" if point.count > 1 else "1 value"
     error = f" ± {number(point.error)}" if point.error is not None else ""

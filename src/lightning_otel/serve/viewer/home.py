@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.plot import Asked, charts, svg
+from lightning_otel.plot import PlotQuery, read_charts, svg
 from lightning_otel.plot.rollouts import METRICS
 from lightning_otel.serve.api.fresh import Fresh
 from lightning_otel.serve.viewer import page
@@ -105,8 +105,8 @@ async def funnel(request: Request) -> Response:
 
 def _drawn(store: Store, *, by: str, metric: str) -> Mapping[str, object]:
     # What training runs logged has names of its own.
-    asked = Asked(() if by == _LOGGED else (metric,), axis=by)  # type: ignore[arg-type]  # one of _AXES
-    found = charts(store, asked)
+    query = PlotQuery(() if by == _LOGGED else (metric,), axis=by)  # type: ignore[arg-type]  # one of _AXES
+    found = read_charts(store, query)
     # What plot draws is escaped by it, and holds no script, link or style.
     drawn = Markup(svg(found, is_styled=False))
     return {**_named(by, metric), "drawn": drawn, "has_values": any(c.series for c in found)}

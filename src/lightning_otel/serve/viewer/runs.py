@@ -97,11 +97,11 @@ def read(store: Store, run_id: str, metric: str = "") -> Mapping[str, object]:
     state = required(store, f"training run {run_id!r}")
     opened = Runs(state)
     run = opened.get(run_id)
-    names = sorted(plotting.logged(state, (run.run_id,)), key=_rank)
+    names = sorted(plotting.logged_metrics(state, (run.run_id,)), key=_rank)
     if metric and metric not in names:
         raise NotFoundError(f"the run measured no {metric!r}; choose one of its metrics")
     drawn = [metric] if metric else names[:CURVES]
-    charts = plotting.charts(state, drawn, runs=(run.run_id,))
+    charts = plotting.read_charts(state, drawn, runs=(run.run_id,))
     checkpoints = opened.checkpoints(run.run_id)
     resources = Resources(state)
     made = [
