@@ -17,7 +17,7 @@ from lightning_otel import conventions as c
 from lightning_otel.store import lines as lines_module
 from lightning_otel.store.lines import line_of
 from lightning_otel.store.schema import Record, span_of
-from lightning_otel.store.sdk import end_record, identity_of, start_record
+from lightning_otel.store.sdk import end_record, start_record
 from lightning_otel.store.values import fragment_of
 from lightning_otel.types import Span
 
@@ -45,22 +45,12 @@ def bench() -> Bench:
 
 
 def _stored(span: ReadableSpan, body: Mapping[str, str] | None = None) -> Span:
-    record = end_record(
-        span,
-        body or {},
-        identity_of(
-            span,
-            process="p",
-            sequence=3,
-            otel_resource=fragment_of(span.resource.attributes),
-        ),
-        end_sequence=4,
-    )
-    return span_of(orjson.loads(line_of(record)))
+    start = _started(span, fragment_of(span.resource.attributes))
+    return span_of(orjson.loads(line_of(end_record(start, span, body or {}, 4, {}))))
 
 
-def _started(span: ReadableSpan) -> Record:
-    return start_record(span, identity_of(span, process="p", sequence=7, otel_resource={}))
+def _started(span: ReadableSpan, otel_resource: object = None) -> Record:
+    return start_record(span, "p", 7, otel_resource or {}, {})
 
 
 def test_end_record_has_all_that_the_span_has(bench: Bench) -> None:
@@ -101,7 +91,7 @@ def test_end_record_has_all_that_the_span_has(bench: Bench) -> None:
     assert (link.trace_id, link.span_id) == (format(5, "032x"), format(6, "016x"))
     assert link.attributes == {"why": "retry"}
     assert found.otel_resource["service.name"] == "bench"
-    assert (found.process, found.sequence, found.end_sequence) == ("p", 3, 4)
+    assert (found.process, found.sequence, found.end_sequence) == ("p", 7, 4)
 
 
 def test_end_record_prefers_the_body_kept_beside_the_span(bench: Bench) -> None:

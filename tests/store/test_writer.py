@@ -207,6 +207,7 @@ def test_writer_keeps_the_end_of_a_span_whose_start_failed(
     monkeypatch.setattr(writer_module, "start_record", broken)
     with pytest.raises(RuntimeError):
         writer.started(span)
+    monkeypatch.undo()
     span.end()
     writer.ended(span, {})
 
@@ -397,32 +398,50 @@ def test_writer_makes_a_removed_store_anew(
     tracer.start_span("step").end()
     root.end()
 
-    assert layout.exists()
-    assert [(line["record"], line["name"]) for line in _lines(layout)] == [
-        ("start", "root"),
-        ("start", "step"),
-        ("span", "step"),
-        ("span", "root"),
+    assert [(span.name, span.is_incomplete) for span in Store(layout.catalogue).spans()] == [
+        ("root", False),
+        ("step", False),
     ]
 
 
 def test_writer_never_writes_into_a_descriptor_that_is_not_its_own(
-    layout: Layout, writer: SpanWriter, tracer: Tracer, tmp_path: Path
+    tmp_path: Path, run_python: Callable[..., str]
 ) -> None:
-    """A program that closes all descriptors, as daemons do, gets no line in its next file."""
+    """A program that closes all descriptors, as daemons do, gets no line in its next files."""
+    script = """
     tracer.start_span("before").end()
+    os.closerange(3, 4096)
+    users = [open(f"{sys.argv[1]}.{number}", "wb") for number in range(50)]
+    tracer.start_span("after").end()
+    writer.seal()
+    print(names(), sum(os.path.getsize(file.name) for file in users))
+    """
+
+    printed = run_python(FORKS + textwrap.dedent(script), tmp_path / "traces.duckdb")
+
+    assert printed.splitlines() == ["['after', 'before'] 0"]
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_writer_leaves_the_file_that_took_its_number(
+    layout: Layout, writer: SpanWriter, tracer: Tracer, tmp_path: Path, is_started: bool
+) -> None:
+    """Whoever puts a file of its own under the very number of ours gets no span's end in it."""
+    span = tracer.start_span("before")
+    if not is_started:
+        span.end()
     assert writer.segment is not None
     descriptor = writer.segment._descriptor
     with (tmp_path / "users").open("wb") as file:
         os.dup2(file.fileno(), descriptor)
 
-        tracer.start_span("after").end()
+        span.end()
         writer.seal()
 
         assert os.fstat(descriptor).st_ino == os.fstat(file.fileno()).st_ino
     os.close(descriptor)
     assert (tmp_path / "users").read_bytes() == b""
-    assert _ended(layout) == ["before", "after"]
+    assert _ended(layout) == ["before"]
 
 
 def test_writer_survives_a_log_handler_that_makes_spans(

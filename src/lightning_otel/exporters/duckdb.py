@@ -42,6 +42,7 @@ class FrameSpanProcessor(SpanProcessor):
 
     def __init__(self) -> None:
         self._layouts: set[Layout] = set()
+        self._latest: capture.SpanSink | None = None
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Note that the span started."""
@@ -56,6 +57,7 @@ class FrameSpanProcessor(SpanProcessor):
         capture.guarded(seal_all)
         while self._layouts:
             capture.guarded(_make_catalogue, self._layouts.pop())
+        self._latest = None
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Write what waits in memory, if a disk was slow or full; else nothing is ever pending."""
@@ -69,13 +71,17 @@ class FrameSpanProcessor(SpanProcessor):
                 why = "nothing is to be kept" if frame.sink is None else "it is not sampled"
                 debugging.tell(f"missed  {span.name}: {why}")
             return
-        if _open.setdefault((context.trace_id, context.span_id), frame.sink) is frame.sink:
-            is_part = frame.process_stamps and not _is_in_own_trace(span)
-            more = frame.process_stamps if is_part else {}
-            frame.sink.started(span, {**more, **frame.stamps})
-            layout = getattr(frame.sink, "layout", None)
-            if layout is not None:
-                self._layouts.add(layout)
+        sink = frame.sink
+        if _open.setdefault((context.trace_id, context.span_id), sink) is sink:
+            stamps = frame.stamps
+            if frame.process_stamps and not _is_in_own_trace(span):
+                stamps = {**frame.process_stamps, **stamps}
+            sink.started(span, stamps)
+            if sink is not self._latest:
+                self._latest = sink
+                layout = getattr(sink, "layout", None)
+                if layout is not None:
+                    self._layouts.add(layout)
 
     def _finish(self, span: ReadableSpan) -> None:
         ids = span.context.trace_id, span.context.span_id

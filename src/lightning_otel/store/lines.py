@@ -3,6 +3,7 @@
 import hashlib
 import zlib
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, Final
 
 import orjson
@@ -17,17 +18,51 @@ _CUT_TO: Final = (1 << 20, 1 << 16, 1 << 12, 1 << 8)
 _MAX_RESOURCE: Final = 1 << 16
 RESERVED_BYTES: Final = 1024
 """Length of a reserved line: the longest counts that there are fit."""
+START: Final = b'{"record":"start"'
+"""Beginning of a started span's line."""
 _CHECK: Final = b',"crc":"'
 _CHECK_BYTES: Final = len(_CHECK) + len('00000000"}')
+_SIMPLE: Final = frozenset({str, int, bool})
+_MOST_SIMPLE: Final = 128
+"""Attributes, as the SDK limits them; the texts of more are summed up before they are written."""
 _Text = tuple[dict[str, Any], str, str, str]
 """Where a text stands, under which key, how the note on what was cut calls it, and the text."""
 
 
 def line_of(record: Record) -> bytes:
-    """The record as one line of JSON of at most 8 MiB; the record is consumed.
+    """Return the record as one line of JSON of at most 8 MiB; the record is consumed.
 
     What is too large is cut, and the attribute ``lightning.cut`` says how much there was.
     """
+    if not record.get("events") and not record.get("links") and _is_simple(record["attributes"]):
+        try:
+            line = checked_line(orjson.dumps(record))
+            if len(line) <= MAX_RECORD_BYTES:
+                return line
+        except (TypeError, ValueError):  # a text to be repaired, or an integer beyond 64 bits
+            pass
+    return _long_line_of(record)
+
+
+def _is_simple(attributes: dict[str, Any]) -> bool:
+    """Say whether JSON knows every value, as on nearly every span of the SDK."""
+    if len(attributes) > _MOST_SIMPLE:
+        return False
+    kinds = set(map(type, attributes.values()))
+    if kinds <= _SIMPLE:
+        return True
+    for value in attributes.values():
+        kind = type(value)
+        if kind is tuple:
+            if not set(map(type, value)) <= _SIMPLE:
+                return False
+        elif kind not in _SIMPLE and not (kind is float and isfinite(value)):
+            return False
+    return True
+
+
+def _long_line_of(record: Record) -> bytes:
+    """Return the line of any record: each value made plain, and cut where it is too long."""
     size = make_plain(record["attributes"])
     for column in BODY_COLUMNS:
         if column in record:
@@ -39,19 +74,6 @@ def line_of(record: Record) -> bytes:
         if len(line) <= MAX_RECORD_BYTES:
             return line
     return _cut_line(record)
-
-
-def start_line_of(record: Record) -> bytes:
-    """As :func:`line_of`, for the little that a started span has: without a look at each value."""
-    texts = [len(value) for value in record["attributes"].values() if type(value) is str]
-    if sum(texts) <= MAX_RECORD_BYTES:
-        try:
-            line = checked_line(orjson.dumps(record))
-            if len(line) <= MAX_RECORD_BYTES:
-                return line
-        except (TypeError, ValueError):  # a value that must be made plain, or repaired
-            pass
-    return line_of(record)
 
 
 def parsed(line: bytes) -> Record:
@@ -72,7 +94,7 @@ def parsed(line: bytes) -> Record:
 def checked_line(text: bytes) -> bytes:
     """Return a JSON object as a line that ends with the CRC-32 of all before it."""
     body = text[:-1]
-    return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+    return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
 
 
 def is_corrupt(line: bytes) -> bool:

@@ -76,6 +76,7 @@ SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Attributes from which a column is rebuilt that a file of an older schema lacks."""
 
+_BODY_KEYS: Final = frozenset(BODY_COLUMNS.values())
 _HOT_TEXTS: Final = tuple(
     (column, SOURCES[column][0])
     for column in ("operation", "agent", "provider", "response_id", "rollout_id", "attempt_id")
@@ -124,8 +125,8 @@ def record_of(
         known = readers.summary(name, scope, attributes, resource)
     get = known.get
     record: Record = {
-        "record": "span",
         **identity,
+        "record": "span",
         "name": text_of(name),
         "end_ns": None if end_ns is None else time_of(end_ns),
         "status": status,
@@ -142,15 +143,13 @@ def record_of(
         record[column] = text if text is None or type(text) is str else text_or_none(text)
     for column in ("rollout_id", "attempt_id"):
         record[column] = record[column] or None
-    for column, key in BODY_COLUMNS.items():
-        # On the span of a foreign shape, it stays where any shape can be.
-        on_span = attributes.pop(key) if type(attributes.get(key)) is str else None
-        text = body.get(key, on_span)
-        if text is not None:
-            record[column] = text
-    for key, text in body.items():
-        if key not in c.BODY_KEYS:
-            attributes[key] = text
+    if body:
+        attributes.update(body)
+    if not _BODY_KEYS.isdisjoint(attributes):
+        for column, key in BODY_COLUMNS.items():
+            # On the span of a foreign shape, it stays where any shape can be.
+            if type(attributes.get(key)) is str:
+                record[column] = attributes.pop(key)
     record["attributes"] = attributes
     record["events"] = events
     record["links"] = links
@@ -194,6 +193,7 @@ def span_of(record: Mapping[str, Any]) -> Span:
 def record_of_span(span: Span) -> Record:
     """The record of a span of ours: the inverse of :func:`span_of`."""
     identity = {
+        "record": "span",
         "trace_id": span.trace_id,
         "span_id": span.span_id,
         "parent_span_id": span.parent_span_id,

@@ -1,7 +1,6 @@
 """Spans of the OpenTelemetry SDK as records; only its public attributes are touched."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import conventions as c
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.trace import Link
 
-_NO_STAMPS: Final[Mapping[str, Any]] = MappingProxyType({})
 _KNOWN_AT_START: Final = (
     ("operation", c.OPERATION),
     ("agent", c.AGENT_NAME),
@@ -23,47 +21,37 @@ _KNOWN_AT_START: Final = (
 """Hot columns of a started span, which nearly always are text or absent."""
 
 
-def identity_of(
-    span: "ReadableSpan", *, process: str, sequence: int, otel_resource: object
+def start_record(
+    span: "ReadableSpan",
+    process: str,
+    sequence: int,
+    otel_resource: object,
+    stamps: Mapping[str, Any],
 ) -> Record:
-    """The columns of a span that stay as they are from its start to its end.
+    """Return the record of a span that just started.
 
     Args:
         span: The span.
         process: Id of this process.
         sequence: Position of the span's start in the process.
         otel_resource: Its resource's attributes as JSON.
+        stamps: Attributes for the record alone, where the span has none of that name.
     """
     context, parent, scope = span.context, span.parent, span.instrumentation_scope
-    return {
-        "trace_id": format(context.trace_id, "032x"),
-        "span_id": format(context.span_id, "016x"),
-        "parent_span_id": format(parent.span_id, "016x") if parent is not None else None,
-        "kind": getattr(span.kind, "name", "INTERNAL"),
+    attributes = copied(span.attributes)
+    if stamps:
+        attributes = {**stamps, **attributes}
+    record: Record = {
+        "record": "start",
+        "trace_id": f"{context.trace_id:032x}",
+        "span_id": f"{context.span_id:016x}",
+        "parent_span_id": f"{parent.span_id:016x}" if parent is not None else None,
+        "kind": getattr(span.kind, "_name_", "INTERNAL"),
         "start_ns": time_of(span.start_time),
         "scope": text_of(scope.name) if scope is not None else "",
         "process": process,
         "sequence": sequence,
         "otel_resource": otel_resource,
-    }
-
-
-def start_record(
-    span: "ReadableSpan", identity: Record, stamps: Mapping[str, Any] = _NO_STAMPS
-) -> Record:
-    """The record of a span that just started.
-
-    Written by hand, not by :func:`record_of`: it carries little and is written for every span.
-
-    Args:
-        span: The span.
-        identity: As :func:`identity_of` gave it.
-        stamps: Attributes for the record alone, where the span has none of that name.
-    """
-    attributes = {**stamps, **copied(span.attributes)}
-    record: Record = {
-        "record": "start",
-        **identity,
         "name": text_of(span.name),
         "end_ns": None,
         "status": "UNSET",
@@ -79,30 +67,32 @@ def start_record(
 
 
 def end_record(
+    start: Record,
     span: "ReadableSpan",
     body: Mapping[str, str],
-    identity: Record,
     end_sequence: int,
-    stamps: Mapping[str, Any] = _NO_STAMPS,
+    stamps: Mapping[str, Any],
 ) -> Record:
-    """The record of an ended span.
+    """Return the record of an ended span.
 
     Args:
+        start: Its record at the start, whose ids and place it keeps.
         span: The span.
         body: Content that is kept beside it.
-        identity: As :func:`identity_of` gave it.
         end_sequence: Position of its end in the process.
         stamps: Attributes for the record alone, where the span has none of that name.
     """
     status = span.status
-    attributes = {**stamps, **copied(span.attributes)}
+    attributes = copied(span.attributes)
+    if stamps:
+        attributes = {**stamps, **attributes}
     if span.dropped_attributes or span.dropped_events or span.dropped_links:
         attributes[c.CUT] = json_of(_dropped_by_sdk(span))
     return record_of(
-        identity,
+        start,
         name=span.name,
         end_ns=span.end_time or 0,
-        status=status.status_code.name,
+        status=status.status_code._name_,
         status_message=status.description or "",
         attributes=attributes,
         events=[_event(event) for event in span.events],

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout
-from lightning_otel.store.lines import reserved_line
+from lightning_otel.store.lines import START, reserved_line
 
 log = logging.getLogger(__name__)
 
 _CLOSE: Final = stat.S_IXUSR
+_FAR: Final = 700
 _OPEN_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -58,7 +59,8 @@ class Segment:
         self.size_bytes = 0
         self.is_asked_to_close = False
         self.has_last_word = False
-        self._descriptor = os.open(made, _OPEN_FLAGS, 0o600)
+        self._descriptor = _out_of_reach(os.open(made, _OPEN_FLAGS, 0o600))
+        self._is_out_of_reach = self._descriptor >= _FAR
         self._inode = os.fstat(self._descriptor).st_ino
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,8 +83,6 @@ class Segment:
         except OSError:
             return False
         is_ours = found.st_ino == self._inode and found.st_nlink > 0
-        # Here, where it costs nothing: every line looks at the file already.
-        self._found_bytes = found.st_size
         self.is_asked_to_close = is_ours and bool(found.st_mode & _CLOSE)
         return is_ours
 
@@ -95,7 +95,7 @@ class Segment:
         return found.st_ino == self._inode and found.st_nlink == 0
 
     def take_back(self) -> None:
-        """Cut off what an interrupted :meth:`append` wrote: who called it takes it for unwritten.
+        """Cut off what a refused or interrupted :meth:`append` wrote: it counts as unwritten.
 
         A signal handler that raises, as Ctrl-C does, may leave it after the write.
         """
@@ -107,20 +107,25 @@ class Segment:
     def append(self, lines: bytes) -> bool:
         """Write whole lines, or nothing; False if the file is not there or not ours any more.
 
+        For a started span nobody looks whether the file is there: the line of its end is what
+        counts, and does.
+
         Raises:
             OSError: The disk is full or gone; the file ends as it ended before.
         """
-        if not self.is_intact():
+        is_start = self._is_out_of_reach and lines.startswith(START)
+        if not is_start and not self.is_intact():
             return False
-        before = self._found_bytes
         try:
-            if os.write(self._descriptor, lines) != len(lines):
+            written = os.write(self._descriptor, lines)
+            if written != len(lines):
                 raise OSError(errno.ENOSPC, "short write, no space left")
-        except OSError:
-            # A torn line would swallow the next one.
-            os.ftruncate(self._descriptor, before)
+        except OSError as exc:
+            if exc.errno == errno.EBADF:
+                return False
+            self.take_back()  # a torn line would swallow the next one
             raise
-        self.size_bytes += len(lines)
+        self.size_bytes += written
         return True
 
     def write_last_word(self, counts: Mapping[str, int]) -> None:
@@ -147,6 +152,16 @@ class Segment:
         """Close the file and take it away."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+def _out_of_reach(descriptor: int) -> int:
+    """Return the same file under a number that a program which closes all files does not reuse."""
+    try:
+        far = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FAR)
+    except OSError:  # not so many are allowed
+        return descriptor
+    os.close(descriptor)
+    return far
 
 
 _checked: set[Path] = set()

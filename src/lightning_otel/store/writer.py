@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -22,9 +21,9 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel.store import counts as n
 from lightning_otel.store.appender import Appender
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import control_line, line_of, parsed, start_line_of
+from lightning_otel.store.lines import control_line, line_of, parsed
 from lightning_otel.store.schema import Record, record_of_span
-from lightning_otel.store.sdk import end_record, identity_of, start_record
+from lightning_otel.store.sdk import end_record, start_record
 from lightning_otel.store.transforms import (
     Transform,
     add_those_of_the_setting,
@@ -47,8 +46,7 @@ _TAKEN_BYTES: Final = 1 << 20
 """Written at once of spans that are taken over."""
 
 
-@dataclass(slots=True)
-class _Begun:
+class _OpenSpan:
     """A span that has not ended.
 
     Attributes:
@@ -56,15 +54,20 @@ class _Begun:
         stamps: Attributes for its record alone: on the span they would reach every exporter of the
             program, and push out attributes of a span that holds as many as it may.
         began_ns: When it began, by the clock that never goes back; None if that was not seen.
-        identity: What stays as it is of its columns, once that was read.
-        line: Its start's line, once it was made.
+        start: Its record at the start, once that was read.
+        line: That record's line, once it was made.
     """
 
-    sequence: int
-    stamps: Mapping[str, AttributeValue]
-    began_ns: int | None = None
-    identity: Record | None = None
-    line: bytes = b""
+    __slots__ = ("began_ns", "line", "sequence", "stamps", "start")
+
+    def __init__(
+        self, sequence: int, stamps: Mapping[str, AttributeValue], began_ns: int | None = None
+    ) -> None:
+        self.sequence = sequence
+        self.stamps = stamps
+        self.began_ns = began_ns
+        self.start: Record | None = None
+        self.line = b""
 
 
 class SpanWriter(Appender):
@@ -81,7 +84,7 @@ class SpanWriter(Appender):
 
     def _start_anew(self) -> None:
         super()._start_anew()
-        self._open: dict[tuple[int, int], _Begun] = {}
+        self._open: dict[tuple[int, int], _OpenSpan] = {}
         self._next = itertools.count(1).__next__
         self._resource: tuple[object, orjson.Fragment] | None = None
 
@@ -92,21 +95,22 @@ class SpanWriter(Appender):
         transforms: Sequence[Transform] = (),
     ) -> None:
         """Note a started span, so that it is known if the process dies before its end."""
-        self._forget_if_forked()
+        if os.getpid() != self.pid:
+            self.forget()
         sequence = self._next()
         context = span.context
         ids = context.trace_id, context.span_id
         if 0 in ids:
             return
         # Before all else: whatever comes, the end is ours.
-        begun = self._open[ids] = _Begun(sequence, stamps, time.monotonic_ns())
-        begun.identity = self._identity_of(span, sequence)
-        record = start_record(span, begun.identity, stamps)
+        begun = self._open[ids] = _OpenSpan(sequence, stamps, time.monotonic_ns())
+        begun.start = record = self._start_record(span, begun)
         if transforms or everywhere:
-            begun.line = self._transformed_start(record, transforms)
+            outcome = transformed(dict(record), transforms)
+            begun.line = line_of(outcome.record) if outcome.record is not None else b""
         else:
-            begun.line = start_line_of(record)
-        self._append(begun.line, spans=0)
+            begun.line = line_of(record)
+        self._append(begun.line, 0)
 
     def ended(
         self,
@@ -128,7 +132,7 @@ class SpanWriter(Appender):
         """Keep an ended span whose start we did not see, as an exporter gets it."""
         self._forget_if_forked()
         if span.context.is_valid:
-            self._keep(span, body, _Begun(self._next(), _NO_STAMPS))
+            self._keep(span, body, _OpenSpan(self._next(), _NO_STAMPS))
         else:
             self.refused(n.INVALID_ID)
 
@@ -207,12 +211,12 @@ class SpanWriter(Appender):
         self,
         span: "ReadableSpan",
         body: Mapping[str, str],
-        begun: _Begun,
+        begun: _OpenSpan,
         transforms: Sequence[Transform] = (),
     ) -> None:
         try:
-            identity = begun.identity or self._identity_of(span, begun.sequence)
-            record = end_record(span, body, identity, self._next(), begun.stamps)
+            start = begun.start or self._start_record(span, begun)
+            record = end_record(start, span, body, self._next(), begun.stamps)
             if begun.began_ns is not None and record["end_ns"] < record["start_ns"]:
                 # The wall clock was set back meanwhile.
                 record["end_ns"] = record["start_ns"] + time.monotonic_ns() - begun.began_ns
@@ -238,17 +242,12 @@ class SpanWriter(Appender):
         record.update(outcome.record)
         return True
 
-    def _transformed_start(self, record: Record, transforms: Sequence[Transform]) -> bytes:
-        """The line of a started span as transforms left it; empty if one dropped it."""
-        outcome = transformed(record, transforms)
-        return line_of(outcome.record) if outcome.record is not None else b""
-
-    def _identity_of(self, span: "ReadableSpan", sequence: int) -> Record:
+    def _start_record(self, span: "ReadableSpan", begun: _OpenSpan) -> Record:
         resource = span.resource
         cached = self._resource
         if cached is None or cached[0] is not resource:
             cached = self._resource = (resource, fragment_of(resource.attributes))
-        return identity_of(span, process=self.process, sequence=sequence, otel_resource=cached[1])
+        return start_record(span, self.process, begun.sequence, cached[1], begun.stamps)
 
     def _open_lines(self) -> list[bytes]:
         return [begun.line for begun in list(self._open.values())]
