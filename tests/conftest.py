@@ -3,7 +3,9 @@
 import asyncio
 import os
 import socket
+import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -152,3 +154,23 @@ def _serve(store: Store, token: str, key: str) -> tuple[str, Callable[[], None]]
         intake.close()
 
     return door.url, end
+
+
+@pytest.fixture
+def run_python() -> Callable[..., str]:
+    """A function that runs a script in a process of its own and gives what it printed."""
+
+    def run(script: str, *arguments: object, timeout_s: float = 50) -> str:
+        # From 3.12 on Python warns of each fork in a process with threads, which is what is tested.
+        quiet = "-Wignore:This process:DeprecationWarning"
+        done = subprocess.run(
+            [sys.executable, quiet, "-c", textwrap.dedent(script), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return done.stdout
+
+    return run

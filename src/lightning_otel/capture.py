@@ -11,8 +11,7 @@ import itertools
 import logging
 import secrets
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
@@ -26,6 +25,7 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import config, debugging
 from lightning_otel import conventions as c
 from lightning_otel.scrub import scrub, scrub_error
+from lightning_otel.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,6 @@ _SUPPRESS_KEY = "suppress_instrumentation"
 """Set by OpenTelemetry's own ``suppress_instrumentation()``. Others have keys by which one of their
 instrumentors silences another, and these are not for us: what is recorded twice is joined later."""
 _MESSAGE_LIMIT = 8192
-_PATIENCE_S = 1.0
 _CONTENT_LIMIT = 1 << 26
 """Characters of content held for exporters: of a full queue of 2,048 spans 32,768 each."""
 _ENTRY_SIZE = 512
@@ -391,11 +390,11 @@ class ContentQueue:
         self._waiting: dict[tuple[int, int], tuple[Mapping[str, str], int]] = {}
         self._size = 0
         self._is_told = False
-        self._lock = threading.Lock()  # guards all of them: spans end on any thread
+        self._turns = Turns()  # guards all of them: spans end on any thread
 
     def put(self, span: SpanContext, body: Mapping[str, str]) -> None:
         """Keep an ended span's content until each exporter has asked for it."""
-        with self._alone():
+        with self._turns.alone():
             self._waiting[span.trace_id, span.span_id] = body, self.exporters
             self._size += _characters(body)
             while self._size > _CONTENT_LIMIT:
@@ -405,23 +404,13 @@ class ContentQueue:
     def take(self, span: SpanContext) -> Mapping[str, str]:
         """The content of an ended span; nothing if it has none."""
         ids = span.trace_id, span.span_id
-        with self._alone():
+        with self._turns.alone():
             body, left = self._waiting.get(ids, (_NO_BODY, 0))
             if left > 1:
                 self._waiting[ids] = body, left - 1
             elif left:
                 self._drop(ids)
         return body
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        # Not for ever: a thread may have died holding it as the interpreter ends.
-        is_alone = self._lock.acquire(timeout=_PATIENCE_S)
-        try:
-            yield
-        finally:
-            if is_alone:
-                self._lock.release()
 
     def _drop(self, ids: tuple[int, int]) -> None:
         body, _ = self._waiting.pop(ids)

@@ -8,16 +8,15 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import config
 from lightning_otel import conventions as c
+from lightning_otel.turns import Turns
 
 if TYPE_CHECKING:
     from lightning_otel.types import Report
 
-_PATIENCE_S: Final = 1.0
 MOST_LINES: Final = 40
 """Lines in a second; what is beyond is counted."""
 _INSTRUMENTORS: Final = "lightning_otel.instrumentors."
@@ -31,7 +30,7 @@ class _Teller:
 
     def __init__(self) -> None:
         # Guards: a line is written or counted, and counts are told once.
-        self._lock = threading.Lock()
+        self._turns = Turns()
         self._since_s = 0.0
         self._said: set[str] = set()
         self._left_out = 0
@@ -40,7 +39,7 @@ class _Teller:
         from lightning_otel.markup import one_line
 
         line, now_s = one_line(text, 300), time.monotonic()
-        with self._alone():
+        with self._turns.alone():
             if now_s - self._since_s >= 1:
                 self._begin(now_s)
             if line in self._said or len(self._said) >= MOST_LINES:
@@ -50,18 +49,8 @@ class _Teller:
             _write(line)
 
     def flush(self) -> None:
-        with self._alone():
+        with self._turns.alone():
             self._begin(0.0)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        # Not for ever: a thread may have died writing as the interpreter ends.
-        is_alone = self._lock.acquire(timeout=_PATIENCE_S)
-        try:
-            yield
-        finally:
-            if is_alone:
-                self._lock.release()
 
     def _begin(self, now_s: float) -> None:
         if self._left_out:

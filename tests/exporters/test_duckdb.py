@@ -309,3 +309,31 @@ def test_exporter_is_found_by_its_name() -> None:
     (found,) = entry_points(group="opentelemetry_traces_exporter", name="duckdb")
 
     assert found.load() is DuckDBSpanExporter
+
+
+def test_exporter_holds_no_content_of_what_is_not_sampled(
+    run_python: Callable[..., str], tmp_path: Path
+) -> None:
+    """Unsampled text of 90 MB leaves the content that waits for the exporter where it is."""
+    script = """
+    import sys
+    import lightning_otel
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    provider = TracerProvider()
+    exporter = lightning_otel.DuckDBSpanExporter(sys.argv[1])
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=600_000))
+    trace.set_tracer_provider(provider)
+    lightning_otel.instrument([])
+    lightning_otel.emit_message("said")
+    with trace.use_span(trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=True))):
+        for _ in range(3):
+            lightning_otel.emit_message("x" * 30_000_000)
+    provider.shutdown()
+    """
+
+    run_python(script, tmp_path / "x.duckdb")
+
+    (found,) = _spans(Store(tmp_path / "x.duckdb"))
+    assert found.attributes[c.MESSAGE_BODY] == "said"

@@ -2,10 +2,7 @@
 
 import base64
 import itertools
-import subprocess
-import sys
 import tempfile
-import textwrap
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
@@ -69,26 +66,6 @@ def tracer_of() -> Callable[[SpanWriter], Tracer]:
         return provider.get_tracer("test")
 
     return make
-
-
-@pytest.fixture
-def run_python() -> Callable[..., str]:
-    """A function that runs a script in a process of its own and gives what it printed."""
-
-    def run(script: str, *arguments: object, timeout_s: float = 50) -> str:
-        # From 3.12 on Python warns of each fork in a process with threads, which is what is tested.
-        quiet = "-Wignore:This process:DeprecationWarning"
-        done = subprocess.run(
-            [sys.executable, quiet, "-c", textwrap.dedent(script), *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        return done.stdout
-
-    return run
 
 
 @pytest.fixture(scope="session")

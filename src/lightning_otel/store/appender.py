@@ -20,7 +20,7 @@ from lightning_otel.store.backlog import LONG_S, SLOW_S, Backlog
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import control_line
 from lightning_otel.store.segment import Segment, boot_id
-from lightning_otel.store.turns import Turns
+from lightning_otel.turns import Turns
 
 log = logging.getLogger(__name__)
 

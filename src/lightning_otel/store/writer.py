@@ -7,7 +7,6 @@ whatever kills the process, an ended span is already in the page cache.
 import itertools
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +31,7 @@ from lightning_otel.store.transforms import (
     transformed,
 )
 from lightning_otel.store.values import fragment_of
+from lightning_otel.turns import Turns
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def _is_id(text: str) -> bool:
 
 _writers: "weakref.WeakSet[SpanWriter]" = weakref.WeakSet()
 _by_catalogue: dict[Path, SpanWriter] = {}
-_registry_lock = threading.RLock()  # guards _by_catalogue: one writer a store and process
+_registry = Turns(_PATIENCE_S)  # guards _by_catalogue: one writer a store and process
 
 
 def writer_for(layout: Layout) -> SpanWriter:
@@ -272,18 +272,13 @@ def writer_for(layout: Layout) -> SpanWriter:
     writer = _by_catalogue.get(layout.catalogue)
     if writer is not None:
         return writer
-    # Not for ever: a thread may have died holding it as the interpreter ends.
-    is_alone = _registry_lock.acquire(timeout=_PATIENCE_S)
-    try:
+    with _registry.alone():
         writer = _by_catalogue.get(layout.catalogue)
         if writer is None:
             layout.create()
             add_those_of_the_setting()
             writer = _by_catalogue.setdefault(layout.catalogue, SpanWriter(layout))
         return writer
-    finally:
-        if is_alone:
-            _registry_lock.release()
 
 
 def writer_if_any(layout: Layout) -> SpanWriter | None:
@@ -304,8 +299,8 @@ def seal_all() -> None:
 
 
 def _forget_all() -> None:
-    global _registry_lock
-    _registry_lock = threading.RLock()
+    global _registry
+    _registry = Turns(_PATIENCE_S)
     for writer in list(_writers):
         writer.forget()
 

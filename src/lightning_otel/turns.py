@@ -17,7 +17,9 @@ LEFT_BYTES: Final = 8 << 20
 class Turns:
     """Lets the threads of a process write one after the other."""
 
-    def __init__(self, patience_s: float, take_over: Callable[[], None]) -> None:
+    def __init__(
+        self, patience_s: float = 1.0, take_over: Callable[[], None] = lambda: None
+    ) -> None:
         """Make a free lock.
 
         Args:
