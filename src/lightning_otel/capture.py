@@ -24,7 +24,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import config, debugging
 from lightning_otel import conventions as c
-from lightning_otel.scrub import scrub, scrub_error
+from lightning_otel.redact import scrub, scrub_error
 from lightning_otel.turns import Turns
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from lightning_otel import capture, config
 from lightning_otel import conventions as c
 from lightning_otel.adapter.rewards import matched_text
 from lightning_otel.errors import ConfigError
-from lightning_otel.scrub import scrub_error
+from lightning_otel.redact import scrub_error
 from lightning_otel.store import Store
 from lightning_otel.types import Span
 

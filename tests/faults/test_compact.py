@@ -11,7 +11,7 @@ from tests.faults.harness import IS_FULL
 _PRELUDE = """
 import os, random, signal, sys, time
 from lightning_otel import Store
-from lightning_otel.store import compact, merge, parquet, settle
+from lightning_otel.store import merge, parquet, rewrite, settle
 from lightning_otel.store.layout import now_us
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -77,14 +77,14 @@ def look(wanted):
 _KILLED = """
 STEPS = {
     "before the settling": (settle, "sweep", 0, False),
-    "before the rows are placed": (merge, "_index", 0, False),
-    "after they are gathered": (merge, "_gather", 0, True),
-    "before the file is written": (merge, "write_slices", 0, False),
-    "when it is written": (merge, "sync", 0, False),
-    "before its rename": (merge, "write_slices", 0, True),
-    "before the manifest": (compact, "exchange", 0, False),
-    "after the first file's": (compact, "exchange", 0, True),
-    "after the second file's": (compact, "exchange", 1, True),
+    "before the rows are placed": (merge.Merge, "_index", 0, False),
+    "after they are gathered": (merge.Merge, "gather", 0, True),
+    "before the file is written": (rewrite, "write_file", 0, False),
+    "when it is written": (parquet, "sync", 1, False),
+    "before its rename": (rewrite, "write_file", 0, True),
+    "before the manifest": (rewrite, "exchange", 0, False),
+    "after the first file's": (rewrite, "exchange", 0, True),
+    "after the second file's": (rewrite, "exchange", 1, True),
     "in the manifest's own rename": (os, "replace", int(sys.argv[3]), False),
 }
 retains = sys.argv[2] == "True"

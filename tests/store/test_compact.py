@@ -14,10 +14,11 @@ from lightning_otel import Store
 from lightning_otel.errors import NotFoundError, StoreError
 from lightning_otel.store import compact as compact_module
 from lightning_otel.store import merge as merge_module
+from lightning_otel.store import rewrite as rewrite_module
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.compact import compact_some, hold_size
 from lightning_otel.store.layout import DataFile, Layout, now_us
-from lightning_otel.store.retention import Doom
+from lightning_otel.store.retention import Expired
 from lightning_otel.store.settle import settle, settler_elected
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -193,7 +194,7 @@ def test_compact_drops_rollouts_older_than_asked_for(
     done = store.compact(older_than_s=48 * 3600)
     _wait_for_effect(layout)
 
-    assert foretold.dropped == done.dropped == {"dropped.age": Doom(rollouts=2, spans=10)}
+    assert foretold.dropped == done.dropped == {"dropped.age": Expired(rollouts=2, spans=10)}
     assert (foretold.unlinked, foretold.merged, foretold.made) == (1, 2, 1)
     assert (done.unlinked, done.merged, done.made) == (1, 2, 1)
     assert untouched == 25
@@ -216,7 +217,7 @@ def test_compact_drops_a_rollout_by_its_id(
     _wait_for_effect(layout)
 
     assert kept == 15
-    assert done.dropped == {"dropped.rollout": Doom(rollouts=1, spans=5)}
+    assert done.dropped == {"dropped.rollout": Expired(rollouts=1, spans=5)}
     assert {span.name for span in store.spans()} == {"a", "c"}
 
 
@@ -314,7 +315,7 @@ def test_compact_halves_what_is_too_tangled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Files that all rollouts run through are merged a few at a time."""
-    monkeypatch.setattr(merge_module, "SLICE_BYTES", 2_000)
+    monkeypatch.setattr(rewrite_module, "SLICE_BYTES", 2_000)
     monkeypatch.setattr(merge_module, "TANGLE", 2)
     for _ in range(4):
         settled(
@@ -344,14 +345,14 @@ def test_compact_takes_smaller_slices_where_rows_are_too_wide(
     """
     settled([make_span()])
     settled([make_span()])
-    write, refused = merge_module.write_slices, [4, 16]
+    write, refused = rewrite_module.write_file, [4, 16]
 
-    def refuse(*arguments: Any, group_bytes: int, **named: Any) -> None:
-        if merge_module.ROW_GROUP_BYTES // group_bytes not in refused:
+    def refuse(*arguments: Any, group_bytes: int, **named: Any) -> Any:
+        if rewrite_module.ROW_GROUP_BYTES // group_bytes not in refused:
             raise duckdb.OutOfMemoryException("too wide")
-        write(*arguments, group_bytes=group_bytes, **named)
+        return write(*arguments, group_bytes=group_bytes, **named)
 
-    monkeypatch.setattr(merge_module, "write_slices", refuse)
+    monkeypatch.setattr(rewrite_module, "write_file", refuse)
     with_less = store.compact()
     _wait_for_effect(layout)
     settled([make_span()])

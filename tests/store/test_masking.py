@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError
-from lightning_otel.store.masking import (
+from lightning_otel.redact import (
     IN_ID,
     KEY,
     MASK,
@@ -18,7 +18,7 @@ from lightning_otel.store.masking import (
     SECRET,
     TOKENS,
     WHOLE,
-    Masker,
+    Redactor,
     Rules,
 )
 from lightning_otel.store.schema import record_of_span, span_of
@@ -30,7 +30,7 @@ _ALICE = Rules(patterns=(r"alice@example\.org",))
 
 
 def _mask(rules: Rules, span: Span) -> tuple[Span, dict[str, int]]:
-    found = Masker(rules, "redaction-1").mask(span)
+    found = Redactor(rules, "redaction-1").mask(span)
     return found.span, {reason: count for reason, count in found.counts.items() if count}
 
 
@@ -65,7 +65,7 @@ def test_span_without_a_match_is_the_very_same(make_span: MakeSpan) -> None:
     """What no rule concerns is not even copied."""
     span = make_span(attributes={c.INPUT_MESSAGES: _said("hello"), "n": 5})
 
-    assert Masker(_ALICE, "r").mask(span).span is span
+    assert Redactor(_ALICE, "r").mask(span).span is span
 
 
 def test_json_within_json_is_looked_into(make_span: MakeSpan) -> None:
@@ -224,7 +224,7 @@ def test_nothing_of_a_secret_is_left_and_a_second_time_changes_nothing(
         attributes={**attributes, c.INPUT_MESSAGES: messages},
         events=(Event("e", 1, {"v": attributes.get("a", "")}),),
     )  # fmt: skip
-    masker = Masker(Rules(patterns=("@@SECRET@@",)), "r")
+    masker = Redactor(Rules(patterns=("@@SECRET@@",)), "r")
 
     found = masker.mask(span)
 

@@ -18,9 +18,9 @@ import pytest
 from lightning_otel import Store, auto_trace, emit_message
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, NotFoundError, StoreError
+from lightning_otel.redact import MASK
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.masking import MASK
 from lightning_otel.store.redactions import RECORDS, redactions
 from lightning_otel.store.settle import settler_elected
 from lightning_otel.store.writer import SpanWriter
@@ -357,7 +357,7 @@ def test_file_with_wide_rows_is_rewritten_slice_by_slice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows that are read a few at a time stand in the new file in their old order."""
-    monkeypatch.setattr("lightning_otel.store.redact.SLICE_BYTES", 2_000)
+    monkeypatch.setattr("lightning_otel.store.rewrite.SLICE_BYTES", 2_000)
     write([_call(make_span, f"r{n % 7}", f"{n} {WHO}" + "x" * 300) for n in range(60)])
     store.settle()
     order = "SELECT span_id FROM read_parquet('{}') ORDER BY file_row_number"

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from lightning_otel import Store
-from lightning_otel.store import parquet
+from lightning_otel.store import packing, parquet
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.layout import Layout, now_us
 from lightning_otel.store.segment import boot_id
@@ -171,8 +171,8 @@ def _kill_at_call(number: int, function: Callable[..., Any]) -> Callable[..., An
 
 
 STEPS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "before the copy": lambda patch: patch.setattr(parquet, "_pack", _kill),
-    "in the copy": lambda patch: patch.setattr(parquet, "_counted", _kill),
+    "before the copy": lambda patch: patch.setattr(packing, "write_file", _kill),
+    "in the copy": lambda patch: patch.setattr(packing, "_counted", _kill),
     "after the copy": lambda patch: patch.setattr(parquet, "sync", _kill),
     "before the rename": lambda patch: patch.setattr(os, "replace", _kill_at_call(0, os.replace)),
     "after the rename": lambda patch: patch.setattr(settle_module, "_commit", _kill),

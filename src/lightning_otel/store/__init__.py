@@ -325,13 +325,13 @@ class Store(Experience):
             NotFoundError: An id is not there, or begins several.
             StoreError: Another process is at it, there is no room, or a file is damaged.
         """
-        from lightning_otel.store.masking import Rules
-        from lightning_otel.store.redact import redact_and_wait
+        from lightning_otel.redact import Rules
+        from lightning_otel.store.redact import redact
         from lightning_otel.store.redactions import scope_of
 
         rules, named = Rules(tuple(patterns), tuple(keys), secrets), list(ids)
         scope = scope_of([self.find(each) for each in named])
-        return redact_and_wait(
+        return redact(
             self.layout, rules, scope, reason=reason, is_dry_run=is_dry_run,
             wait_s=wait_s, progress=progress, waiting=waiting,
         )  # fmt: skip

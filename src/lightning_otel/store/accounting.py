@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel.errors import StoreDamagedError, StoreError
 from lightning_otel.store.counts import PENDING, STORED, Accounting, account, added
 from lightning_otel.store.damage import avoid, avoided, look, reading
-from lightning_otel.store.parquet import segment_counts
+from lightning_otel.store.packing import segment_counts
 from lightning_otel.store.source import new_connection
 from lightning_otel.store.sql import quoted
 from lightning_otel.store.writer import writer_if_any

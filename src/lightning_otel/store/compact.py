@@ -1,20 +1,24 @@
-"""Settled files packed as tightly as they can be, and what retention asks for taken out.
+"""Settled files packed as tightly as they can be, without what retention lets go.
 
 The manifest alone commits, file by file: whatever is cut off leaves the store whole, and is done by
 the next one. Files that were merged stay for a period of grace, for readers that look at them.
 """
 
+import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreError
+from lightning_otel.store.counts import added
 from lightning_otel.store.damage import look, remove
 from lightning_otel.store.layout import DataFile, Layout, Manifest
-from lightning_otel.store.merge import Merged, TangledError, merge
+from lightning_otel.store.merge import Merge, TangledError
 from lightning_otel.store.parquet import SPILL, packing_connection
-from lightning_otel.store.retention import Doom, Retention, doom, store_bytes
+from lightning_otel.store.retention import Expired, Retention, expire, live_files, store_bytes
+from lightning_otel.store.rewrite import TooWideError
 from lightning_otel.store.settle import exchange, sealed, settle_as_elected, settler_elected
 from lightning_otel.store.spans import rows_of
 from lightning_otel.store.sql import ROLLOUT
@@ -27,8 +31,6 @@ log = logging.getLogger(__name__)
 TARGET_ROWS: Final = 1_000_000
 TARGET_BYTES: Final = 256 << 20
 """A file grows no further, so that retention need not write too much anew."""
-_THRIFT: Final = (1, 4, 16)
-"""By how much slices and row groups shrink where rows prove too wide for the memory allowed."""
 
 Progress = Callable[[int, int], None]
 """Told how many of how many rows are done."""
@@ -36,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What ``compact`` did, or would do.
+    """Work that ``compact`` did, or would do.
 
     Attributes:
         segments: Segments settled first.
@@ -54,7 +56,7 @@ class Compacted:
     merged: int = 0
     made: int = 0
     unlinked: int = 0
-    dropped: Mapping[str, Doom] = field(default_factory=dict)
+    dropped: Mapping[str, Expired] = field(default_factory=dict)
     rejected: Mapping[str, int] = field(default_factory=dict)
     left: int = 0
     bytes_before: int = 0
@@ -63,10 +65,10 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Files of which nothing stays, with what is counted of them, and those to be merged."""
+    """Files of which nothing stays, with their ended spans by reason, and groups to be merged."""
 
     gone: tuple[DataFile, ...]
-    gone_counts: Mapping[str, int]
+    counts: Mapping[str, int]
     groups: tuple[tuple[DataFile, ...], ...]
 
 
@@ -93,25 +95,18 @@ def compact(
         OSError: There is no room.
         duckdb.Error: A file cannot be read, or there is no room.
     """
-    retention = retention or Retention()
-    with settler_elected(layout, wait_s=wait_s) as is_elected:
-        if not is_elected:
-            raise StoreError(
-                f"another process settles or compacts {layout.catalogue}; try again later"
-            )
-        if is_dry_run:
-            return _foretold(layout, retention)
+    with elected_alone(layout, wait_s):
         before = store_bytes(layout)
-        settled = settle_as_elected(layout)
-        # A file that was damaged shall not be written anew, with a checksum that says it is whole.
-        remove(layout, look(layout, layout.read_manifest(), is_thorough=True))
+        segments = len(sealed(layout)) if is_dry_run else settle_as_elected(layout).segments
+        if not is_dry_run:
+            put_damaged_aside(layout, live_files(layout))
         with packing_connection(layout.new / SPILL) as con:
-            dropped = doom(con, layout, retention, _open_names(layout))
+            dropped = expire(con, layout, retention or Retention(), _open_names(layout))
             plan = _plan(con, layout)
-            done = _Work(con, layout, plan, progress).done()
+            done = _foretell(plan) if is_dry_run else _carry_out(con, layout, plan, progress)
         return replace(
             done,
-            segments=settled.segments,
+            segments=segments,
             dropped=dropped,
             bytes_before=before,
             bytes_after=store_bytes(layout),
@@ -133,11 +128,11 @@ def hold_size(layout: Layout, max_bytes: int) -> Mapping[str, int]:
             return {}
         before = layout.read_manifest().counts
         with packing_connection(layout.new / SPILL) as con:
-            retention = Retention(max_bytes=max_bytes - max_bytes // 10)
-            doom(con, layout, retention, _open_names(layout))
+            limit = Retention(max_bytes=max_bytes - max_bytes // 10)
+            expire(con, layout, limit, _open_names(layout))
             plan = _plan(con, layout)
-            groups = tuple(group for group in plan.groups if _has_doomed(con, layout, group))
-            _Work(con, layout, _whole(layout, replace(plan, groups=groups)), None).done()
+            groups = [group for group in plan.groups if _expired_in(con, layout, group)]
+            _carry_out(con, layout, _whole(layout, plan, groups))
         after = layout.read_manifest().counts
     return {name: count - before.get(name, 0) for name, count in after.items()}
 
@@ -156,11 +151,30 @@ def compact_some(layout: Layout, limit: int = 1, *, least_files: int = 64) -> in
         if not is_elected:
             return 0
         with packing_connection(layout.new / SPILL) as con:
-            doom(con, layout, Retention(), ())
+            expire(con, layout, Retention())
             plan = _plan(con, layout)
-            groups = tuple(group for group in plan.groups if len(group) > 1)[:limit]
-            plan = _whole(layout, replace(plan, groups=groups))
-            return _Work(con, layout, plan, None).done().merged
+            groups = [group for group in plan.groups if len(group) > 1][:limit]
+            return _carry_out(con, layout, _whole(layout, plan, groups)).merged
+
+
+@contextlib.contextmanager
+def elected_alone(layout: Layout, wait_s: float) -> Iterator[None]:
+    """A block in which this process alone changes the manifest.
+
+    Raises:
+        StoreError: Another one does.
+    """
+    with settler_elected(layout, wait_s=wait_s) as is_elected:
+        if not is_elected:
+            raise StoreError(
+                f"another process settles or compacts {layout.catalogue}; try again later"
+            )
+        yield
+
+
+def put_damaged_aside(layout: Layout, files: Sequence[DataFile]) -> None:
+    """Verify files before they are written anew, with a checksum that says they are whole."""
+    remove(layout, look(layout, Manifest(tuple(files)), is_thorough=True))
 
 
 def _open_names(layout: Layout) -> list[str]:
@@ -168,75 +182,49 @@ def _open_names(layout: Layout) -> list[str]:
     return [path.name for path in layout.segments() if path.name not in closed]
 
 
-def _foretold(layout: Layout, retention: Retention) -> Compacted:
-    waiting = sealed(layout)
-    with packing_connection(layout.new / SPILL) as con:
-        dropped = doom(con, layout, retention, _open_names(layout))
-        plan = _plan(con, layout)
-    size = store_bytes(layout)
-    return Compacted(
-        segments=len(waiting),
-        merged=sum(map(len, plan.groups)),
-        made=len(plan.groups),
-        unlinked=len(plan.gone),
-        dropped=dropped,
-        bytes_before=size,
-        bytes_after=size,
-    )
-
-
 def _plan(con: "duckdb.DuckDBPyConnection", layout: Layout) -> _Plan:
-    """What is to be done with each file, for the table ``doomed``."""
-    files = there(layout)
-    touched = _touched(con, layout, files)
-    gone = tuple(file for file in files if touched.get(file.name) == file.rows)
-    partly = {name for name in touched if name not in {file.name for file in gone}}
+    """Say what is to be done with each file, for the table ``expired``."""
+    files = live_files(layout)
+    expired = _expired_in(con, layout, files)
+    rows: Counter[str] = Counter()
+    for (name, _), (count, _) in expired.items():
+        rows[name] += count
+    gone = tuple(file for file in files if rows[file.name] == file.rows > 0)
+    names = {file.name for file in gone}
+    counts: Counter[str] = Counter()
+    for (name, reason), (_, ended) in expired.items():
+        counts[reason] += ended if name in names else 0
     small = set(_candidates(files))
-    candidates = [
-        file for file in files if file not in gone and (file in small or file.name in partly)
-    ]
-    return _Plan(
-        gone=gone,
-        gone_counts=_ended(con, layout, gone),
-        groups=tuple(
-            group
-            for group in _groups(candidates)
-            # Nothing is gained from packing anew what is packed already.
-            if any(not file.is_compact or file.name in partly for file in group)
-        ),
+    wanted = [file for file in files if file not in gone and (file in small or rows[file.name])]
+    # Nothing is gained from packing anew what is packed already.
+    groups = (
+        group
+        for group in _groups(wanted)
+        if any(not file.is_compact or rows[file.name] for file in group)
     )
+    return _Plan(gone, added(counts), tuple(groups))
 
 
-def _whole(layout: Layout, plan: _Plan) -> _Plan:
-    """The plan without the files that are damaged, which are put aside.
-
-    Merged they would be written anew, with a checksum that says they are whole.
-    """
-    files = tuple(file for group in plan.groups for file in group)
-    remove(layout, look(layout, Manifest(files), is_thorough=True))
-    left = {file.name for file in there(layout)}
-    groups = (tuple(file for file in group if file.name in left) for group in plan.groups)
-    return replace(plan, groups=tuple(group for group in groups if group))
-
-
-def there(layout: Layout) -> tuple[DataFile, ...]:
-    """Files that count, without those that somebody took away: they may come back."""
-    live = layout.read_manifest().live_files
-    return tuple(file for file in live if (layout.data / file.name).exists())
+def _whole(layout: Layout, plan: _Plan, groups: Sequence[tuple[DataFile, ...]]) -> _Plan:
+    """Return a plan for some of its groups, without files that are damaged, which go aside."""
+    put_damaged_aside(layout, [file for group in groups for file in group])
+    left = {file.name for file in live_files(layout)}
+    kept = (tuple(file for file in group if file.name in left) for group in groups)
+    return replace(plan, groups=tuple(filter(None, kept)))
 
 
 def _candidates(files: Sequence[DataFile]) -> list[DataFile]:
-    """Files that are not packed yet, or so small that they should grow."""
+    """Return files that are not packed yet, or so small that they should grow."""
     return [file for file in files if not file.is_compact or _fill(file) < 0.5]
 
 
 def _fill(file: DataFile) -> float:
-    """How much of a file's greatest size this one takes."""
+    """Return how much of a file's greatest size this one takes."""
     return max(file.rows / TARGET_ROWS, file.size_bytes / TARGET_BYTES)
 
 
 def _groups(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
-    """Files in order of time, so that rollouts meet and old files stay old, up to the target.
+    """Yield files in order of time, so that rollouts meet and old files stay old, up to the target.
 
     Those of one publication alone: whether its spans are in a lake is true of all or of none.
     """
@@ -253,107 +241,65 @@ def _groups(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
         yield tuple(group)
 
 
-def _touched(
+def _expired_in(
     con: "duckdb.DuckDBPyConnection", layout: Layout, files: Sequence[DataFile]
-) -> dict[str, int]:
-    """Rows of doomed rollouts by name of the file they stand in."""
-    if not files or con.execute("SELECT 1 FROM doomed LIMIT 1").fetchone() is None:
+) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return rows and ended spans of expired rollouts, by name of their file and reason."""
+    if not files or con.execute("SELECT 1 FROM expired LIMIT 1").fetchone() is None:
         return {}
     rows = con.execute(
-        f"SELECT parse_filename(filename), count(*) FROM {rows_of(layout, files)} "
-        f"JOIN doomed ON doomed.rollout = {ROLLOUT} GROUP BY 1"
+        f"SELECT parse_filename(filename), reason, count(*), count(end_ns) "
+        f"FROM {rows_of(layout, files)} JOIN expired ON expired.rollout = {ROLLOUT} GROUP BY ALL"
     ).fetchall()
-    return {name: int(count) for name, count in rows}
+    return {(name, reason): (int(count), int(ended)) for name, reason, count, ended in rows}
 
 
-def _has_doomed(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, files: Sequence[DataFile]
-) -> bool:
-    return bool(_touched(con, layout, files))
+def _foretell(plan: _Plan) -> Compacted:
+    files = sum(map(len, plan.groups))
+    return Compacted(merged=files, made=len(plan.groups), unlinked=len(plan.gone))
 
 
-def _ended(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, files: Sequence[DataFile]
-) -> dict[str, int]:
-    """Ended spans in files that go whole, by reason."""
-    if not files:
-        return {}
-    rows = con.execute(
-        f"SELECT reason, count(end_ns) FROM {rows_of(layout, files)} "
-        f"JOIN doomed ON doomed.rollout = {ROLLOUT} GROUP BY 1"
-    ).fetchall()
-    return {reason: int(count) for reason, count in rows if count}
+def _carry_out(
+    con: "duckdb.DuckDBPyConnection",
+    layout: Layout,
+    plan: _Plan,
+    progress: Progress | None = None,
+) -> Compacted:
+    """Do what is planned, file by file."""
+    total = 2 * sum(file.rows for group in plan.groups for file in group)
+    done = Counter[str]()
 
+    def step(rows: int) -> None:
+        done["rows"] = min(total, done["rows"] + rows)
+        if progress is not None:
+            progress(done["rows"], total)
 
-class _Work:
-    """A plan being carried out, file by file."""
-
-    def __init__(
-        self,
-        con: "duckdb.DuckDBPyConnection",
-        layout: Layout,
-        plan: _Plan,
-        progress: Progress | None,
-    ) -> None:
-        self._con = con
-        self._layout = layout
-        self._plan = plan
-        self._progress = progress
-        self._rows = 0
-        self._total = 2 * sum(file.rows for group in plan.groups for file in group)
-
-    def done(self) -> Compacted:
-        """Do it all."""
-        if self._plan.gone:
-            exchange(self._layout, self._plan.gone, None, self._plan.gone_counts)
-        merged, left, found = 0, 0, []
-        waiting = list(reversed(self._plan.groups))
-        while waiting:
-            group = waiting.pop()
-            try:
-                result = self._merged(group)
-            except TangledError:
-                middle = len(group) // 2
-                waiting += [group[middle:], group[:middle]]
-                continue
-            if result is None:
-                left += len(group)
-                continue
-            exchange(self._layout, group, result.file, result.counts)
-            merged += len(group)
-            found.append(result)
-        rejected: dict[str, int] = {}
-        for result in found:
-            for name, count in result.counts.items():
-                if name.startswith("rejected."):
-                    rejected[name] = rejected.get(name, 0) + count
-        return Compacted(
-            merged=merged,
-            made=sum(result.file is not None for result in found),
-            unlinked=len(self._plan.gone),
-            rejected=rejected,
-            left=left,
-        )
-
-    def _merged(self, group: Sequence[DataFile]) -> Merged | None:
-        """The group's new file under ``new/``; None if its rows are too wide."""
-        import duckdb
-
-        before = self._rows
-        for thrift in _THRIFT:
-            self._rows = before
-            try:
-                return merge(self._con, self._layout, group, self._step, thrift=thrift)
-            except duckdb.OutOfMemoryException as exc:
-                log.debug("too wide at a thrift of %d: %s", thrift, exc)
-        log.warning(
-            "%d files of %s stay as they are: their rows are too wide for the memory allowed",
-            len(group),
-            self._layout.catalogue,
-        )
-        return None
-
-    def _step(self, rows: int) -> None:
-        self._rows += rows
-        if self._progress is not None:
-            self._progress(min(self._rows, self._total), self._total)
+    if plan.gone:
+        exchange(layout, plan.gone, None, plan.counts)
+    rejected: Counter[str] = Counter()
+    waiting = list(reversed(plan.groups))
+    while waiting:
+        producer = Merge(con, layout, group := waiting.pop(), step)
+        try:
+            made = producer.rewrite()
+        except TangledError:
+            middle = len(group) // 2
+            waiting += [group[middle:], group[:middle]]
+        except TooWideError:
+            done["left"] += len(group)
+            log.warning(
+                "%d files of %s stay as they are: their rows are too wide for the memory allowed",
+                len(group),
+                layout.catalogue,
+            )
+        else:
+            done["merged"] += len(group)
+            done["made"] += made is not None
+            rejected.update({k: v for k, v in producer.counts.items() if k.startswith("rejected.")})
+    return Compacted(
+        merged=done["merged"],
+        made=done["made"],
+        unlinked=len(plan.gone),
+        rejected=dict(rejected),
+        left=done["left"],
+    )

@@ -1,25 +1,38 @@
-"""A damaged manifest made whole again: from its copy, else from the data files themselves."""
+"""A damaged manifest made whole again: from its copy, else from the footers of the data files."""
 
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from lightning_otel.errors import StoreDamagedError, StoreVersionError
 from lightning_otel.store import quarantine
 from lightning_otel.store.counts import ENDED, STORED, added
 from lightning_otel.store.election import settler_elected
-from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, Manifest
+from lightning_otel.store.gist import with_gist
+from lightning_otel.store.layout import (
+    SCHEMA_VERSION,
+    DataFile,
+    Layout,
+    Manifest,
+    SettledSegment,
+    now_us,
+)
 from lightning_otel.store.parquet import (
-    ROW_GROUP,
+    ORIGIN,
     SPILL,
+    Origin,
     described,
-    new_name,
+    extent_of,
     packing_connection,
     row_of,
     sync,
+    write_file,
 )
-from lightning_otel.store.spans import same_span
+from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.spans import rows_of, same_span
 from lightning_otel.store.sql import quoted
 
 if TYPE_CHECKING:
@@ -28,6 +41,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WAIT_S = 2.0
+HELD: Final = "held (trace_id VARCHAR, span_id VARCHAR, start_ns BIGINT, is_ended BOOLEAN)"
+"""A table of spans that stand in files already."""
+IS_HELD: Final = (
+    "EXISTS (SELECT 1 FROM held WHERE held.trace_id = f.trace_id AND held.span_id = f.span_id "
+    f"AND {same_span('held', 'f')})"
+)
+"""A condition on rows of ``f``."""
 
 
 def mend_manifest(layout: Layout) -> None:
@@ -76,72 +96,97 @@ def _damage(layout: Layout) -> str:
 
 
 def _rebuilt(layout: Layout) -> Manifest:
-    """What the data files hold, each span once; segments are settled anew, which doubles nothing.
+    """Return what the data files hold, each span once.
 
-    The newest file first: if it was merged from older ones that were still there, it holds all of
-    theirs, and they are left to be swept.
+    A footer tells which files its file stands for, and which segments. Where it does not, as in
+    files of older versions, spans that newer files hold are left out, and segments settled anew.
     """
     import duckdb
 
-    found: list[DataFile] = []
+    files: list[DataFile] = []
+    segments: dict[str, SettledSegment] = {}
     with packing_connection(layout.new / SPILL) as con:
-        con.execute(
-            "CREATE TABLE held (trace_id VARCHAR, span_id VARCHAR, "
-            "start_ns BIGINT, is_ended BOOLEAN)"
-        )
-        for path in sorted(layout.data.glob("spans-*.parquet"), reverse=True):
+        con.execute(f"CREATE TABLE {HELD}")
+        footers = {path: _footer(con, path) for path in layout.data.glob("spans-*.parquet")}
+        replaced = {name for _, each in footers.values() if each for name in each.files}
+        for path in sorted(footers, reverse=True):
+            schema, origin = footers[path]
+            # A settler that died may have left a file whose segments were settled again.
+            if path.name in replaced or (origin and origin.segments.keys() & segments):
+                continue
             try:
-                file = _taken(con, layout, path)
+                file = _taken(con, layout, path, schema)
             except duckdb.Error as exc:
                 # It stays where it is: who reads it finds the damage, and puts it aside.
-                log.warning("%s cannot be read (%s); %s", path, exc, "its spans are left out")
+                log.warning("%s cannot be read (%s); its spans are left out", path, exc)
                 continue
             if file is not None:
-                found.append(file)
+                files.append(file)
+                segments |= _settled(layout, file, origin)
         (ended,) = row_of(con, "SELECT count(*) FROM held WHERE is_ended")
     # What became of spans that are not here is not known; these, at least, ended and are stored.
-    return Manifest(tuple(reversed(found)), counts=added({ENDED: ended, STORED: ended}))
+    counts = added({ENDED: ended, STORED: ended})
+    return Manifest(tuple(reversed(files)), tuple(segments.values()), counts)
 
 
-def _taken(con: "duckdb.DuckDBPyConnection", layout: Layout, path: Path) -> DataFile | None:
-    """A file's entry, or that of one with its spans that no newer file holds."""
-    schema = _schema_of(con, path)
+def _footer(con: "duckdb.DuckDBPyConnection", path: Path) -> tuple[int, Origin | None]:
+    """Return a file's schema, and what it was made from if its footer tells that."""
+    import duckdb
+
+    try:
+        rows = con.execute(
+            f"SELECT key, value FROM parquet_kv_metadata({quoted(str(path))})"
+        ).fetchall()
+    except duckdb.Error:
+        return SCHEMA_VERSION, None
+    told: dict[str, Any] = {bytes(key).decode(): bytes(value) for key, value in rows}
+    schema = int(told.get("schema", 1))
     if schema > SCHEMA_VERSION:
         raise StoreVersionError(
             f"{path} has schema {schema}, this lightning-otel knows {SCHEMA_VERSION}; upgrade with:"
             " pip install --upgrade lightning-otel"
         )
-    file = f"read_parquet({quoted(str(path))})"
-    is_held = (
-        f"EXISTS (SELECT 1 FROM held WHERE held.trace_id = f.trace_id AND held.span_id = f.span_id "
-        f"AND {same_span('held', 'f')})"
-    )
-    rows, held = row_of(con, f"SELECT count(*), count(*) FILTER (WHERE {is_held}) FROM {file} AS f")
-    if rows == held:
+    if ORIGIN not in told:
+        return schema, None
+    found = orjson.loads(told[ORIGIN])
+    return schema, Origin(found["segments"], tuple(found["files"]))
+
+
+def _settled(layout: Layout, file: DataFile, origin: Origin | None) -> dict[str, SettledSegment]:
+    """Return the segments of a file that are still there, to be taken away after a while."""
+    there = {path.name for path in layout.segments()} if origin else set()
+    return {
+        name: SettledSegment(name, now_us(), file=file.name if rows else "", rows=rows)
+        for name, rows in (origin.segments if origin else {}).items()
+        if name in there
+    }
+
+
+def _taken(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, path: Path, schema: int
+) -> DataFile | None:
+    """Return a file's entry, or that of one with its spans that no newer file holds.
+
+    Args:
+        con: A connection with the table ``held``.
+        layout: The store's paths.
+        path: The file.
+        schema: The version of its columns.
+    """
+    source = f"read_parquet({quoted(str(path))})"
+    (held,) = row_of(con, f"SELECT count(*) FROM {source} AS f WHERE {IS_HELD}")
+    rows, low, high = extent_of(con, path)
+    if held == rows:
         return None
-    if held:
-        made = layout.new / new_name()
-        con.execute(
-            f"COPY (SELECT * FROM {file} AS f WHERE NOT {is_held} "
-            "ORDER BY trace_id, agent, start_ns, sequence) "
-            f"TO {quoted(str(made))} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, "
-            f"ROW_GROUP_SIZE {ROW_GROUP}, KV_METADATA {{schema: '{schema}'}})"
-        )
-        made.chmod(0o600)
-        sync(made)
-        path = layout.data / made.name
-        os.replace(made, path)
+    file: DataFile | None = described(path, rows, low, high, schema=schema)
+    if held and file:
+        spans = f"(SELECT * FROM {rows_of(layout, [file])} AS f WHERE NOT {IS_HELD})"
+        file = write_file(con, layout, with_gist(spans, COLUMNS))
+        assert file is not None
+        os.replace(layout.new / file.name, layout.data / file.name)
         sync(layout.data)
-        file = f"read_parquet({quoted(str(path))})"
-    rows, low, high = row_of(con, f"SELECT count(*), min(start_ns), max(start_ns) FROM {file}")
+        source = f"read_parquet({quoted(str(layout.data / file.name))})"
     con.execute(
-        f"INSERT INTO held SELECT trace_id, span_id, start_ns, end_ns IS NOT NULL FROM {file}"
+        f"INSERT INTO held SELECT trace_id, span_id, start_ns, end_ns IS NOT NULL FROM {source}"
     )
-    return described(path, rows, low, high, schema=schema)
-
-
-def _schema_of(con: "duckdb.DuckDBPyConnection", path: Path) -> int:
-    found = con.execute(
-        f"SELECT value FROM parquet_kv_metadata({quoted(str(path))}) WHERE key = 'schema'::BLOB"
-    ).fetchone()
-    return int(bytes(found[0])) if found else 1
+    return file

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from lightning_otel.store import settle
-from lightning_otel.store.layout import FURTHEST_AHEAD_US, Layout, now_us
+from lightning_otel.store.layout import Layout, now_us
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.quarantine import notes
 from lightning_otel.store.settle import settler_elected, sweep
@@ -90,13 +90,6 @@ def scope_of(found: Iterable[tuple[str, str]]) -> Scope:
     for noun, whole in found:
         ids[noun].append(whole)
     return Scope(*map(tuple, ids.values()))
-
-
-def await_effect(layout: Layout) -> None:
-    """Wait until the last commit counts: who reads after this sees what is masked, masked."""
-    newest_us = max((file.added_us for file in layout.read_manifest().live_files), default=0)
-    while 0 <= (left_us := newest_us - now_us()) <= FURTHEST_AHEAD_US:
-        time.sleep(left_us / 1e6 + 0.001)
 
 
 def finish(layout: Layout, *, wait_s: float, told: Callable[[float], None] | None = None) -> bool:

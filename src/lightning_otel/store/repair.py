@@ -1,9 +1,8 @@
 """What can be got back out of what is damaged, and a count of what cannot."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lightning_otel.errors import StoreError
 from lightning_otel.store import quarantine
@@ -11,35 +10,20 @@ from lightning_otel.store.checksums import Wounds, checksum_of, wounds_of
 from lightning_otel.store.damage import look, missing, remove
 from lightning_otel.store.election import settler_elected
 from lightning_otel.store.layout import DataFile, Layout, now_us
-from lightning_otel.store.parquet import (
-    ROW_GROUP,
-    SPILL,
-    described,
-    new_name,
-    packing_connection,
-    row_of,
-    sync,
-)
+from lightning_otel.store.parquet import SPILL, RowGroup, near_files, packing_connection
 from lightning_otel.store.quarantine import Note
-from lightning_otel.store.rebuild import restore
+from lightning_otel.store.rebuild import HELD, IS_HELD, restore
+from lightning_otel.store.rewrite import Copy, TooWideError
+from lightning_otel.store.settle import await_effect
 from lightning_otel.store.source import STAMP, ensure_catalogue
-from lightning_otel.store.spans import SAME_SPAN_NS, rows_of, same_span
-from lightning_otel.store.sql import quoted
+from lightning_otel.store.spans import rows_of
 
 if TYPE_CHECKING:
     import duckdb
 
 _WAIT_S = 10.0
-_HAS_IDS = "regexp_full_match(trace_id || span_id, '[0-9a-f]+') AND start_ns IS NOT NULL"
-
-
-class _Part(NamedTuple):
-    """A row group: its rows' numbers and its bytes, each first and one past the last."""
-
-    first_row: int
-    end_row: int
-    first_byte: int
-    end_byte: int
+_HAS_IDS = "regexp_full_match(f.trace_id || f.span_id, '[0-9a-f]+') AND f.start_ns IS NOT NULL"
+_EVER = 1 << 62
 
 
 def repair(layout: Layout) -> list[Note]:
@@ -68,6 +52,7 @@ def repair(layout: Layout) -> list[Note]:
             done = [_resolved(layout, note) for note in quarantine.notes(layout) if note.is_open]
             _renew_checksums(layout)
             (layout.root / STAMP).unlink(missing_ok=True)
+            await_effect(layout)
     except OSError as exc:
         raise StoreError(f"cannot repair {layout.catalogue}: {exc}; is there room?") from exc
     ensure_catalogue(layout)
@@ -75,8 +60,7 @@ def repair(layout: Layout) -> list[Note]:
 
 
 def _resolved(layout: Layout, note: Note) -> Note:
-    path = layout.quarantine / note.name
-    recovered = _salvaged(layout, path, note.file) if path.exists() else 0
+    recovered = _salvaged(layout, note) if (layout.quarantine / note.name).exists() else 0
     resolved = replace(
         note,
         recovered=recovered,
@@ -88,97 +72,48 @@ def _resolved(layout: Layout, note: Note) -> Note:
     return resolved
 
 
-def _salvaged(layout: Layout, path: Path, file: DataFile | None) -> int:
-    """Write the rows of a file's whole row groups into a new data file, without those kept twice.
+class Salvage(Copy):
+    """A damaged file's whole row groups, without spans that other files hold."""
 
-    Returns:
-        How many rows there were.
-    """
+    def __init__(
+        self, con: "duckdb.DuckDBPyConnection", layout: Layout, file: DataFile, path: Path
+    ) -> None:
+        """Name the file and where it lies now."""
+        super().__init__(con, layout, file, keep=f"{_HAS_IDS} AND NOT {IS_HELD}")
+        self._folder = path.parent
+        self._wounds = wounds_of(path, file.checksum) if file.checksum else Wounds()
+
+    def _is_copied(self, part: RowGroup, path: Path) -> bool:
+        import duckdb
+
+        blocks = self._wounds.blocks
+        if any(first < part.end_byte and end > part.first_byte for first, end in blocks):
+            return False
+        try:
+            return super()._is_copied(part, path)
+        except duckdb.OutOfMemoryException:
+            raise
+        except duckdb.Error:
+            return False
+
+
+def _salvaged(layout: Layout, note: Note) -> int:
+    """Write what is whole of a file into a new one; gives its number of spans."""
     import duckdb
 
-    wounds = wounds_of(path, file.checksum) if file and file.checksum else None
+    file = note.file or DataFile(note.name, 0, 0, 0, 0, _EVER)
+    near = near_files(layout, layout.read_manifest(), file.min_start_ns, file.max_start_ns)
     with packing_connection(layout.new / SPILL) as con:
+        con.execute(f"CREATE TABLE {HELD}")
+        con.execute(
+            "INSERT INTO held SELECT trace_id, span_id, start_ns, true "
+            f"FROM {rows_of(layout, near)}"
+        )
         try:
-            parts = _parts(con, path)
-        except duckdb.Error:  # its footer is gone, and with it the places of everything
+            made = Salvage(con, layout, file, layout.quarantine / note.name).rewrite()
+        except (duckdb.Error, TooWideError):  # its footer is gone, and the places of everything
             return 0
-        source = f"read_parquet({quoted(str(path))}, file_row_number=true)"
-        con.execute(
-            f"CREATE TABLE good AS SELECT * EXCLUDE (file_row_number) FROM {source} LIMIT 0"
-        )
-        for part in parts:
-            if not _is_whole(part, wounds):
-                continue
-            try:
-                con.execute(
-                    f"INSERT INTO good SELECT * EXCLUDE (file_row_number) FROM {source} WHERE "
-                    f"file_row_number BETWEEN {part.first_row} AND {part.end_row - 1} "
-                    f"AND {_HAS_IDS}"
-                )
-            except duckdb.Error:
-                continue
-        _leave_out_held(con, layout)
-        return _kept(con, layout, file)
-
-
-def _parts(con: "duckdb.DuckDBPyConnection", path: Path) -> list[_Part]:
-    found = con.execute(
-        "SELECT any_value(row_group_num_rows), "
-        "min(least(data_page_offset, coalesce(dictionary_page_offset, data_page_offset))), "
-        f"sum(total_compressed_size) FROM parquet_metadata({quoted(str(path))}) "
-        "GROUP BY row_group_id ORDER BY row_group_id"
-    ).fetchall()
-    parts, row = [], 0
-    for rows, offset, size in found:
-        parts.append(_Part(row, row + rows, offset, offset + int(size)))
-        row += rows
-    return parts
-
-
-def _is_whole(part: _Part, wounds: Wounds | None) -> bool:
-    return wounds is None or not any(
-        first < part.end_byte and end > part.first_byte for first, end in wounds.blocks
-    )
-
-
-def _leave_out_held(con: "duckdb.DuckDBPyConnection", layout: Layout) -> None:
-    low, high = row_of(con, "SELECT min(start_ns), max(start_ns) FROM good")
-    near = [
-        file
-        for file in layout.read_manifest().live_files
-        if low is not None
-        and file.min_start_ns <= high + SAME_SPAN_NS
-        and file.max_start_ns >= low - SAME_SPAN_NS
-    ]
-    if near:
-        con.execute(
-            f"DELETE FROM good USING {rows_of(layout, near)} AS f "
-            "WHERE f.trace_id = good.trace_id AND f.span_id = good.span_id "
-            f"AND {same_span('f', 'good')}"
-        )
-
-
-def _kept(con: "duckdb.DuckDBPyConnection", layout: Layout, old: DataFile | None) -> int:
-    schema = old.schema if old else 1
-    rows, low, high = row_of(con, "SELECT count(*), min(start_ns), max(start_ns) FROM good")
-    if not rows:
-        return 0
-    made = layout.new / new_name()
-    con.execute(
-        "COPY (FROM good ORDER BY trace_id, start_ns) "
-        f"TO {quoted(str(made))} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, "
-        f"ROW_GROUP_SIZE {ROW_GROUP}, KV_METADATA {{schema: '{schema}'}})"
-    )
-    made.chmod(0o600)
-    sync(made)
-    file = described(made, rows, low, high, schema=schema)
-    os.replace(made, layout.data / made.name)
-    sync(layout.data)
-    manifest = layout.read_manifest()
-    # What is in a lake already, or is to go there, is so with these rows too.
-    added = replace(file, added_us=now_us(), publication=old.publication if old else "")
-    layout.write_manifest(replace(manifest, files=(*manifest.files, added)))
-    return file.rows
+    return made.rows if made else 0
 
 
 def _renew_checksums(layout: Layout) -> None:

@@ -1,18 +1,17 @@
-"""Which rollouts are to go: by their age, by their id, or the oldest ones until the rest fits.
+"""Rollouts that are not to be kept: by their age, by their id, or the oldest until the rest fits.
 
 Whole rollouts go, never parts of a tree. What has no rollout goes by trace.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store import counts as n
 from lightning_otel.store.damage import avoided
-from lightning_otel.store.layout import Layout, total_bytes
-from lightning_otel.store.parquet import row_of
+from lightning_otel.store.layout import DataFile, Layout, total_bytes
+from lightning_otel.store.parquet import row_of, row_weights
 from lightning_otel.store.spans import rows_of, spans_query
 from lightning_otel.store.sql import ROLLOUT, quoted
 
@@ -34,27 +33,35 @@ class Retention:
     max_bytes: int | None = None
     without: tuple[str, ...] = ()
 
-    @property
-    def keeps_all(self) -> bool:
-        """Whether nothing is to go."""
-        return self.since_ns is None and self.max_bytes is None and not self.without
-
 
 @dataclass(frozen=True, slots=True)
-class Doom:
-    """What goes for one reason."""
+class Expired:
+    """Rollouts and spans that go for one reason."""
 
     rollouts: int
     spans: int
 
 
-def doom(
+def live_files(layout: Layout) -> tuple[DataFile, ...]:
+    """Return the files that count, without those that somebody took away: they may come back."""
+    live = layout.read_manifest().live_files
+    return tuple(file for file in live if (layout.data / file.name).exists())
+
+
+def store_bytes(layout: Layout) -> int:
+    """Return the size of all files and segments that count."""
+    manifest = layout.read_manifest()
+    files = [layout.data / file.name for file in manifest.live_files]
+    return total_bytes([*files, *layout.unsettled(manifest)])
+
+
+def expire(
     con: "duckdb.DuckDBPyConnection",
     layout: Layout,
     retention: Retention,
-    open_names: Iterable[str],
-) -> Mapping[str, Doom]:
-    """Fill the table ``doomed`` with rollouts and the reason for each; what goes, by reason.
+    open_names: Iterable[str] = (),
+) -> Mapping[str, Expired]:
+    """Fill the table ``expired`` with rollouts and the reason for each; count them by reason.
 
     Spans in segments that a process still writes to stay, but keep their rollout young.
 
@@ -67,8 +74,8 @@ def doom(
     Raises:
         NotFoundError: A rollout that is to go is not there.
     """
-    con.execute("CREATE OR REPLACE TABLE doomed (rollout VARCHAR, reason VARCHAR)")
-    if retention.keeps_all:
+    con.execute("CREATE OR REPLACE TABLE expired (rollout VARCHAR, reason VARCHAR)")
+    if retention == Retention():
         return {}
     con.execute(
         f"""
@@ -77,80 +84,55 @@ def doom(
         FROM ({spans_query(layout, (), avoided(layout))}) GROUP BY 1
         """
     )
-    _doom_named(con, retention.without)
+    for rollout_id in retention.without:
+        if not _add(con, n.ROLLOUT, f"rollout = {quoted(rollout_id)}"):
+            raise NotFoundError(f"no rollout {rollout_id!r}, so nothing was dropped")
     if retention.since_ns is not None:
-        _doom(con, n.AGE, f"newest < {retention.since_ns}")
+        _add(con, n.AGE, f"newest < {retention.since_ns}")
     if retention.max_bytes is not None:
-        _doom_oldest(con, layout, retention.max_bytes)
+        _add_oldest(con, layout, retention.max_bytes)
     left_out = [*layout.read_manifest().settled, *open_names]
-    spans = spans_query(layout, left_out, avoided(layout))
     rows = con.execute(
         f"""
         SELECT reason, count(DISTINCT rollout), count(rollout) FROM (
-          SELECT {ROLLOUT} AS rollout FROM ({spans})
-        ) JOIN doomed USING (rollout) GROUP BY 1 ORDER BY 1
+          SELECT {ROLLOUT} AS rollout FROM ({spans_query(layout, left_out, avoided(layout))})
+        ) JOIN expired USING (rollout) GROUP BY 1 ORDER BY 1
         """
     ).fetchall()
-    return {reason: Doom(int(rollouts), int(spans)) for reason, rollouts, spans in rows}
+    return {reason: Expired(int(rollouts), int(spans)) for reason, rollouts, spans in rows}
 
 
-def store_bytes(layout: Layout) -> int:
-    """Size of all files and segments that count."""
-    manifest = layout.read_manifest()
-    return total_bytes(_files(layout)) + total_bytes(layout.unsettled(manifest))
-
-
-def _files(layout: Layout) -> list[Path]:
-    return [layout.data / file.name for file in layout.read_manifest().live_files]
-
-
-def _doom(con: "duckdb.DuckDBPyConnection", reason: str, where: str) -> None:
+def _add(con: "duckdb.DuckDBPyConnection", reason: str, where: str) -> int:
+    """Have rollouts expire that do not yet; gives how many meet the condition."""
     con.execute(
-        f"INSERT INTO doomed SELECT rollout, {quoted(reason)} FROM held "
-        f"ANTI JOIN doomed USING (rollout) WHERE {where}"
+        f"INSERT INTO expired SELECT rollout, {quoted(reason)} FROM held "
+        f"ANTI JOIN expired USING (rollout) WHERE {where}"
     )
+    return int(row_of(con, f"SELECT count(*) FROM held WHERE {where}")[0])
 
 
-def _doom_named(con: "duckdb.DuckDBPyConnection", rollout_ids: Iterable[str]) -> None:
-    for rollout_id in rollout_ids:
-        if row_of(con, f"SELECT count(*) FROM held WHERE rollout = {quoted(rollout_id)}") == (0,):
-            raise NotFoundError(f"no rollout {rollout_id!r}, so nothing was dropped")
-        _doom(con, n.ROLLOUT, f"rollout = {quoted(rollout_id)}")
-
-
-def _doom_oldest(con: "duckdb.DuckDBPyConnection", layout: Layout, max_bytes: int) -> None:
-    """Doom the rollouts that ended first, until what is left is small enough.
+def _add_oldest(con: "duckdb.DuckDBPyConnection", layout: Layout, max_bytes: int) -> None:
+    """Have the rollouts expire that ended first, until what is left is small enough.
 
     What a rollout takes is told by the row groups its rows stand in: they hold few rollouts each.
     """
-    live = layout.read_manifest().live_files
-    files = [file for file in live if (layout.data / file.name).exists()]
-    excess = store_bytes(layout) - max_bytes
+    files, excess = live_files(layout), store_bytes(layout) - max_bytes
     if excess <= 0 or not files:
         return
-    paths = "[" + ", ".join(quoted(str(layout.data / file.name)) for file in files) + "]"
+    weights = row_weights([layout.data / file.name for file in files], "total_compressed_size")
     con.execute(
         f"""
         CREATE OR REPLACE TABLE sized AS
-        WITH groups AS (
-          SELECT file, sum(rows) OVER (PARTITION BY file ORDER BY id) - rows AS begins,
-            size / rows AS weight
-          FROM (SELECT file_name AS file, row_group_id AS id, sum(total_compressed_size) AS size,
-            any_value(row_group_num_rows) AS rows FROM parquet_metadata({paths}) GROUP BY ALL)
-        )
-        SELECT {ROLLOUT} AS rollout, sum(weight) AS size
-        FROM {rows_of(layout, files)}
-        ASOF JOIN groups ON filename = file AND file_row_number >= begins GROUP BY 1
+        SELECT {ROLLOUT} AS rollout, sum(weight) AS size FROM {rows_of(layout, files)}
+        ASOF JOIN ({weights}) ON filename = path AND file_row_number >= begins GROUP BY 1
         """
     )
-    (doomed,) = row_of(
-        con, "SELECT coalesce(sum(size), 0) FROM sized SEMI JOIN doomed USING (rollout)"
-    )
-    con.execute(
-        f"""
-        INSERT INTO doomed SELECT rollout, {quoted(n.SIZE)} FROM (
+    _add(
+        con,
+        n.SIZE,
+        f"""rollout IN (SELECT rollout FROM (
           SELECT rollout, size, sum(size) OVER (ORDER BY newest, rollout) AS freed
-          FROM held JOIN sized USING (rollout) ANTI JOIN doomed USING (rollout)
-        ) WHERE freed - size < {excess - float(doomed)}
-        """
+          FROM held JOIN sized USING (rollout) ANTI JOIN expired USING (rollout)
+        ) WHERE freed - size < {excess} - (
+          SELECT coalesce(sum(size), 0) FROM sized SEMI JOIN expired USING (rollout)))""",
     )

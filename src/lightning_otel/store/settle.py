@@ -21,6 +21,7 @@ from lightning_otel.store.counts import added
 from lightning_otel.store.damage import found_behind, put_missing_aside, remove
 from lightning_otel.store.election import settler_elected as settler_elected
 from lightning_otel.store.layout import (
+    FURTHEST_AHEAD_US,
     DataFile,
     Layout,
     Manifest,
@@ -28,7 +29,8 @@ from lightning_otel.store.layout import (
     now_us,
     total_bytes,
 )
-from lightning_otel.store.parquet import SPILL, make_parquet, sync
+from lightning_otel.store.packing import make_parquet
+from lightning_otel.store.parquet import SPILL, sync
 from lightning_otel.store.quarantine import keep_damaged_lines, notes, put_aside_lines
 from lightning_otel.store.rebuild import restore
 from lightning_otel.store.segment import boot_id
@@ -246,6 +248,13 @@ def commit(layout: Layout, changed: Callable[[int], Manifest]) -> None:
         ahead_us *= 2  # on a slow disk
 
 
+def await_effect(layout: Layout) -> None:
+    """Wait until the last commit counts for every reader that starts now."""
+    newest_us = max((file.added_us for file in layout.read_manifest().live_files), default=0)
+    while 0 <= (left_us := newest_us - now_us()) <= FURTHEST_AHEAD_US:
+        time.sleep(left_us / 1e6 + 0.001)
+
+
 def exchange(
     layout: Layout,
     old: Sequence[DataFile],
@@ -276,7 +285,8 @@ def exchange(
             for each in manifest.files
         ]
         if file is not None:
-            place = min(i for i, each in enumerate(files) if each.name in names)
+            places = (i for i, each in enumerate(files) if each.name in names)
+            place = min(places, default=len(files))
             new = replace(file, added_us=commit_us, publication=old[0].publication)
             files.insert(place, new)
         # A segment that waits to be taken away is read again if the file of its spans turns out

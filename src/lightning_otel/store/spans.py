@@ -228,18 +228,20 @@ def _settled(data: str, damaged: Collection[str], *, is_mixed: bool) -> str:
     )
 
 
-def rows_of(layout: Layout, files: Sequence[DataFile]) -> str:
+def rows_of(layout: Layout, files: Sequence[DataFile], folder: Path | None = None) -> str:
     """A subquery over the rows of some data files, in our columns, and where each row stands.
 
     Args:
         layout: The store's paths.
         files: Which; where there is none, there is no row.
+        folder: Where they lie, if not where they belong.
     """
     options = "filename=true, file_row_number=true"
     # The file without rows names every column.
     empty = layout.data / EMPTY_DATA
-    ours = [layout.data / file.name for file in files if file.schema >= SCHEMA_VERSION]
-    older = [layout.data / file.name for file in files if file.schema < SCHEMA_VERSION]
+    folder = folder or layout.data
+    ours = [folder / file.name for file in files if file.schema >= SCHEMA_VERSION]
+    older = [folder / file.name for file in files if file.schema < SCHEMA_VERSION]
     parts = []
     if not files:
         ours = [empty]

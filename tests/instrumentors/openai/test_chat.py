@@ -12,7 +12,7 @@ from lightning_otel.adapter.tokens import decode_ids
 from lightning_otel.demo import wire
 from lightning_otel.demo.policy import Reply, Tokenizer, ToolCall
 from lightning_otel.instrumentors.openai import chat
-from lightning_otel.scrub import scrub
+from lightning_otel.redact import scrub
 
 words = st.text('ab é\n"\\', max_size=12)
 calls = st.builds(

@@ -20,7 +20,7 @@ from lightning_otel.adapter.messages import (
 from lightning_otel.adapter.tokens import sampled_ids
 from lightning_otel.instrumentors.openai import fields
 from lightning_otel.instrumentors.openai.fields import Attributes, Json
-from lightning_otel.scrub import Scrubbed, scrub
+from lightning_otel.redact import Scrubbed, scrub
 
 OPERATION: Final = c.CHAT
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_otel.scrub import Scrubbed, scrub, scrub_error
+from lightning_otel.redact import Scrubbed, scrub, scrub_error
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAAA==\n-----END RSA PRIVATE KEY-----"
 SECRETS = {

@@ -1,0 +1,399 @@
+"""Secrets and named content out of texts and spans: what capture, transforms and redactions mask.
+
+Pure: no I/O, no clock. Secrets are known by the shape of the value, never by a key's name. What
+tells which spans belong together (ids, links, the operation) is never masked; a match in there is
+counted, so that it can be told.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, Final
+
+import orjson
+
+from lightning_otel import conventions as c
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import Event, Link, Span
+
+
+def _at_word_start(literal: str) -> str:
+    r"""A pattern for a literal that starts a word, or follows a line break written as ``\n``.
+
+    The condition stands after the literal: a pattern that starts with plain letters is searched for
+    twenty times as fast as one that starts with a condition.
+    """
+    return rf"{literal}(?:(?<!\w{literal})|(?<=\\[bfnrt]{literal}))"
+
+
+_PEM: Final = "[A-Z ]*PRIVATE KEY-----"
+_SHAPES: Final[tuple[tuple[str, str, int, str, str], ...]] = (
+    # (text that every match holds, a rare character, its place from that text's start, name,
+    # pattern)
+    ("sk-", "-", 2, "api_key", _at_word_start("sk-") + r"[A-Za-z0-9_-]{20,}"),
+    ("AKIA", "K", 1, "aws_key", _at_word_start("AKIA") + r"[0-9A-Z]{16}\b"),
+    ("AIza", "I", 1, "google_key", _at_word_start("AIza") + r"[0-9A-Za-z_-]{35}"),
+    ("gh", "_", 3, "github_token", _at_word_start("gh") + r"[pousr]_[A-Za-z0-9]{36,}"),
+    ("xox", "-", 4, "slack_token", _at_word_start("xox") + r"[abprs]-[A-Za-z0-9-]{10,}"),
+    ("hf_", "_", 2, "hf_token", _at_word_start("hf_") + r"[A-Za-z0-9]{30,}"),
+    # Without the first bound, a text of many "-eyJ" would be read to its end from each of them.
+    ("eyJ", "J", 2, "jwt", _at_word_start("eyJ") + r"[\w-]{8,512}\.[\w-]{8,}\.[\w-]{8,}"),
+    ("Bearer ", "B", 0, "bearer", _at_word_start("Bearer ") + r"[A-Za-z0-9._~+/-]{20,}=*"),
+    ("bearer ", "b", 0, "bearer", _at_word_start("bearer ") + r"[A-Za-z0-9._~+/-]{20,}=*"),
+    ("PRIVATE KEY", "V", 3, "private_key", "-----BEGIN " + _PEM + "[^-]+-----END " + _PEM),
+)
+_SECRETS: Final = tuple(
+    (literal, rare, place, f"[redacted:{name}]", re.compile(pattern, re.ASCII))
+    for literal, rare, place, name, pattern in _SHAPES
+)
+_USER: Final = re.compile(r"(://)[^/\s@\"']{1,512}@")
+_QUERY: Final = re.compile(r"([?&][\w.~%-]{1,64}=)[^&\s\"'<>#)\]}]+")
+"""User and password, and the values of a query, in an address of any shape."""
+
+
+class Scrubbed(str):
+    """A text that holds no secrets any more, whoever looks again."""
+
+    __slots__ = ()
+
+
+def scrub(text: str) -> str:
+    """Return the text with every recognised secret replaced by ``[redacted:KIND]``."""
+    if type(text) is Scrubbed:
+        return str(text)
+    looks = len(text) >> 12
+    for literal, rare, place, replacement, pattern in _SECRETS:
+        if rare not in text or (looks and not _may_hold(text, literal, rare, place, looks)):
+            continue
+        if pattern.search(text):
+            text = pattern.sub(replacement, text)
+    return text
+
+
+def scrub_error(text: str) -> str:
+    """Return an error's text without secrets: errors quote addresses, whose parts may be keys."""
+    text = scrub(text)
+    if "@" in text:
+        text = _USER.sub(r"\1[redacted]@", text)
+    return _QUERY.sub(r"\1[redacted]", text) if "=" in text else text
+
+
+def _may_hold(text: str, literal: str, rare: str, place: int, looks: int) -> bool:
+    """Return False if a few looks at the text's rare characters show that the literal is missing.
+
+    Going from one to the next reads a text fifty times as fast as a search for a pattern does.
+    """
+    at = -1
+    for _ in range(looks):
+        at = text.find(rare, at + 1)
+        if at < 0:
+            return False
+        if at >= place and text.startswith(literal, at - place):
+            return True
+    return True
+
+
+MASK: Final = "[redacted]"
+PATTERN, KEY, SECRET, WHOLE, TOKENS, IN_ID = "pattern", "key", "secret", "whole", "tokens", "in_id"
+"""Reasons for which something went; the last is of what was found in an id, which stays."""
+_DEPTH: Final = 100
+"""Below so many levels of objects and lists a value is one text."""
+_REMEMBERED: Final = 4096
+"""Texts that are looked at once if they come again and again, and their greatest length."""
+
+_KEPT: Final = frozenset(
+    {c.ROLLOUT_ID, c.ATTEMPT_ID, c.OPERATION, c.RESPONSE_ID, c.SEQUENCE_ID, c.CUT, c.REDACTED}
+)
+_KEPT_PREFIXES: Final = (f"{c.LINK_PREFIX}.", f"{c.REWARD_PREFIX}.")
+_KNOWN: Final = frozenset(
+    value for name, value in vars(c).items() if name.isupper() and isinstance(value, str)
+) - c.CONTENT_KEYS - {c.EXCEPTION_MESSAGE, c.EXCEPTION_STACKTRACE}  # fmt: skip
+"""Keys and names of ours that tell what a span is, not what was said in it."""
+_TELLING: Final = re.compile(r"(?:^|[._])(?:kind|type|model|model_name|system|provider)$")
+"""Ends of keys of other conventions that tell what a span is."""
+_FORM: Final = frozenset({"role", "type", "finish_reason", "id", "tool_call_id"})
+"""Keys within messages that make them messages."""
+_SPELLED: Final = re.compile(r"token_ids|logprobs")
+_MASKS: Final = re.compile(r"(\[redacted(?::\w+)?\])")
+_PROMPT: Final = (c.INPUT_MESSAGES, c.SYSTEM_INSTRUCTIONS, c.TOOL_DEFINITIONS)
+_MESSAGES: Final = frozenset({*_PROMPT, c.OUTPUT_MESSAGES})
+_OF_RESPONSE: Final = frozenset({c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS, c.LOGPROB_TOKEN_IDS})
+_OF_TOKENS: Final = _OF_RESPONSE | {c.PROMPT_TOKEN_IDS}
+_PLAIN: Final = _OF_TOKENS | _KNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Content that is to be masked; with none of the first three, all that was said.
+
+    Attributes:
+        patterns: Regular expressions; what they match in any text or number becomes a mask.
+        keys: Names of attributes, and of fields within them and within messages; a glob may stand
+            for some. What stands under them becomes a mask.
+        secrets: Whether keys and tokens of the known shapes go too.
+    """
+
+    patterns: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    secrets: bool = False
+    compiled: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Compile the patterns.
+
+        Raises:
+            ConfigError: One is no regular expression, or matches where nothing stands; or a key is
+                one that tells which spans belong together.
+        """
+        try:
+            compiled = tuple(map(re.compile, self.patterns))
+        except re.error as exc:
+            raise ConfigError(
+                f"the pattern is no regular expression: {exc}; write it as Python's re does"
+            ) from exc
+        if any(pattern.search("") for pattern in compiled):
+            raise ConfigError("the pattern matches the empty text; make it match something")
+        for key in filter(_is_kept, self.keys):
+            raise ConfigError(
+                f"{key} tells which spans belong together and stays; to have the rollout gone: "
+                "lightning-otel compact --rollout ID"
+            )
+        object.__setattr__(self, "compiled", compiled)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was said goes."""
+        return not (self.patterns or self.keys or self.secrets)
+
+    def has_key(self, key: str) -> bool:
+        """Say whether a key is one of those to be masked."""
+        return any(key == each or fnmatchcase(key, each) for each in self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A span after redaction.
+
+    Attributes:
+        span: What is kept of it; the very span where nothing changed.
+        counts: How many values went, by reason.
+    """
+
+    span: Span
+    counts: Mapping[str, int]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything was masked."""
+        return any(count for reason, count in self.counts.items() if reason != IN_ID)
+
+
+class Redactor:
+    """Takes what rules name out of spans: texts, and the token ids that would spell them."""
+
+    def __init__(self, rules: Rules, redaction_id: str) -> None:
+        """Take the rules.
+
+        Args:
+            rules: What is to be masked.
+            redaction_id: Stands on every span that was changed.
+        """
+        self._rules = rules
+        self._id = redaction_id
+        self._remembered = lru_cache(_REMEMBERED)(self._substituted)
+
+    def mask(self, span: Span) -> Masked:
+        """Return a span without what the rules name."""
+        return _Pass(self._rules, self._replaced).mask(span, self._id)
+
+    def _replaced(self, text: str) -> tuple[str, int, int]:
+        return (self._remembered if len(text) <= _REMEMBERED else self._substituted)(text)
+
+    def _substituted(self, text: str) -> tuple[str, int, int]:
+        """Return a text without what matches, and how many patterns' and secrets went."""
+        patterns = secrets = 0
+        for pattern in self._rules.compiled:
+            # A mask that stands there is no text: a pattern that matches within would grow it.
+            pieces = _MASKS.split(text) if MASK[:-1] in text else [text]
+            for at in range(0, len(pieces), 2):
+                # A match of no length, which a look around can give, is no text either.
+                made, number = pattern.subn(lambda match: MASK if match[0] else "", pieces[at])
+                if made != pieces[at]:
+                    pieces[at], patterns = made, patterns + number
+            text = "".join(pieces)
+        if self._rules.secrets:
+            made = scrub(text)
+            secrets, text = int(made != text), made
+        return text, patterns, secrets
+
+
+class _Pass:
+    """One span's redaction, which counts what goes."""
+
+    def __init__(self, rules: Rules, replaced: Any) -> None:
+        self._rules = rules
+        self._replaced = replaced
+        self._counts: Counter[str] = Counter()
+
+    def mask(self, span: Span, redaction_id: str) -> Masked:
+        attributes = self._attributes(span.attributes, is_own=True)
+        changed = replace(
+            span,
+            name=span.name if span.name in _KNOWN else self._name(span.name),
+            status_message=self._text(span.status_message),
+            attributes=attributes,
+            events=tuple(
+                Event(self._name(each.name), each.time_ns, self._attributes(each.attributes))
+                for each in span.events
+            ),
+            links=tuple(
+                Link(each.trace_id, each.span_id, self._attributes(each.attributes))
+                for each in span.links
+            ),
+            otel_resource=span.otel_resource
+            if self._rules.is_whole
+            else self._attributes(span.otel_resource),
+        )
+        if self._rules.is_whole and _OF_TOKENS & attributes.keys():
+            self._counts[WHOLE] += 1
+        masked = Masked(span, self._counts)
+        if not masked.is_changed:
+            return masked
+        kept = self._without_spelling(span.attributes, attributes)
+        before = _object_of(span.attributes.get(c.REDACTED, ""))
+        told = Counter({key: value for key, value in before.items() if isinstance(value, int)})
+        told.update({reason: n for reason, n in self._counts.items() if reason != IN_ID})
+        note = {"redaction": redaction_id, **dict(sorted(told.items()))}
+        kept[c.REDACTED] = orjson.dumps(note).decode()
+        return Masked(replace(changed, attributes=kept), self._counts)
+
+    def _mask(self, reason: str, value: Any) -> str:
+        self._counts[reason] += value != MASK
+        return MASK
+
+    def _attributes(self, attributes: Mapping[str, Any], *, is_own: bool = False) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in attributes.items():
+            name = key if key in _KNOWN or _is_kept(key) else self._key(key, found)
+            found[name] = self._attribute(key, value, is_own=is_own)
+        return found
+
+    def _attribute(self, key: str, value: Any, *, is_own: bool) -> Any:
+        is_text = isinstance(value, str)
+        if _is_kept(key):
+            self._counts[IN_ID] += (
+                is_text and key not in (c.CUT, c.REDACTED) and self._matches(value)
+            )
+            return value
+        if self._rules.has_key(key):
+            return self._mask(KEY, value)
+        if is_own and key in _OF_TOKENS:
+            return value
+        is_known = key in _KNOWN
+        if self._rules.is_whole:
+            if is_known or _TELLING.search(key) or isinstance(value, (bool, int, float)):
+                return value
+            if value in (None, "", MASK):
+                return value
+        elif is_known and not isinstance(value, (str, list, tuple, Mapping)):
+            return value
+        if key in _MESSAGES and is_text and (is_own or self._rules.is_whole):
+            made = self._json(value, is_message=True)
+            return self._text(value, is_json=False) if made is None else made
+        return self._mask(WHOLE, value) if self._rules.is_whole else self._value(value)
+
+    def _json(self, text: str, *, is_message: bool = False, depth: int = 0) -> str | None:
+        """Mask within a text that is JSON, whose texts hide behind escapes; None if it is none."""
+        try:
+            value = orjson.loads(text)
+        except ValueError:
+            return None
+        before = self._counts.total()
+        made = self._value(value, is_message=is_message, depth=depth)
+        return text if self._counts.total() == before else orjson.dumps(made).decode()
+
+    def _value(self, value: Any, *, is_message: bool = False, depth: int = 0) -> Any:
+        if isinstance(value, str):
+            return self._text(value, depth=depth)
+        if isinstance(value, bool) or value is None:
+            return value
+        if isinstance(value, (int, float)):
+            return self._mask(PATTERN, value) if self._matches(value) else value
+        if depth > _DEPTH:
+            text = orjson.dumps(value).decode()
+            masked = self._name(text)
+            return value if masked == text else masked
+        if not isinstance(value, Mapping):
+            return [self._value(each, is_message=is_message, depth=depth + 1) for each in value]
+        found: dict[str, Any] = {}
+        for key, item in value.items():
+            if is_message and key in _FORM and isinstance(item, str):
+                found[key] = item
+            elif self._rules.has_key(key):
+                found[key] = self._mask(KEY, item)
+            else:
+                name = self._key(key, found)
+                found[name] = self._value(item, is_message=is_message, depth=depth + 1)
+        return found
+
+    def _key(self, key: str, taken: Mapping[str, Any]) -> str:
+        """Return a key without what the patterns match; another one if two would become one."""
+        name, number = self._name(key), 2
+        while name != key and name in taken:
+            name, number = f"{MASK}#{number}", number + 1
+        return name
+
+    def _name(self, text: str) -> str:
+        """Return a text that tells what something is: it stays where all that was said goes."""
+        return text if self._rules.is_whole else self._text(text, is_json=False)
+
+    def _text(self, text: str, *, is_json: bool = True, depth: int = 0) -> str:
+        if self._rules.is_whole:
+            return self._mask(WHOLE, text) if text else text
+        if is_json and text[:1] in ("{", "[") and depth <= _DEPTH:
+            text = self._json(text, depth=depth + 1) or text
+        made, patterns, secrets = self._replaced(text)
+        self._counts[PATTERN] += patterns
+        self._counts[SECRET] += secrets
+        return str(made)
+
+    def _matches(self, value: object) -> bool:
+        return any(pattern.search(str(value)) for pattern in self._rules.compiled)
+
+    def _without_spelling(
+        self, before: Mapping[str, Any], after: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return attributes without the token ids and the hashes of texts that changed."""
+        is_whole = self._rules.is_whole
+        gone: set[str] = set()
+        if is_whole or before.get(c.OUTPUT_MESSAGES) != after.get(c.OUTPUT_MESSAGES):
+            gone |= _OF_RESPONSE
+        if is_whole or any(before.get(key) != after.get(key) for key in _PROMPT):
+            gone |= {c.PROMPT_TOKEN_IDS}
+        kept: dict[str, Any] = {}
+        for key, value in after.items():
+            if key in gone or (key not in _PLAIN and _SPELLED.search(key)):
+                self._counts[TOKENS] += 1
+            else:
+                kept[key] = value
+        if cut := _object_of(kept.get(c.CUT, "")):
+            for each in cut.values():
+                if isinstance(each, dict):
+                    each.pop("sha256", None)
+            kept[c.CUT] = orjson.dumps(cut).decode()
+        return kept
+
+
+def _is_kept(key: str) -> bool:
+    return key in _KEPT or key.startswith(_KEPT_PREFIXES)
+
+
+def _object_of(text: Any) -> dict[str, Any]:
+    try:
+        found = orjson.loads(text)
+    except (ValueError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,274 @@
+"""A batch of segments as one sorted data file, each span once; what is left out is counted."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from lightning_otel.store import counts as n
+from lightning_otel.store.gist import with_gist
+from lightning_otel.store.layout import DataFile, Layout, Manifest, SettledSegment
+from lightning_otel.store.parquet import (
+    SPILL,
+    STORED,
+    Origin,
+    near_files,
+    packing_connection,
+    row_of,
+    write_file,
+)
+from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.spans import (
+    IS_SPAN,
+    SEGMENT_COLUMNS,
+    read_ndjson,
+    rows_of,
+    same_span,
+)
+from lightning_otel.store.sql import ROLLOUT, listed
+
+if TYPE_CHECKING:
+    import duckdb
+
+_COUNTED_COLUMNS: Final = (
+    "record", "trace_id", "span_id", "name", "start_ns", "end_ns", "status", "status_message",
+    "attributes", "rotated", "lost", "counts", "process", "sequence", "end_sequence",
+)  # fmt: skip
+ORDER: Final = f"{ROLLOUT}, agent, start_ns, sequence"
+"""Within a rollout's time: a conversation's calls stand one after the other, and each holds what
+the one before it held, which zstd then stores once. Rollouts stand in the order they began in, so
+that a window of time is a range of rows."""
+CONTENT: Final = "hash(name, start_ns, end_ns, status, status_message, attributes::VARCHAR)"
+"""Tells whether two spans with one id are the same one, kept twice."""
+
+_BEGUN: Final = f"""raw JOIN (
+  SELECT rowid AS line, min(start_ns) OVER (PARTITION BY {ROLLOUT}) AS began
+  FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
+) ON raw.rowid = line"""
+"""The lines that count, each with the time its rollout began."""
+
+
+def make_parquet(
+    layout: Layout, manifest: Manifest, paths: Sequence[Path]
+) -> tuple[DataFile | None, list[SettledSegment]]:
+    """Write the segments' spans into one file under ``new/``; None if they hold no new one."""
+    with packing_connection(layout.new / SPILL) as con:
+        _choose(con, layout, manifest, paths)
+        segments = _counted(con, paths)
+        spans = with_gist(_BEGUN, (*COLUMNS, "began"))
+        file = write_file(
+            con,
+            layout,
+            f"SELECT {STORED} FROM ({spans}) ORDER BY began, {ORDER}",
+            Origin(segments={each.name: each.rows for each in segments}),
+        )
+    name = file.name if file else ""
+    return file, [replace(each, file=name if each.rows else "") for each in segments]
+
+
+def segment_counts(
+    layout: Layout, manifest: Manifest, paths: Sequence[Path]
+) -> list[SettledSegment]:
+    """What settling would count of segments; nothing is written.
+
+    Raises:
+        duckdb.Error: A segment was taken away meanwhile, or a data file cannot be read.
+    """
+    if not paths:
+        return []
+    # A folder for what spills of its own: a settler clears its away.
+    with (
+        tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
+        packing_connection(Path(folder)) as con,
+    ):
+        _choose(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS))
+        return _counted(con, paths)
+
+
+def _choose(
+    con: "duckdb.DuckDBPyConnection",
+    layout: Layout,
+    manifest: Manifest,
+    paths: Sequence[Path],
+    columns: str = "*",
+) -> None:
+    """Read segments into ``raw``; ``chosen`` has the lines that count, ``held`` their rivals."""
+    con.execute(
+        f"CREATE TABLE raw AS SELECT {columns}, parse_filename(filename) AS segment "
+        f"FROM {read_ndjson(listed(paths), SEGMENT_COLUMNS)}"
+    )
+    # Which line of each span counts. The start of a span is written anew when a segment rotates,
+    # so in a rotated segment it means nothing.
+    con.execute(
+        f"""
+        CREATE TABLE chosen AS
+        SELECT rowid AS line, trace_id, span_id, start_ns FROM raw
+        WHERE {IS_SPAN} AND (record = 'span' OR segment NOT IN
+          (SELECT segment FROM raw WHERE record = 'seal' AND rotated))
+        QUALIFY row_number() OVER
+          (PARTITION BY trace_id, span_id
+           ORDER BY record <> 'span', record <> 'drop', segment, rowid) = 1
+          AND record <> 'drop'
+        """
+    )
+    _leave_out_settled(con, layout, manifest)
+
+
+def _leave_out_settled(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, manifest: Manifest
+) -> None:
+    """Drop chosen spans that a settled file holds already; ``held`` has what stands there."""
+    con.execute("CREATE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
+    low, high = row_of(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
+    if low is None:
+        return
+    near = near_files(layout, manifest, low, high)
+    if not near:
+        return
+    files = rows_of(layout, near)
+    # Ids first: what else stands in the files is only read for a span that is there twice.
+    con.execute(
+        f"""
+        CREATE TABLE twice AS
+        SELECT f.trace_id, f.span_id FROM {files} f SEMI JOIN chosen
+          ON f.trace_id = chosen.trace_id AND f.span_id = chosen.span_id
+         AND {same_span("f", "chosen")}
+        """
+    )
+    if row_of(con, "SELECT count(*) FROM twice") == (0,):
+        return
+    con.execute(
+        f"INSERT INTO held SELECT trace_id, span_id, {CONTENT} FROM {files} "
+        "SEMI JOIN twice USING (trace_id, span_id)"
+    )
+    con.execute(
+        "DELETE FROM chosen USING held "
+        "WHERE chosen.trace_id = held.trace_id AND chosen.span_id = held.span_id"
+    )
+
+
+def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[SettledSegment]:
+    """Each segment with what was damaged, in conflict and lost, and all its counts."""
+    con.execute(
+        f"""
+        CREATE TABLE refused AS
+        SELECT rowid AS line, segment, trace_id, span_id, end_ns, {CONTENT} AS content
+        FROM raw ANTI JOIN chosen ON raw.rowid = chosen.line
+        WHERE record = 'span' AND {IS_SPAN}
+        """
+    )
+    con.execute(
+        f"INSERT INTO held SELECT trace_id, span_id, {CONTENT} FROM raw "
+        "SEMI JOIN chosen ON raw.rowid = chosen.line SEMI JOIN refused USING (trace_id, span_id)"
+    )
+    counted = con.execute(
+        f"""
+        SELECT segment,
+          count(*) FILTER (NOT coalesce({IS_SPAN} OR record IN ('seal', 'count'), false)),
+          any_value(coalesce(conflicts, 0)),
+          coalesce(sum(lost), 0),
+          any_value(coalesce(ended_conflicts, 0)),
+          any_value(coalesce(ended_refused, 0)),
+          count(*) FILTER (record = 'span' AND {IS_SPAN} AND end_ns IS NOT NULL),
+          list(counts::VARCHAR) FILTER (record IN ('seal', 'count') AND counts IS NOT NULL),
+          any_value(coalesce(kept, 0))
+        FROM raw LEFT JOIN (
+          SELECT segment, count(*) FILTER (is_other) AS conflicts,
+            count(end_ns) FILTER (is_other) AS ended_conflicts, count(end_ns) AS ended_refused
+          FROM (
+            SELECT refused.segment, refused.end_ns, bool_or(refused.content <> held.content)
+              AS is_other FROM refused JOIN held USING (trace_id, span_id)
+            GROUP BY refused.line, refused.segment, refused.end_ns
+          ) GROUP BY segment
+        ) USING (segment) LEFT JOIN (
+          SELECT segment, count(*) AS kept FROM raw SEMI JOIN chosen ON raw.rowid = chosen.line
+          GROUP BY segment
+        ) USING (segment) GROUP BY segment
+        """
+    ).fetchall()
+    gaps = _gaps(con) if any(damaged for _, damaged, *_ in counted) else {}
+    known = {name: _settled_segment(name, gaps.get(name, 0), *rest) for name, *rest in counted}
+    return [known.get(path.name, SettledSegment(path.name, 0)) for path in paths]
+
+
+def _gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
+    """Ended spans that each segment lacks, by the numbers that its process gave starts and ends.
+
+    A lost end lacks one number where its start stands there still, else both.
+    """
+    rows = con.execute(
+        f"""
+        WITH own AS (
+          SELECT segment, record, sequence, end_sequence FROM raw
+          WHERE {IS_SPAN} AND sequence >= 0 AND starts_with(segment, process || '-')
+        ), numbers AS (
+          SELECT segment, sequence AS number FROM own
+          UNION SELECT segment, end_sequence FROM own WHERE record = 'span'
+        ), lows AS (
+          -- Starts that are written anew as a segment rotates are older than what stands in it.
+          SELECT segment, CASE WHEN segment LIKE '%-000000.%' THEN 1 ELSE min(end_sequence) END
+            AS low, count(*) FILTER (record = 'start') - count(*) FILTER (record = 'span') AS open
+          FROM own WHERE record IN ('start', 'span') GROUP BY segment
+        )
+        SELECT segment, max(number) - low + 1 - count(*), any_value(greatest(open, 0))
+        FROM numbers JOIN lows USING (segment) WHERE number >= low GROUP BY segment, low
+        """
+    ).fetchall()
+    return {name: min(opened, n) + (n - min(opened, n) + 1) // 2 for name, n, opened in rows}
+
+
+def _settled_segment(
+    name: str,
+    gaps: int,
+    damaged: int,
+    conflicts: int,
+    lost: int,
+    ended_conflicts: int,
+    ended_refused: int,
+    lines: int,
+    notes: Sequence[str] | None,
+    rows: int,
+) -> SettledSegment:
+    """A segment with its counts.
+
+    Args:
+        name: Its file name.
+        gaps: Ended spans that it lacks by their numbers.
+        damaged: Lines that do not parse.
+        conflicts: Lines of spans whose id was taken by a different span.
+        lost: Spans lost, as older versions noted it.
+        ended_conflicts: Conflicts whose span has an end.
+        ended_refused: Lines of ended spans that are not kept, conflicts among them.
+        lines: Lines of ended spans.
+        notes: What its process counted, as JSON.
+        rows: Spans kept of it.
+    """
+    told = n.added({n.DISK: int(lost)}, *(_numbers(note) for note in notes or ()))
+    known = lines + n.unstored(told)
+    # A sealed segment says how many ended; of one whose process was killed, each line counts. A
+    # damaged line may have been a span's start: then nothing is missing.
+    noted = told.pop(n.ENDED, None)
+    ended = known + (max(damaged, gaps) if damaged else 0) if noted is None else noted + lost
+    counts = n.added(
+        told,
+        {
+            n.ENDED: ended,
+            n.STORED: lines - ended_refused,
+            n.CONFLICT: ended_conflicts,
+            n.DUPLICATE: ended_refused - ended_conflicts,
+            n.DAMAGED: max(0, ended - known) if damaged else 0,
+        },
+    )
+    return SettledSegment(
+        name, 0, damaged, conflicts, told.get(n.DISK, 0), counts=counts, rows=int(rows)
+    )
+
+
+def _numbers(note: str) -> dict[str, int]:
+    found: Any = orjson.loads(note)
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): value for name, value in found.items() if type(value) is int}
