@@ -1,11 +1,16 @@
-"""How the documents are built: ``python -m tests.site FOLDER``, which needs the extra ``docs``.
+"""Configuration of the documents, which ``python -m tests.site FOLDER`` builds.
 
-Pages are Markdown (MyST); the API is read from docstrings. A page that
-nothing leads to, a link that leads nowhere and a docstring that does not parse stop the build.
+Pages are Markdown (MyST); the API is read from docstrings. A page outside the index, a broken link
+and a docstring that does not parse stop the build.
 """
 
+import inspect
+from pydoc import locate
+
+from docutils import nodes
 from pygments.lexers.python import PythonLexer
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
 
 import lightning_otel
 
@@ -38,6 +43,29 @@ html_show_sphinx = html_show_copyright = False
 html_theme_options = {"top_of_page_buttons": []}
 
 
+class Api(SphinxDirective):
+    """Document the public names in the body of a block."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """Return what autodoc makes of each name."""
+        lines = [
+            f".. auto{_kind_of(name)}:: lightning_otel.{name}"
+            for name in " ".join(self.content).split()
+        ]
+        source = "\n".join(["```{eval-rst}", *lines, "```"])
+        return self.parse_text_to_nodes(source)
+
+
+def _kind_of(name: str) -> str:
+    found = locate(f"lightning_otel.{name}")
+    if not inspect.isclass(found):
+        return "function"
+    return "exception" if issubclass(found, Exception) else "class"
+
+
 def setup(app: Sphinx) -> None:
-    """Colour blocks that are a user's tests as what they are."""
+    """Register the directive, and the colours of blocks that are a user's tests."""
+    app.add_directive("api", Api)
     app.add_lexer("pytest", PythonLexer)

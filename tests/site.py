@@ -1,9 +1,10 @@
-"""Builds the documents, with warnings as errors, and looks for what a page asks of the network.
+"""Builds the documents, with warnings as errors, and finds what a page loads from other hosts.
 
     python -m tests.site FOLDER
 
-Needs the extra ``docs``. A page that nothing leads to, a link that leads nowhere, a docstring that
-does not parse, and a script, style, font or picture from elsewhere are failures.
+Needs the extra ``docs``. Writes ``docs/cli.md`` from the help of the commands first. A page outside
+the index, a broken link, a docstring that does not parse, and a script, style, font or picture from
+another host are failures.
 """
 
 import re
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+from tests.cli.reference import reference
 from tests.pages import DOCS
 
 _FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
@@ -45,6 +47,7 @@ def outside(folder: Path) -> Iterator[str]:
 
 def main(folder: Path) -> int:
     """Build into a folder; 1 if a warning, or anything from elsewhere, was found."""
+    (DOCS / "cli.md").write_text(reference())
     command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning"]
     built = subprocess.run([*command, "--builder", "html", str(DOCS), str(folder)], check=False)
     found = list(outside(folder)) if not built.returncode else []

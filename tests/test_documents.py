@@ -2,36 +2,33 @@
 
 import re
 import tomllib
-from itertools import chain
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from tests.pages import DOCS, ROOT, fences
+from tests.pages import DOCS, ROOT, parts
 from tests.site import outside
+from tests.test_picture import parsed, texts
 
 import lightning_otel
-from lightning_otel import config, doctor
+from lightning_otel import config, doctor, formats
+from lightning_otel.adapter.selection import Wanted
 
 
 def test_every_public_name_is_in_the_reference_once() -> None:
     """The API page has each name of ``__all__``, and no other."""
-    named = re.findall(
-        r"^\.\. auto(?:class|function|exception):: lightning_otel\.(\w+)$",
-        (DOCS / "api.md").read_text(),
-        re.MULTILINE,
-    )
+    blocks = re.findall(r"^```\{api\}\n((?s:.*?))```", (DOCS / "api.md").read_text(), re.MULTILINE)
+    named = " ".join(blocks).split()
 
-    assert sorted(named) == sorted(lightning_otel.__all__)
+    assert sorted(name for name in named if "." not in name) == sorted(lightning_otel.__all__)
 
 
-def test_every_code_of_doctor_has_its_paragraph_and_no_more() -> None:
-    """Each code is a heading with words below it, and each such heading is a code."""
-    page = (DOCS / "troubleshooting.md").read_text()
-    found = re.findall(r"^### ([\w-]+)\n(\S.*)", page, re.MULTILINE)
+def test_every_code_of_doctor_is_explained() -> None:
+    """The table of troubleshooting has each code, and no other."""
+    page = (DOCS / "settings.md").read_text().partition("## Troubleshooting\n")[2]
+    found = re.findall(r"^\| `([\w-]+)` \| \S", page, re.MULTILINE)
 
-    assert [code for code, _ in found] == re.findall(r"^### (.*)$", page, re.MULTILINE)
-    assert sorted(code for code, _ in found) == sorted(get_args(doctor.Code))
+    assert sorted(found) == sorted(get_args(doctor.Code))
 
 
 def test_every_code_of_doctor_is_used() -> None:
@@ -50,25 +47,46 @@ def test_every_setting_is_named() -> None:
     assert named == {name for name in known if name.startswith("LIGHTNING_OTEL")}
 
 
-def test_every_page_is_in_the_index_in_one_order() -> None:
-    """The tables of contents list each page once, and the index's own table lists the same."""
-    text = (DOCS / "index.md").read_text()
-    trees = re.findall(r"```\{toctree\}\n(?::.*\n)*((?s:.*?))```", text)
-    listed = [tree.split() for tree in trees]
-    rows = [re.findall(r"\]\(([\w-]+)\.md\)", line) for line in text.splitlines() if "| [" in line]
+def test_every_page_is_in_the_index() -> None:
+    """The tables of contents list each page once, and the page that the build makes."""
+    trees = re.findall(r"```\{toctree\}\n(?::.*\n)*((?s:.*?))```", (DOCS / "index.md").read_text())
 
-    assert rows == listed
-    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
-    assert sorted(chain.from_iterable(listed)) == sorted(pages)
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"} | {"cli"}
+    assert sorted(" ".join(trees).split()) == sorted(pages)
 
 
 def test_every_extra_is_named() -> None:
     """The page about the start names each extra of the package, and no other."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    page = (DOCS / "start.md").read_text().partition("## Extras\n")[2]
-    named = {one or other for one, other in re.findall(r"\[(\w+)\]`|`(\w+)`", page)}
+    table = (DOCS / "start.md").read_text().partition("## Extras\n")[2]
+    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
 
-    assert named - {"opentelemetry-instrument"} == set(project["optional-dependencies"])
+    assert sorted(named) == sorted(project["optional-dependencies"])
+
+
+def test_every_format_and_keyword_of_a_selection_is_named() -> None:
+    """Their tables are complete."""
+    rows = {
+        page: re.findall(r"^\| (`.*?) \|", (DOCS / page).read_text(), re.MULTILINE)
+        for page in ("exports.md", "transitions.md")
+    }
+    keywords = {name for row in rows["transitions.md"] for name in re.findall(r"`(\w+)`", row)}
+
+    assert {row.strip("`") for row in rows["exports.md"]} == set(formats.names())
+    assert keywords >= set(Wanted.__annotations__)
+
+
+def test_pictures_are_of_the_demo_and_small() -> None:
+    """Each has the text that the page describes."""
+    curves, concepts = ((DOCS / f"{name}.svg").read_text() for name in ("curves", "concepts"))
+
+    assert {"240 values · line: mean of the last 24", "reward"} <= set(texts(parsed(curves)))
+    assert {"sum · 4 spans · 2 steps · 1 of 1 reward credited", "1 → #1"} <= set(
+        texts(parsed(concepts))
+    )
+    assert len(curves) < 60_000
+    assert len(concepts) < 8_000
+    assert len((DOCS / "viewer.png").read_bytes()) <= 150_000
 
 
 @pytest.mark.parametrize(
@@ -87,14 +105,16 @@ def test_what_a_page_fetches_is_found(page: str, tmp_path: Path) -> None:
     assert len(list(outside(tmp_path))) == 2
 
 
-def test_fences_are_read_as_they_stand(tmp_path: Path) -> None:
-    """A block knows its language and its excuse; a directive is no block."""
+def test_parts_of_a_page_are_read(tmp_path: Path) -> None:
+    """A block knows its language and its excuse, a part its test; a directive is not a block."""
     page = tmp_path / "page.md"
     page.write_text(
         "```python\na\n```\n<!-- not run: it costs -->\n```bash\nb\n```\n```{note}\nc\n```\n"
+        "<!-- in a new folder -->\n```text\nd\n```\n<!-- run by tests/x.py -->\n```sql\ne\n```\n"
     )
 
-    assert [tuple(block) for block in fences(page)] == [
-        ("python", "a\n", ""),
-        ("bash", "b\n", "it costs"),
+    assert [(each.test, [tuple(block) for block in each.blocks]) for each in parts(page)] == [
+        ("", [("python", "a\n", ""), ("bash", "b\n", "it costs")]),
+        ("", [("text", "d\n", "")]),
+        ("tests/x.py", [("sql", "e\n", "")]),
     ]

@@ -11,13 +11,13 @@ import pytest
 from tests.algorithms.apo.test_page import Writer
 from tests.examples import matrix
 from tests.forwarding.collector import Endpoint
-from tests.pages import AGENT, README, ROOT, blocks, environment
+from tests.pages import AGENT, README, ROOT, blocks, environment, part
 
 from lightning_otel import auto_trace, emit_reward
 from lightning_otel.demo.agent import solve
 from lightning_otel.demo.server import DemoServer
 
-PAGE = README
+PAGE = part(README, __file__)
 
 
 class Commands(NamedTuple):

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.adapter.forest import SECOND, call_attributes
 from tests.adapter.forests import forests, odd_spans
-from tests.pages import DOCS, blocks
+from tests.pages import DOCS, blocks, part
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter, attempts, repair, tree
 from lightning_otel.adapter.tree import NO_PARENT, Tree
 from lightning_otel.types import BranchCause, Span, Trajectory
 
-PAGE = DOCS / "structure.md"
+PAGE = DOCS / "transitions.md"
 
 
 @st.composite
@@ -204,9 +204,9 @@ def test_clocks_that_agree_are_the_order(told: list[tuple[Span, int, int]]) -> N
 
 
 def test_the_page_on_structure_says_what_the_code_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """The example in docs/structure.md runs, and the page names every rule and every cause."""
+    """The example in docs/transitions.md runs, and the page names every rule and every cause."""
     page = PAGE.read_text(encoding="utf-8")
-    (example,) = blocks(PAGE, "python")
+    (example,) = blocks(part(PAGE, __file__), "python")
 
     exec(example, {})  # what the page says a user may type
 

@@ -1,18 +1,18 @@
-"""What the page on algorithms says runs, against an engine and a store that are made here."""
+"""The page's blocks about weights run against an engine and a store that are made here."""
 
 from pathlib import Path
 
 import pytest
 from examples.closed_loop import tiny
 from tests.formats.consumers.recorded import recorded
-from tests.pages import DOCS, blocks
+from tests.pages import DOCS, blocks, part
 
 pytest.importorskip("trl")
 
 from examples.closed_loop.engine import Engine
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
-PAGE = DOCS / "algorithms.md"
+PAGE = DOCS / "training.md"
 
 
 def test_the_pages_python_runs(
@@ -22,7 +22,7 @@ def test_the_pages_python_runs(
     monkeypatch.chdir(tmp_path)
     recorded(tmp_path / "default" / "traces.duckdb")
     model = tiny.saved(tmp_path / "path" / "to" / "model", sharpness=8.0)
-    program = "\n".join(blocks(PAGE, "python"))
+    program = "\n".join(blocks(part(PAGE, __file__), "python"))
 
     with Engine(model) as engine:
         program = program.replace("http://127.0.0.1:8000/v1", engine.base_url)

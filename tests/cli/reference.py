@@ -1,33 +1,29 @@
-"""The reference of the command line, made of Click's own help.
-
-``python -m tests.cli.reference`` writes it into ``docs/cli.md``, behind what is written there by
-hand.
-"""
+"""The reference of the command line, made from Click's help when the documents are built."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import click
 
 from lightning_otel.cli import cli
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "cli.md"
-MARK: Final = "<!-- Made by: python -m tests.cli.reference -->"
 _ALIKE: Final = "triplets"
 """The format whose options stand for those of all."""
 
 
 def reference() -> str:
-    """Every command with its usage, what it does, and its options."""
+    """Return a page with the usage, help and options of every command."""
     # As it is called: Click keeps the help option that it makes first.
     root = click.Context(cli, info_name="lightning-otel", **cli.context_settings)
-    lines = [MARK, "", "## All commands", ""]
+    lines = [
+        "# Commands", "",
+        "[Terminal](looking.md) describes output, ids, times and exit codes.", "",
+    ]  # fmt: skip
     lines += _options(cli, root)
     for name in cli.list_commands(root):
         command = cli.get_command(root, name)
         assert command is not None
-        lines += _command(command, click.Context(command, info_name=name, parent=root), "###")
+        lines += _command(command, click.Context(command, info_name=name, parent=root), "##")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -48,7 +44,7 @@ def _command(command: click.Command, ctx: click.Context, heading: str) -> Iterat
         for name in [each for each in names if not is_export or each in ("spans", _ALIKE)]:
             inner = command.get_command(ctx, name)
             assert inner is not None
-            yield from _command(inner, click.Context(inner, info_name=name, parent=ctx), "####")
+            yield from _command(inner, click.Context(inner, info_name=name, parent=ctx), "###")
 
 
 def _formats(command: click.Group, ctx: click.Context, names: list[str]) -> Iterator[str]:
@@ -79,13 +75,3 @@ def _escaped(text: str) -> str:
     for letter in "|<>*":
         text = text.replace(letter, f"\\{letter}")
     return text.replace("``", "`")
-
-
-def main() -> None:
-    """Write the page anew."""
-    by_hand = PAGE.read_text().partition(MARK)[0]
-    PAGE.write_text(by_hand + reference())
-
-
-if __name__ == "__main__":
-    main()

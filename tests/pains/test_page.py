@@ -1,4 +1,4 @@
-"""The table of docs/pains.md names each pain, and tests that are there and bear its number."""
+"""The table of pains in docs/contributing.md names tests that exist and bear the number."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ _ROW = re.compile(r"\| (\d+) \| (.+?) \| (.+?) \| (.+?) \|")
 
 def listed() -> dict[int, set[str]]:
     """The table: node ids by the pain's number."""
-    rows = _ROW.findall((DOCS / "pains.md").read_text())
+    rows = _ROW.findall((DOCS / "contributing.md").read_text())
     return {int(number): set(re.findall(r"`([^`]+)`", tests)) for number, *_, tests in rows}
 
 

@@ -1,4 +1,4 @@
-"""Pains of users of other tools, where no other test of ours bears the name: see docs/pains.md."""
+"""Pains that no other test bears in its mark: see docs/contributing.md."""
 
 import json
 import os

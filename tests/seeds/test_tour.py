@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.pages import DOCS, python
+from tests.pages import DOCS, part, python
 from tests.pages import ran as ran_page
 from tests.seeds.snippets import ran
 
@@ -709,8 +709,8 @@ def test_production_pipeline(store: Store) -> None:
 
 def test_the_page_has_every_name(tmp_path: Path) -> None:
     """The page of those who come from there names what the room has, and its code runs."""
-    page = DOCS / "coming-from-agent-lightning.md"
+    page = DOCS / "comparison.md"
     text = page.read_text()
 
     assert [name for name in agl._HOMES if f"`{name}" not in text] == []
-    ran_page(python(page), tmp_path)
+    ran_page(python(part(page, __file__)), tmp_path)

@@ -1,4 +1,4 @@
-"""The picture of docs/viewer.md, of what the demo recorded: ``python -m tests.viewer.picture``."""
+"""The picture of docs/service.md, of what the demo recorded: ``python -m tests.viewer.picture``."""
 
 import subprocess
 import sys

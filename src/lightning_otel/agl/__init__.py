@@ -1,7 +1,7 @@
 """Agent Lightning's names, as programs write them: ``import lightning_otel.agl as agl``.
 
 A program that says ``agentlightning`` says ``lightning_otel.agl`` instead. Each name stands for one
-of ours, which does the work; ``docs/coming-from-agent-lightning.md`` has them side by side. What is
+of ours, which does the work; ``docs/comparison.md`` has them side by side. What is
 called the same here is the same: ``agl.auto_trace`` is ``lightning_otel.auto_trace``.
 """
 

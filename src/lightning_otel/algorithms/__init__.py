@@ -21,7 +21,7 @@ _ALSO: Final = {"supervisedfinetuning": "sft"}
 """Other names that users know an algorithm by."""
 _VERL: Final = (
     "VERL trains in processes of its own: algorithms.verl.register() gives it an agent loop, see "
-    "docs/algorithms.md; Trainer(…, 'verl', backend='microsoft') is Agent Lightning's"
+    "docs/training.md; Trainer(…, 'verl', backend='microsoft') is Agent Lightning's"
 )
 
 __all__ = [

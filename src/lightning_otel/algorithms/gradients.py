@@ -314,7 +314,7 @@ def _nothing(batch: Batch, left: Mapping[str, int]) -> str:
     reasons = ", ".join(f"{n} × {reason}" for reason, n in Counter(left).most_common(3))
     return (
         f"nothing of {len(batch)} trajectories can be trained"
-        f"{f': {reasons}' if reasons else ''}; see docs/algorithms.md for what each needs"
+        f"{f': {reasons}' if reasons else ''}; see docs/training.md for what each needs"
     )
 
 

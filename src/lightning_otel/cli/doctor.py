@@ -41,5 +41,5 @@ def doctor(form: Form | None, is_repair: bool, store: str | None) -> int:
     if gone:
         click.echo(f"repaired, but {counted(gone, 'span')} could not be got back")
     if any(finding.level != "ok" for finding in findings):
-        talk("what each [code] means: docs/troubleshooting.md")
+        talk("what each [code] means: docs/settings.md")
     return 1 if problems or gone else 0

@@ -163,7 +163,7 @@ def _command(name: str, made: "Format") -> click.Command:
     @_kind_option("jsonl", "parquet", "folder")
     @rollout_option
     @_selecting
-    @click.option("--adapter", metavar="NAME", help="Another adapter; see docs/selection.md.")
+    @click.option("--adapter", metavar="NAME", help="Another adapter; see docs/transitions.md.")
     @click.option(
         "--credit", type=click.Choice(get_args(Credit)), default="next", metavar="RULE",
         help=", ".join(get_args(Credit)),

@@ -44,7 +44,7 @@ Code = Literal[
     "feedback-waits",
     "state-unreadable",
 ]
-"""What a finding is about, for good: each has a paragraph in ``docs/troubleshooting.md``."""
+"""What a finding is about, for good: each has a paragraph in ``docs/settings.md``."""
 
 
 @dataclass(frozen=True, slots=True)

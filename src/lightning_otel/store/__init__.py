@@ -305,7 +305,7 @@ class Store(Experience):
         progress: "Callable[[int, int], None] | None" = None,
         waiting: "Callable[[float], None] | None" = None,
     ) -> "Redacted":
-        """Mask content in what is stored, and have it gone from the files; see docs/redaction.md.
+        """Mask content in what is stored, and have it gone from the files; see docs/capture.md.
 
         Args:
             patterns: Regular expressions; what they match in any text becomes ``[redacted]``.

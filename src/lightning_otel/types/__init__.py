@@ -1,6 +1,6 @@
 """The nouns of lightning-otel as frozen dataclasses, and nothing else.
 
-Ids are lower-case hex, times are Unix nanoseconds. See ``docs/glossary.md`` for the words.
+Ids are lower-case hex, times are Unix nanoseconds. See ``docs/concepts.md`` for the words.
 """
 
 from lightning_otel.types.prompts import Prompt

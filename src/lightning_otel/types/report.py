@@ -45,7 +45,7 @@ class Repair:
     """A span that was put elsewhere in its tree than it was recorded, or left out for its ids.
 
     Attributes:
-        rule: The rule and what it did, as ``docs/structure.md`` lists them.
+        rule: The rule and what it did, as ``docs/transitions.md`` lists them.
     """
 
     span_id: str

@@ -24,7 +24,7 @@ capture level; or a step without token ids stands between."""
 BranchCause: TypeAlias = Literal[
     "start", "parallel", "sub_agent", "retry", "hand_off", "compaction", "rewind"
 ]
-"""Why a trajectory of its own begins where it does; see ``docs/structure.md`` for the rules."""
+"""Why a trajectory of its own begins where it does; see ``docs/transitions.md`` for the rules."""
 
 Credit: TypeAlias = Literal["next", "last", "sibling", "discounted", "step", "agents"]
 """The rule by which a reward without a link reaches a call."""

@@ -1,14 +1,14 @@
-"""What the page on APO says is run as it stands there."""
+"""The page's blocks about APO run as they are written."""
 
 from pathlib import Path
 
 import pytest
-from tests.pages import DOCS, blocks
+from tests.pages import DOCS, blocks, part
 
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 
-PAGE = DOCS / "apo.md"
+PAGE = DOCS / "training.md"
 
 
 class Writer:
@@ -29,7 +29,7 @@ def test_page_runs(
 
     with DemoServer(Writer()) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        exec(compile("\n".join(blocks(PAGE, "python")), str(PAGE), "exec"), {})
+        exec(compile("\n".join(blocks(part(PAGE, __file__), "python")), str(PAGE), "exec"), {})
 
     assert capsys.readouterr().out.splitlines() == [
         "held-out reward 0.000 → 1.000 over 8 tasks, a difference of +1.000 [+0.004, +1.000]",

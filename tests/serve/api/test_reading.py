@@ -84,7 +84,7 @@ def test_pages_of_transitions_are_all_of_them_once(filled: Client) -> None:
     ],
 )
 def test_transitions_are_selected(filled: Client, query: str, names: list[str]) -> None:
-    """By the keywords of docs/selection.md."""
+    """By the keywords of docs/transitions.md."""
     answer = filled.ask("GET", f"/v1/transitions?{query}")
 
     assert answer.status == 200

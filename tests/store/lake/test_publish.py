@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.pages import DOCS, blocks
+from tests.pages import DOCS, blocks, part
 from tests.store.lake import servers
 
 from lightning_otel import Store
@@ -21,7 +21,6 @@ from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.publish import LEAST_ROWS, _publisher_elected
 from lightning_otel.types import Span
 
-PAGE = DOCS / "ducklake.md"
 Spans = Callable[..., list[Span]]
 
 
@@ -289,7 +288,7 @@ def test_compaction_publishes_nothing_twice(
 
 def documented(number: int) -> list[str]:
     """The statements of one of the blocks in the page about lakes."""
-    found = blocks(PAGE, "sql")
+    found = blocks(part(DOCS / "store.md", __file__), "sql")
     assert len(found) == 2
     return [each for each in found[number].split(";\n") if each.strip()]
 
