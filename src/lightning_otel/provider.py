@@ -350,7 +350,7 @@ def applied_of(store: Any) -> capture.Applied | None:
         log.warning(
             "resources are not applied: %s is not on this machine; set %s",
             store.name,
-            config.STATE_ENV,
+            config.STATE.name,
         )
         return None
 

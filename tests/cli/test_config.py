@@ -8,7 +8,6 @@ from subprocess import CompletedProcess
 import pytest
 
 from lightning_otel import config
-from lightning_otel.settings import settings
 
 Cli = Callable[..., CompletedProcess[str]]
 
@@ -31,9 +30,9 @@ def test_config_says_value_and_source(cli: Cli, monkeypatch: pytest.MonkeyPatch)
 
 def test_every_variable_a_person_may_set_is_listed() -> None:
     """Those that ``run`` sets for its child are nobody's to set."""
-    inner = {config.RUN_ENV, config.AGENT_ENV, config.ROLLOUT_ENV, config.ATTEMPT_ENV}
+    inner = {config.RUN.name, config.RUN_AGENT.name, config.ROLLOUT.name, config.ATTEMPT.name}
 
-    assert set(config.OURS) - inner <= {each.name for each in settings()}
+    assert set(config.OURS) - inner <= {each["name"] for each in config.list_settings()}
 
 
 def test_check_names_what_is_meant(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ class Host:
         """What the program finds around it: that of a child of ``run``, or nothing of ours."""
         acks = self._acks if is_recorded else self.folder / "bare-acks"
         if not is_recorded:
-            return {**os.environ, config.ENABLED_ENV: "0", "FAULT_ACKS": str(acks)}
+            return {**os.environ, config.ENABLED.name: "0", "FAULT_ACKS": str(acks)}
         found = config.child_environment(
             store=self.store.name,
             rollout_id="r-fault",

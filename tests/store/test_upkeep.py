@@ -77,7 +77,7 @@ def test_keep_up_holds_the_size_and_says_what_went(
         store.settle()
     newest = max(span.start_ns for span in store.spans())
     size = sum(file.size_bytes for file in layout.read_manifest().live_files)
-    monkeypatch.setenv(config.MAX_SIZE_ENV, f"{size - 1}B")
+    monkeypatch.setenv(config.MAX_SIZE.name, f"{size - 1}B")
 
     keep_up(layout)
     time.sleep(0.01)
@@ -156,6 +156,6 @@ def test_size_of_reads_what_people_write(text: str, size: int) -> None:
 @pytest.mark.parametrize("text", ["", "ten", "-1GB", "1 GBs", "1e9", "0"])
 def test_max_size_of_nonsense_is_no_limit(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store is never emptied by a slip of the keyboard."""
-    monkeypatch.setenv(config.MAX_SIZE_ENV, text)
+    monkeypatch.setenv(config.MAX_SIZE.name, text)
 
     assert config.max_size_bytes() is None

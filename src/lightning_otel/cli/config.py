@@ -1,7 +1,6 @@
 """``config``: every setting, its value, where that comes from and what it does."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
 import click
@@ -16,7 +15,7 @@ from lightning_otel.cli.output import (
     suggest,
     talk,
 )
-from lightning_otel.config import STORE_ENV
+from lightning_otel.config import STORE, list_settings
 
 _COLUMNS: Final = ("name", "value", "source", "meaning")
 _KEYS: Final = ("level", "name", "text", "remedy")
@@ -49,12 +48,10 @@ def config(ctx: click.Context, form: Form | None, store: str | None) -> None:
         return
     import sys
 
-    from lightning_otel.settings import settings
-
-    rows = [asdict(each) for each in settings()]
+    rows = list_settings()
     if ctx.get_parameter_source("store") is click.core.ParameterSource.COMMANDLINE:
-        named = {"value": store, "source": "--store"}
-        rows = [{**row, **(named if row["name"] == STORE_ENV else {})} for row in rows]
+        (row,) = (row for row in rows if row["name"] == STORE.name)
+        row |= {"value": str(store), "source": "--store"}
     if form is None and sys.stdout.isatty():
         print_table(rows, _COLUMNS, ("value", "source", "meaning"))
     else:

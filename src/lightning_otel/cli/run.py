@@ -292,7 +292,7 @@ class _Run:
         if not has_root:
             talk("  the store refused the last spans; is its disk full?")
         if not config.content().is_kept:
-            talk(f"  messages are not kept, as {config.CONTENT_ENV} asks")
+            talk(f"  messages are not kept, as {config.CONTENT.name} asks")
 
     def _tell_accounting(self) -> None:
         """Say which spans of processes that began since the run did are lost, and why."""
@@ -317,10 +317,10 @@ def _problem(opened: "Store") -> LightningOtelError | None:
     if not config.is_enabled():
         return ConfigError(
             "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED; "
-            f"unset {config.ENABLED_ENV} OTEL_SDK_DISABLED"
+            f"unset {config.ENABLED.name} OTEL_SDK_DISABLED"
         )
     if not config.is_collect_enabled():
-        return ConfigError(f"nothing is kept, as {config.COLLECT_ENV} asks; unset it")
+        return ConfigError(f"nothing is kept, as {config.COLLECT.name} asks; unset it")
     try:
         opened.layout.create()
     except StoreError as exc:

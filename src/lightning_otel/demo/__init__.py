@@ -150,7 +150,7 @@ def _client(store: Store, policy: ToyPolicy, seed: int) -> Iterator[Any]:
     if not config.is_enabled():
         raise ConfigError(
             "LIGHTNING_OTEL or OTEL_SDK_DISABLED switches off the recording that the demo shows; "
-            f"unset {config.ENABLED_ENV} OTEL_SDK_DISABLED"
+            f"unset {config.ENABLED.name} OTEL_SDK_DISABLED"
         )
     store.writer()
     with (

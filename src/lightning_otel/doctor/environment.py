@@ -119,22 +119,22 @@ def _settings() -> Iterator[Finding]:
             "recording-off",
             "problem",
             "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED",
-            f"unset {config.ENABLED_ENV} OTEL_SDK_DISABLED",
+            f"unset {config.ENABLED.name} OTEL_SDK_DISABLED",
         )
     if not config.is_collect_enabled():
         yield Finding(
             "collect-off",
             "problem",
             "no span is kept, as the environment asks",
-            f"unset {config.COLLECT_ENV}",
+            f"unset {config.COLLECT.name}",
         )
     content = config.content()
     if not content.is_kept:
         yield Finding(
             "content-off",
             "problem",
-            f"{config.CONTENT_ENV} keeps messages out of the store: transitions will be empty",
-            f"unset {config.CONTENT_ENV}",
+            f"{config.CONTENT.name} keeps messages out of the store: transitions will be empty",
+            f"unset {config.CONTENT.name}",
         )
     elif content.is_exported:
         yield Finding(

@@ -59,7 +59,7 @@ def keep_up(layout: Layout, *, is_idle: bool = False) -> Settled:
                 log.warning(
                     "%s outgrew %s: its oldest rollouts were dropped, %d spans",
                     layout.catalogue,
-                    config.MAX_SIZE_ENV,
+                    config.MAX_SIZE.name,
                     told,
                 )
     except (OSError, duckdb.Error, LightningOtelError) as exc:

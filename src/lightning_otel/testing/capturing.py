@@ -206,7 +206,7 @@ class captured:  # noqa: N801  # used as a function
         if not (config.is_enabled() and config.is_collect_enabled()):
             raise ConfigError(
                 f"nothing can be captured, as recording is switched off; unset "
-                f"{config.ENABLED_ENV} OTEL_SDK_DISABLED {config.COLLECT_ENV}"
+                f"{config.ENABLED.name} OTEL_SDK_DISABLED {config.COLLECT.name}"
             )
         given = options.get("store")
         self._store = given if isinstance(given, Store) else Store(given or ":memory:")

@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.config import list_settings
 from lightning_otel.doctor import examine
 from lightning_otel.serve.viewer import page
-from lightning_otel.settings import settings
 from lightning_otel.store import Store
 
 _RANKS: Final = ("problem", "note", "ok")
@@ -25,7 +25,7 @@ def _read(store: Store) -> Mapping[str, object]:
     return {
         "findings": sorted(findings, key=lambda finding: _RANKS.index(finding.level)),
         "problems": sum(finding.level == "problem" for finding in findings),
-        "settings": settings(),
+        "settings": list_settings(),
     }
 
 
