@@ -64,6 +64,14 @@ KILLED: dict[str, str] = {
             die()
         layout_module.Layout.write_manifest = write_and_die
         """,
+    "between two batches": """\
+        settle_module.BATCH_BYTES = 1
+        write, left = layout_module.Layout.write_manifest, [2]
+        def write_one_only(*args, **options):
+            left[0] -= 1
+            return write(*args, **options) if left[0] else die()
+        layout_module.Layout.write_manifest = write_one_only
+        """,
     "before the clean-up": """\
         store.settle()
         time.sleep(0.5)

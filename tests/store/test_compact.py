@@ -23,25 +23,15 @@ from lightning_otel.store.settle import settle, settler_elected
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
+MakeSpan = Callable[..., Span]
+Write = Callable[[Iterable[Span]], Path]
+
 Settle = Callable[[Iterable[Span]], None]
 HOUR_NS = 3_600_000_000_000
 
 
 @pytest.fixture
-def write(layout: Layout) -> Settle:
-    """A function that writes spans into a sealed segment."""
-
-    def write(spans: Iterable[Span]) -> None:
-        writer = SpanWriter(layout)
-        for span in spans:
-            writer.add(span)
-        writer.seal()
-
-    return write
-
-
-@pytest.fixture
-def settled(store: Store, write: Settle, monkeypatch: pytest.MonkeyPatch) -> Settle:
+def settled(store: Store, write: Write, monkeypatch: pytest.MonkeyPatch) -> Settle:
     """A function that has spans settled into a file of their own, in effect at once."""
     monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
 
@@ -74,7 +64,7 @@ def _all(store: Store) -> list[Span]:
 
 
 def test_compact_merges_files_and_changes_no_span(
-    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:
     """Whatever was in many files is in one, and reads the same."""
     for number in range(4):
@@ -101,7 +91,7 @@ def test_compact_merges_files_and_changes_no_span(
 
 
 def test_compact_settles_first_and_is_idle_the_second_time(
-    store: Store, layout: Layout, write: Settle, make_span: Callable[..., Span]
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """One command packs all; packing what is packed already does nothing."""
     write(make_span() for _ in range(10))
@@ -116,7 +106,7 @@ def test_compact_settles_first_and_is_idle_the_second_time(
 
 
 def test_compact_orders_rollouts_by_time_and_keeps_their_calls_together(
-    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:
     """Interleaved conversations lie one after the other, each in order, in order of their begin."""
     ids = ["f" * 32, "1" * 32, "8" * 32]
@@ -135,7 +125,7 @@ def test_compact_orders_rollouts_by_time_and_keeps_their_calls_together(
 
 
 def test_compact_keeps_the_first_of_two_spans_with_one_id(
-    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:
     """The second is left out and counted, as a conflict if it is a different one."""
     first = make_span(name="first", start_ns=1_000, end_ns=2_000)
@@ -165,9 +155,7 @@ def _double(layout: Layout, file: DataFile) -> None:
     layout.write_manifest(replace(manifest, files=(*manifest.files, replace(file, name=name))))
 
 
-def _aged(
-    make_span: Callable[..., Span], rollout_id: str, hours: float, count: int = 5
-) -> list[Span]:
+def _aged(make_span: MakeSpan, rollout_id: str, hours: float, count: int = 5) -> list[Span]:
     end_ns = time.time_ns() - int(hours * HOUR_NS)
     return [
         make_span(
@@ -181,7 +169,7 @@ def _aged(
 
 
 def test_compact_drops_rollouts_older_than_asked_for(
-    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:
     """A file whose rollouts are all old is unlinked, one with some is written anew, all counted."""
     settled(_aged(make_span, "old", 50))
@@ -204,7 +192,7 @@ def test_compact_drops_rollouts_older_than_asked_for(
 
 
 def test_compact_drops_a_rollout_by_its_id(
-    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:
     """Only that one goes; one that is not there stops everything."""
     settled([*_aged(make_span, "a", 3), *_aged(make_span, "b", 2)])
@@ -222,7 +210,7 @@ def test_compact_drops_a_rollout_by_its_id(
 
 
 def test_dropped_rollout_stays_away_when_the_clock_goes_back(
-    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:
     """The clock is set back by an hour: to readers all commits lie an hour ahead of it."""
     settled([*_aged(make_span, "a", 3), *_aged(make_span, "b", 2)])
@@ -249,7 +237,7 @@ def test_dropped_rollout_stays_away_when_the_clock_goes_back(
 
 
 def test_compact_drops_the_oldest_rollouts_to_make_room(
-    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:
     """The newest stay, the store is as small as asked for, and what went is counted."""
     for hours in range(9, 0, -1):
@@ -268,7 +256,7 @@ def test_compact_drops_the_oldest_rollouts_to_make_room(
 
 
 def test_hold_size_drops_nothing_below_the_limit(
-    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:
     """Above it the oldest go, with room to spare; files nobody touched stay as they are."""
     for hours in (3, 2, 1):
@@ -286,7 +274,7 @@ def test_hold_size_drops_nothing_below_the_limit(
 
 
 def test_compact_leaves_open_segments_alone(
-    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:
     """A rollout that goes on now is young, and what its process writes stays readable."""
     settled(_aged(make_span, "goes on", 100))
@@ -311,7 +299,7 @@ def test_compact_halves_what_is_too_tangled(
     store: Store,
     layout: Layout,
     settled: Settle,
-    make_span: Callable[..., Span],
+    make_span: MakeSpan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Files that all rollouts run through are merged a few at a time."""
@@ -336,7 +324,7 @@ def test_compact_takes_smaller_slices_where_rows_are_too_wide(
     store: Store,
     layout: Layout,
     settled: Settle,
-    make_span: Callable[..., Span],
+    make_span: MakeSpan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It tries again with less at once, and leaves files alone that do not fit even so.
@@ -366,7 +354,7 @@ def test_compact_takes_smaller_slices_where_rows_are_too_wide(
 
 
 def test_compact_some_waits_for_enough_small_files(
-    store: Store, layout: Layout, settled: Settle, make_span: Callable[..., Span]
+    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:
     """A few files read well as they are."""
     for _ in range(3):
@@ -381,7 +369,7 @@ def test_compact_does_not_disturb_a_reader(
     store: Store,
     layout: Layout,
     settled: Settle,
-    make_span: Callable[..., Span],
+    make_span: MakeSpan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Merged files stay for a period of grace; afterwards they are gone, and nothing names them."""
@@ -406,7 +394,7 @@ def test_compact_does_not_disturb_a_reader(
 
 
 def test_a_conversation_costs_about_its_text(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan
 ) -> None:
     """100 turns that send their history each time: 3 × the unique text settled, 1 × compact."""
     import random

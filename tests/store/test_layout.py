@@ -10,20 +10,15 @@ import pytest
 from lightning_otel import Store
 from lightning_otel.errors import (
     ConfigError,
-    StoreDamagedError,
     StoreError,
     StoreMissingError,
-    StoreVersionError,
 )
 from lightning_otel.exporters.duckdb import DuckDBSpanExporter
-from lightning_otel.store import layout as layout_module
 from lightning_otel.store.layout import (
     DataFile,
     Layout,
     Manifest,
     SettledSegment,
-    total_bytes,
-    write_private,
 )
 from lightning_otel.types import Span
 
@@ -211,17 +206,6 @@ def test_manifest_comes_back(layout: Layout) -> None:
     assert [file.name for file in layout.read_manifest().live_files] == ["a"]
 
 
-def test_manifest_of_a_newer_version_is_refused_by_name(layout: Layout) -> None:
-    """The message names the store, its schema and ours."""
-    layout.create()
-    newer = layout_module.SCHEMA_VERSION + 1
-    layout.manifest_path.write_text(
-        f'{{"kind":"store","schema":{newer}}}\n{{"kind":"new thing"}}\n'
-    )
-
-    with pytest.raises(StoreVersionError, match=rf"traces\.duckdb has schema {newer}.*upgrade"):
-        layout.read_manifest()
-
 
 def test_manifest_with_fields_we_do_not_know_is_read(layout: Layout) -> None:
     """A field added without a new schema is passed over."""
@@ -232,15 +216,6 @@ def test_manifest_with_fields_we_do_not_know_is_read(layout: Layout) -> None:
 
     assert layout.read_manifest() == Manifest((), (SettledSegment("s", 1),))
 
-
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe"])
-def test_manifest_that_does_not_parse_is_named(layout: Layout, content: bytes) -> None:
-    """A damaged manifest is an error of the store's, with its path."""
-    layout.create()
-    layout.manifest_path.write_bytes(content)
-
-    with pytest.raises(StoreDamagedError, match=r"manifest\.ndjson is .*doctor --repair"):
-        layout.read_manifest()
 
 
 def test_manifest_is_left_alone_when_its_time_has_passed(layout: Layout) -> None:
@@ -272,15 +247,6 @@ def test_write_private_writes_whole_or_nothing(
     assert run_python(script, tmp_path / "file").strip() == "refused False"
 
 
-def test_write_private_replaces_nothing(tmp_path: Path) -> None:
-    """What is there already stays."""
-    (tmp_path / "file").write_text("old")
-
-    with pytest.raises(FileExistsError):
-        write_private(tmp_path / "file", b"new")
-
-    assert (tmp_path / "file").read_text() == "old"
-
 
 def test_segments_are_those_with_a_segments_name(layout: Layout) -> None:
     """Oldest first, and whatever else lies there is none."""
@@ -291,12 +257,6 @@ def test_segments_are_those_with_a_segments_name(layout: Layout) -> None:
 
     assert [path.name for path in layout.segments()] == [names[2], names[0], names[1]]
 
-
-def test_total_bytes_passes_over_what_is_gone(tmp_path: Path) -> None:
-    """A file that a settler took away counts nothing."""
-    (tmp_path / "a").write_bytes(b"123")
-
-    assert total_bytes([tmp_path / "a", tmp_path / "gone"]) == 3
 
 
 def test_require_names_a_store_that_stands_beside(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Event, Link, Span
 
+MakeSpan = Callable[..., Span]
+Write = Callable[[Iterable[Span]], Path]
+
 
 def _of(layout: Layout) -> dict[str, SettledSegment]:
     return {segment.name: segment for segment in layout.read_manifest().segments}
@@ -32,9 +35,7 @@ def _add_lines(path: Path, lines: bytes) -> None:
 
 
 def test_file_is_private_sorted_and_in_small_row_groups(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
+    store: Store, layout: Layout, write: Write
 ) -> None:
     """Traces lie as they began, each by agent and start, 20,480 rows to a group.
 
@@ -74,9 +75,7 @@ def test_file_is_private_sorted_and_in_small_row_groups(
     assert listed.size_bytes == path.stat().st_size
 
 
-def test_file_holds_every_part_of_a_span(
-    store: Store, write: Callable[[Iterable[Span]], Path], make_span: Callable[..., Span]
-) -> None:
+def test_file_holds_every_part_of_a_span(store: Store, write: Write, make_span: MakeSpan) -> None:
     """What was written comes back from Parquet the same, odd characters and large integers too."""
     odd = 'quote " backslash \\ newline \n NUL \x00 line \u2028 emoji 😀'
     span = make_span(
@@ -112,10 +111,7 @@ def test_file_holds_every_part_of_a_span(
 
 
 def test_a_span_twice_is_kept_once_and_is_no_conflict(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """The same span recorded twice, in one batch or in two, is there once."""
     span = make_span()
@@ -132,10 +128,7 @@ def test_a_span_twice_is_kept_once_and_is_no_conflict(
 
 
 def test_of_two_spans_with_one_id_the_first_wins_and_the_other_is_counted(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """A different span with an id that is taken is left out, before and after settling."""
     first = make_span(name="first", start_ns=5)
@@ -155,10 +148,7 @@ def test_of_two_spans_with_one_id_the_first_wins_and_the_other_is_counted(
 
 
 def test_lines_that_do_not_parse_are_stepped_over_and_counted(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """Torn, binary, foreign and mistyped lines cost themselves only."""
     path = write([make_span(name="before")])
@@ -186,10 +176,7 @@ def test_lines_that_do_not_parse_are_stepped_over_and_counted(
 
 
 def test_a_torn_end_of_a_dead_processs_segment_is_counted(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """A last line that was never finished loses nothing before it."""
     path = write([make_span(), make_span()])
@@ -202,10 +189,7 @@ def test_a_torn_end_of_a_dead_processs_segment_is_counted(
 
 
 def test_a_flipped_byte_costs_one_line(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """Damage to a line's structure costs that line."""
     path = write(make_span(name=f"s{number}") for number in range(10))
@@ -270,10 +254,7 @@ def test_a_span_open_across_segments_is_one_span(
 
 
 def test_losses_noted_by_writers_are_added_up(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """What a writer could not keep stays known when its segment is gone."""
     path = write([make_span()])
@@ -285,10 +266,7 @@ def test_losses_noted_by_writers_are_added_up(
 
 
 def test_a_batch_of_nothing_new_makes_no_file(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """Segments whose spans are all there already are done without a file."""
     span = make_span()
@@ -303,7 +281,7 @@ def test_a_batch_of_nothing_new_makes_no_file(
 
 
 def test_large_records_are_settled_in_little_memory(
-    store: Store, write: Callable[[Iterable[Span]], Path], make_span: Callable[..., Span]
+    store: Store, write: Write, make_span: MakeSpan
 ) -> None:
     """Lines of several megabytes go through the settler as any others do."""
     spans = [
@@ -318,10 +296,7 @@ def test_large_records_are_settled_in_little_memory(
 
 
 def test_a_plain_duckdb_reads_the_file(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """The data is ordinary Parquet."""
     write([make_span(name="s", attributes={"k": "v"})])

@@ -13,6 +13,8 @@ from lightning_otel.store.layout import Layout, Manifest
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
+MakeSpan = Callable[..., Span]
+
 
 def _cut_at_a_line(content: bytes) -> bytes:
     return b"".join(content.splitlines(keepends=True)[:-2])
@@ -32,7 +34,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 @pytest.fixture
-def layout(store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch) -> Layout:
+def layout(store: Store, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch) -> Layout:
     """The paths of a store of three data files, whose segments are gone, and one live segment."""
     monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
     layout = store.layout
@@ -48,7 +50,7 @@ def layout(store: Store, make_span: Callable[..., Span], monkeypatch: pytest.Mon
     return layout
 
 
-def _write(store: Store, make_span: Callable[..., Span], count: int) -> None:
+def _write(store: Store, make_span: MakeSpan, count: int) -> None:
     assert store.layout is not None
     store.layout.create()
     writer = SpanWriter(store.layout)
@@ -91,7 +93,7 @@ def test_manifest_is_written_anew(
 
 
 def test_process_that_writes_does_not_disown_settled_spans(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan
 ) -> None:
     """It comes before any reader, and makes no empty manifest in place of one that is gone."""
     _change(layout, "gone", also_copy=True)
@@ -120,6 +122,28 @@ def test_files_merged_into_another_are_not_counted_twice(store: Store, layout: L
 
     assert _ids(store) == before
     assert sorted(file.rows for file in layout.read_manifest().live_files) == [20, 30, 40]
+
+
+@pytest.mark.parametrize("how", ["dropped", "masked", "settled"])
+def test_footers_tell_what_a_file_stands_for(store: Store, layout: Layout, how: str) -> None:
+    """What was taken out of files does not come back with the old ones, nor are spans doubled."""
+    first = store.spans().rows()[0]
+    if how == "dropped":
+        store.compact(rollout_ids=[first.trace_id])
+    elif how == "masked":
+        store.redact(patterns=[f"^{first.name}$"])
+    else:
+        store.settle()
+    before, stored = sorted(map(str, store.spans())), store.accounting().stored
+    old = len(list(layout.data.glob("spans-*.parquet")))
+
+    _change(layout, "gone", also_copy=True)
+
+    assert sorted(map(str, store.spans())) == before
+    assert len(before) == (99 if how == "dropped" else 100)
+    assert old > len(layout.read_manifest().live_files) or how == "settled"
+    assert store.settle().segments == 0
+    assert (store.accounting().stored, store.accounting().missing) == (stored, 0)
 
 
 def test_damaged_data_file_does_not_stop_the_rest(store: Store, layout: Layout) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,9 @@ from lightning_otel.store.settle import settler_elected
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
+MakeSpan = Callable[..., Span]
+Write = Callable[[Iterable[Span]], Path]
+
 WHO = "alice@example.org"
 PATTERN = r"alice@example\.org"
 _KILLS = int(os.environ.get("LIGHTNING_TEST_KILLS", "6"))
@@ -37,7 +40,7 @@ def _without_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle_module, "GRACE_US", 20_000)
 
 
-def _call(make_span: Callable[..., Span], rollout: str, text: str, **more: object) -> Span:
+def _call(make_span: MakeSpan, rollout: str, text: str, **more: object) -> Span:
     said = json.dumps([{"role": "user", "parts": [{"type": "text", "content": text}]}])
     attributes = {c.ROLLOUT_ID: rollout, c.OPERATION: "chat", c.INPUT_MESSAGES: said, **more}
     return make_span(attributes=attributes, scope=c.SCOPE)
@@ -60,7 +63,7 @@ def _by_id(store: Store) -> dict[str, Span]:
 
 
 def test_content_is_gone_from_files_and_segments_and_all_else_is_as_it_was(
-    store: Store, layout: Layout, write: Callable[..., None], make_span: Callable[..., Span]
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """Settled, settled lately or not settled yet: it is masked, and the old files are unlinked."""
     write([_call(make_span, "r1", f"mail {WHO}"), _call(make_span, "r2", "nothing")])
@@ -86,7 +89,7 @@ def test_content_is_gone_from_files_and_segments_and_all_else_is_as_it_was(
 
 
 def test_dry_run_counts_the_same_and_changes_nothing(
-    store: Store, layout: Layout, write: Callable[..., None], make_span: Callable[..., Span]
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """What would be masked is told, and nothing is settled, written or noted."""
     write([_call(make_span, "r1", WHO)])
@@ -102,7 +105,7 @@ def test_dry_run_counts_the_same_and_changes_nothing(
 
 
 def test_what_is_still_written_to_is_counted_and_done_later(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan
 ) -> None:
     """A segment that its process has open stays as it is, and the answer says so."""
     writer = SpanWriter(layout)
@@ -247,9 +250,7 @@ def test_own_segment_is_reached_with_spans_open(store: Store, layout: Layout) ->
     assert store.accounting().is_balanced
 
 
-def test_only_what_is_named_is_looked_at(
-    store: Store, write: Callable[..., None], make_span: Callable[..., Span]
-) -> None:
+def test_only_what_is_named_is_looked_at(store: Store, write: Write, make_span: MakeSpan) -> None:
     """An id alone takes all that was said in it; with a rule, the rule is kept to it."""
     write([_call(make_span, name, f"{name} {WHO}") for name in ("rollout-a", "rollout-b", "other")])
 
@@ -265,7 +266,7 @@ def test_only_what_is_named_is_looked_at(
 
 
 def test_packed_file_stays_packed_and_published_spans_are_told_of(
-    store: Store, layout: Layout, write: Callable[..., None], make_span: Callable[..., Span]
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """The new file stands for the old one in all that is noted of it."""
     write([_call(make_span, f"r{n}", f"{n} {WHO if n % 2 else ''}") for n in range(50)])
@@ -285,7 +286,7 @@ def test_packed_file_stays_packed_and_published_spans_are_told_of(
 
 
 def test_consumer_that_follows_is_given_nothing_twice(
-    store: Store, write: Callable[..., None], make_span: Callable[..., Span]
+    store: Store, write: Write, make_span: MakeSpan
 ) -> None:
     """A masked span is the same span: it was delivered."""
     write([_call(make_span, "r1", WHO)])
@@ -299,7 +300,7 @@ def test_consumer_that_follows_is_given_nothing_twice(
 
 
 def test_the_record_says_what_was_done_and_not_what_was_masked(
-    store: Store, layout: Layout, write: Callable[..., None], make_span: Callable[..., Span]
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """Who, when, why and how much; a pattern may be the very thing to forget."""
     write([_call(make_span, "r1", WHO)])
@@ -316,7 +317,7 @@ def test_the_record_says_what_was_done_and_not_what_was_masked(
 
 
 def test_quarantine_is_told_of(
-    store: Store, layout: Layout, write: Callable[..., None], make_span: Callable[..., Span]
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """Damaged parts cannot be looked into, so nobody is told that they hold nothing."""
     write([_call(make_span, "r1", WHO)])
@@ -329,11 +330,7 @@ def test_quarantine_is_told_of(
 
 
 def test_nothing_named_and_unknown_ids_are_refused(
-    store: Store,
-    layout: Layout,
-    write: Callable[..., None],
-    make_span: Callable[..., Span],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody masks a whole store by leaving something out."""
     write([_call(make_span, "r1", WHO)])
@@ -350,11 +347,7 @@ def test_nothing_named_and_unknown_ids_are_refused(
 
 
 def test_file_with_wide_rows_is_rewritten_slice_by_slice(
-    store: Store,
-    layout: Layout,
-    write: Callable[..., None],
-    make_span: Callable[..., Span],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that are read a few at a time stand in the new file in their old order."""
     monkeypatch.setattr("lightning_otel.store.rewrite.SLICE_BYTES", 2_000)
@@ -383,7 +376,7 @@ store.redact(patterns=[r"alice@example\\.org"], wait_s=20)
 
 
 def test_killed_at_any_point_each_span_is_there_once_and_the_next_one_finishes(
-    store: Store, layout: Layout, write: Callable[..., None], make_span: Callable[..., Span]
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """SIGKILL again and again, while spans still come; in the end nothing of it is left."""
     ids = set()

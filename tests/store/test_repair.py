@@ -16,6 +16,8 @@ from lightning_otel.store.settle import settler_elected
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
+MakeSpan = Callable[..., Span]
+
 SPANS = 50_000
 """In thirteen row groups."""
 
@@ -26,7 +28,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
 
 
-def _fill(store: Store, make_span: Callable[..., Span], count: int) -> Layout:
+def _fill(store: Store, make_span: MakeSpan, count: int) -> Layout:
     layout = store.layout
     assert layout is not None
     layout.create()
@@ -48,7 +50,7 @@ def _overwrite(path: Path, at: float, content: bytes = b"\xff" * 64) -> None:
         file.write(content)
 
 
-def test_whole_row_groups_come_back(store: Store, make_span: Callable[..., Span]) -> None:
+def test_whole_row_groups_come_back(store: Store, make_span: MakeSpan) -> None:
     """Of thirteen row groups one is damaged: the spans of all others are there again, once."""
     layout = _fill(store, make_span, SPANS)
     (path,) = layout.data.glob("spans-*.parquet")
@@ -68,7 +70,7 @@ def test_whole_row_groups_come_back(store: Store, make_span: Callable[..., Span]
 
 
 def test_file_whose_footer_says_little_less_comes_back_whole(
-    store: Store, make_span: Callable[..., Span]
+    store: Store, make_span: MakeSpan
 ) -> None:
     """A bit in a footer that DuckDB still reads costs no span."""
     layout = _fill(store, make_span, 300)
@@ -86,9 +88,7 @@ def test_file_whose_footer_says_little_less_comes_back_whole(
 
 
 @pytest.mark.parametrize("size", [0, 100])
-def test_file_without_footer_is_given_up(
-    store: Store, make_span: Callable[..., Span], size: int
-) -> None:
+def test_file_without_footer_is_given_up(store: Store, make_span: MakeSpan, size: int) -> None:
     """Nothing in it can be found any more: its spans are counted as gone."""
     layout = _fill(store, make_span, 300)
     (path,) = layout.data.glob("spans-*.parquet")
@@ -100,7 +100,7 @@ def test_file_without_footer_is_given_up(
     assert store.spans().rows() == []
 
 
-def test_missing_file_is_given_up(store: Store, make_span: Callable[..., Span]) -> None:
+def test_missing_file_is_given_up(store: Store, make_span: MakeSpan) -> None:
     """Whoever repairs says that it will not come back."""
     layout = _fill(store, make_span, 300)
     (path,) = layout.data.glob("spans-*.parquet")
@@ -114,7 +114,7 @@ def test_missing_file_is_given_up(store: Store, make_span: Callable[..., Span]) 
 
 
 def test_spans_that_stand_elsewhere_do_not_come_back_twice(
-    store: Store, make_span: Callable[..., Span]
+    store: Store, make_span: MakeSpan
 ) -> None:
     """What was read from segments again, or given anew, is left out of what is got back."""
     spans = [make_span() for _ in range(100)]
@@ -139,7 +139,7 @@ def test_spans_that_stand_elsewhere_do_not_come_back_twice(
     assert store.spans().rows() == spans
 
 
-def test_every_damage_is_looked_for(store: Store, make_span: Callable[..., Span]) -> None:
+def test_every_damage_is_looked_for(store: Store, make_span: MakeSpan) -> None:
     """Also one that no reader noticed, as nothing but its bytes tells of it."""
     layout = _fill(store, make_span, 300)
     (path,) = layout.data.glob("spans-*.parquet")
@@ -154,7 +154,7 @@ def test_every_damage_is_looked_for(store: Store, make_span: Callable[..., Span]
     assert note.gone == 300
 
 
-def test_copied_store_is_verified_once(store: Store, make_span: Callable[..., Span]) -> None:
+def test_copied_store_is_verified_once(store: Store, make_span: MakeSpan) -> None:
     """Copies have other times of change: a repair notes them, and takes checksums not yet taken."""
     layout = _fill(store, make_span, 30)
     manifest = layout.read_manifest()
@@ -171,7 +171,7 @@ def test_copied_store_is_verified_once(store: Store, make_span: Callable[..., Sp
 
 
 def test_repair_waits_for_no_settler_for_ever(
-    store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
+    store: Store, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says so, and changes nothing."""
     layout = _fill(store, make_span, 3)
@@ -184,7 +184,7 @@ def test_repair_waits_for_no_settler_for_ever(
 
 
 def test_note_that_is_damaged_itself_stands_in_nobodys_way(
-    store: Store, make_span: Callable[..., Span]
+    store: Store, make_span: MakeSpan
 ) -> None:
     """What it told of is asked of its file."""
     layout = _fill(store, make_span, 300)

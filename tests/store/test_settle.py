@@ -1,8 +1,6 @@
 """Every span is settled exactly once, however often settling is cut off."""
 
-import os
 import shutil
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,48 +9,19 @@ import duckdb
 import pytest
 
 from lightning_otel import Store
-from lightning_otel.store import packing, parquet
 from lightning_otel.store import settle as settle_module
-from lightning_otel.store.layout import Layout, now_us
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.segment import boot_id
 from lightning_otel.store.settle import Settled, settle, settle_if_worthwhile, settler_elected
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
-
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Manifests take effect when they are written, and nothing has a period of grace."""
-    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
-    monkeypatch.setattr(settle_module, "GRACE_US", 0)
-
-
-def _settle_and_sweep(layout: Layout) -> None:
-    """Settle what is left, and take away what is settled once that is in effect."""
-    settle(layout)
-    _wait_for_effect(layout)
-    settle(layout)
-
-
-def _wait_for_effect(layout: Layout) -> None:
-    """Wait until every manifest written so far counts."""
-    while any(each.settled_us >= now_us() for each in layout.read_manifest().segments):
-        time.sleep(0.002)
-
-
-def _names(store: Store) -> list[str]:
-    return sorted(span.name for span in store.spans())
-
-
-def _settled_rows(layout: Layout) -> int:
-    return sum(file.rows for file in layout.read_manifest().live_files)
+MakeSpan = Callable[..., Span]
+Write = Callable[[Iterable[Span]], Path]
 
 
 def test_settle_moves_spans_from_segments_into_files(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """The same spans are there before and after, and the segments count no more."""
     spans = [make_span(name=f"s{number}", attributes={"n": number}) for number in range(50)]
@@ -69,7 +38,7 @@ def test_settle_moves_spans_from_segments_into_files(
 
 
 def test_settle_leaves_open_segments_alone(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan
 ) -> None:
     """What a live process writes to is not settled, be it this process or another."""
     writer = SpanWriter(layout)
@@ -84,7 +53,7 @@ def test_settle_leaves_open_segments_alone(
 
 
 def test_settle_is_not_fooled_by_a_span_that_looks_like_a_seal(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan
 ) -> None:
     """Only a whole line is a seal, whatever a span's attributes hold."""
     writer = SpanWriter(layout)
@@ -96,7 +65,7 @@ def test_settle_is_not_fooled_by_a_span_that_looks_like_a_seal(
 
 
 def test_settle_takes_the_segment_of_a_dead_process(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan
 ) -> None:
     """A free lock says that the writer is gone, with or without a seal."""
     writer = SpanWriter(layout)
@@ -109,12 +78,7 @@ def test_settle_takes_the_segment_of_a_dead_process(
 
 @pytest.mark.parametrize(("started_ns", "rows"), [(1, 1), (4_000_000_000_000_000_000, 0)])
 def test_settle_takes_an_unsealed_segment_of_another_boot_only_if_it_is_older(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
-    started_ns: int,
-    rows: int,
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan, started_ns: int, rows: int
 ) -> None:
     """A foreign boot is an earlier one of this machine, or another machine that may live."""
     path = write([make_span()])
@@ -125,7 +89,7 @@ def test_settle_takes_an_unsealed_segment_of_another_boot_only_if_it_is_older(
 
 
 def test_settle_takes_a_sealed_segment_of_any_boot(
-    store: Store, write: Callable[[Iterable[Span]], Path], make_span: Callable[..., Span]
+    store: Store, write: Write, make_span: MakeSpan
 ) -> None:
     """Who sealed a segment is done with it."""
     path = write([make_span()])
@@ -135,11 +99,7 @@ def test_settle_takes_a_sealed_segment_of_any_boot(
 
 
 def test_settle_works_in_batches(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backlog of any size is settled a few segments at a time."""
     for _ in range(6):
@@ -151,167 +111,7 @@ def test_settle_works_in_batches(
     assert done == Settled(segments=6, rows=60, files=3)
 
 
-class _Killed(BaseException):
-    """Stands for a kill: nothing of ours catches it."""
-
-
-def _kill(*arguments: Any, **named: Any) -> None:
-    raise _Killed
-
-
-def _kill_at_call(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    calls = iter(range(1_000))
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        if next(calls) == number:
-            raise _Killed
-        return function(*arguments, **named)
-
-    return call
-
-
-STEPS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "before the copy": lambda patch: patch.setattr(packing, "write_file", _kill),
-    "in the copy": lambda patch: patch.setattr(packing, "_counted", _kill),
-    "after the copy": lambda patch: patch.setattr(parquet, "sync", _kill),
-    "before the rename": lambda patch: patch.setattr(os, "replace", _kill_at_call(0, os.replace)),
-    "after the rename": lambda patch: patch.setattr(settle_module, "_commit", _kill),
-    "before the manifest": lambda patch: patch.setattr(os, "replace", _kill_at_call(1, os.replace)),
-    "after the manifest": lambda patch: patch.setattr(
-        settle_module, "_settle_batch", _kill_after(settle_module._settle_batch)
-    ),
-    "in the second batch": lambda patch: patch.setattr(os, "replace", _kill_at_call(2, os.replace)),
-}
-
-
-def _kill_after(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any, **named: Any) -> None:
-        function(*arguments, **named)
-        raise _Killed
-
-    return call
-
-
-@pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("step", STEPS)
-def test_settle_killed_at_any_step_is_exactly_once(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
-    monkeypatch: pytest.MonkeyPatch,
-    step: str,
-) -> None:
-    """Readers see every span once after the kill, and the next settler finishes the work.
-
-    The steps are cut off by patches, because no kill from outside hits each of them.
-    """
-    names = sorted(f"s{number}" for number in range(40))
-    write(make_span(name=name) for name in names[:20])
-    write(make_span(name=name) for name in names[20:])
-    monkeypatch.setattr(settle_module, "BATCH_BYTES", 1)
-    with monkeypatch.context() as patch:
-        STEPS[step](patch)
-        with pytest.raises(_Killed):
-            settle(layout)
-    after_kill = _names(store)
-
-    _settle_and_sweep(layout)
-
-    assert after_kill == names
-    assert _names(store) == names
-    assert _settled_rows(layout) == 40
-    assert layout.segments() == []
-    assert [segment for segment in layout.read_manifest().segments if segment.conflicts] == []
-    files = {path.name for path in layout.data.glob("spans-*")}
-    assert files == {file.name for file in layout.read_manifest().files}
-    assert list(layout.new.iterdir()) == []
-
-
-@pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("number", range(4))
-def test_sweep_killed_at_any_step_loses_nothing(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-) -> None:
-    """Segments that are settled are taken away in any order, or later.
-
-    The steps are cut off by patches, because no kill from outside hits each of them.
-    """
-    names = sorted(f"s{number}" for number in range(4))
-    for name in names:
-        write([make_span(name=name)])
-    settle(layout)
-    _wait_for_effect(layout)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", _kill_at_call(number, Path.unlink))
-        with pytest.raises(_Killed):
-            settle(layout)
-    after_kill = _names(store)
-
-    _settle_and_sweep(layout)
-
-    assert after_kill == names
-    assert _names(store) == names
-    assert layout.segments() == []
-
-
-def test_settle_killed_by_a_signal_is_exactly_once(
-    tmp_path: Path, run_python: Callable[..., str]
-) -> None:
-    """Settlers killed at random moments, one after the other, lose and double nothing."""
-    script = """
-    import os, random, signal, sys, time
-    import duckdb
-    from lightning_otel import Store
-    from lightning_otel.store import settle as module
-    from lightning_otel.store.writer import SpanWriter
-    from lightning_otel.types import Span
-    module.BATCH_BYTES, module.GRACE_US, module.COMMIT_AHEAD_US = 1, 0, 10_000
-    store = Store(sys.argv[1])
-    store.layout.create()
-    number = 0
-    for _ in range(20):
-        writer = SpanWriter(store.layout)
-        for _ in range(5):
-            number += 1
-            writer.add(Span(f"{number:032x}", f"{number:016x}", None, "s", number, number + 1))
-        writer.seal()
-    random.seed(int(sys.argv[2]))
-    killed = 0
-    for _ in range(5):
-        child = os.fork()
-        if not child:
-            store.settle()
-            os._exit(0)
-        time.sleep(random.uniform(0.03, 0.3))
-        os.kill(child, signal.SIGKILL)
-        killed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
-        child = os.fork()
-        if not child:
-            (row,) = store.sql("SELECT count(*) n, count(DISTINCT span_id) d FROM spans")
-            os._exit(0 if row == {"n": 100, "d": 100} else 1)
-        assert os.waitpid(child, 0)[1] == 0
-    store.settle()
-    (row,) = store.sql("SELECT count(*) n, count(DISTINCT span_id) d FROM spans")
-    manifest = store.layout.read_manifest()
-    conflicts = sum(segment.conflicts for segment in manifest.segments)
-    print(row, sum(file.rows for file in manifest.files), conflicts)
-    print(killed > 0)
-    """
-
-    printed = run_python(script, tmp_path / "traces.duckdb", os.getpid())
-
-    assert printed.splitlines() == ["{'n': 100, 'd': 100} 100 0", "True"]
-
-
-def test_settlers_at_once_are_one(
-    layout: Layout, write: Callable[[Iterable[Span]], Path], make_span: Callable[..., Span]
-) -> None:
+def test_settlers_at_once_are_one(layout: Layout, write: Write, make_span: MakeSpan) -> None:
     """While one settles another stands back, or waits if it was told to."""
     write([make_span()])
 
@@ -326,10 +126,7 @@ def test_settlers_at_once_are_one(
 
 
 def test_settle_if_worthwhile_waits_for_enough(
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
-    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few small segments are left; many, or large ones, are settled."""
     write([make_span()])
@@ -349,8 +146,8 @@ def test_settle_if_worthwhile_waits_for_enough(
 def test_settle_if_worthwhile_does_not_fail_a_reader(
     store: Store,
     layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
+    write: Write,
+    make_span: MakeSpan,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     fault: Exception,
@@ -373,11 +170,7 @@ def test_settle_if_worthwhile_does_not_fail_a_reader(
 
 
 def test_settled_segments_stay_for_readers_and_are_gone_later(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that listed a segment just before finds it; after a period of grace it is gone."""
     write([make_span()])
@@ -393,11 +186,7 @@ def test_settled_segments_stay_for_readers_and_are_gone_later(
 
 
 def test_settled_spans_stay_when_the_clock_goes_back(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the segments are gone, the file counts for every reader, whatever its clock says.
 
@@ -418,10 +207,7 @@ def test_settled_spans_stay_when_the_clock_goes_back(
 
 
 def test_settle_waits_longer_on_a_slow_disk(
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
-    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A manifest that came too late for its own time is written anew, with a later one.
 
@@ -476,11 +262,7 @@ def test_settle_of_nothing_makes_no_file(store: Store, layout: Layout) -> None:
 
 
 def test_settle_passes_over_a_segment_that_vanished(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    make_span: Callable[..., Span],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A segment that was listed and is gone is nobody's any more.
 

@@ -1,4 +1,4 @@
-"""Where a store's files lie, and the manifest that says which of them count.
+"""The places of a store's files, and the manifest as it lies there.
 
 ``X.duckdb`` is the catalogue (views only); everything else lies in ``X.duckdb.d/``: ``new/`` for
 files being made, ``live/`` for segments, ``data/`` for settled Parquet, ``quarantine/`` for what is
@@ -10,13 +10,9 @@ import contextlib
 import os
 import re
 import time
-import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
-
-import orjson
+from typing import Final
 
 from lightning_otel.config import DEFAULT_STORE
 from lightning_otel.errors import (
@@ -26,8 +22,14 @@ from lightning_otel.errors import (
     StoreMissingError,
     StoreVersionError,
 )
-from lightning_otel.store.counts import unstored
 from lightning_otel.store.lake import EXAMPLE, is_lake, lake_address
+from lightning_otel.store.manifest import FURTHEST_AHEAD_US as FURTHEST_AHEAD_US
+from lightning_otel.store.manifest import SCHEMA_VERSION as SCHEMA_VERSION
+from lightning_otel.store.manifest import DataFile as DataFile
+from lightning_otel.store.manifest import Manifest as Manifest
+from lightning_otel.store.manifest import SettledSegment as SettledSegment
+from lightning_otel.store.manifest import format_manifest, manifest_of, parse_rows
+from lightning_otel.store.manifest import is_in_effect as is_in_effect
 
 _INSTEAD: Final = {
     "redis": ", which lasts, or for many machines clickhouse://… or ducklake:postgres://…",
@@ -36,122 +38,12 @@ _INSTEAD: Final = {
 """What to take instead of an engine that people ask for."""
 MEMORY: Final = ":memory:"
 """Names a store that is kept in this process and gone with it."""
-SCHEMA_VERSION: Final = 1
 SEGMENT_SUFFIX: Final = ".ndjson"
 _SEGMENT_NAME: Final = re.compile(r"[^-]+-\d+-\d+-\d+\.ndjson")
 """Boot, start of the process in nanoseconds, process id, number."""
-FURTHEST_AHEAD_US: Final = 10_000_000
-"""A commit is written a moment before it counts; a later one is of a clock that went back since."""
 EMPTY_DATA: Final = "_empty.parquet"
 EMPTY_LIVE: Final = "_empty.ndjson"
 REPAIR: Final = "run: lightning-otel doctor --repair"
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """One settled Parquet file.
-
-    Attributes:
-        added_us: When it began to count, Unix microseconds.
-        dropped_us: When it ceased to count; None while it does.
-        is_compact: Whether ``compact`` made it, and packed it as tightly as it can.
-        publication: What it goes into lakes as, with all files of the same one; empty if that is
-            not settled yet. Files of different publications are never packed into one.
-        schema: The version of the columns in it.
-        checksum: As ``checksums.checksum_of`` gives it; empty if it was never taken.
-        mtime_ns: Its time of change when it was made; 0 if not known. A file is never written to
-            again, so another one is a reason to verify it.
-    """
-
-    name: str
-    added_us: int
-    rows: int
-    size_bytes: int
-    min_start_ns: int
-    max_start_ns: int
-    dropped_us: int | None = None
-    is_compact: bool = False
-    publication: str = ""
-    schema: int = 1
-    checksum: str = ""
-    mtime_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SettledSegment:
-    """A segment whose spans stand in a data file.
-
-    Attributes:
-        damaged: Lines that did not parse.
-        conflicts: Spans left out because their id was taken by a different span.
-        lost: Spans its process lost because the disk refused them.
-        counts: What became of the spans that ended in it, by reason; see :mod:`counts`.
-        file: The data file its spans stand in; empty if it is not known or there is none.
-        rows: Its spans that stand in that file.
-    """
-
-    name: str
-    settled_us: int
-    damaged: int = 0
-    conflicts: int = 0
-    lost: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
-    file: str = ""
-    rows: int = 0
-
-    @property
-    def process(self) -> str:
-        """Id of the process that wrote it."""
-        return self.name.rpartition("-")[0]
-
-    @property
-    def tells_of_damage(self) -> bool:
-        """Whether something was damaged, rejected or lost."""
-        return bool(self.damaged or self.conflicts or self.lost or unstored(self.counts))
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """Which files and segments count: the only commit mark of the store.
-
-    A reader takes a file for live, and a segment for settled, if the time written here is not later
-    than the start of its own transaction, so it sees either the one or the other. The time lies a
-    little ahead of the replacement: whoever starts after it reads the new manifest, however often.
-    It becomes 0, valid for all, before the segments are unlinked.
-
-    Attributes:
-        files: Data files.
-        segments: Settled segments, until they are gone.
-        counts: What became of the spans of segments that are gone, and of those taken out of the
-            store since: ``dropped.age``, ``dropped.size`` and ``dropped.rollout`` by retention,
-            ``rejected.conflict`` and ``rejected.duplicate`` where two files held one id; see
-            :mod:`counts`.
-    """
-
-    files: tuple[DataFile, ...] = ()
-    segments: tuple[SettledSegment, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def live_files(self) -> tuple[DataFile, ...]:
-        """Files that count now."""
-        return tuple(file for file in self.files if file.dropped_us is None)
-
-    @property
-    def settled(self) -> frozenset[str]:
-        """Names of the segments that were settled."""
-        return frozenset(segment.name for segment in self.segments)
-
-    def settled_by(self, time_us: int) -> frozenset[str]:
-        """Names of the segments that are settled for whoever begins at this time or later."""
-        return frozenset(
-            each.name for each in self.segments if is_in_effect(each.settled_us, time_us)
-        )
-
-
-def is_in_effect(commit_us: int, time_us: int) -> bool:
-    """Say whether a commit counts at a time: also one so far ahead that the clock went back."""
-    return not time_us < commit_us <= time_us + FURTHEST_AHEAD_US
 
 
 class Layout:
@@ -193,15 +85,16 @@ class Layout:
         self.state_path = self.root / "state.sqlite"
 
     def exists(self) -> bool:
-        """Whether a store stands here.
+        """Say whether a store stands here; settled spans may lie here without a manifest.
 
         Raises:
             StoreError: Nobody may look.
         """
-        return self._stands(self.manifest_path) or self._has_lost_manifest()
+        is_there = self._stands(self.manifest_path) or self.manifest_copy.exists()
+        return is_there or any(self.data.glob("spans-*.parquet"))
 
     def has_state(self) -> bool:
-        """Whether a state lies beside it.
+        """Say whether a state lies beside it.
 
         Raises:
             StoreError: Nobody may look.
@@ -215,10 +108,6 @@ class Layout:
             raise StoreError(
                 f"cannot read {path}: {exc.strerror}; look at the owner and mode of {self.root}"
             ) from exc
-
-    def _has_lost_manifest(self) -> bool:
-        """Whether settled spans lie here that a new, empty manifest would disown."""
-        return self.manifest_copy.exists() or any(self.data.glob("spans-*.parquet"))
 
     def require(self) -> None:
         """Check that a store stands here.
@@ -272,14 +161,14 @@ class Layout:
         _add_private(self.root / ".gitignore", b"*\n")
         _add_private(self.live / EMPTY_LIVE, b"")
         if not self.exists():
-            made = self._made(_manifest_text(Manifest()))
+            made = self._made(format_manifest(Manifest()))
             # Linked, not renamed: a settler may have replaced another process's first manifest.
             with contextlib.suppress(FileExistsError):
                 os.link(made, self.manifest_path)
             made.unlink()
 
     def read_manifest(self) -> Manifest:
-        """The manifest as it is now; where it is damaged, as its copy says.
+        """Return the manifest as it is now; where it is damaged, as its copy says.
 
         Raises:
             StoreDamagedError: Neither it nor its copy is whole.
@@ -289,7 +178,7 @@ class Layout:
         return self._read_manifest()[1]
 
     def whole_manifest(self) -> Path:
-        """The manifest, or its copy if only that is whole.
+        """Return the manifest's path, or that of its copy if only that is whole.
 
         Raises:
             StoreDamagedError: Neither is.
@@ -312,9 +201,9 @@ class Layout:
             known = _parsed.get(path)
             if known is not None and known[0] == stamp:
                 return known[1]
-            rows = _manifest_rows(path.read_bytes())
+            rows = parse_rows(path.read_bytes())
             newest = max(row["schema"] for row in rows if "schema" in row)
-            manifest = _manifest_of(rows) if newest <= SCHEMA_VERSION else None
+            manifest = manifest_of(rows) if newest <= SCHEMA_VERSION else None
         except FileNotFoundError as exc:
             raise StoreDamagedError(f"{path} is missing; {REPAIR}") from exc
         except (ValueError, KeyError, TypeError) as exc:
@@ -342,7 +231,7 @@ class Layout:
         Returns:
             Whether the manifest was replaced.
         """
-        text = _manifest_text(manifest)
+        text = format_manifest(manifest)
         copy, made = self._made(text), self._made(text)
         if before_us is not None and now_us() >= before_us:
             copy.unlink()
@@ -408,60 +297,6 @@ def _make_private(folder: Path) -> None:
 
 _parsed: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
 """By path: inode, size and time of change of the manifest parsed last; each is a new file."""
-
-
-def _manifest_text(manifest: Manifest) -> bytes:
-    """One JSON object a line; the last one tells whether all those before it are as written."""
-    rows: list[dict[str, Any]] = [{"kind": "store", "schema": SCHEMA_VERSION, "ends": True}]
-    rows += [{"kind": "file", **_as_dict(file)} for file in manifest.files]
-    rows += [{"kind": "segment", **_as_dict(segment)} for segment in manifest.segments]
-    if manifest.counts:
-        rows.append({"kind": "counts", "counts": manifest.counts})
-    text = b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
-    return text + orjson.dumps(_end_of(text), option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _end_of(text: bytes) -> dict[str, Any]:
-    return {"kind": "end", "crc32": zlib.crc32(text)}
-
-
-def _manifest_rows(text: bytes) -> list[dict[str, Any]]:
-    """The rows of a manifest; one without an end is whole if it was not written with one.
-
-    Raises:
-        ValueError: It is not as it was written.
-    """
-    lines = text.splitlines(keepends=True)
-    rows = [orjson.loads(line) for line in lines]
-    if not rows or rows[0]["kind"] != "store":
-        raise ValueError("its beginning is gone")
-    if rows[0]["schema"] <= SCHEMA_VERSION and rows[0].get("ends"):
-        if rows[-1]["kind"] != "end":
-            raise ValueError("its end is gone")
-        if rows[-1] != _end_of(text[: -len(lines[-1])]):
-            raise ValueError("its checksum does not match")
-    return rows
-
-
-def _manifest_of(rows: Iterable[dict[str, Any]]) -> Manifest:
-    rows = list(rows)
-    return Manifest(
-        files=tuple(DataFile(**_fields(DataFile, row)) for row in rows if row["kind"] == "file"),
-        segments=tuple(
-            SettledSegment(**_fields(SettledSegment, row))
-            for row in rows
-            if row["kind"] == "segment"
-        ),
-        counts=next((row["counts"] for row in rows if row["kind"] == "counts"), {}),
-    )
-
-
-def _as_dict(entry: DataFile | SettledSegment) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in entry.__slots__}
-
-
-def _fields(kind: type[DataFile | SettledSegment], row: dict[str, Any]) -> dict[str, Any]:
-    return {each.name: row[each.name] for each in fields(kind) if each.name in row}
 
 
 def total_bytes(paths: Iterable[Path]) -> int:

@@ -1,0 +1,172 @@
+"""The manifest: the files and segments that count, and its form on the disk.
+
+Nothing in here imports DuckDB: the traced process uses it.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from lightning_otel.store.counts import unstored
+
+SCHEMA_VERSION: Final = 1
+FURTHEST_AHEAD_US: Final = 10_000_000
+"""A commit is written a moment before it counts; a later one is of a clock that went back since."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One settled Parquet file.
+
+    Attributes:
+        added_us: When it began to count, Unix microseconds.
+        dropped_us: When it ceased to count; None while it does.
+        is_compact: Whether ``compact`` made it, and packed it as tightly as it can.
+        publication: What it goes into lakes as, with all files of the same one; empty if that is
+            not settled yet. Files of different publications are never packed into one.
+        schema: The version of the columns in it.
+        checksum: As ``checksums.checksum_of`` gives it; empty if it was never taken.
+        mtime_ns: Its time of change when it was made; 0 if not known. A file is never written to
+            again, so another one is a reason to verify it.
+    """
+
+    name: str
+    added_us: int
+    rows: int
+    size_bytes: int
+    min_start_ns: int
+    max_start_ns: int
+    dropped_us: int | None = None
+    is_compact: bool = False
+    publication: str = ""
+    schema: int = 1
+    checksum: str = ""
+    mtime_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SettledSegment:
+    """A segment whose spans stand in a data file.
+
+    Attributes:
+        damaged: Lines that did not parse.
+        conflicts: Spans left out because their id was taken by a different span.
+        lost: Spans its process lost because the disk refused them.
+        counts: What became of the spans that ended in it, by reason; see :mod:`counts`.
+        file: The data file its spans stand in; empty if it is not known or there is none.
+        rows: Its spans that stand in that file.
+    """
+
+    name: str
+    settled_us: int
+    damaged: int = 0
+    conflicts: int = 0
+    lost: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    file: str = ""
+    rows: int = 0
+
+    @property
+    def process(self) -> str:
+        """Id of the process that wrote it."""
+        return self.name.rpartition("-")[0]
+
+    @property
+    def tells_of_damage(self) -> bool:
+        """Whether something was damaged, rejected or lost."""
+        return bool(self.damaged or self.conflicts or self.lost or unstored(self.counts))
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files and segments that count: the only commit mark of the store.
+
+    A reader takes a file for live, and a segment for settled, if the time written here is not later
+    than the start of its own transaction, so it sees either the one or the other. The time lies a
+    little ahead of the replacement: whoever starts after it reads the new manifest, however often.
+    It becomes 0, valid for all, before the segments are unlinked.
+
+    Attributes:
+        files: Data files.
+        segments: Settled segments, until they are gone.
+        counts: Spans of segments that are gone, and spans taken out of the store since, by what
+            became of them; see :mod:`counts`.
+    """
+
+    files: tuple[DataFile, ...] = ()
+    segments: tuple[SettledSegment, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def live_files(self) -> tuple[DataFile, ...]:
+        """Files that count now."""
+        return tuple(file for file in self.files if file.dropped_us is None)
+
+    @property
+    def settled(self) -> frozenset[str]:
+        """Names of the segments that were settled."""
+        return frozenset(segment.name for segment in self.segments)
+
+    def settled_by(self, time_us: int) -> frozenset[str]:
+        """Names of the segments that are settled for whoever begins at this time or later."""
+        return frozenset(
+            each.name for each in self.segments if is_in_effect(each.settled_us, time_us)
+        )
+
+
+def is_in_effect(commit_us: int, time_us: int) -> bool:
+    """Say whether a commit counts at a time: also one so far ahead that the clock went back."""
+    return not time_us < commit_us <= time_us + FURTHEST_AHEAD_US
+
+
+def format_manifest(manifest: Manifest) -> bytes:
+    """Return a manifest's text: an object a line, the last one with the checksum of the others."""
+    rows: list[dict[str, Any]] = [{"kind": "store", "schema": SCHEMA_VERSION, "ends": True}]
+    for kind, entries in (("file", manifest.files), ("segment", manifest.segments)):
+        rows += [{"kind": kind, **{n: getattr(e, n) for n in e.__slots__}} for e in entries]
+    if manifest.counts:
+        rows.append({"kind": "counts", "counts": manifest.counts})
+    text = b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
+    return text + orjson.dumps(_end_of(text), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _end_of(text: bytes) -> dict[str, Any]:
+    return {"kind": "end", "crc32": zlib.crc32(text)}
+
+
+def parse_rows(text: bytes) -> list[dict[str, Any]]:
+    """Return the rows of a manifest; one without an end is whole if it was not written with one.
+
+    Raises:
+        ValueError: It is not as it was written.
+    """
+    lines = text.splitlines(keepends=True)
+    rows = [orjson.loads(line) for line in lines]
+    if not rows or rows[0]["kind"] != "store":
+        raise ValueError("its beginning is gone")
+    if rows[0]["schema"] <= SCHEMA_VERSION and rows[0].get("ends"):
+        if rows[-1]["kind"] != "end":
+            raise ValueError("its end is gone")
+        if rows[-1] != _end_of(text[: -len(lines[-1])]):
+            raise ValueError("its checksum does not match")
+    return rows
+
+
+E = TypeVar("E", DataFile, SettledSegment)
+
+
+def manifest_of(rows: Sequence[dict[str, Any]]) -> Manifest:
+    """Return the manifest that rows stand for."""
+    return Manifest(
+        tuple(_entry(DataFile, row) for row in rows if row["kind"] == "file"),
+        tuple(_entry(SettledSegment, row) for row in rows if row["kind"] == "segment"),
+        next((row["counts"] for row in rows if row["kind"] == "counts"), {}),
+    )
+
+
+def _entry(kind: type[E], row: Mapping[str, Any]) -> E:
+    """Return a row's entry, without fields that we do not know."""
+    return kind(**{name: row[name] for name in kind.__slots__ if name in row})
