@@ -206,7 +206,6 @@ def test_manifest_comes_back(layout: Layout) -> None:
     assert [file.name for file in layout.read_manifest().live_files] == ["a"]
 
 
-
 def test_manifest_with_fields_we_do_not_know_is_read(layout: Layout) -> None:
     """A field added without a new schema is passed over."""
     layout.create()
@@ -215,7 +214,6 @@ def test_manifest_with_fields_we_do_not_know_is_read(layout: Layout) -> None:
     )
 
     assert layout.read_manifest() == Manifest((), (SettledSegment("s", 1),))
-
 
 
 def test_manifest_is_left_alone_when_its_time_has_passed(layout: Layout) -> None:
@@ -247,7 +245,6 @@ def test_write_private_writes_whole_or_nothing(
     assert run_python(script, tmp_path / "file").strip() == "refused False"
 
 
-
 def test_segments_are_those_with_a_segments_name(layout: Layout) -> None:
     """Oldest first, and whatever else lies there is none."""
     layout.create()
@@ -256,7 +253,6 @@ def test_segments_are_those_with_a_segments_name(layout: Layout) -> None:
         (layout.live / name).touch()
 
     assert [path.name for path in layout.segments()] == [names[2], names[0], names[1]]
-
 
 
 def test_require_names_a_store_that_stands_beside(tmp_path: Path) -> None:
