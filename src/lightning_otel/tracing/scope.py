@@ -4,6 +4,7 @@ Whatever goes wrong in here, the traced program runs on as it would without.
 """
 
 import contextlib
+import functools
 import inspect
 import logging
 import os
@@ -176,13 +177,16 @@ class Scope:
         return found.held() if found is not None else None
 
     def _destination(self, outer: capture.Frame | None) -> Store:
-        """The store named here, else the enclosing recording's, else the default one."""
-        given = self._options.get("store")
-        if isinstance(given, Store):
-            return given
-        if given is None and outer is not None and isinstance(outer.recording, Recording):
+        """Return the store named here, else the enclosing recording's, else the default one."""
+        named = self._options.get("store")
+        if isinstance(named, Store):
+            return named
+        if named is None and outer is not None and isinstance(outer.recording, Recording):
             return outer.recording.store
-        return Store(given)
+        path = config.store_path() if named is None else os.fspath(named)
+        if path[:1] == "~" or ":" in path:  # a URL, a lake, or ":memory:", anew each time
+            return Store(path)
+        return _store_at(path, os.getcwd() if path[:1] != "/" else "")
 
     def _stamps(
         self, outer: Mapping[str, AttributeValue]
@@ -291,6 +295,12 @@ class Scope:
         lost = store.writer().lost - before
         if lost > 0:
             log.warning("%s lost: %s refused them", counted(lost, "span"), store.name)
+
+
+@functools.lru_cache(maxsize=16)
+def _store_at(path: str, folder: str) -> Store:
+    """Return the store at a path seen from a folder; to name it takes as long as three spans."""
+    return Store(os.path.join(folder, path))
 
 
 def _root_operation(name: str, task: object) -> capture.Operation:
