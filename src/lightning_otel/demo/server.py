@@ -1,7 +1,6 @@
-"""An OpenAI-compatible HTTP server on loopback, for the demo and for the test suite.
+"""The one fake model: an OpenAI-compatible server on loopback for demo, examples and tests.
 
-Belongs here: sockets, routes, faults asked for by a model's name, and the log of what was answered.
-The shapes of the answers are in `wire`, their words in `policy`.
+`wire` has the shapes of its answers, `policy` their words.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import unquote, urlsplit
 
@@ -110,12 +108,7 @@ class DemoServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property

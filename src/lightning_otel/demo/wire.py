@@ -1,6 +1,4 @@
-"""The shapes an OpenAI-compatible server answers in, whole and streamed.
-
-Belongs here: turning a policy's replies into JSON objects. No sockets, no policy.
+"""Replies of a policy as the JSON of an OpenAI-compatible server, whole and streamed.
 
 Source: https://platform.openai.com/docs/api-reference; the token ids as vLLM's
 vllm/entrypoints/openai/protocol.py sends them (`return_token_ids`).
@@ -62,11 +60,7 @@ def chat(body: Mapping[str, Any], replies: Sequence[Reply], tokenizer: Tokenizer
         written = _Written(body, reply, tokenizer)
         choices.append(choice | written.chat_extras(slice(None)))
         streamed.append(list(_chat_deltas(index, reply, written)))
-    ids = (
-        {"prompt_token_ids": tokenizer.encode_pieces(prompt)}
-        if body.get("return_token_ids")
-        else {}
-    )
+    ids = _prompt_ids(body, prompt, tokenizer)
     usage = _chat_usage([prompt], replies)
     response = {**head, "choices": choices, "usage": usage, **ids}
     chunk_head = head | {"object": "chat.completion.chunk"}
@@ -85,11 +79,7 @@ def completion(
     streamed: list[list[Json]] = []
     for index, reply in enumerate(replies):
         prompt = prompts[index * len(prompts) // len(replies)]
-        ids = (
-            {"prompt_token_ids": tokenizer.encode_pieces(prompt)}
-            if body.get("return_token_ids")
-            else {}
-        )
+        ids = _prompt_ids(body, prompt, tokenizer)
         written = _Written(body, reply, tokenizer)
         end = {"finish_reason": reply.finish_reason}
         choices.append(written.legacy_choice(index, slice(None)) | end | ids)
@@ -100,6 +90,11 @@ def completion(
     usage = _chat_usage(prompts, replies)
     response = {**head, "choices": choices, "usage": usage}
     return Answer(response, _stream_chunks(body, head, streamed, usage, {}))
+
+
+def _prompt_ids(body: Mapping[str, Any], prompt: Sequence[str], tokenizer: Tokenizer) -> Json:
+    is_wanted = body.get("return_token_ids")
+    return {"prompt_token_ids": tokenizer.encode_pieces(prompt)} if is_wanted else {}
 
 
 def embeddings(body: Mapping[str, Any], texts: Sequence[str]) -> Answer:
