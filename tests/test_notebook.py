@@ -13,8 +13,8 @@ from lightning_otel import Store, auto_trace, emit_action, emit_observation, emi
 from lightning_otel.adapter import TripletAdapter
 from lightning_otel.resources import Resources
 from lightning_otel.resources.comparing import Comparison
-from lightning_otel.runs import TrainingRun
 from lightning_otel.state import State
+from lightning_otel.state.runs import TrainingRun
 from lightning_otel.store import table
 from lightning_otel.store.table import Table
 from lightning_otel.trainer import Fit, Verdict

@@ -31,8 +31,8 @@ import tiny
 
 import lightning_otel as lo
 from lightning_otel.resources import Resources
-from lightning_otel.runs import Runs
 from lightning_otel.state import State
+from lightning_otel.state.runs import Runs
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 1800

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
     from lightning_otel.plot import Progress, plot_training_metrics
     from lightning_otel.provider import instrument, uninstrument
-    from lightning_otel.queue import Queue
     from lightning_otel.resources import Resources
     from lightning_otel.rewarding import apply_rewards
     from lightning_otel.rewarding.feedback import emit_feedback, reward_from_feedback
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from lightning_otel.rewarding.worth import Price, Worth
     from lightning_otel.runner import Hook, Runner, run_workers
     from lightning_otel.state import State
+    from lightning_otel.state.queue import Queue
     from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
@@ -78,7 +78,7 @@ _HOMES = {
     "learned": "rewarding.learned",
     "Price": "rewarding.worth",
     "Worth": "rewarding.worth",
-    "Queue": "queue",
+    "Queue": "state.queue",
     "Resources": "resources",
     "Hook": "runner",
     "Runner": "runner",

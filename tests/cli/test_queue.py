@@ -7,8 +7,8 @@ import pytest
 from tests.cli.conftest import Cli
 
 from lightning_otel.instants import instant_ns
-from lightning_otel.queue import Queue
 from lightning_otel.state import State
+from lightning_otel.state.queue import Queue
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from lightning_otel import Store, emit_action
 from lightning_otel.algorithms import BaseAlgorithm, Batch, StepResult
 from lightning_otel.errors import ConfigError, NotFoundError, StoreMissingError
 from lightning_otel.plot import Progress, plot_training_metrics
-from lightning_otel.runs import Runs
-from lightning_otel.runs.tables import METRICS
 from lightning_otel.state import State
+from lightning_otel.state.runs import Runs
+from lightning_otel.state.tables import METRICS
 from lightning_otel.trainer import Trainer
 from lightning_otel.types import Resource
 

@@ -12,9 +12,9 @@ import pytest
 import lightning_otel as lo
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError
-from lightning_otel.queue import Queue
 from lightning_otel.runner import run_workers
 from lightning_otel.state import State
+from lightning_otel.state.queue import Queue
 
 ray: Any = pytest.importorskip("ray")
 

@@ -18,10 +18,10 @@ from lightning_otel import Router, Store
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, StateError, WorkerError
-from lightning_otel.queue import Lease, Queue
 from lightning_otel.resources import Resources
 from lightning_otel.runner import Hook, Runner
 from lightning_otel.state import State
+from lightning_otel.state.queue import Lease, Queue
 from lightning_otel.types import Resource, Rollout, Span
 
 

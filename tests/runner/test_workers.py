@@ -14,9 +14,9 @@ from tests.runner import agents_of_tests as agents
 
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, WorkerError
-from lightning_otel.queue import Queue
 from lightning_otel.runner import crew, run_workers
 from lightning_otel.state import State
+from lightning_otel.state.queue import Queue
 
 Kind = Literal["threads", "processes"]
 

@@ -18,8 +18,8 @@ from tests.seeds.snippets import ran
 import lightning_otel.agl as agl
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, LightningOtelError
-from lightning_otel.runs import Runs
 from lightning_otel.state import State
+from lightning_otel.state.runs import Runs
 from lightning_otel.testing import ScriptedServer, scripted_server, tool_call
 from lightning_otel.trainer import Fitting
 

@@ -21,7 +21,7 @@ from lightning_otel.algorithms import checkpoint, context
 from lightning_otel.algorithms.collecting import Collector
 from lightning_otel.algorithms.context import Context
 from lightning_otel.resources import Resources
-from lightning_otel.runs import Claims, Runs
+from lightning_otel.state.runs import Claims, Runs
 from lightning_otel.trainer import Trainer
 
 STEPS, ROWS = 3, 4

@@ -17,7 +17,7 @@ from tests.trainer.made import Ledger, record
 
 from lightning_otel import Store
 from lightning_otel.algorithms import checkpoint
-from lightning_otel.runs.requests import Requests, TrainingRequest
+from lightning_otel.state.requests import Requests, TrainingRequest
 from lightning_otel.trainer import Fit, Trainer, state_of
 from lightning_otel.trainer.worker import TrainingWorker
 

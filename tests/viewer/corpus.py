@@ -6,9 +6,9 @@ from typing import Final
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.queue import Queue
 from lightning_otel.resources import Resources
 from lightning_otel.state import State
+from lightning_otel.state.queue import Queue
 from lightning_otel.types import Event, Link, Span
 
 _SHOUT: Final = "window.__ran=1"

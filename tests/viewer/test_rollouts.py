@@ -9,10 +9,10 @@ from tests.viewer.visiting import KEY, Visits, violations
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
 from lightning_otel.errors import NotFoundError
-from lightning_otel.queue import Queue
 from lightning_otel.serve.viewer import rollouts
 from lightning_otel.serve.viewer.rollouts import Wanted
 from lightning_otel.state import State
+from lightning_otel.state.queue import Queue
 
 
 def record(store: Store, rollout_id: str, agent: str = "solver", **stamps: Any) -> None:

@@ -10,9 +10,9 @@ from tests.viewer.visiting import KEY, Visits, violations
 from lightning_otel import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.resources import Resources
-from lightning_otel.runs import Runs, TrainingRun
 from lightning_otel.serve.viewer import runs
 from lightning_otel.state import State
+from lightning_otel.state.runs import Runs, TrainingRun
 
 HOSTILE = "<script>alert(1)</script>"
 

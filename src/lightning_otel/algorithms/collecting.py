@@ -25,7 +25,7 @@ from lightning_otel.algorithms.loading import Loaded, capture_fault, load, told
 from lightning_otel.algorithms.setting import Setting
 from lightning_otel.algorithms.working import work
 from lightning_otel.errors import TrainingError
-from lightning_otel.runs import Claimable, Claims
+from lightning_otel.state.runs import Claimable, Claims
 from lightning_otel.store.asked import Asked
 from lightning_otel.types import Rollout
 

@@ -16,13 +16,13 @@ from lightning_otel.algorithms.setting import Setting
 from lightning_otel.algorithms.working import Ran, run_tasks
 from lightning_otel.errors import ConfigError, LightningOtelError, NotFoundError
 from lightning_otel.resources import bodies
-from lightning_otel.runs import Claims, TrainingRun
+from lightning_otel.state.runs import Claims, TrainingRun
 from lightning_otel.types import Mode, Resource
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.base import BaseAlgorithm
-    from lightning_otel.queue import Queue
     from lightning_otel.resources import Resources
+    from lightning_otel.state.queue import Queue
     from lightning_otel.store import Store
 
 log = logging.getLogger(__name__)

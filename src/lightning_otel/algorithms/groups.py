@@ -12,7 +12,7 @@ from lightning_otel.store.sql import ROLLOUT, attribute
 
 if TYPE_CHECKING:
     from lightning_otel.adapter.selection import Selection
-    from lightning_otel.queue import Queue
+    from lightning_otel.state.queue import Queue
     from lightning_otel.store import Store
     from lightning_otel.types import Rollout
 

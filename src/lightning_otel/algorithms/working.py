@@ -10,12 +10,12 @@ from lightning_otel.algorithms.groups import queued
 from lightning_otel.algorithms.loading import load
 from lightning_otel.algorithms.setting import Setting
 from lightning_otel.errors import ConfigError, LightningOtelError
-from lightning_otel.queue import FINAL
+from lightning_otel.state.queue import FINAL
 from lightning_otel.store.asked import Asked
 from lightning_otel.types import Mode, Rollout, Trajectory
 
 if TYPE_CHECKING:
-    from lightning_otel.queue import Queue
+    from lightning_otel.state.queue import Queue
 
 
 STOPPED: Final = "whoever asked for it was stopped"

@@ -22,7 +22,7 @@ from lightning_otel.errors import NotFoundError, StoreMissingError
 from lightning_otel.types import Mode, Rollout, RolloutStatus
 
 if TYPE_CHECKING:
-    from lightning_otel.queue import Queue
+    from lightning_otel.state.queue import Queue
 
 _MODES: Final = click.Choice(get_args(Mode))
 _STATUSES: Final = click.Choice(get_args(RolloutStatus))
@@ -142,8 +142,8 @@ def _whole(known: Sequence[str], given: str) -> str:
 
 def _opened(store: str | None) -> "Queue":
     """The queue, which looking at does not make."""
-    from lightning_otel.queue import Queue
     from lightning_otel.state import State
+    from lightning_otel.state.queue import Queue
     from lightning_otel.store import Store
 
     state = State.beside(Store(store))

@@ -26,7 +26,7 @@ from lightning_otel.cli.output import (
 from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lightning_otel.runs.requests import TrainingRequest
+    from lightning_otel.state.requests import TrainingRequest
     from lightning_otel.trainer import Fit, Fitting, Trainer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -134,7 +134,7 @@ def _work(
 ) -> None:
     """Do what is asked for until a signal comes; the request under way then waits again."""
     from lightning_otel import config
-    from lightning_otel.runs.requests import Requests
+    from lightning_otel.state.requests import Requests
     from lightning_otel.trainer import Trainer, state_of
     from lightning_otel.trainer.worker import TrainingWorker
 
@@ -261,7 +261,7 @@ def _say(fit: "Fit", store: str | None) -> None:
 
 
 def _list(store: str | None, form: Form | None) -> None:
-    from lightning_otel.runs import Runs
+    from lightning_otel.state.runs import Runs
     from lightning_otel.trainer import state_of
 
     state = state_of(store)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import sqlalchemy as sa
 
 from lightning_otel.plot.curves import MOST_POINTS, Chart, Value, count_noun, make_series
-from lightning_otel.runs.tables import METRICS
+from lightning_otel.state.tables import METRICS
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection

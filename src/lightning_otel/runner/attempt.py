@@ -25,8 +25,8 @@ from lightning_otel.tracing import Recording, RewardEvaluator, auto_trace
 from lightning_otel.types import Resource, Rollout
 
 if TYPE_CHECKING:
-    from lightning_otel.queue import Lease
     from lightning_otel.runner.hooks import Hooks
+    from lightning_otel.state.queue import Lease
 
 log = logging.getLogger(__name__)
 

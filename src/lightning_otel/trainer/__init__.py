@@ -20,11 +20,11 @@ from lightning_otel.algorithms import checkpoint as checkpoints
 from lightning_otel.algorithms.setting import Setting
 from lightning_otel.algorithms.working import Ran, require_agent, run_tasks
 from lightning_otel.errors import ConfigError, TrainingError
-from lightning_otel.queue import Queue
 from lightning_otel.resources import Resources
 from lightning_otel.rewarding.pending import settle_waiting
-from lightning_otel.runs import Metric, Runs, TrainingRun
 from lightning_otel.state import State
+from lightning_otel.state.queue import Queue
+from lightning_otel.state.runs import Metric, Runs, TrainingRun
 from lightning_otel.store import Store
 from lightning_otel.store.asked import Asked
 from lightning_otel.trainer.fitting import Fitting

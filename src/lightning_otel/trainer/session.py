@@ -21,7 +21,7 @@ from lightning_otel.errors import (
     NotInstalledError,
     TrainingError,
 )
-from lightning_otel.runs import Claims, RunStatus, TrainingRun
+from lightning_otel.state.runs import Claims, RunStatus, TrainingRun
 from lightning_otel.store.asked import Asked
 from lightning_otel.trainer.promotion import Verdict, promote
 from lightning_otel.types import Resource

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.rewarding.totals import KEY
-from lightning_otel.runs.requests import LEASE_S, Requests, TrainingRequest
+from lightning_otel.state.requests import LEASE_S, Requests, TrainingRequest
 from lightning_otel.trainer import Fit, Trainer
 
 log = logging.getLogger(__name__)

@@ -72,8 +72,8 @@ def listening(client: Client, **headers: str) -> Iterator[Listening]:
 
 def test_events_tell_of_what_happens(client: Client) -> None:
     """A trace, its rollout, its reward; a training run; each with an id."""
-    from lightning_otel.runs import Runs
     from lightning_otel.state import State
+    from lightning_otel.state.runs import Runs
 
     client.act("before", 1.0)
     with listening(client) as heard:

@@ -23,7 +23,7 @@ from lightning_otel.store.schema import Record
 from lightning_otel.store.watch import Watch
 
 if TYPE_CHECKING:
-    from lightning_otel.runs import TrainingRun
+    from lightning_otel.state.runs import TrainingRun
 
 log = logging.getLogger(__name__)
 

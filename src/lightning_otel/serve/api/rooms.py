@@ -8,14 +8,14 @@ from lightning_otel.store import Store
 from lightning_otel.store.beside import state_place
 
 if TYPE_CHECKING:
-    from lightning_otel.queue import Queue
     from lightning_otel.resources import Resources
     from lightning_otel.rewarding.giving import Keep
     from lightning_otel.rewarding.pending import Pending
-    from lightning_otel.runs import Runs
-    from lightning_otel.runs.requests import Requests
     from lightning_otel.serve.api.fresh import Mark
     from lightning_otel.state import State
+    from lightning_otel.state.queue import Queue
+    from lightning_otel.state.requests import Requests
+    from lightning_otel.state.runs import Runs
 
 
 class Rooms:
@@ -76,7 +76,7 @@ class Rooms:
     @cached_property
     def queue(self) -> "Queue":
         """Rollouts to be run."""
-        from lightning_otel.queue import Queue
+        from lightning_otel.state.queue import Queue
 
         return Queue(self.state)
 
@@ -90,13 +90,13 @@ class Rooms:
     @cached_property
     def runs(self) -> "Runs":
         """Training runs."""
-        from lightning_otel.runs import Runs
+        from lightning_otel.state.runs import Runs
 
         return Runs(self.state)
 
     @cached_property
     def requests(self) -> "Requests":
         """Training that was asked for."""
-        from lightning_otel.runs.requests import Requests
+        from lightning_otel.state.requests import Requests
 
         return Requests(self.state)

@@ -12,8 +12,6 @@ from starlette.routing import Route
 from lightning_otel import algorithms, config
 from lightning_otel.errors import ConfigError
 from lightning_otel.rewarding.totals import Totals, standing
-from lightning_otel.runs import TrainingRun
-from lightning_otel.runs.requests import RequestStatus, TrainingRequest
 from lightning_otel.serve.answers import JSON, RefusalError
 from lightning_otel.serve.api.feedback import Key
 from lightning_otel.serve.api.operation import (
@@ -28,6 +26,8 @@ from lightning_otel.serve.api.operation import (
 )
 from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.viewer.page import run
+from lightning_otel.state.requests import RequestStatus, TrainingRequest
+from lightning_otel.state.runs import TrainingRun
 from lightning_otel.store import Store
 
 _HEADER: Final = "idempotency-key"

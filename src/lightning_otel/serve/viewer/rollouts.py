@@ -106,24 +106,18 @@ def queued(store: Store, wanted: Wanted, number: int) -> Mapping[str, object]:
     state = state_of(store)
     if state is None:
         return {"rows": [], "total": 0, "size": ROWS, "queue": None}
-    from lightning_otel.queue import Queue
-    from lightning_otel.queue.listing import listed, paused_since_ns
+    from lightning_otel.state.queue import Queue
 
     queue = Queue(state)
     status: Any = wanted.status or None
     mode: Any = wanted.mode or None
-    found = listed(
-        queue,
-        limit=ROWS,
-        offset=(number - 1) * ROWS,
-        status=status,
-        mode=mode,
-        agent=wanted.agent or None,
+    found = queue.newest(
+        ROWS, (number - 1) * ROWS, status=status, mode=mode, agent=wanted.agent or None
     )
     told = {
         "counts": queue.counts(),
         "reasons": queue.reasons().most_common(_MANY),
-        "paused_ns": paused_since_ns(queue),
+        "paused_ns": queue.paused_since_ns,
     }
     return {"rows": found.rollouts, "total": found.total, "size": ROWS, "queue": told}
 
@@ -184,7 +178,7 @@ def _queued_as(store: Store, rollout_id: str) -> dict[str, Any] | None:
         return None
     if state is None:
         return None
-    from lightning_otel.queue import FINAL, Queue
+    from lightning_otel.state.queue import FINAL, Queue
 
     queue = Queue(state)
     try:
@@ -360,7 +354,7 @@ async def cancel(request: Request) -> Response:
     given = await form(request)
 
     def work(store: Store) -> bool:
-        from lightning_otel.queue import Queue
+        from lightning_otel.state.queue import Queue
 
         queue = Queue(required(store, f"rollout {rollout_id!r}"))
         return queue.cancel(rollout_id, given.get("reason", "").strip())
@@ -377,7 +371,7 @@ async def pause(request: Request) -> Response:
         raise RefusalError(400, "act is pause or resume")
 
     def work(store: Store) -> None:
-        from lightning_otel.queue import Queue
+        from lightning_otel.state.queue import Queue
 
         queue = Queue(required(store, "queue"))
         queue.pause() if act == "pause" else queue.resume()

@@ -47,7 +47,7 @@ def listed(store: Store, number: int) -> Mapping[str, object]:
     state = state_of(store)
     if state is None:
         return {"rows": [], "total": 0, "size": ROWS, "number": number, "living": []}
-    from lightning_otel.runs import Runs
+    from lightning_otel.state.runs import Runs
 
     every = Runs(state).all()
     shown = every[(number - 1) * ROWS : number * ROWS]
@@ -92,7 +92,7 @@ def read(store: Store, run_id: str, metric: str = "") -> Mapping[str, object]:
     """
     from lightning_otel.plot import runs as plotting
     from lightning_otel.resources import Resources
-    from lightning_otel.runs import Runs
+    from lightning_otel.state.runs import Runs
 
     state = required(store, f"training run {run_id!r}")
     opened = Runs(state)

@@ -1,21 +1,18 @@
 """Training runs: begun, measured, kept, gone back on, and found again."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 
 from lightning_otel.errors import NotFoundError
-from lightning_otel.runs import Metric, Runs
 from lightning_otel.state import State
+from lightning_otel.state.runs import Metric, Runs
 
 
 @pytest.fixture
-def runs(place: str) -> Iterator[Runs]:
+def runs(state: State) -> Runs:
     """Runs of an empty state."""
-    state = State(place)
-    yield Runs(state)
-    state.close()
+    return Runs(state)
 
 
 def test_run_is_found_by_its_beginning(runs: Runs) -> None:

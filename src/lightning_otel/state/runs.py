@@ -1,4 +1,4 @@
-"""Training runs: what was begun with which settings, what was measured, what was kept.
+"""Training runs: settings, metrics and checkpoints.
 
 A run's small facts lie in the state; its files, such as weights, in a folder of its own.
 """
@@ -17,13 +17,13 @@ import sqlalchemy as sa
 
 from lightning_otel import markup
 from lightning_otel.errors import NotFoundError
-from lightning_otel.runs.claims import Claimable, Claims
-from lightning_otel.runs.tables import CHECKPOINTS, CLAIMS, METRICS, RUNS
+from lightning_otel.state.claims import Claimable, Claims
+from lightning_otel.state.tables import CHECKPOINTS, CLAIMS, METRICS, RUNS
 
 __all__ = ["Claimable", "Claims", "Kept", "Metric", "RunStatus", "Runs", "TrainingRun"]
 
 RunStatus: TypeAlias = Literal["running", "succeeded", "failed", "stopped"]
-"""Where a run stands; one whose process was killed stays ``running`` and is not seen any more."""
+"""Status of a run; that of a killed process stays ``running`` and is not seen any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class TrainingRun:
     Attributes:
         run_id: Its id.
         algorithm: The algorithm's name.
-        consumer: Whose claims it works with; its own id unless runs share them.
-        status: Where it stands.
+        consumer: The owner of its claims; its own id unless runs share them.
+        status: Its status.
         config: Its settings, as JSON.
-        step: How many steps are kept.
-        reason: Why it failed or was stopped; empty otherwise.
-        created_ns: When it began.
-        seen_ns: When its process was last known to be alive.
-        ended_ns: When it ended; None before.
+        step: The number of steps that are kept.
+        reason: The reason of its failure or stop; empty otherwise.
+        created_ns: Its start.
+        seen_ns: The last time its process was known to be alive.
+        ended_ns: Its end; None before.
     """
 
     run_id: str
@@ -55,7 +55,7 @@ class TrainingRun:
     ended_ns: int | None
 
     def _repr_html_(self) -> str:
-        """What it is and where it stands, for notebooks."""
+        """Return its facts as a table, for notebooks."""
         end_ns = self.seen_ns if self.ended_ns is None else self.ended_ns
         pairs = [
             ("status", self.status),
@@ -83,7 +83,7 @@ class Kept(NamedTuple):
     Attributes:
         step: The steps it holds.
         place: The folder.
-        unpublished: What its step made and nobody was given yet: names, bodies and metrics.
+        unpublished: Resources of its step that are not published: names, bodies and metrics.
         versions: The version of each resource that the run goes on with.
     """
 
@@ -103,13 +103,7 @@ class Runs:
     def start(
         self, algorithm: str, config: Mapping[str, Any] | None = None, *, consumer: str = ""
     ) -> TrainingRun:
-        """A new run.
-
-        Args:
-            algorithm: The algorithm's name.
-            config: Its settings; any JSON.
-            consumer: Whose claims it works with; by default its own.
-        """
+        """Begin a run; by default it works with claims of its own."""
         now_ns = self._state.now_ns()
         run_id = f"run-{secrets.token_hex(6)}"
         run = TrainingRun(
@@ -122,7 +116,7 @@ class Runs:
         return run
 
     def get(self, run_id: str) -> TrainingRun:
-        """A run, by its id or the beginning of it, or ``@last``.
+        """Return a run, by its id or a prefix of it, or ``@last``.
 
         Raises:
             NotFoundError: There is none, or there are several.
@@ -138,20 +132,14 @@ class Runs:
         raise NotFoundError(f"{what} {run_id!r}; lightning-otel train --list shows them")
 
     def all(self) -> list[TrainingRun]:
-        """Every run, the newest first."""
+        """Return every run, the newest first."""
         with self._state.read() as connection:
             order = (RUNS.c.created_ns.desc(), RUNS.c.run_id)
             rows = connection.execute(sa.select(RUNS).order_by(*order)).mappings()
             return [TrainingRun(**row) for row in rows]
 
     def set_status(self, run_id: str, status: RunStatus, reason: str = "") -> None:
-        """Say where a run stands.
-
-        Args:
-            run_id: The run.
-            status: Where.
-            reason: Why it failed or was stopped.
-        """
+        """Set the status of a run, and the reason of a failure or stop."""
         now_ns = self._state.now_ns()
         ended_ns = None if status == "running" else now_ns
         with self._state.change() as connection:
@@ -168,13 +156,7 @@ class Runs:
             connection.execute(sa.update(RUNS).where(RUNS.c.run_id == run_id).values(**values))
 
     def log(self, run_id: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep what was measured at a step; one measured there before is replaced.
-
-        Args:
-            run_id: The run.
-            step: The step.
-            metrics: Numbers by name; those that are not finite are left out.
-        """
+        """Keep the finite metrics of a step, in place of those it had by the same names."""
         found = {name: float(value) for name, value in metrics.items()}
         rows = [
             {"run_id": run_id, "step": step, "name": name, "value": value}
@@ -193,12 +175,7 @@ class Runs:
     def metrics(
         self, run_id: str | None = None, *, names: Iterable[str] | None = None
     ) -> list[Metric]:
-        """What was measured, in order of runs' ids, steps and names.
-
-        Args:
-            run_id: Only of this run.
-            names: Only these.
-        """
+        """Return metrics, in order of runs' ids, steps and names."""
         chosen = sa.select(METRICS).order_by(METRICS.c.run_id, METRICS.c.step, METRICS.c.name)
         if run_id is not None:
             chosen = chosen.where(METRICS.c.run_id == run_id)
@@ -210,13 +187,7 @@ class Runs:
     def claims(
         self, run: TrainingRun, *, holder: str | None = None, lease_s: float = 120.0
     ) -> Claims:
-        """The claims of a run's consumer.
-
-        Args:
-            run: The run.
-            holder: Who holds those that are made; by default a new one.
-            lease_s: How long a claim lasts that is not extended, seconds.
-        """
+        """Return the claims of a run's consumer, for a new holder unless one is named."""
         holder = holder or f"{run.run_id}/{secrets.token_hex(4)}"
         return Claims(self._state, run.consumer, run_id=run.run_id, holder=holder, lease_s=lease_s)
 
@@ -237,8 +208,8 @@ class Runs:
             run_id: The run.
             step: The steps it holds.
             place: The folder, which is whole.
-            claims: Who holds the rollouts.
-            rollout_ids: What was trained on since the checkpoint before.
+            claims: The holder of the rollouts.
+            rollout_ids: Those that were trained on since the checkpoint before.
             unpublished: Resources that its step made, to be published next.
             versions: The version of each resource that the run goes on with until then.
 
@@ -265,13 +236,7 @@ class Runs:
             connection.execute(sa.update(RUNS).where(RUNS.c.run_id == run_id).values(**values))
 
     def published(self, run_id: str, step: int, versions: Mapping[str, int]) -> None:
-        """Say that what a checkpoint's step made is published.
-
-        Args:
-            run_id: The run.
-            step: The checkpoint's.
-            versions: The version of each resource that the run goes on with.
-        """
+        """Say that what a checkpoint's step made is published, as the versions to go on with."""
         at = sa.and_(CHECKPOINTS.c.run_id == run_id, CHECKPOINTS.c.step == step)
         with self._state.change() as connection:
             connection.execute(
@@ -279,25 +244,15 @@ class Runs:
             )
 
     def checkpoints(self, run_id: str) -> list[Kept]:
-        """The checkpoints of a run that count, the latest first."""
-        columns = (
-            CHECKPOINTS.c.step,
-            CHECKPOINTS.c.place,
-            CHECKPOINTS.c.unpublished,
-            CHECKPOINTS.c.versions,
-        )
+        """Return the checkpoints of a run that count, the latest first."""
+        columns = (CHECKPOINTS.c[name] for name in Kept._fields)
         chosen = sa.select(*columns).where(CHECKPOINTS.c.run_id == run_id)
         with self._state.read() as connection:
             rows = connection.execute(chosen.order_by(CHECKPOINTS.c.step.desc()))
             return [Kept(*row) for row in rows]
 
     def rewind(self, run_id: str, step: int) -> None:
-        """Take back what was measured and kept after a step: it goes on from there.
-
-        Args:
-            run_id: The run.
-            step: The steps that are kept.
-        """
+        """Take back what was measured and kept after a step: the run goes on from there."""
         with self._state.change() as connection:
             for table in (METRICS, CHECKPOINTS):
                 later = sa.and_(table.c.run_id == run_id, table.c.step > step)

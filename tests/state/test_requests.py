@@ -3,35 +3,18 @@
 import threading
 
 import pytest
+from tests.state.conftest import Clock
 
-from lightning_otel import Store
 from lightning_otel.errors import ConfigError, NotFoundError, StateError
-from lightning_otel.runs import requests as module
-from lightning_otel.runs.requests import Requests
 from lightning_otel.state import State
-
-
-class Clock:
-    """A time that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_000_000_000_000
-
-    def __call__(self) -> int:
-        """The time."""
-        return self.now_ns
+from lightning_otel.state import requests as module
+from lightning_otel.state.requests import Requests
 
 
 @pytest.fixture
-def clock() -> Clock:
-    """The time of the state."""
-    return Clock()
-
-
-@pytest.fixture
-def requests(store: Store, clock: Clock) -> Requests:
+def requests(state: State) -> Requests:
     """Where nothing was asked for yet."""
-    return Requests(State(store.name, now_ns=clock), lease_s=60)
+    return Requests(state, lease_s=60)
 
 
 def test_a_key_asks_once(requests: Requests) -> None:
@@ -89,9 +72,9 @@ def test_a_silent_worker_loses_its_request(requests: Requests, clock: Clock) -> 
     first = requests.claim("a")
     assert first is not None
     assert requests.heartbeat(first, run_id="run-1")
-    clock.now_ns += 59_000_000_000
+    clock.go_on(59)
     assert requests.heartbeat(first)
-    clock.now_ns += 61_000_000_000
+    clock.go_on(61)
 
     second = requests.claim("b")
 
@@ -109,7 +92,7 @@ def test_what_kills_every_worker_is_given_up(requests: Requests, clock: Clock) -
     made, _ = requests.put()
     for _ in range(3):
         assert requests.claim("w") is not None
-        clock.now_ns += 61_000_000_000
+        clock.go_on(61)
 
     found = requests.get(made.request_id)
 

@@ -14,34 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.state.conftest import Clock
 
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.queue import Lease, Queue
 from lightning_otel.state import State
+from lightning_otel.state.queue import Lease, Queue
 
 ROLLOUTS = int(os.environ.get("LIGHTNING_TEST_ROLLOUTS", "100"))
 LIMIT_S = 50 + ROLLOUTS / 20
-
-
-class Clock:
-    """A clock that goes on when it is told to."""
-
-    def __init__(self) -> None:
-        self.ns = 1_000_000_000_000
-
-    def __call__(self) -> int:
-        """The time, Unix nanoseconds."""
-        return self.ns
-
-    def go_on(self, seconds: float) -> None:
-        """Let time pass."""
-        self.ns += int(seconds * 1e9)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """The time, as everybody at the queue reads it."""
-    return Clock()
 
 
 @pytest.fixture
@@ -328,7 +308,7 @@ def test_killed_worker_loses_its_lease_alone(queue: Queue, place: str, clock: Cl
     (rollout,) = queue.put(["a"], max_attempts=2)
     program = f"""
         import os, signal
-        from lightning_otel.queue import Queue
+        from lightning_otel.state.queue import Queue
         from lightning_otel.state import State
         queue = Queue(State({place!r}, now_ns=lambda: {clock.ns}))
         assert queue.lease("killed", lease_s=30)

@@ -1,4 +1,4 @@
-"""Where the queue's tests keep their state: in SQLite, and in PostgreSQL where it is installed."""
+"""States of the tests: in SQLite, and in PostgreSQL where it is installed; and their clock."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.store.lake import servers
+
+from lightning_otel.state import State
 
 _numbers = itertools.count(1)
 
@@ -27,3 +29,32 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     name = f"queue{next(_numbers)}"
     server.run(f"CREATE DATABASE {name}")
     return f"postgresql+psycopg://lake:{servers.PASSWORD}@127.0.0.1:{server.port}/{name}"
+
+
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.ns = 1_000_000_000_000
+
+    def __call__(self) -> int:
+        """Return the time, Unix nanoseconds."""
+        return self.ns
+
+    def go_on(self, seconds: float) -> None:
+        """Let time pass."""
+        self.ns += int(seconds * 1e9)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The time, as everybody who shares the state reads it."""
+    return Clock()
+
+
+@pytest.fixture
+def state(place: str, clock: Clock) -> Iterator[State]:
+    """A state that holds nothing yet."""
+    made = State(place, now_ns=clock)
+    yield made
+    made.close()

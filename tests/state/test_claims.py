@@ -1,38 +1,19 @@
 """Claims: whole groups, by one holder at a time, for each consumer apart, and once."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import pytest
+from tests.state.conftest import Clock
 
 from lightning_otel.errors import StateError
-from lightning_otel.runs import Claimable, Claims, Runs, TrainingRun
 from lightning_otel.state import State
-
-
-class Clock:
-    """A clock that stands still unless it is moved."""
-
-    def __init__(self) -> None:
-        self.ns = 1_000
-
-    def __call__(self) -> int:
-        """The time, Unix nanoseconds."""
-        return self.ns
+from lightning_otel.state.runs import Claimable, Claims, Runs, TrainingRun
 
 
 @pytest.fixture
-def clock() -> Clock:
-    """The clock of the state."""
-    return Clock()
-
-
-@pytest.fixture
-def runs(place: str, clock: Clock) -> Iterator[Runs]:
+def runs(state: State) -> Runs:
     """Runs of an empty state."""
-    state = State(place, now_ns=clock)
-    yield Runs(state)
-    state.close()
+    return Runs(state)
 
 
 @pytest.fixture
@@ -77,11 +58,11 @@ def test_claim_that_is_not_extended_runs_out(
     """Its rollouts are there again, and who held them can neither extend nor acknowledge them."""
     slow, quick = claims_of(), claims_of()
     slow.claim({"a": group("a1"), "b": group("b1")})
-    clock.ns += 59 * 10**9
+    clock.go_on(59)
     slow.extend()
-    clock.ns += 59 * 10**9
+    clock.go_on(59)
     assert quick.claim({"a": group("a1")}) == []
-    clock.ns += 2 * 10**9
+    clock.go_on(2)
 
     assert quick.claim({"a": group("a1")}) == ["a"]
     with pytest.raises(StateError, match=r"1 of 2 rollouts of step 1 .* resume from the"):
@@ -137,20 +118,3 @@ def test_many_rollouts_are_claimed_at_once(claims_of: Callable[..., Claims], run
     assert ours.claim({"a": group(*ids)}) == ["a"]
     kept(runs, ours, 1, *ids)
     assert ours.counts() == {"trained": 2_500}
-
-
-def test_each_rollout_is_claimed_by_one_of_many(claims_of: Callable[..., Claims]) -> None:
-    """Holders who claim the same groups at the same time share them out."""
-    holders = [claims_of() for _ in range(4)]
-    groups = {f"g{number}": group(f"r{number}", f"s{number}") for number in range(20)}
-
-    def work(claims: Claims) -> list[str]:
-        found: list[str] = []
-        for key in groups:
-            found += claims.claim({key: groups[key]})
-        return found
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(work, holders))
-
-    assert sorted(key for each in found for key in each) == sorted(groups)

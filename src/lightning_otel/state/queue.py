@@ -1,0 +1,398 @@
+"""The queue of rollouts: what waits to be run, who runs it, and what came of it.
+
+Any number of threads, processes and machines put rollouts in and take them out; one worker at a
+time holds one, under a lease that ends by itself when the worker dies.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+# Before SQLAlchemy, for it names the extra where that is missing.
+from lightning_otel.state import State
+
+# isort: split
+import sqlalchemy as sa
+
+from lightning_otel.errors import ConfigError
+from lightning_otel.state.leases import Leases, id_batches
+from lightning_otel.state.rollouts import (
+    Attempt,
+    AttemptStatus,
+    Lease,
+    RolloutPage,
+    check_put,
+    end_attempt,
+    equal_to,
+    expire_attempt,
+    fail_attempt,
+    finite,
+    fitting,
+    kept_reason,
+    lock_rollout,
+    new_id,
+    rollout_of,
+    row_of,
+    start_attempt,
+    task_json,
+    unknown_rollout,
+    update_rollout,
+)
+from lightning_otel.state.tables import ATTEMPTS, PAUSES, ROLLOUTS
+from lightning_otel.types import Mode, Rollout, RolloutStatus
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+__all__ = ["FINAL", "Attempt", "AttemptStatus", "Lease", "Queue", "RolloutPage"]
+
+FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
+"""The statuses in which a rollout stays."""
+_SHORTEST_WAIT_S: Final = 0.01
+_LONGEST_WAIT_S: Final = 0.25
+
+
+class Queue:
+    """Rollouts that wait, run and are over, in the state beside a store."""
+
+    def __init__(self, state: State) -> None:
+        """Open the queue of a state; its tables are made if they are not there.
+
+        Raises:
+            StateError: The state cannot be read or made.
+        """
+        state.ensure(ROLLOUTS, ATTEMPTS, PAUSES)
+        self.state = state
+        self._leases = Leases(state, ROLLOUTS, held="running", on_expired=expire_attempt)
+
+    def __reduce__(self) -> "tuple[type[Queue], tuple[State]]":
+        return Queue, (self.state,)
+
+    def put(
+        self,
+        tasks: Iterable[Any],
+        *,
+        mode: Mode = "train",
+        agent: str | None = None,
+        samples: int = 1,
+        priority: int = 0,
+        max_attempts: int = 1,
+        timeout_s: float | None = None,
+        resources: Mapping[str, int] | None = None,
+        group_ids: Sequence[str] | None = None,
+    ) -> list[Rollout]:
+        """Put rollouts at the end of the queue: all of them, or none.
+
+        Args:
+            tasks: Any JSON values.
+            mode: Their purpose.
+            agent: The agent that takes them; None is any.
+            samples: Rollouts of each task; several are one group.
+            priority: Higher ones are taken first.
+            max_attempts: Attempts at each, at most.
+            timeout_s: Seconds that an attempt may take; None is any time.
+            resources: Pinned versions by resource name.
+            group_ids: A group for each task, such as one that has rollouts already.
+
+        Returns:
+            The rollouts in the order of the tasks, those of one task beside each other.
+
+        Raises:
+            ConfigError: A task is no JSON value, or a number makes no sense.
+        """
+        check_put(tasks, mode, samples, max_attempts, timeout_s)
+        texts = [task_json(task) for task in tasks]
+        if group_ids is not None and len(group_ids) != len(texts):
+            raise ConfigError(
+                f"there are {len(group_ids)} group_ids for {len(texts)} tasks; give one each"
+            )
+        groups = group_ids or [new_id("group") if samples > 1 else "" for _ in texts]
+        shared = Rollout(
+            rollout_id="",
+            task=None,
+            mode=mode,
+            agent=agent,
+            priority=priority,
+            max_attempts=max_attempts,
+            timeout_s=timeout_s,
+            resources=dict(resources or {}),
+            created_ns=self.state.now_ns(),
+        )
+        made = [
+            replace(shared, rollout_id=new_id("rollout"), task=json.loads(text), group_id=group_id)
+            for text, group_id in zip(texts, groups, strict=True)
+            for _ in range(samples)
+        ]
+        if made:
+            with self.state.change() as connection:
+                connection.execute(sa.insert(ROLLOUTS), [row_of(each) for each in made])
+        return made
+
+    def lease(
+        self,
+        worker_id: str,
+        *,
+        agents: Collection[str] | None = None,
+        modes: Collection[Mode] | None = None,
+        lease_s: float = 30.0,
+    ) -> Lease | None:
+        """Take the rollout that is next, for one attempt at it; None if none waits, or in a pause.
+
+        Args:
+            worker_id: Unique among workers.
+            agents: Only rollouts for one of these or for any; None is all.
+            modes: Only rollouts of these modes; None is all.
+            lease_s: Seconds that the lease lasts without a heartbeat.
+        """
+        waiting = (
+            sa.select(ROLLOUTS)
+            .where(ROLLOUTS.c.status == "queuing", *fitting(agents, modes))
+            .order_by(ROLLOUTS.c.priority.desc(), ROLLOUTS.c.position)
+        )
+        with self._leases.read() as connection:  # who finds nothing keeps nobody waiting
+            if _is_paused(connection) or connection.execute(waiting.limit(1)).first() is None:
+                return None
+        with self.state.change() as connection:
+            if _is_paused(connection):
+                return None
+            tries = {"attempts": ROLLOUTS.c.attempts + 1}
+            row = self._leases.claim(connection, worker_id, waiting, lease_s, **tries)
+            if row is None:
+                return None
+            start_attempt(connection, row, self.state.now_ns())
+            number, until_ns = str(row.attempts), row.until_ns
+            return Lease(rollout_of(row), number, worker_id, until_ns, lease_s, row.deadline_ns)
+
+    def heartbeat(self, lease: Lease) -> bool:
+        """Prolong a lease; False if it is lost: cancelled, timed out, or taken away."""
+        with self.state.change() as connection:
+            if self._leases.lock(connection, self._held(lease)) is None:
+                return False
+            return bool(self._leases.extend(connection, self._held(lease), lease.lease_s))
+
+    def succeed(self, lease: Lease, reward: float | None = None) -> bool:
+        """End a rollout with success; False, and nothing is changed, if the lease was lost.
+
+        Raises:
+            ConfigError: The reward is no finite number.
+        """
+        value = None if reward is None else finite(reward)
+        with self.state.change() as connection:
+            row = self._leases.lock(connection, self._held(lease))
+            if row is None:
+                return False
+            now_ns = self.state.now_ns()
+            end_attempt(connection, row, "succeeded", "", now_ns)
+            update_rollout(
+                connection, row, status="succeeded", reason="", reward=value, ended_ns=now_ns
+            )
+            return True
+
+    def fail(self, lease: Lease, reason: str) -> bool:
+        """End an attempt without success; False, and nothing is changed, if the lease was lost.
+
+        The rollout waits again if it may be tried again; else it failed, with this reason.
+        """
+        with self.state.change() as connection:
+            row = self._leases.lock(connection, self._held(lease))
+            if row is None:
+                return False
+            fail_attempt(connection, row, "failed", reason, self.state.now_ns())
+            return True
+
+    def lost(self, worker_id: str, reason: str) -> int:
+        """End the attempts of a worker that is known to be dead, at once; gives their number."""
+        own = sa.select(ROLLOUTS).where(self._leases.is_held(worker_id))
+        with self.state.change() as connection:
+            rows = connection.execute(own.with_for_update()).all()
+            for row in rows:
+                fail_attempt(connection, row, "unresponsive", reason, self.state.now_ns())
+            return len(rows)
+
+    def cancel(self, rollout_id: str, reason: str = "") -> bool:
+        """End a rollout that waits or runs, whose worker learns of it; False if it was over.
+
+        Raises:
+            NotFoundError: There is no such rollout.
+        """
+        with self.state.change() as connection:
+            self._leases.expire(connection)
+            row = lock_rollout(connection, rollout_id)
+            if row.status in FINAL:
+                return False
+            now_ns, why = self.state.now_ns(), reason or "cancelled"
+            if row.status == "running":
+                end_attempt(connection, row, "cancelled", why, now_ns)
+            update_rollout(
+                connection, row, status="cancelled", reason=kept_reason(why), ended_ns=now_ns
+            )
+            return True
+
+    def reward(self, rollout_id: str, reward: float) -> None:
+        """Keep what a rollout is worth, where that is learnt when it is over.
+
+        Raises:
+            NotFoundError: There is no such rollout.
+            ConfigError: The reward is no finite number.
+        """
+        value = finite(reward)
+        with self.state.change() as connection:
+            update_rollout(connection, lock_rollout(connection, rollout_id), reward=value)
+
+    def pause(self) -> None:
+        """Pause the queue until :meth:`resume`; running rollouts continue."""
+        with self.state.change() as connection:
+            if not _is_paused(connection):
+                connection.execute(sa.insert(PAUSES).values(since_ns=self.state.now_ns()))
+
+    def resume(self) -> None:
+        """End a pause."""
+        with self.state.change() as connection:
+            connection.execute(sa.delete(PAUSES))
+
+    @property
+    def is_paused(self) -> bool:
+        """Return True while nobody may take anything."""
+        return self.paused_since_ns is not None
+
+    @property
+    def paused_since_ns(self) -> int | None:
+        """Return the start of the pause, Unix nanoseconds; None if there is none."""
+        with self.state.read() as connection:
+            since: int | None = connection.scalar(sa.select(sa.func.min(PAUSES.c.since_ns)))
+        return since
+
+    def is_empty(
+        self, *, agents: Collection[str] | None = None, modes: Collection[Mode] | None = None
+    ) -> bool:
+        """Return True if nothing waits, nor runs that may have to be tried again."""
+        may_return = sa.and_(
+            ROLLOUTS.c.status == "running", ROLLOUTS.c.attempts < ROLLOUTS.c.max_attempts
+        )
+        unfinished = sa.or_(ROLLOUTS.c.status == "queuing", may_return)
+        wanted = sa.select(ROLLOUTS.c.position).where(unfinished, *fitting(agents, modes))
+        with self._leases.read() as connection:
+            return connection.execute(wanted.limit(1)).first() is None
+
+    def get(self, rollout_id: str) -> Rollout:
+        """Return one rollout as it stands.
+
+        Raises:
+            NotFoundError: There is no such rollout.
+        """
+        found = self.rollouts(ids=[rollout_id])
+        if not found:
+            raise unknown_rollout(rollout_id)
+        return found[0]
+
+    def rollouts(
+        self,
+        status: RolloutStatus | None = None,
+        mode: Mode | None = None,
+        ids: Iterable[str] | None = None,
+    ) -> list[Rollout]:
+        """Return rollouts in the order they were put in; by ``ids`` those that exist, in order."""
+        query = sa.select(ROLLOUTS).where(*equal_to(status=status, mode=mode))
+        query = query.order_by(ROLLOUTS.c.position)
+        with self._leases.read() as connection:
+            if ids is None:
+                return [rollout_of(row) for row in connection.execute(query)]
+            asked = list(ids)
+            rows = [
+                row
+                for some in id_batches(asked)
+                for row in connection.execute(query.where(ROLLOUTS.c.rollout_id.in_(some)))
+            ]
+        found = {row.rollout_id: rollout_of(row) for row in rows}
+        return [found[each] for each in asked if each in found]
+
+    def newest(
+        self,
+        limit: int,
+        offset: int = 0,
+        *,
+        status: RolloutStatus | None = None,
+        mode: Mode | None = None,
+        agent: str | None = None,
+    ) -> RolloutPage:
+        """Return a part of the rollouts, the newest first."""
+        where = list(equal_to(status=status, mode=mode, agent=agent))
+        every = sa.select(sa.func.count()).select_from(ROLLOUTS).where(*where)
+        part = sa.select(ROLLOUTS).where(*where).order_by(ROLLOUTS.c.position.desc())
+        with self._leases.read() as connection:
+            rows = connection.execute(part.limit(limit).offset(offset)).all()
+            total = connection.scalar(every) or 0
+        return RolloutPage([rollout_of(row) for row in rows], total)
+
+    def attempts(self, rollout_id: str) -> list[Attempt]:
+        """Return every attempt at a rollout, in order; empty if there was none."""
+        wanted = sa.select(ATTEMPTS).where(ATTEMPTS.c.rollout_id == rollout_id)
+        with self._leases.read() as connection:
+            rows = connection.execute(wanted.order_by(ATTEMPTS.c.attempt)).mappings().all()
+        return [
+            Attempt(attempt_id=str(row["attempt"]), **{k: row[k] for k in row if k != "attempt"})
+            for row in rows
+        ]
+
+    def counts(self, mode: Mode | None = None) -> dict[RolloutStatus, int]:
+        """Return the number of rollouts by status; every status is named."""
+        query = sa.select(ROLLOUTS.c.status, sa.func.count()).group_by(ROLLOUTS.c.status)
+        with self._leases.read() as connection:
+            found = {
+                row[0]: row[1] for row in connection.execute(query.where(*equal_to(mode=mode)))
+            }
+        return {status: found.get(status, 0) for status in get_args(RolloutStatus)}
+
+    def reasons(self) -> Counter[tuple[AttemptStatus, str]]:
+        """Return the number of attempts that did not succeed, by status and reason."""
+        query = (
+            sa.select(ATTEMPTS.c.status, ATTEMPTS.c.reason, sa.func.count())
+            .where(ATTEMPTS.c.status.not_in(("running", "succeeded")))
+            .group_by(ATTEMPTS.c.status, ATTEMPTS.c.reason)
+        )
+        with self._leases.read() as connection:
+            rows = connection.execute(query).all()
+        return Counter({(status, reason): count for status, reason, count in rows})
+
+    def wait(self, ids: Iterable[str], timeout_s: float | None = None) -> list[Rollout]:
+        """Return the rollouts as soon as all are over; as they stand when time is up.
+
+        Raises:
+            NotFoundError: One of them is not there.
+        """
+        asked = list(ids)
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = _SHORTEST_WAIT_S
+        while True:
+            found = self.rollouts(ids=asked)
+            if len(found) < len(asked):
+                known = {rollout.rollout_id for rollout in found}
+                raise unknown_rollout(next(each for each in asked if each not in known))
+            left_s = _LONGEST_WAIT_S if until_s is None else until_s - time.monotonic()
+            if left_s <= 0 or all(rollout.status in FINAL for rollout in found):
+                return found
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
+
+    def taken(self, worker_ids: Iterable[str]) -> int:
+        """Return the number of attempts that some workers have made or begun."""
+        count = sa.select(sa.func.count()).select_from(ATTEMPTS)
+        with self.state.read() as connection:
+            return sum(
+                connection.scalar(count.where(ATTEMPTS.c.worker_id.in_(some))) or 0
+                for some in id_batches(worker_ids)
+            )
+
+    def _held(self, lease: Lease) -> "sa.ColumnElement[bool]":
+        return self._leases.is_held(
+            lease.worker_id,
+            ROLLOUTS.c.rollout_id == lease.rollout.rollout_id,
+            ROLLOUTS.c.attempts == int(lease.attempt_id),
+        )
+
+
+def _is_paused(connection: "Connection") -> bool:
+    return connection.execute(sa.select(PAUSES.c.number).limit(1)).first() is not None

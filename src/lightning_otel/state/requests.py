@@ -1,0 +1,252 @@
+"""Training that was asked for: a durable queue of runs, which workers take one at a time.
+
+Whoever asks trains nothing; a worker claims a request under a lease, says now and then that it
+lives, and ends it. A request of a worker that died is there again when the lease has run out, with
+the run that was begun for it, so that the next worker goes on where that one was.
+"""
+
+import json
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+
+import sqlalchemy as sa
+
+from lightning_otel.errors import ConfigError, NotFoundError, StateError
+from lightning_otel.state import State, be_alone
+from lightning_otel.state.leases import Leases
+from lightning_otel.state.tables import REQUESTS
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+RequestStatus: TypeAlias = Literal["waiting", "running", "succeeded", "failed"]
+STATUSES: Final[tuple[RequestStatus, ...]] = get_args(RequestStatus)
+LEASE_S: Final = 60.0
+MOST_WAITING: Final = 1_000
+_MOST_TRIES: Final = 3
+_LOCK: Final = 0x6C6F7472
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRequest:
+    """Training that somebody asked for.
+
+    Attributes:
+        request_id: Its id.
+        idempotency_key: The key of whoever asked; None without one.
+        algorithm: The algorithm; empty leaves it to the worker.
+        category: The kind of task; empty is all.
+        settings: Settings of the algorithm, and the length of the run.
+        status: Its status.
+        tries: The number of times that a worker has taken it.
+        worker_id: The last of those workers; empty if there was none.
+        run_id: The run that was begun for it; empty before.
+        reason: The reason of its failure; empty otherwise.
+        created_ns: The time it was asked for.
+        ended_ns: The time it was over; None before.
+    """
+
+    request_id: str
+    idempotency_key: str | None
+    algorithm: str
+    category: str
+    settings: Mapping[str, Any]
+    status: RequestStatus
+    tries: int
+    worker_id: str
+    run_id: str
+    reason: str
+    created_ns: int
+    ended_ns: int | None
+
+
+class Requests:
+    """The training that was asked for in a state; any number of processes ask and work at once."""
+
+    def __init__(self, state: State, *, lease_s: float = LEASE_S) -> None:
+        """Name the state; a table is made there if it is not there.
+
+        Args:
+            state: Where it lies.
+            lease_s: How long a worker may be silent before its request is there again, seconds.
+
+        Raises:
+            StateError: The state cannot be read or made.
+        """
+        state.ensure(REQUESTS)
+        self._state = state
+        self._lease_s = lease_s
+        self._leases = Leases(state, REQUESTS, held="running", on_expired=_expire)
+
+    def put(
+        self,
+        algorithm: str = "",
+        *,
+        category: str = "",
+        settings: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> tuple[TrainingRequest, bool]:
+        """Ask for training; True if that is new. The same key asks once, however often.
+
+        Args:
+            algorithm: Its name; empty leaves it to the worker.
+            category: The kind of task; empty is all.
+            settings: Settings of the algorithm.
+            idempotency_key: A key of whoever asks.
+
+        Raises:
+            ConfigError: The key asked for something else before.
+            StateError: Too many wait already, or it cannot be kept.
+        """
+        text = json.dumps(dict(settings or {}), sort_keys=True, allow_nan=False)
+        by_key = sa.select(REQUESTS).where(REQUESTS.c.idempotency_key == idempotency_key)
+        with self._state.change() as connection:
+            be_alone(connection, _LOCK)
+            found = connection.execute(by_key).one_or_none() if idempotency_key else None
+            if found is not None:
+                if (found.algorithm, found.category, found.settings) != (algorithm, category, text):
+                    raise ConfigError(
+                        f"{idempotency_key!r} asked for other training before, as "
+                        f"{found.request_id}; give a key of its own to what is asked for now"
+                    )
+                return _request_of(found), False
+            _refuse_too_many(connection)
+            values = {
+                "request_id": f"training-{secrets.token_hex(6)}",
+                "idempotency_key": idempotency_key,
+                "algorithm": algorithm,
+                "category": category,
+                "settings": text,
+                "status": "waiting",
+                "tries": 0,
+                "worker_id": "",
+                "run_id": "",
+                "reason": "",
+                "created_ns": self._state.now_ns(),
+                "until_ns": 0,
+                "ended_ns": None,
+            }
+            connection.execute(sa.insert(REQUESTS).values(**values))
+            made = REQUESTS.c.request_id == values["request_id"]
+            return _request_of(connection.execute(sa.select(REQUESTS).where(made)).one()), True
+
+    def claim(
+        self, worker_id: str, algorithms: Collection[str] | None = None
+    ) -> TrainingRequest | None:
+        """Take the request that waits longest; None if none does.
+
+        One whose worker has been silent for a lease waits, too; after three of those it failed.
+
+        Args:
+            worker_id: Who takes it.
+            algorithms: What this worker can run, beside what is left to it; None is anything.
+        """
+        query = sa.select(REQUESTS).where(REQUESTS.c.status == "waiting")
+        if algorithms is not None:
+            query = query.where(REQUESTS.c.algorithm.in_(["", *algorithms]))
+        query = query.order_by(REQUESTS.c.position)
+        tries = {"tries": REQUESTS.c.tries + 1}
+        with self._state.change() as connection:
+            self._leases.expire(connection)
+            row = self._leases.claim(connection, worker_id, query, self._lease_s, **tries)
+            return None if row is None else _request_of(row)
+
+    def heartbeat(self, request: TrainingRequest, *, run_id: str = "") -> bool:
+        """Say that its worker lives, and which run it began; False if it is another's by now.
+
+        Args:
+            request: The request.
+            run_id: The run; empty if none is begun yet.
+        """
+        begun = {"run_id": run_id} if run_id else {}
+        return self._change(request, until_ns=self._leases.end_ns(self._lease_s), **begun)
+
+    def finish(self, request: TrainingRequest, *, run_id: str = "", reason: str = "") -> bool:
+        """End a request; False, and nothing is changed, if it is another's by now.
+
+        Args:
+            request: What was claimed.
+            run_id: The run that was made for it.
+            reason: Why it failed; empty if it did not.
+        """
+        return self._change(
+            request,
+            status="failed" if reason else "succeeded",
+            reason=reason,
+            ended_ns=self._state.now_ns(),
+            run_id=run_id or request.run_id,
+        )
+
+    def release(self, request: TrainingRequest, *, run_id: str = "") -> bool:
+        """Give a request back, such as when its worker is told to stop; it is no try.
+
+        Args:
+            request: The request.
+            run_id: The run that was begun for it, which goes on.
+        """
+        back = {"status": "waiting", "tries": request.tries - 1}
+        return self._change(request, **back, run_id=run_id or request.run_id)
+
+    def get(self, request_id: str) -> TrainingRequest:
+        """One request as it stands.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        with self._leases.read() as connection:
+            mine = REQUESTS.c.request_id == request_id
+            row = connection.execute(sa.select(REQUESTS).where(mine)).one_or_none()
+        if row is None:
+            raise NotFoundError(f"no training was asked for as {request_id!r}")
+        return _request_of(row)
+
+    def all(self, limit: int | None = None) -> list[TrainingRequest]:
+        """What was asked for, the newest first."""
+        query = sa.select(REQUESTS).order_by(REQUESTS.c.position.desc()).limit(limit)
+        with self._leases.read() as connection:
+            return [_request_of(row) for row in connection.execute(query)]
+
+    def counts(self) -> dict[RequestStatus, int]:
+        """How many stand where; every status is named."""
+        query = sa.select(REQUESTS.c.status, sa.func.count()).group_by(REQUESTS.c.status)
+        with self._leases.read() as connection:
+            found = {row[0]: int(row[1]) for row in connection.execute(query)}
+        return {status: found.get(status, 0) for status in STATUSES}
+
+    def _change(self, request: TrainingRequest, **values: Any) -> bool:
+        held = self._leases.is_held(
+            request.worker_id,
+            REQUESTS.c.request_id == request.request_id,
+            REQUESTS.c.tries == request.tries,
+        )
+        with self._state.change() as connection:
+            if self._leases.lock(connection, held) is None:
+                return False
+            return bool(self._leases.finish(connection, held, **values))
+
+
+def _expire(connection: "Connection", row: "sa.Row[Any]", now_ns: int) -> None:
+    """Let what a silent worker holds wait again, or end it where that came too often."""
+    values: dict[str, Any] = {"status": "waiting"}
+    if row.tries >= _MOST_TRIES:
+        reason = f"its worker died {_MOST_TRIES} times"
+        values = {"status": "failed", "reason": reason, "ended_ns": now_ns}
+    mine = REQUESTS.c.position == row.position
+    connection.execute(sa.update(REQUESTS).where(mine).values(**values))
+
+
+def _refuse_too_many(connection: "Connection") -> None:
+    query = sa.select(sa.func.count()).where(REQUESTS.c.status == "waiting")
+    count = connection.scalar(query) or 0
+    if count >= MOST_WAITING:
+        raise StateError(
+            f"{count} requests for training wait already; is there a worker? "
+            "lightning-otel train --worker is one"
+        )
+
+
+def _request_of(row: "sa.Row[Any]") -> TrainingRequest:
+    values = {each.name: row._mapping[each.name] for each in fields(TrainingRequest)}
+    return TrainingRequest(**values | {"settings": json.loads(values["settings"])})

@@ -1,0 +1,221 @@
+"""Rollouts of the queue: attempts and leases as data, rows, outcomes of attempts."""
+
+import json
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+import sqlalchemy as sa
+
+from lightning_otel import capture
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.state.tables import ATTEMPTS, ROLLOUTS
+from lightning_otel.types import Mode, Rollout
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+_LONGEST_REASON: Final = 2000
+_JSON: Final = ("task", "resources")
+"""Columns of a rollout that are kept as JSON."""
+
+AttemptStatus: TypeAlias = Literal[
+    "running", "succeeded", "failed", "timeout", "unresponsive", "cancelled"
+]
+"""Status of an attempt. *Timeout*: it took longer than it may; *unresponsive*: its worker was not
+heard of in time, or is known to be dead.
+
+Source: Agent Lightning 0.3, ``AttemptStatus``.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a rollout.
+
+    Attributes:
+        rollout_id: The rollout.
+        attempt_id: Its number from 1, as text; its spans carry it.
+        worker_id: The worker that tried.
+        status: Its status.
+        reason: The reason of a failure; empty if it succeeded, or runs.
+        started_ns: Its start, Unix nanoseconds.
+        ended_ns: Its end; None before.
+    """
+
+    rollout_id: str
+    attempt_id: str
+    worker_id: str
+    status: AttemptStatus
+    reason: str
+    started_ns: int
+    ended_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A rollout that one worker holds for a while, to make one attempt at it.
+
+    Attributes:
+        rollout: The rollout.
+        attempt_id: The attempt, a number from 1 as text.
+        worker_id: The worker.
+        until_ns: Its end unless a heartbeat prolongs it.
+        lease_s: Seconds by which a heartbeat prolongs it.
+        deadline_ns: Time at which the attempt is timed out, whatever heartbeats say; None is never.
+    """
+
+    rollout: Rollout
+    attempt_id: str
+    worker_id: str
+    until_ns: int
+    lease_s: float
+    deadline_ns: int | None = None
+
+
+class RolloutPage(NamedTuple):
+    """Some rollouts, and the number of all that were asked for."""
+
+    rollouts: list[Rollout]
+    total: int
+
+
+def kept_reason(text: str) -> str:
+    """Return a reason without secrets, of bounded length, and text in any database."""
+    reason = capture.scrubbed(capture.clean(text)).replace("\0", "�").strip()
+    return reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…"
+
+
+def check_put(
+    tasks: object, mode: str, samples: int, max_attempts: int, timeout_s: float | None
+) -> None:
+    """Raise ConfigError for what makes no sense."""
+    if isinstance(tasks, (str, bytes, Mapping)):
+        raise ConfigError(f"tasks is one {type(tasks).__name__}; put a list of tasks")
+    if mode not in get_args(Mode):
+        raise ConfigError(f"mode is {mode!r}; it must be one of {', '.join(get_args(Mode))}")
+    for name, number in (("samples", samples), ("max_attempts", max_attempts)):
+        if number < 1:
+            raise ConfigError(f"{name} is {number!r}; it must be 1 or more")
+    if timeout_s is not None and not 0 < timeout_s < float("inf"):
+        raise ConfigError(f"timeout_s is {timeout_s!r}; give seconds above 0, or None for any time")
+
+
+def task_json(task: object) -> str:
+    """Return a task as JSON, or raise ConfigError."""
+    try:
+        return json.dumps(task, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ConfigError(
+            f"the task {str(task)[:80]!r} cannot be written as JSON ({exc}); "
+            "give text, numbers, lists and dicts"
+        ) from exc
+
+
+def finite(reward: float) -> float:
+    """Return a reward that is a finite number, or raise ConfigError."""
+    value = float(reward)
+    if not isfinite(value):
+        raise ConfigError(f"reward is {reward!r}; it must be finite")
+    return value
+
+
+def new_id(noun: str) -> str:
+    """Return an id that nothing else has."""
+    return f"{noun}-{secrets.token_hex(8)}"
+
+
+def rollout_of(row: "sa.Row[Any]") -> Rollout:
+    """Return the rollout in a row."""
+    found = row._mapping
+    values = {each.name: found[each.name] for each in fields(Rollout)}
+    return Rollout(**values | {name: json.loads(values[name]) for name in _JSON})
+
+
+def row_of(rollout: Rollout) -> dict[str, Any]:
+    """Return the row of a rollout."""
+    values = {each.name: getattr(rollout, each.name) for each in fields(Rollout)}
+    values["resources"] = dict(rollout.resources)
+    return values | {name: json.dumps(values[name]) for name in _JSON}
+
+
+def expire_attempt(connection: "Connection", row: "sa.Row[Any]", now_ns: int) -> None:
+    """End the attempt of a locked row whose lease is over."""
+    if row.deadline_ns is not None and row.deadline_ns <= now_ns:
+        reason = f"timed out: the attempt took longer than {row.timeout_s:g} s"
+        fail_attempt(connection, row, "timeout", reason, now_ns)
+    else:
+        reason = f"worker {row.worker_id} was not heard of in time"
+        fail_attempt(connection, row, "unresponsive", reason, now_ns)
+
+
+def fail_attempt(
+    connection: "Connection", row: "sa.Row[Any]", status: AttemptStatus, reason: str, now_ns: int
+) -> None:
+    """End an attempt without success: its rollout waits again, or failed after the last."""
+    end_attempt(connection, row, status, reason, now_ns)
+    if row.attempts < row.max_attempts:
+        update_rollout(connection, row, status="queuing")
+    else:
+        update_rollout(
+            connection, row, status="failed", reason=kept_reason(reason), ended_ns=now_ns
+        )
+
+
+def start_attempt(connection: "Connection", row: "sa.Row[Any]", now_ns: int) -> None:
+    """Write down the attempt that begins with a row's lease."""
+    values = {"rollout_id": row.rollout_id, "attempt": row.attempts, "worker_id": row.worker_id}
+    values |= {"status": "running", "reason": "", "started_ns": now_ns}
+    connection.execute(sa.insert(ATTEMPTS).values(**values))
+
+
+def end_attempt(
+    connection: "Connection", row: "sa.Row[Any]", status: AttemptStatus, reason: str, now_ns: int
+) -> None:
+    """Write down the outcome of the attempt that runs."""
+    connection.execute(
+        sa.update(ATTEMPTS)
+        .where(ATTEMPTS.c.rollout_id == row.rollout_id, ATTEMPTS.c.attempt == row.attempts)
+        .values(status=status, reason=kept_reason(reason), ended_ns=now_ns)
+    )
+
+
+def unknown_rollout(rollout_id: str) -> NotFoundError:
+    """Return the error for an id that nothing in the queue has."""
+    return NotFoundError(f"no rollout {rollout_id!r} is in the queue; put() gives the ids")
+
+
+def lock_rollout(connection: "Connection", rollout_id: str) -> "sa.Row[Any]":
+    """Return the row of a rollout, locked until the transaction ends.
+
+    Raises:
+        NotFoundError: There is no such rollout.
+    """
+    query = sa.select(ROLLOUTS).where(ROLLOUTS.c.rollout_id == rollout_id)
+    row = connection.execute(query.with_for_update()).one_or_none()
+    if row is None:
+        raise unknown_rollout(rollout_id)
+    return row
+
+
+def update_rollout(connection: "Connection", row: "sa.Row[Any]", **values: Any) -> None:
+    """Set columns of a rollout."""
+    mine = ROLLOUTS.c.rollout_id == row.rollout_id
+    connection.execute(sa.update(ROLLOUTS).where(mine).values(**values))
+
+
+def fitting(
+    agents: Collection[str] | None, modes: Collection[Mode] | None
+) -> "Iterator[sa.ColumnElement[bool]]":
+    """Yield the conditions of what a worker with these agents may take."""
+    if agents is not None:
+        yield sa.or_(ROLLOUTS.c.agent.is_(None), ROLLOUTS.c.agent.in_(list(agents)))
+    if modes is not None:
+        yield ROLLOUTS.c.mode.in_(list(modes))
+
+
+def equal_to(**wanted: str | None) -> "Iterator[sa.ColumnElement[bool]]":
+    """Return the conditions that columns of a rollout have these values; None is any."""
+    return (ROLLOUTS.c[name] == value for name, value in wanted.items() if value is not None)

@@ -1,0 +1,124 @@
+"""The contract of a lease: by whatever door, one holder at a time, by the clock, finished once."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import pytest
+from tests.state.conftest import Clock
+
+from lightning_otel.errors import StateError
+from lightning_otel.state import State
+from lightning_otel.state.claims import Claimable, Claims
+from lightning_otel.state.queue import Queue
+from lightning_otel.state.requests import Requests
+from lightning_otel.state.runs import Runs
+
+LEASE_S = 60
+
+
+class Door(NamedTuple):
+    """The lease as one door has it: what is claimed is named, so that all can tell it apart."""
+
+    put: Callable[[int], object]
+    claim: Callable[[str], tuple[str, Any] | None]
+    extend: Callable[[Any], object]
+    finish: Callable[[Any], bool]
+
+
+def of_queue(state: State) -> Door:
+    """Return the door of workers, to rollouts."""
+    queue = Queue(state)
+
+    def claim(worker: str) -> tuple[str, Any] | None:
+        lease = queue.lease(worker, lease_s=LEASE_S)
+        return lease and (lease.rollout.rollout_id, lease)
+
+    return Door(
+        lambda count: queue.put(range(count), max_attempts=3), claim, queue.heartbeat, queue.succeed
+    )
+
+
+def of_requests(state: State) -> Door:
+    """Return the door of training workers, to what is asked for."""
+    requests = Requests(state, lease_s=LEASE_S)
+
+    def claim(worker: str) -> tuple[str, Any] | None:
+        request = requests.claim(worker)
+        return request and (request.request_id, request)
+
+    def put(count: int) -> None:
+        for _ in range(count):
+            requests.put()
+
+    return Door(put, claim, requests.heartbeat, requests.finish)
+
+
+def of_claims(state: State) -> Door:
+    """Return the door of training runs, to groups of two rollouts."""
+    runs, groups = Runs(state), dict[str, list[Claimable]]()
+    run = runs.start("Test")
+
+    def put(count: int) -> None:
+        groups.update({f"g{n}": [Claimable(f"a{n}"), Claimable(f"b{n}")] for n in range(count)})
+
+    def claim(holder: str) -> tuple[str, Any] | None:
+        claims = runs.claims(run, holder=holder, lease_s=LEASE_S)
+        found = (name for name in groups if claims.claim({name: groups[name]}))
+        return next(((name, (claims, name)) for name in found), None)
+
+    def finish(held: tuple[Claims, str]) -> bool:
+        claims, name = held
+        ids = [each.rollout_id for each in groups[name]]
+        try:
+            runs.keep(run.run_id, 1, "/1", claims=claims, rollout_ids=ids)
+        except StateError:
+            return False
+        return True
+
+    return Door(put, claim, lambda held: held[0].extend(), finish)
+
+
+@pytest.fixture(params=[of_queue, of_requests, of_claims])
+def door(request: pytest.FixtureRequest, state: State) -> Door:
+    """Each door in turn, where nothing waits."""
+    found: Door = request.param(state)
+    return found
+
+
+def test_a_lease_lasts_until_the_clock_ends_it(door: Door, clock: Clock) -> None:
+    """Extended it lasts longer; then the next has it, and the late one changes nothing."""
+    door.put(1)
+    first = door.claim("first")
+    assert first is not None
+    clock.go_on(LEASE_S - 1)
+    door.extend(first[1])
+    clock.go_on(LEASE_S - 1)
+    assert door.claim("second") is None
+    clock.go_on(1)
+
+    second = door.claim("second")
+
+    assert second is not None
+    assert second[0] == first[0]
+    assert not door.finish(first[1])
+    assert door.finish(second[1])
+    clock.go_on(LEASE_S)
+    assert door.claim("third") is None
+
+
+def test_holders_at_once_share(door: Door) -> None:
+    """Each thing is held and finished by one of many who claim at the same time."""
+    door.put(20)
+
+    def work(holder: str) -> list[str]:
+        names = []
+        while (held := door.claim(holder)) is not None:
+            assert door.finish(held[1])
+            names.append(held[0])
+        return names
+
+    with ThreadPoolExecutor(4) as pool:
+        names = [name for found in pool.map(work, "abcd") for name in found]
+
+    assert len(names) == len(set(names)) == 20
