@@ -23,7 +23,6 @@ from lightning_otel.state.rollouts import (
     Attempt,
     AttemptStatus,
     Lease,
-    RolloutPage,
     check_put,
     end_attempt,
     equal_to,
@@ -47,7 +46,7 @@ from lightning_otel.types import Mode, Rollout, RolloutStatus
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-__all__ = ["FINAL", "Attempt", "AttemptStatus", "Lease", "Queue", "RolloutPage"]
+__all__ = ["FINAL", "Attempt", "AttemptStatus", "Lease", "Queue"]
 
 FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
 """The statuses in which a rollout stays."""
@@ -256,14 +255,8 @@ class Queue:
     @property
     def is_paused(self) -> bool:
         """Return True while nobody may take anything."""
-        return self.paused_since_ns is not None
-
-    @property
-    def paused_since_ns(self) -> int | None:
-        """Return the start of the pause, Unix nanoseconds; None if there is none."""
         with self.state.read() as connection:
-            since: int | None = connection.scalar(sa.select(sa.func.min(PAUSES.c.since_ns)))
-        return since
+            return _is_paused(connection)
 
     def is_empty(
         self, *, agents: Collection[str] | None = None, modes: Collection[Mode] | None = None
@@ -308,24 +301,6 @@ class Queue:
             ]
         found = {row.rollout_id: rollout_of(row) for row in rows}
         return [found[each] for each in asked if each in found]
-
-    def newest(
-        self,
-        limit: int,
-        offset: int = 0,
-        *,
-        status: RolloutStatus | None = None,
-        mode: Mode | None = None,
-        agent: str | None = None,
-    ) -> RolloutPage:
-        """Return a part of the rollouts, the newest first."""
-        where = list(equal_to(status=status, mode=mode, agent=agent))
-        every = sa.select(sa.func.count()).select_from(ROLLOUTS).where(*where)
-        part = sa.select(ROLLOUTS).where(*where).order_by(ROLLOUTS.c.position.desc())
-        with self._leases.read() as connection:
-            rows = connection.execute(part.limit(limit).offset(offset)).all()
-            total = connection.scalar(every) or 0
-        return RolloutPage([rollout_of(row) for row in rows], total)
 
     def attempts(self, rollout_id: str) -> list[Attempt]:
         """Return every attempt at a rollout, in order; empty if there was none."""

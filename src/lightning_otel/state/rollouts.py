@@ -11,11 +11,13 @@ import sqlalchemy as sa
 
 from lightning_otel import capture
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.state.tables import ATTEMPTS, ROLLOUTS
-from lightning_otel.types import Mode, Rollout
+from lightning_otel.state.tables import ATTEMPTS, PAUSES, ROLLOUTS
+from lightning_otel.types import Mode, Rollout, RolloutStatus
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
+
+    from lightning_otel.state import State
 
 _LONGEST_REASON: Final = 2000
 _JSON: Final = ("task", "resources")
@@ -219,3 +221,28 @@ def fitting(
 def equal_to(**wanted: str | None) -> "Iterator[sa.ColumnElement[bool]]":
     """Return the conditions that columns of a rollout have these values; None is any."""
     return (ROLLOUTS.c[name] == value for name, value in wanted.items() if value is not None)
+
+
+def read_page(
+    state: "State",
+    limit: int,
+    offset: int = 0,
+    *,
+    status: RolloutStatus | None = None,
+    mode: Mode | None = None,
+    agent: str | None = None,
+) -> RolloutPage:
+    """Return a part of the rollouts as they were last written, the newest first."""
+    where = list(equal_to(status=status, mode=mode, agent=agent))
+    every = sa.select(sa.func.count()).select_from(ROLLOUTS).where(*where)
+    part = sa.select(ROLLOUTS).where(*where).order_by(ROLLOUTS.c.position.desc())
+    with state.read() as connection:
+        rows = connection.execute(part.limit(limit).offset(offset)).all()
+        return RolloutPage([rollout_of(row) for row in rows], connection.scalar(every) or 0)
+
+
+def paused_since_ns(state: "State") -> int | None:
+    """Return the start of the queue's pause, Unix nanoseconds; None if there is none."""
+    with state.read() as connection:
+        since: int | None = connection.scalar(sa.select(sa.func.min(PAUSES.c.since_ns)))
+    return since

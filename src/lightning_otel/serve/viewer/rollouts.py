@@ -107,18 +107,18 @@ def queued(store: Store, wanted: Wanted, number: int) -> Mapping[str, object]:
     if state is None:
         return {"rows": [], "total": 0, "size": ROWS, "queue": None}
     from lightning_otel.state.queue import Queue
+    from lightning_otel.state.rollouts import paused_since_ns, read_page
 
     queue = Queue(state)
+    told = {
+        "counts": queue.counts(),  # which ends what runs longer than it may
+        "reasons": queue.reasons().most_common(_MANY),
+        "paused_ns": paused_since_ns(state),
+    }
     status: Any = wanted.status or None
     mode: Any = wanted.mode or None
-    found = queue.newest(
-        ROWS, (number - 1) * ROWS, status=status, mode=mode, agent=wanted.agent or None
-    )
-    told = {
-        "counts": queue.counts(),
-        "reasons": queue.reasons().most_common(_MANY),
-        "paused_ns": queue.paused_since_ns,
-    }
+    agent = wanted.agent or None
+    found = read_page(state, ROWS, (number - 1) * ROWS, status=status, mode=mode, agent=agent)
     return {"rows": found.rollouts, "total": found.total, "size": ROWS, "queue": told}
 
 
