@@ -1,4 +1,4 @@
-"""What happened in one rollout, and what stands out in it: for a person, or as data."""
+"""Analysis of one rollout, for a person or as data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,15 +30,15 @@ __all__ = ["Analysis", "Finding", "Given", "Step", "Totals", "analyze", "analyze
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What happened in one rollout.
+    """Steps, rewards, totals and findings of one rollout.
 
     Attributes:
-        rollout_id: Which.
-        task: What it was about, as it was recorded; empty if that was not.
+        rollout_id: Its id.
+        task: Its task as recorded; empty if it was not.
         steps: In the order of its trajectories; a step that several share stands once.
         rewards: All that it was given.
         totals: Calls, tokens, time and cost.
-        findings: What stands out, what is broken first.
+        findings: What stands out, errors first.
     """
 
     rollout_id: str
@@ -49,7 +49,7 @@ class Analysis:
     findings: tuple[Finding, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it for programs."""
+        """Return all of it for programs."""
         return {
             "rollout_id": self.rollout_id,
             "task": self.task,
@@ -60,7 +60,7 @@ class Analysis:
         }
 
     def __str__(self) -> str:
-        """It in lines of text."""
+        """Return all of it in lines of text."""
         return "\n".join(
             [
                 self.headline(),
@@ -71,7 +71,7 @@ class Analysis:
         )
 
     def headline(self) -> str:
-        """Its name and totals in one line."""
+        """Return its name and totals in one line."""
         totals = self.totals
         words = [
             one_line(self.rollout_id, 80),
@@ -91,12 +91,12 @@ def analyze(
     prices: Mapping[str, Sequence[float]] | None = None,
     advantages: Mapping[SpanId, float | None] | None = None,
 ) -> Analysis:
-    """What happened in a rollout whose outline is at hand.
+    """Analyze a rollout by its outline.
 
     Args:
         found: The outline.
-        prices: By name or glob of a model the price of a million tokens in and of a million out;
-            the first that fits counts.
+        prices: Prices of a million tokens in and of a million out, by name or glob of a model; the
+            first that fits counts.
         advantages: By trace and span id of a step.
 
     Raises:
@@ -105,17 +105,11 @@ def analyze(
     priced = checked(prices)
     steps, rewards = steps_of(found, priced, advantages or {}), rewards_of(found)
     totals = totals_of(found, priced)
-    told = found.nodes[0].span.rollout_id if found.nodes else ""
-    task = next(
-        (
-            str(node.span.attributes[c.TASK])
-            for node in found.nodes
-            if c.TASK in node.span.attributes
-        ),
-        "",
-    )
+    rollout_id = found.nodes[0].span.rollout_id if found.nodes else ""
+    tasks = (node.span.attributes.get(c.TASK) for node in found.nodes)
+    task = one_line(str(next((each for each in tasks if each is not None), "")), 200)
     seen = findings(found, steps, rewards, totals)
-    return Analysis(told, one_line(task, 200), tuple(steps), tuple(rewards), totals, tuple(seen))
+    return Analysis(rollout_id, task, tuple(steps), tuple(rewards), totals, tuple(seen))
 
 
 def analyze_episode(
@@ -125,7 +119,7 @@ def analyze_episode(
     prices: Mapping[str, Sequence[float]] | None = None,
     advantage: "Advantage | Estimator | None" = None,
 ) -> Analysis:
-    """What happened in one rollout: its steps, rewards and credit, and what stands out.
+    """Analyze one rollout: its steps, rewards and credit, and what stands out.
 
     Args:
         episode_id: The beginning of the id of a rollout, or of a trace, span or response in it;

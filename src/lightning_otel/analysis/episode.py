@@ -1,7 +1,4 @@
-"""One rollout as it went: its steps, its rewards and where they went, its tokens, time and cost.
-
-Pure: what is said here is read from an outline, and nothing is guessed that is not in it.
-"""
+"""Steps, rewards, tokens, time and cost of one rollout, as its outline has them. Pure."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +15,9 @@ from lightning_otel.markup import one_line
 from lightning_otel.types import Transition
 
 Prices: TypeAlias = Mapping[str, tuple[float, float]]
-"""By name or glob of a model what a million tokens in and a million tokens out cost."""
+"""Prices of a million tokens in and out, by name or glob of a model."""
 
 _SHORT: Final = 200
-"""Cells of what was seen and done."""
 _DUPLICATE: Final = "duplicate"
 
 
@@ -30,13 +26,13 @@ class Step:
     """One step of it.
 
     Attributes:
-        label: How it is called here, such as ``planner #3``.
-        observation: What the agent saw last before it acted, in short.
-        action: What it did, in short.
-        reward: What it was credited with; None if with nothing.
-        credit: What that came from: the value and the rule of each reward.
-        advantage: How much better its rollout did than its group; None if not asked for, or none.
-        duration_s: How long the model took, seconds; None if that was not recorded.
+        label: A short name, such as ``planner #3``.
+        observation: The last that the agent saw before it acted, in short.
+        action: Its action, in short.
+        reward: Its credit; None without any.
+        credit: The value and the rule of each reward in that.
+        advantage: Its rollout against its group; None if not asked for, or none.
+        duration_s: Seconds that the model took; None if not recorded.
         cost: At the prices given; None where no price or no count of tokens is known.
     """
 
@@ -64,14 +60,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A reward that was given, and what became of it.
+    """A reward, and the steps it was credited to by a rule, or the reason why to none.
 
-    Attributes:
-        name: Its name; empty for the usual one.
-        value: Its number, as it was recorded.
-        steps: Labels of the steps it was credited to.
-        by: The rule that did so.
-        left_out: Why it is in no step; empty if it is.
+    Its name is empty for the usual one, its value as it was recorded.
     """
 
     name: str
@@ -83,17 +74,17 @@ class Given:
 
 
 class Totals(NamedTuple):
-    """What the calls to models came to, those that are in no step as well.
+    """Sums over the calls to models, those that are in no step as well.
 
     Attributes:
-        calls: How many; what two instrumentors recorded counts once.
+        calls: Their number; what two instrumentors recorded counts once.
         input_tokens: Of those that say so.
         output_tokens: Likewise.
-        uncounted: Calls of which nothing says how many tokens they were.
+        uncounted: Calls without a count of tokens.
         duration_s: From the first start to the last end of anything but rewards, seconds.
-        model_s: What the calls took, each by itself, seconds.
+        model_s: Seconds of the calls, each by itself.
         cost: At the prices given; None if there are none.
-        unpriced: Calls without a price, or without a count of tokens: they are not in ``cost``.
+        unpriced: Calls without a price or a count of tokens: they are not in ``cost``.
     """
 
     calls: int
@@ -109,13 +100,7 @@ class Totals(NamedTuple):
 def steps_of(
     found: Outline, prices: Prices, advantages: Mapping[SpanId, float | None]
 ) -> list[Step]:
-    """The steps in the order of their trajectories, one that several share once.
-
-    Args:
-        found: The rollout.
-        prices: What models cost; may be empty.
-        advantages: By step, where they were asked for.
-    """
+    """Return the steps in the order of their trajectories, one that several share once."""
     labels = found.labels()
     places = {
         (node.step.trace_id, node.step.span_id): position
@@ -173,7 +158,7 @@ def _step(
 
 
 def rewards_of(found: Outline) -> list[Given]:
-    """The rewards, in the order they stand in the tree."""
+    """Return the rewards, in the order of the tree."""
     labels = found.labels()
     return [
         Given(
@@ -190,12 +175,7 @@ def rewards_of(found: Outline) -> list[Given]:
 
 
 def totals_of(found: Outline, prices: Prices) -> Totals:
-    """What the calls came to.
-
-    Args:
-        found: The rollout.
-        prices: What models cost; may be empty.
-    """
+    """Return the sums over the calls."""
     calls = [node for node in found.nodes if is_counted(node)]
     counts = [_tokens(node) for node in calls]
     costs = [_cost(node, prices) for node in calls]
@@ -215,12 +195,12 @@ def totals_of(found: Outline, prices: Prices) -> Totals:
 
 
 def is_counted(node: Node) -> bool:
-    """Whether a node is a call to a model, and not another record of one."""
+    """Return True for a call to a model that is not another record of one."""
     return node.kind == "call" and not node.left_out.startswith(_DUPLICATE)
 
 
 def duration_s(node: Node) -> float | None:
-    """How long a span took, seconds; None if it never ended."""
+    """Return the seconds that a span took; None if it never ended."""
     span = node.span
     return None if span.end_ns is None else (span.end_ns - span.start_ns) / 1e9
 
@@ -231,7 +211,7 @@ class _Tokens(NamedTuple):
 
 
 def _tokens(node: Node) -> _Tokens:
-    """What the server counted, else how many ids it gave."""
+    """Return the counts of the server, else of its token ids."""
     step, get = node.step, node.span.attributes.get
     given = get(c.INPUT_TOKENS), get(c.OUTPUT_TOKENS)
     ids = (len(step.prompt_ids), len(step.response_ids)) if step is not None else (0, 0)
@@ -254,7 +234,7 @@ def _cost(node: Node, prices: Prices) -> float | None:
 
 
 def checked(prices: Mapping[str, Sequence[float]] | None) -> Prices:
-    """The prices, once they are known to be some.
+    """Return valid prices.
 
     Raises:
         ConfigError: One is negative, or no pair of numbers.
@@ -277,7 +257,7 @@ _WRONG: Final = (
 
 
 def calls_of_tools(step: Transition) -> Iterator[str]:
-    """Each tool that a step calls, with what it gives it, as text that can be compared."""
+    """Yield each tool call of a step as text that can be compared."""
     for message in step.action[:1]:
         parts = message.get("parts")
         for part in parts if isinstance(parts, (list, tuple)) else ():
@@ -291,7 +271,7 @@ def calls_of_tools(step: Transition) -> Iterator[str]:
 
 
 def as_json(values: Sequence[Any]) -> list[dict[str, Any]]:
-    """Dataclasses for programs."""
+    """Return dataclasses for programs."""
     return [asdict(value) for value in values]
 
 

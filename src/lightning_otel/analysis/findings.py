@@ -1,7 +1,7 @@
-"""What stands out in a rollout: what a person would want to be told first. Pure."""
+"""Findings in a rollout: what a person wants to know first. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.outline import Node, Outline
@@ -20,6 +20,7 @@ Kind: TypeAlias = Literal[
     "no_advantage",
 ]  # fmt: skip
 
+_T = TypeVar("_T")
 _SHORT: Final = 120
 _NAMED: Final = 5
 _SLOW_S: Final = 1.0
@@ -27,13 +28,7 @@ _FEW: Final = 3
 
 
 class Finding(NamedTuple):
-    """Something that stands out.
-
-    Attributes:
-        kind: What sort of thing it is.
-        text: What it is, in words.
-        span_ids: The spans it is about.
-    """
+    """Something that stands out: its kind, a text, and the spans it is about."""
 
     kind: Kind
     text: str
@@ -43,7 +38,7 @@ class Finding(NamedTuple):
 def findings(
     found: Outline, steps: Sequence[Step], rewards: Sequence[Given], totals: Totals
 ) -> list[Finding]:
-    """What stands out, what is broken first."""
+    """Return the findings, errors first."""
     return [
         *_errors(found),
         *_broken_off(found),
@@ -60,7 +55,7 @@ def findings(
 
 
 def _errors(found: Outline) -> Iterator[Finding]:
-    """Each span that failed, but for those around one that did: an error is told where it began."""
+    """Yield each span that failed, but for those around one that did: an error is told once."""
     failed = [node.span.status == "ERROR" for node in found.nodes]
     outer: set[int] = set()
     for position, node in enumerate(found.nodes):
@@ -70,26 +65,18 @@ def _errors(found: Outline) -> Iterator[Finding]:
     for position in range(len(found.nodes) - 1, -1, -1):
         if position in outer and found.nodes[position].parent >= 0:
             outer.add(found.nodes[position].parent)
-    same: dict[str, list[Node]] = {}
-    for position, node in enumerate(found.nodes):
-        if failed[position] and position not in outer:
-            words = (node.span.attributes.get(c.ERROR_TYPE), node.span.status_message)
-            told = " ".join(str(word) for word in words if word) or "failed"
-            same.setdefault(_line(f"{_who(node)}: {told}"), []).append(node)
-    for told, nodes in same.items():
-        yield Finding("error", told + (f", {len(nodes):,} times" if len(nodes) > 1 else ""),
-                      _ids(nodes))  # fmt: skip
+    inner = [n for at, n in enumerate(found.nodes) if failed[at] and at not in outer]
+    for told, nodes in _grouped(inner, _error):
+        times = f", {len(nodes):,} times" if len(nodes) > 1 else ""
+        yield Finding("error", told + times, _ids(nodes))
 
 
 def _broken_off(found: Outline) -> Iterator[Finding]:
-    open_ = [node for node in found.nodes if node.span.is_incomplete]
-    if open_:
-        yield Finding("incomplete", f"{_spans(len(open_))} never ended", _ids(open_))
-    left = [node for node in found.nodes if node.span.attributes.get(c.ABANDONED)]
-    if left:
-        yield Finding(
-            "abandoned", f"{_counted(len(left), 'stream')} left before the end", _ids(left)
-        )
+    if left := [node for node in found.nodes if node.span.is_incomplete]:
+        yield Finding("incomplete", f"{_counted(len(left), 'span')} never ended", _ids(left))
+    if left := [node for node in found.nodes if node.span.attributes.get(c.ABANDONED)]:
+        told = f"{_counted(len(left), 'stream')} left before the end"
+        yield Finding("abandoned", told, _ids(left))
 
 
 def _attempts(found: Outline) -> Iterator[Finding]:
@@ -103,31 +90,21 @@ def _rewards(steps: Sequence[Step], rewards: Sequence[Given]) -> Iterator[Findin
         yield Finding("no_steps", "there is no step to learn from")
     if not rewards:
         yield Finding("no_reward", "nobody gave it a reward")
-    reasons: dict[str, list[Given]] = {}
-    for given in rewards:
-        if given.left_out:
-            reasons.setdefault(given.left_out, []).append(given)
-    for reason, held in reasons.items():
+    for reason, held in _grouped(rewards, lambda given: given.left_out):
         what = f"a reward of {held[0].value} is" if len(held) == 1 else f"{len(held):,} rewards are"
-        told = _line(f"{what} in no step: {reason}")
-        yield Finding("uncredited", told, tuple(given.span_id for given in held))
+        yield Finding("uncredited", _line(f"{what} in no step: {reason}"), _ids(held))
 
 
 def _left_out(found: Outline) -> Iterator[Finding]:
-    """Calls and marks that are in no step, by the reason."""
-    reasons: dict[str, list[Node]] = {}
-    for node in found.nodes:
-        # Another record of a call that is in a step is no loss.
-        is_loss = is_counted(node) or node.kind == "mark"
-        if node.left_out and node.step is None and is_loss:
-            reasons.setdefault(node.left_out, []).append(node)
-    for reason, nodes in reasons.items():
+    # Another record of a call that is in a step is no loss.
+    lost = [n for n in found.nodes if n.step is None and (is_counted(n) or n.kind == "mark")]
+    for reason, nodes in _grouped(lost, lambda node: node.left_out):
         calls = _counted(len(nodes), "call")
         yield Finding("left_out", _line(f"{calls} in no step: {reason}"), _ids(nodes))
 
 
 def _repeated(found: Outline, steps: Sequence[Step]) -> Iterator[Finding]:
-    """The same tool called with the same arguments, and the same words said, by one agent."""
+    """Yield tools called again with the same arguments, and words said again, by one agent."""
     known = {(step.trace_id, step.span_id): step for step in steps}
     told: dict[tuple[str, str, int, str], dict[str, Step]] = {}
     for path in found.trajectories:
@@ -149,24 +126,19 @@ def _repeated(found: Outline, steps: Sequence[Step]) -> Iterator[Finding]:
 
 
 def _cut_off(steps: Sequence[Step]) -> Iterator[Finding]:
-    cut = [step for step in steps if step.finish_reason == "length"]
-    if cut:
-        yield Finding("cut_off", f"cut off at their length: {_labels(cut)}", _step_ids(cut))
+    if cut := [step for step in steps if step.finish_reason == "length"]:
+        yield Finding("cut_off", f"cut off at their length: {_labels(cut)}", _ids(cut))
 
 
 def _inexact(steps: Sequence[Step]) -> Iterator[Finding]:
-    """Why tokens cannot be trained on, by the reason."""
-    reasons: dict[str, list[Step]] = {}
-    for step in steps:
-        if step.capture != "exact":
-            reasons.setdefault(step.inexact or "no token ids", []).append(step)
-    for reason, held in reasons.items():
+    inexact = [step for step in steps if step.capture != "exact"]
+    for reason, held in _grouped(inexact, lambda step: step.inexact or "no token ids"):
         told = f"{len(held)} of {_counted(len(steps), 'step')} not exact: {reason}"
-        yield Finding("inexact", _line(told), _step_ids(held))
+        yield Finding("inexact", _line(told), _ids(held))
 
 
 def _slow(steps: Sequence[Step], totals: Totals) -> Iterator[Finding]:
-    """One step that took more than half of the time of several."""
+    """Yield a step that took more than half of the time of several."""
     for step in steps:
         took = step.duration_s or 0.0
         if len(steps) >= _FEW and took > _SLOW_S and took > totals.duration_s / 2:
@@ -176,12 +148,9 @@ def _slow(steps: Sequence[Step], totals: Totals) -> Iterator[Finding]:
 
 
 def _moved(found: Outline) -> Iterator[Finding]:
-    rules: dict[str, list[Node]] = {}
-    for node in found.nodes:
-        if node.repair:
-            rules.setdefault(node.repair, []).append(node)
-    for rule, nodes in rules.items():
-        yield Finding("moved", _line(f"{_spans(len(nodes))} moved: {rule}"), _ids(nodes))
+    for rule, nodes in _grouped(found.nodes, lambda node: node.repair):
+        told = _line(f"{_counted(len(nodes), 'span')} moved: {rule}")
+        yield Finding("moved", told, _ids(nodes))
 
 
 def _uncounted(totals: Totals) -> Iterator[Finding]:
@@ -192,9 +161,11 @@ def _uncounted(totals: Totals) -> Iterator[Finding]:
         yield Finding("unpriced", f"{_counted(totals.unpriced, 'call')} not in the cost: no price")
 
 
-def _who(node: Node) -> str:
+def _error(node: Node) -> str:
     named: Mapping[str, Any] = node.span.attributes
-    return f"{node.span.name} {named.get(c.OPERATION_NAME) or ''}".rstrip()
+    who = f"{node.span.name} {named.get(c.OPERATION_NAME) or ''}".rstrip()
+    words = (named.get(c.ERROR_TYPE), node.span.status_message)
+    return _line(f"{who}: {' '.join(str(word) for word in words if word) or 'failed'}")
 
 
 def _line(text: str) -> str:
@@ -206,16 +177,17 @@ def _labels(steps: Sequence[Step]) -> str:
     return ", ".join(one_line(step.label, 40) for step in steps[:_NAMED]) + more
 
 
-def _ids(nodes: Sequence[Node]) -> tuple[str, ...]:
-    return tuple(node.span.span_id for node in nodes)
+def _ids(items: Iterable[Node | Step | Given]) -> tuple[str, ...]:
+    return tuple(item.span.span_id if isinstance(item, Node) else item.span_id for item in items)
 
 
-def _step_ids(steps: Sequence[Step]) -> tuple[str, ...]:
-    return tuple(step.span_id for step in steps)
-
-
-def _spans(count: int) -> str:
-    return _counted(count, "span")
+def _grouped(items: Iterable[_T], reason_of: Callable[[_T], str]) -> Iterator[tuple[str, list[_T]]]:
+    """Yield the items of each reason, in order of its first; those without one are left out."""
+    groups: dict[str, list[_T]] = {}
+    for item in items:
+        if reason := reason_of(item):
+            groups.setdefault(reason, []).append(item)
+    yield from groups.items()
 
 
 def _counted(count: int, noun: str) -> str:

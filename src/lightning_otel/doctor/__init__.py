@@ -1,15 +1,14 @@
-"""What could keep spans from being captured or read here, each with the command that mends it."""
+"""Diagnosis: whatever keeps spans from being captured or read here, and how to mend it."""
 
 from lightning_otel.doctor.environment import environment
-from lightning_otel.doctor.feedback import feedback
 from lightning_otel.doctor.finding import Code, Finding
-from lightning_otel.doctor.storage import storage
+from lightning_otel.doctor.storage import feedback, storage
 from lightning_otel.store import Store
 
 __all__ = ["Code", "Finding", "examine"]
 
 
 def examine(store: Store) -> list[Finding]:
-    """Every finding, in the order a person would check."""
+    """Return every finding, in the order a person would check."""
     kept = storage(store.layout, store) if store.layout is not None else ()
     return [*environment(), *kept, *feedback(store)]

@@ -1,4 +1,4 @@
-"""Versions, instrumentors and settings: what decides whether anything is captured here."""
+"""Versions, instrumentors and settings, which decide if anything is captured here."""
 
 import re
 import resource
@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any, Final
 
 from lightning_otel import config
-from lightning_otel.doctor.finding import Finding
+from lightning_otel.doctor.finding import Finding, note, ok, problem
 from lightning_otel.errors import ConfigError
 from lightning_otel.forwarding.sending import Verdict, sender_for
 from lightning_otel.provider import NO_SDK, wants_otlp
@@ -27,7 +27,7 @@ _PATIENCE_S = 2.0
 
 
 def environment() -> Iterator[Finding]:
-    """What is installed here, what it is told to do, and what that means for capture."""
+    """Look at what is installed here and how it is set."""
     yield from _versions()
     yield from _instrumentors()
     yield from _settings()
@@ -36,14 +36,13 @@ def environment() -> Iterator[Finding]:
 def _versions() -> Iterator[Finding]:
     found = [f"python {'.'.join(map(str, sys.version_info[:3]))}"]
     found += [f"{name} {version}" for name in _VERSIONS if (version := _version(name))]
-    yield Finding("versions", "ok", ", ".join(found))
+    yield ok("versions", ", ".join(found))
     if _version("openai") is None:
-        yield Finding("no-openai", "note", "openai is not installed here", "pip install openai")
+        yield note("no-openai", "openai is not installed here", "pip install openai")
     httpx = _version("httpx")
     if httpx is not None and httpx.startswith("1.0") and "dev" in httpx:
-        yield Finding(
+        yield problem(
             "httpx-pre-release",
-            "problem",
             f"httpx {httpx} is a pre-release: every openai call fails once it is imported",
             "pip install 'httpx<1'",
         )
@@ -65,11 +64,10 @@ def _instrumentors() -> Iterator[Finding]:
         elif _FOREIGN.fullmatch(package):
             foreign.append((package, entry))
     if ours:
-        yield Finding("instrumentors", "ok", f"instrumentors: {', '.join(sorted(ours))}")
+        yield ok("instrumentors", f"instrumentors: {', '.join(sorted(ours))}")
     else:
-        yield Finding(
+        yield problem(
             "no-entry-points",
-            "problem",
             "lightning-otel's entry points are not installed, so opentelemetry-instrument cannot "
             "find it",
             "pip install --force-reinstall lightning-otel",
@@ -79,31 +77,29 @@ def _instrumentors() -> Iterator[Finding]:
 
 
 def _foreign(package: str, entry: metadata.EntryPoint) -> Finding:
-    """What another family's instrumentor does here, and how its spans are treated."""
+    """Look at another family's instrumentor."""
     known = f"{package} {_version(package)}"
     was_imported = entry.module in sys.modules
     try:
         instrumentor = entry.load()
     except (ImportError, AttributeError, TypeError) as exc:
-        return Finding(
+        return problem(
             "foreign-broken",
-            "problem",
             f"{known} cannot be imported ({exc}); opentelemetry-instrument says nothing of that",
             f"pip uninstall {package}",
         )
     treated = "its spans are read, and a request that ours recorded too stays one transition"
     if was_imported and _is_active(instrumentor):
-        return Finding("foreign", "note", f"{known} is active in this process: {treated}")
-    return Finding(
+        return note("foreign", f"{known} is active in this process: {treated}")
+    return note(
         "foreign",
-        "note",
         f"{known} is installed, and active under opentelemetry-instrument: {treated}",
         f"to record each request once: {_DISABLED_ENV}={entry.name}",
     )
 
 
 def _is_active(instrumentor: Any) -> bool:
-    """Whether an instrumentor has been switched on.
+    """Return True if an instrumentor has been switched on.
 
     An instrumentor is one object whose constructor may reset its settings, so it is not called.
     """
@@ -115,38 +111,32 @@ def _is_active(instrumentor: Any) -> bool:
 
 def _settings() -> Iterator[Finding]:
     if not config.is_enabled():
-        yield Finding(
+        yield problem(
             "recording-off",
-            "problem",
             "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED",
             f"unset {config.ENABLED.name} OTEL_SDK_DISABLED",
         )
     if not config.is_collect_enabled():
-        yield Finding(
+        yield problem(
             "collect-off",
-            "problem",
             "no span is kept, as the environment asks",
             f"unset {config.COLLECT.name}",
         )
     content = config.content()
     if not content.is_kept:
-        yield Finding(
+        yield problem(
             "content-off",
-            "problem",
             f"{config.CONTENT.name} keeps messages out of the store: transitions will be empty",
             f"unset {config.CONTENT.name}",
         )
     elif content.is_exported:
-        yield Finding(
-            "content-exported", "note", "messages are sent out with spans, as the environment asks"
-        )
+        yield note("content-exported", "messages are sent out with spans, as the environment asks")
     if wants_otlp():
         yield from _sending()
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < _FEW_FILES:
-        yield Finding(
+        yield note(
             "few-files",
-            "note",
             f"only {soft} files may be open at once; large stores need more",
             "ulimit -n 4096",
         )
@@ -157,9 +147,8 @@ def _sending() -> Iterator[Finding]:
     has_sdk = any(metadata.entry_points(group="opentelemetry_configurator"))
     exporters = config.traces_exporters()
     if "otlp" in exporters and "duckdb" not in exporters and not has_sdk:
-        yield Finding(
+        yield problem(
             "otlp",
-            "problem",
             f"opentelemetry-instrument sends no span: {NO_SDK}",
             "export OTEL_TRACES_EXPORTER=otlp,duckdb",
         )
@@ -170,11 +159,11 @@ def _sending() -> Iterator[Finding]:
         quick = replace(endpoint, timeout_s=min(endpoint.timeout_s, _PATIENCE_S))
         answer = sender_for(quick).send(b"")
     except ConfigError as exc:
-        yield Finding("otlp", "problem", f"no span is sent by OTLP: {exc.what}", exc.remedy)
+        yield problem("otlp", f"no span is sent by OTLP: {exc.what}", exc.remedy)
         return
     where = f"by OTLP ({endpoint.protocol}) to {endpoint.url}"
     if answer.verdict is Verdict.DELIVERED:
-        yield Finding("otlp", "ok", f"spans are also sent out {where}")
+        yield ok("otlp", f"spans are also sent out {where}")
     else:
         remedy = "lightning-otel forward --once"
-        yield Finding("otlp", "problem", f"no span is sent {where}: {answer.reason}", remedy)
+        yield problem("otlp", f"no span is sent {where}: {answer.reason}", remedy)

@@ -1,13 +1,14 @@
-"""A store on disk: its place, its permissions, its files, and whether its numbers add up."""
+"""A store on disk: its place, permissions, files, sums, and the feedback that waits for it."""
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from lightning_otel.doctor.finding import Finding
-from lightning_otel.errors import LightningOtelError, StoreDamagedError
+from lightning_otel.doctor.finding import Finding, note, ok, problem
+from lightning_otel.errors import LightningOtelError, NotInstalledError, StoreDamagedError
 from lightning_otel.store import Store, damage, quarantine
 from lightning_otel.store.counts import MEANT
 from lightning_otel.store.layout import Layout
@@ -15,14 +16,15 @@ from lightning_otel.types.wording import counted
 
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "fuse.sshfs", "afs")
 _FEW_NOTES = 5
+_LONG_S = 3600.0
+_FEW = 3
 
 
 def storage(layout: Layout, store: Store) -> Iterator[Finding]:
-    """Where a store lies, who may reach it, and whether all of it is there."""
+    """Look at the place of a store, its permissions and its contents."""
     if not layout.exists():
-        yield Finding(
+        yield note(
             "no-store",
-            "note",
             f"no store at {layout.catalogue} yet",
             "lightning-otel run -- python your_agent.py",
         )
@@ -30,9 +32,8 @@ def storage(layout: Layout, store: Store) -> Iterator[Finding]:
         return
     filesystem = _filesystem(layout.root)
     if filesystem in _NETWORK_FILESYSTEMS:
-        yield Finding(
+        yield problem(
             "network-disk",
-            "problem",
             f"{layout.root} lies on {filesystem}, where file locks cannot be relied on",
             "move the store to a local disk",
         )
@@ -41,22 +42,18 @@ def storage(layout: Layout, store: Store) -> Iterator[Finding]:
 
 
 def _place(layout: Layout) -> Iterator[Finding]:
-    """Whether a store could be made where it is to be."""
+    """Look at the folder where a store is to be made."""
     folder = layout.catalogue.parent
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        yield Finding(
-            "no-place", "problem", f"{folder} is no folder", "name another place with --store"
-        )
+        yield problem("no-place", f"{folder} is no folder", "name another place with --store")
     elif not os.access(folder, os.W_OK):
-        yield Finding(
-            "no-place", "problem", f"{folder} is not writable", "name another place with --store"
-        )
+        yield problem("no-place", f"{folder} is not writable", "name another place with --store")
 
 
 def _filesystem(path: Path) -> str:
-    """The type of the file system a path lies on; empty where the kernel does not list it."""
+    """Return the type of a path's file system; empty where the kernel does not list it."""
     try:
         mounts = Path("/proc/mounts").read_text().splitlines()
     except OSError:
@@ -72,37 +69,31 @@ def _filesystem(path: Path) -> str:
 def _permissions(layout: Layout) -> Iterator[Finding]:
     mode = stat.S_IMODE(layout.root.stat().st_mode)
     if mode & 0o077:
-        yield Finding(
+        yield problem(
             "open-to-others",
-            "problem",
             f"others may read {layout.root} (mode {mode:o})",
             f"chmod 700 {layout.root}",
         )
     parent = layout.catalogue.parent
     mode = parent.stat().st_mode
     if mode & 0o022 and not mode & stat.S_ISVTX:
-        yield Finding(
+        yield problem(
             "open-parent",
-            "problem",
             f"others may put another store in this one's place: they may write in {parent} "
             f"(mode {stat.S_IMODE(mode):o})",
             f"chmod go-w {parent}",
         )
     for folder in (layout.root, layout.new, layout.live, layout.data):
         if folder.exists() and (owner := folder.lstat().st_uid) != os.geteuid():
-            yield Finding(
+            yield problem(
                 "other-owner",
-                "problem",
                 f"{folder} belongs to another user (uid {owner}), who may read and change it",
                 "name a store of your own with --store",
             )
     for folder in (layout.new, layout.live, layout.data):
         if not os.access(folder, os.W_OK):
-            yield Finding(
-                "not-writable",
-                "problem",
-                f"{folder} is not writable: spans are lost",
-                f"chmod u+rwx {folder}",
+            yield problem(
+                "not-writable", f"{folder} is not writable: spans are lost", f"chmod u+rwx {folder}"
             )
 
 
@@ -112,27 +103,25 @@ def _contents(layout: Layout, store: Store) -> Iterator[Finding]:
         whole = layout.whole_manifest()
         if whole != layout.manifest_path:
             text = f"{layout.manifest_path} is damaged or missing, its copy is whole"
-            yield Finding("manifest-damaged", "problem", text, command)
+            yield problem("manifest-damaged", text, command)
             return
         found = list(_damages(layout, command))
         yield from found
     except StoreDamagedError as exc:
-        yield Finding("store-damaged", "problem", exc.what, command)
+        yield problem("store-damaged", exc.what, command)
     except LightningOtelError as exc:
-        yield Finding("store-refused", "problem", exc.what, exc.remedy)
+        yield problem("store-refused", exc.what, exc.remedy)
     except OSError as exc:
-        yield Finding("unreadable", "problem", f"cannot read {layout.root}: {exc}", "try again")
+        yield problem("unreadable", f"cannot read {layout.root}: {exc}", "try again")
     else:
         yield from _counts(layout, store)
         yield from _accounting(store, is_whole=not any(each.level == "problem" for each in found))
 
 
 def _damages(layout: Layout, command: str) -> Iterator[Finding]:
-    """What of the store is damaged, once every byte of its data files has been looked at."""
+    """Look for damage in every byte of the data files."""
     if layout.catalogue.exists() and (fault := damage.catalogue_fault(layout)):
-        yield Finding(
-            "catalogue-damaged", "problem", f"{layout.catalogue} is damaged ({fault})", command
-        )
+        yield problem("catalogue-damaged", f"{layout.catalogue} is damaged ({fault})", command)
     manifest = layout.read_manifest()
     found = damage.look(layout, manifest, is_thorough=True)
     damage.avoid(layout, found)
@@ -141,11 +130,10 @@ def _damages(layout: Layout, command: str) -> Iterator[Finding]:
     for name in sorted(damage.avoided(layout)):
         lacking = f"{rows.get(name, 0)} spans in it cannot be read"
         why = found.get(name, "it cannot be read")
-        yield Finding("file-damaged", "problem", f"{name} is damaged ({why}): {lacking}", command)
+        yield problem("file-damaged", f"{name} is damaged ({why}): {lacking}", command)
     for file in damage.missing(layout, manifest):
-        yield Finding(
+        yield problem(
             "file-missing",
-            "problem",
             f"data file {file.name} is missing: {file.rows} spans in it cannot be read",
             f"restore it in {layout.data}, or give it up with: {command}",
         )
@@ -153,49 +141,44 @@ def _damages(layout: Layout, command: str) -> Iterator[Finding]:
 
 
 def _quarantined(layout: Layout, command: str) -> Iterator[Finding]:
-    """What was put aside, and what became of it."""
+    """Look at what was put aside."""
     aside = quarantine.notes(layout)
-    for note in aside:
-        if note.is_open:
-            text = f"{note.noun} {note.name} is damaged ({note.why}): {note.missing} of its "
-            yield Finding(
-                "quarantined", "problem", f"{text}{note.rows} spans cannot be read", command
-            )
-        elif note.gone:
-            text = f"{note.gone} of {note.rows} spans are gone with {note.name} ({note.why})"
-            yield Finding("spans-gone", "note", text)
+    for each in aside:
+        if each.is_open:
+            text = f"{each.noun} {each.name} is damaged ({each.why}): {each.missing} of its "
+            yield problem("quarantined", f"{text}{each.rows} spans cannot be read", command)
+        elif each.gone:
+            text = f"{each.gone} of {each.rows} spans are gone with {each.name} ({each.why})"
+            yield note("spans-gone", text)
     healed = [n for n in aside if n.noun != "lines" and not n.is_open and not n.gone]
-    for note in healed[-_FEW_NOTES:]:
-        yield Finding(
-            "healed", "note", f"{note.noun} {note.name}: {note.why}; no span is missing for it"
-        )
+    for each in healed[-_FEW_NOTES:]:
+        yield note("healed", f"{each.noun} {each.name}: {each.why}; no span is missing for it")
     if aside:
         text = f"damaged parts in {layout.quarantine}, each with a note: {len(aside)}"
-        yield Finding("quarantine", "note", text)
+        yield note("quarantine", text)
 
 
 def _counts(layout: Layout, store: Store) -> Iterator[Finding]:
     try:
         (row,) = store.sql("SELECT count(*) AS n, count(end_ns) AS ended FROM spans")
     except LightningOtelError as exc:
-        yield Finding("store-refused", "problem", exc.what, exc.remedy)
+        yield problem("store-refused", exc.what, exc.remedy)
         return
     manifest = layout.read_manifest()
     files = len(manifest.live_files)
     segments = len(layout.unsettled(manifest))
-    yield Finding(
+    yield ok(
         "store",
-        "ok",
         f"{layout.catalogue}: {row['n']} spans, of which incomplete: {row['n'] - row['ended']}; "
         f"data files: {files}, segments: {segments}",
     )
     damaged = sum(segment.damaged for segment in manifest.segments)
     if damaged:
-        yield Finding("damaged-lines", "note", f"damaged lines that were stepped over: {damaged}")
+        yield note("damaged-lines", f"damaged lines that were stepped over: {damaged}")
 
 
 def _accounting(store: Store, *, is_whole: bool) -> Iterator[Finding]:
-    """Why spans are not stored, which were at risk, and whether every one is accounted for."""
+    """Look at spans that are not stored, and account for each."""
     try:
         found = store.accounting()
     except LightningOtelError:
@@ -205,20 +188,49 @@ def _accounting(store: Store, *, is_whole: bool) -> Iterator[Finding]:
         yield Finding("not-stored", level, f"not stored: {counted(count, 'span')}: {reason}")
     if found.pending:
         text = f"waiting in memory for the disk: {counted(found.pending, 'span')}"
-        yield Finding("waiting", "note", text)
+        yield note("waiting", text)
     if found.slow_writes:
-        yield Finding(
+        yield note(
             "slow-disk",
-            "note",
             f"the disk hung {found.slow_writes} times; {found.slow_held} spans waited in memory, "
             "where a kill would have lost them",
         )
     notes = quarantine.notes(store.layout) if store.layout else []
-    gone = sum(note.gone for note in notes if note.noun == "data file")
+    gone = sum(each.gone for each in notes if each.noun == "data file")
     if found.missing > gone and is_whole:
-        yield Finding(
+        yield problem(
             "missing-spans",
-            "problem",
             f"the numbers do not add up: {found.sentence()}",
             "put back the segments or data files that were taken out of the store",
         )
+
+
+def feedback(store: Store) -> Iterator[Finding]:
+    """Look at feedback that waits for what it judges."""
+    try:
+        from lightning_otel.rewarding.pending import Pending
+        from lightning_otel.state import State
+    except NotInstalledError:  # without SQLAlchemy there is no state to look into
+        return
+    try:
+        state = State.beside(store)
+        if not state.is_made:
+            return
+        pending = Pending(state)
+        waiting = pending.waiting()
+        if waiting.oldest_ns is None:
+            return
+        few = [f"{each.noun} {each.target}" for each in pending.all(_FEW)]
+    except LightningOtelError as exc:
+        yield problem("state-unreadable", exc.what, exc.remedy)
+        return
+    age_s = (time.time_ns() - waiting.oldest_ns) / 1e9
+    counted = f"{waiting.count} pieces of feedback wait" if waiting.count > 1 else (
+        "1 piece of feedback waits"
+    )  # fmt: skip
+    more = ", …" if waiting.count > len(few) else ""
+    yield note(
+        "feedback-waits",
+        f"{counted} for what it judges, the oldest for {age_s:.0f} s: {', '.join(few)}{more}",
+        "is it this store that the agent records into?" if age_s > _LONG_S else "",
+    )
