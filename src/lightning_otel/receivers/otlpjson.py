@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import orjson
 
-from lightning_otel import conventions as c
 from lightning_otel.errors import ReceiveError
 from lightning_otel.receivers.fields import (
     Object,
@@ -29,18 +28,12 @@ from lightning_otel.receivers.fields import (
 from lightning_otel.receivers.limits import DEFAULT_LIMITS, Limits, too_many
 from lightning_otel.receivers.spans import (
     KINDS,
-    SPAN_ID_BYTES,
     STATUSES,
-    TIMES,
-    TRACE_ID_BYTES,
     Rejected,
+    Resource,
     UnfitError,
-    fit_times,
-    id_of,
-    named,
-    note_left_out,
-    parent_of,
-    process_of,
+    event_of,
+    link_of,
 )
 from lightning_otel.types import Event, Link, Span
 
@@ -113,7 +106,7 @@ def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Reje
     """The spans of a trace request whose JSON was read; what is no span is rejected."""
     for in_resource in objects(request, "resourceSpans"):
         try:
-            under = _Under(in_resource, came, limits)
+            resource = Resource(_attributes(inner(in_resource, "resource")), came, limits)
         except UnfitError as exc:
             reason = f"resource cannot be read: {exc}"
             for in_scope in objects(in_resource, "scopeSpans"):
@@ -122,76 +115,52 @@ def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Reje
         for in_scope in objects(in_resource, "scopeSpans"):
             scope = inner(in_scope, "scope").get("name")
             for span in items(in_scope, "spans"):
-                yield under.span(span, scope if isinstance(scope, str) else "")
+                yield _span(span, scope if isinstance(scope, str) else "", resource)
 
 
-class _Under:
-    """Makes spans of what stands under one resource."""
-
-    def __init__(self, in_resource: Object, came: str, limits: Limits) -> None:
-        self._otel_resource = _attributes(inner(in_resource, "resource"))
-        self._process = process_of(self._otel_resource)
-        self._came = came
-        self._limits = limits
-
-    def span(self, found: object, scope: str) -> Span | Rejected:
-        """The span; what cannot be kept is rejected."""
-        if not isinstance(found, dict):
-            return Rejected("span is no JSON object")
-        try:
-            return self._span(found, scope)
-        except UnfitError as exc:
-            return Rejected(str(exc))
-
-    def _span(self, found: Object, scope: str) -> Span:
+def _span(found: object, scope: str, resource: Resource) -> Span | Rejected:
+    """Return the span; what cannot be kept is rejected."""
+    if not isinstance(found, dict):
+        return Rejected("span is no JSON object")
+    status = inner(found, "status")
+    try:
         start_ns = integer(found.get("startTimeUnixNano"), "start time")
         end_ns = integer(found.get("endTimeUnixNano"), "end time")
-        attributes = _attributes(found)
-        if len(attributes) > self._limits.attributes:
-            raise UnfitError(f"more than {self._limits.attributes} attributes")
-        events = tuple(map(_event, objects(found, "events")))
-        sent = objects(found, "links")
-        links = tuple(link for each in sent if (link := _link(each)) is not None)
-        status = inner(found, "status")
-        attributes[c.RECEIVED] = self._came
-        start_ns, end_ns = fit_times(start_ns, end_ns, attributes)
-        for name, kept, unfit in (
-            ("attributes", len(attributes) - 1, 0),
-            ("events", len(events), 0),
-            ("links", len(links), len(sent) - len(links)),
-        ):
-            dropped = found.get(f"dropped{name.capitalize()}Count")
-            note_left_out(attributes, name, kept, unfit + integer(dropped, f"dropped {name}"))
-        return Span(
-            trace_id=id_of(id_bytes(found.get("traceId")), TRACE_ID_BYTES, "trace id"),
-            span_id=id_of(id_bytes(found.get("spanId")), SPAN_ID_BYTES, "span id"),
-            parent_span_id=parent_of(id_bytes(found.get("parentSpanId"))),
+        left_out = [
+            integer(found.get(f"dropped{name.capitalize()}Count"), f"dropped {name}")
+            for name in ("attributes", "events", "links")
+        ]
+        return resource.span(
+            ids=(
+                id_bytes(found.get("traceId")),
+                id_bytes(found.get("spanId")),
+                id_bytes(found.get("parentSpanId")),
+            ),
             name=text(found.get("name")),
-            start_ns=start_ns,
-            end_ns=end_ns,
-            kind=named(_number(found.get("kind"), _KIND_NUMBERS, "kind"), KINDS),
-            status=named(_number(status.get("code"), _STATUS_NUMBERS, "status"), STATUSES),
-            status_message=text(status.get("message")),
-            attributes=attributes,
-            events=events,
-            links=links,
-            otel_resource=self._otel_resource,
+            times=(start_ns, end_ns),
+            kind=_number(found.get("kind"), _KIND_NUMBERS, "kind"),
+            status=(
+                _number(status.get("code"), _STATUS_NUMBERS, "status"),
+                text(status.get("message")),
+            ),
+            attributes=_attributes(found),
+            events=tuple(map(_event, objects(found, "events"))),
+            links=tuple(map(_link, objects(found, "links"))),
+            dropped=(left_out[0], left_out[1], left_out[2]),
             scope=scope,
-            process=self._process,
         )
+    except UnfitError as exc:
+        return Rejected(str(exc))
 
 
 def _event(found: Object) -> Event:
     time_ns = integer(found.get("timeUnixNano"), "time of an event")
-    return Event(text(found.get("name")), time_ns if time_ns in TIMES else 0, _attributes(found))
+    return event_of(text(found.get("name")), time_ns, _attributes(found))
 
 
 def _link(found: Object) -> Link | None:
-    """The link; None for one whose ids are none. Ids of zeros are allowed in a link."""
-    trace_id, span_id = id_bytes(found.get("traceId")), id_bytes(found.get("spanId"))
-    if len(trace_id) != TRACE_ID_BYTES or len(span_id) != SPAN_ID_BYTES:
-        return None
-    return Link(trace_id.hex(), span_id.hex(), _attributes(found))
+    ids = id_bytes(found.get("traceId")), id_bytes(found.get("spanId"))
+    return link_of(*ids, _attributes(found))
 
 
 def _attributes(found: Object) -> dict[str, Any]:

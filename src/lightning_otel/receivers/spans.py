@@ -1,12 +1,14 @@
 """What makes a received span one that can be kept, whatever form it came in."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
 from lightning_otel import conventions as c
+from lightning_otel.receivers.limits import Limits
+from lightning_otel.types import Event, Link, Span
 
 KINDS: Final = ("INTERNAL", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
 """By OTLP's number; an unspecified or unknown kind is INTERNAL."""
@@ -26,6 +28,76 @@ class Rejected:
 
 class UnfitError(ValueError):
     """A span cannot be kept; the message is the reason."""
+
+
+class Resource:
+    """A resource, how its request came, and what the spans made under it may hold."""
+
+    def __init__(self, attributes: dict[str, Any], came: str, limits: Limits) -> None:
+        self._attributes = attributes
+        self._process = process_of(attributes)
+        self._came = came
+        self._limits = limits
+
+    def span(
+        self,
+        *,
+        ids: tuple[bytes, bytes, bytes],
+        name: str,
+        times: tuple[int, int],
+        kind: int,
+        status: tuple[int, str],
+        attributes: dict[str, Any],
+        events: tuple[Event, ...],
+        links: Sequence[Link | None],
+        dropped: tuple[int, int, int],
+        scope: str,
+    ) -> Span:
+        """Return a span of OTLP's fields; kind and status are its numbers, ``links`` may lack some.
+
+        Raises:
+            UnfitError: It cannot be kept.
+        """
+        number = len(attributes)
+        if number > self._limits.attributes:
+            raise UnfitError(f"more than {self._limits.attributes} attributes")
+        attributes[c.RECEIVED] = self._came
+        start_ns, end_ns = fit_times(*times, attributes)
+        kept = tuple(link for link in links if link is not None) if links else ()
+        if any(dropped) or len(kept) < len(links):
+            note_left_out(attributes, "attributes", number, dropped[0])
+            note_left_out(attributes, "events", len(events), dropped[1])
+            note_left_out(attributes, "links", len(kept), dropped[2] + len(links) - len(kept))
+        trace_id, span_id, parent_id = ids
+        return Span(
+            trace_id=id_of(trace_id, TRACE_ID_BYTES, "trace id"),
+            span_id=id_of(span_id, SPAN_ID_BYTES, "span id"),
+            parent_span_id=parent_of(parent_id) if parent_id else None,
+            name=name,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            kind=named(kind, KINDS),
+            status=named(status[0], STATUSES),
+            status_message=status[1],
+            attributes=attributes,
+            events=events,
+            links=kept,
+            otel_resource=self._attributes,
+            scope=scope,
+            process=self._process,
+        )
+
+
+def event_of(name: str, time_ns: int, attributes: dict[str, Any]) -> Event:
+    """Return an event; its time is 0 where that is none."""
+    return Event(name, time_ns if time_ns in TIMES else 0, attributes)
+
+
+def link_of(trace_id: bytes, span_id: bytes, attributes: dict[str, Any]) -> Link | None:
+    """Return the link; None for one whose ids are none. Ids of zeros are allowed in a link."""
+    if len(trace_id) != TRACE_ID_BYTES or len(span_id) != SPAN_ID_BYTES:
+        return None
+    return Link(trace_id.hex(), span_id.hex(), attributes)
 
 
 def id_of(found: bytes, size: int, noun: str) -> str:
