@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lightning_otel.agents import LitAgent, Router, llm_rollout, prompt_rollout, rollout
     from lightning_otel.algorithms import BaseAlgorithm, StepResult
     from lightning_otel.analysis import analyze_episode
+    from lightning_otel.dataset import Store
     from lightning_otel.debugging import set_debug_mode
     from lightning_otel.emitters import (
         emit_action,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from lightning_otel.runner import Hook, Runner, run_workers
     from lightning_otel.state import State
     from lightning_otel.state.queue import Queue
-    from lightning_otel.store import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.transforms import add_transform, remove_transform
     from lightning_otel.tracing import Recording, auto_trace, carried, context, operation
@@ -84,7 +84,7 @@ _HOMES = {
     "Runner": "runner",
     "run_workers": "runner",
     "State": "state",
-    "Store": "store",
+    "Store": "dataset",
     "Follower": "store.follow",
     "add_transform": "store.transforms",
     "remove_transform": "store.transforms",

@@ -22,9 +22,9 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import capture, config
 from lightning_otel import conventions as c
 from lightning_otel.adapter.rewards import matched_text
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.redact import scrub_error
-from lightning_otel.store import Store
 from lightning_otel.types import Span
 
 log = logging.getLogger(__name__)

@@ -302,7 +302,7 @@ def start_process() -> None:
     It is a part of the rollout that the environment names, or one rollout in which the program may
     open others: with ``auto_trace``, ``context``, or a span of its own that begins a trace.
     """
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     capture.refresh_settings()
     debugging.take_setting()

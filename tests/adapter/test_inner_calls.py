@@ -13,7 +13,7 @@ from tests.adapter.forest import Forest, answers, said, text_of
 
 from lightning_otel import Store, TripletAdapter
 from lightning_otel import conventions as c
-from lightning_otel.store.narrow import without_bodies
+from lightning_otel.dataset.narrow import without_bodies
 from lightning_otel.types import Trajectory
 
 FORESTS = {

@@ -24,7 +24,7 @@ import pytest
 from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.errors import QueryError, StoreMissingError
 from lightning_otel.store.layout import Layout, now_us
-from lightning_otel.store.sandbox import Limits, _Process, ask, statement
+from lightning_otel.views.sandbox import Limits, _Process, ask, statement
 
 CANARY = "sk-canary-in-a-file-outside"
 SHORT = Limits(wall_s=20.0, memory_bytes=512 << 20)
@@ -148,7 +148,7 @@ import sys
 from pathlib import Path
 import duckdb
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.sandbox import Limits, child
+from lightning_otel.views.sandbox import Limits, child
 import json, os
 store, texts = json.loads(sys.stdin.read())
 layout = Layout(store)
@@ -407,7 +407,7 @@ def test_a_child_ends_with_its_parent(kept: Layout) -> None:
     script = (
         "import sys\n"
         "from lightning_otel.store.layout import Layout\n"
-        "from lightning_otel.store.sandbox import Limits, ask, _Process\n"
+        "from lightning_otel.views.sandbox import Limits, ask, _Process\n"
         "text = 'SELECT sum(hash(i)) FROM range(1000000000000) t(i)'\n"
         "asked = _Process(Layout(sys.argv[1]), text, Limits(wall_s=50), lambda: True)\n"
         "print(asked._child.pid, flush=True)\n"

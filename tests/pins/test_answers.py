@@ -30,6 +30,7 @@ from lightning_otel.cli import main
 DATA = Path(__file__).resolve().parents[1] / "data" / "pins"
 ANSWERS = DATA / "answers.txt.xz"
 _HEAD = "#### "
+_SIZES = re.compile(r'"bytes": \d+|\d+ [kM]?B$', re.MULTILINE)
 _AGENTS = re.compile(r'("agents": ")([^"]*)')
 
 COMMANDS = (
@@ -92,6 +93,7 @@ def answer_command(store: Store, *arguments: str) -> str:
     text = out.read()
     if "traces" in arguments:  # neither traces of one time nor agents of one trace have an order
         text = "".join(sorted(_AGENTS.sub(_sort_agents, text).splitlines(keepends=True)))
+    text = _SIZES.sub("SIZE", text)  # compression is no part of the answer
     return f"{text.rstrip()}\nexit {code}".replace(str(Path(store.name).parent), "STORE")
 
 

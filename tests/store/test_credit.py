@@ -11,8 +11,8 @@ from tests.adapter.forest import Forest, rewards, text_of
 from lightning_otel import Store, auto_trace, emit_action, emit_reward, operation
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Advantage, Composition, TripletAdapter, advantages, credit
+from lightning_otel.dataset import batches as batches_module
 from lightning_otel.errors import ConfigError
-from lightning_otel.store import batches as batches_module
 from lightning_otel.types import Call, Credit, CreditRule, Reward, Span
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.adapter.forest import Forest, said
 
 from lightning_otel import Store
-from lightning_otel.store.messages import MESSAGE_COLUMNS
+from lightning_otel.dataset.messages import MESSAGE_COLUMNS
 from lightning_otel.types import Conversation
 
 

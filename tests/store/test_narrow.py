@@ -20,13 +20,14 @@ from tests.adapter.forests import forests
 from lightning_otel import Store, TripletAdapter
 from lightning_otel import conventions as c
 from lightning_otel.adapter import straight
+from lightning_otel.dataset import narrow
+from lightning_otel.dataset.narrow import without_bodies
+from lightning_otel.dataset.plain import Plain
 from lightning_otel.formats.transition_rows import NARROW_COLUMNS
-from lightning_otel.store import narrow, settle
+from lightning_otel.store import settle
 from lightning_otel.store.compact import compact
 from lightning_otel.store.gist import GIST
-from lightning_otel.store.narrow import without_bodies
 from lightning_otel.store.parquet import described
-from lightning_otel.store.plain import Plain
 from lightning_otel.store.sql import quoted
 from lightning_otel.types import Message, Report, Span, Transition
 

@@ -36,12 +36,12 @@ from lightning_otel import (
 )
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.dataset import batches as batches_module
+from lightning_otel.dataset.batches import batches
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.formats.format import distinct
 from lightning_otel.formats.transition_rows import COLUMNS
 from lightning_otel.formats.transition_rows import row as row_of
-from lightning_otel.store import batches as batches_module
-from lightning_otel.store.batches import batches
 from lightning_otel.tracing import operation
 from lightning_otel.types import Report, Span, Trajectory
 

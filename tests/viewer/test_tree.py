@@ -15,8 +15,8 @@ from lightning_otel.serve.viewer.span import detail, read_span, shown_tokens, te
 from lightning_otel.serve.viewer.talk import talks
 from lightning_otel.serve.viewer.trace import bar
 from lightning_otel.serve.viewer.tree import fold, held_trace, let_go, read_trace
-from lightning_otel.store.outlines import outline_of
 from lightning_otel.types import Span
+from lightning_otel.views.outlines import outline_of
 
 TRACE = "a" * 32
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lightning_otel.analysis import Analysis, analyze_episode
-from lightning_otel.store import Store
+from lightning_otel.dataset import Store
 from lightning_otel.tracing import Traced, auto_trace
 
 

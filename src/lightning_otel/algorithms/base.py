@@ -10,7 +10,7 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Trajectory
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
 __all__ = ["BaseAlgorithm", "Batch", "Context", "StepResult"]
 

@@ -9,7 +9,7 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.types import Span, Trajectory
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
 UPDATE: Final = "resource_update"
 TARGET: Final = "system_prompt"

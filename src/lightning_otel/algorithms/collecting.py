@@ -24,9 +24,9 @@ from lightning_otel.algorithms.groups import (
 from lightning_otel.algorithms.loading import Loaded, capture_fault, load, told
 from lightning_otel.algorithms.setting import Setting
 from lightning_otel.algorithms.working import work
+from lightning_otel.dataset.query import Asked
 from lightning_otel.errors import TrainingError
 from lightning_otel.state.runs import Claimable, Claims
-from lightning_otel.store.asked import Asked
 from lightning_otel.types import Rollout
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from lightning_otel.types import Mode, Resource
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.base import BaseAlgorithm
+    from lightning_otel.dataset import Store
     from lightning_otel.resources import Resources
     from lightning_otel.state.queue import Queue
-    from lightning_otel.store import Store
 
 log = logging.getLogger(__name__)
 

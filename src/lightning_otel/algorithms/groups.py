@@ -12,8 +12,8 @@ from lightning_otel.store.sql import ROLLOUT, attribute
 
 if TYPE_CHECKING:
     from lightning_otel.adapter.selection import Selection
+    from lightning_otel.dataset import Store
     from lightning_otel.state.queue import Queue
-    from lightning_otel.store import Store
     from lightning_otel.types import Rollout
 
 BROKE_OFF: Final = "broke off: its process died in it"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel.adapter import Advantage, TripletAdapter
 from lightning_otel.adapter.exactness import MODE_UNKNOWN, NO_IDS, PENALISED, TRUNCATED, notes_of
 from lightning_otel.algorithms.groups import NO_REWARD, Member
-from lightning_otel.store.batches import batches
+from lightning_otel.dataset.batches import batches
 from lightning_otel.types import Span, Trajectory, Transition
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
-    from lightning_otel.store.asked import Asked
+    from lightning_otel.dataset import Store
+    from lightning_otel.dataset.query import Asked
 
 NO_STEPS: Final = "no transitions: no call of a model was recorded, or none is selected"
 RAW: Final = "logprobs of the wrong mode: raw, at a temperature other than 1"

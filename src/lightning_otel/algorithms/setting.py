@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_otel.agents import Agent
+    from lightning_otel.dataset import Store
     from lightning_otel.resources import Resources
     from lightning_otel.runner import Hook
     from lightning_otel.runner.crew import Kind
     from lightning_otel.state.queue import Queue
     from lightning_otel.state.runs import Runs
-    from lightning_otel.store import Store
     from lightning_otel.tracing import RewardEvaluator
 
 

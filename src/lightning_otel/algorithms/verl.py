@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from lightning_otel.adapter.rows import explain
 from lightning_otel.algorithms.sampling import NO_LOGPROBS
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
-from lightning_otel.store import Store
 from lightning_otel.types import Mode, Trajectory
 
 EXTRA: Final = "verl"

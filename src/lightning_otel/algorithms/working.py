@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from lightning_otel.algorithms.groups import queued
 from lightning_otel.algorithms.loading import load
 from lightning_otel.algorithms.setting import Setting
+from lightning_otel.dataset.query import Asked
 from lightning_otel.errors import ConfigError, LightningOtelError
 from lightning_otel.state.queue import FINAL
-from lightning_otel.store.asked import Asked
 from lightning_otel.types import Mode, Rollout, Trajectory
 
 if TYPE_CHECKING:

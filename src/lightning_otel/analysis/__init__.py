@@ -22,7 +22,7 @@ from lightning_otel.types.wording import duration
 
 if TYPE_CHECKING:
     from lightning_otel.adapter.advantages import Advantage
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
     from lightning_otel.types import Estimator
 
 __all__ = ["Analysis", "Finding", "Given", "Step", "Totals", "analyze", "analyze_episode"]
@@ -133,8 +133,8 @@ def analyze_episode(
         ConfigError: A price or the advantage cannot be used.
         StoreMissingError: There is no store.
     """
-    from lightning_otel.store import Store
-    from lightning_otel.store.batches import incomplete
+    from lightning_otel.dataset import Store
+    from lightning_otel.dataset.batches import incomplete
 
     checked(prices)  # said before anything is read
     opened = store if isinstance(store, Store) else Store(store)

@@ -45,8 +45,8 @@ def apply_rewards(function: str, version: str, store: str | None, **given: Any) 
     trajectories, rewards, rollout. It gives a number, numbers by name, or None. A module's name may
     stand for FILE.py. Exits with 1 if it raised anywhere; the other rewards are kept.
     """
+    from lightning_otel.dataset import Store
     from lightning_otel.rewarding import apply_rewards as apply
-    from lightning_otel.store import Store
 
     judge = _function(function)
     opened = Store(store)

@@ -42,7 +42,7 @@ def compact(
     store: str | None,
 ) -> None:
     """Merge the store's files and drop what is not to be kept; by default everything is kept."""
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     opened = Store(store)
     if opened.layout is None:

@@ -9,8 +9,8 @@ import click
 from lightning_otel.cli.output import counted, print_table, program, shown, suggest
 
 if TYPE_CHECKING:
+    from lightning_otel.dataset import Store
     from lightning_otel.demo import Lesson
-    from lightning_otel.store import Store
 
 _SHOWN_STEPS = 6
 _OWN_AGENT = """\
@@ -34,9 +34,9 @@ Your own agent, unchanged:
 @click.option("--plot", "picture", metavar="FILE", help="Write the curve: FILE.svg or FILE.png.")
 def demo(store: str, rollouts: int, seed: int, shuffle: bool, picture: str | None) -> None:
     """Run the offline demo: a simulated model, a real agent, a policy that learns from spans."""
+    from lightning_otel.dataset import Store
     from lightning_otel.demo import train
     from lightning_otel.plot import check_picture
-    from lightning_otel.store import Store
 
     if picture is not None:
         check_picture(picture)

@@ -44,8 +44,8 @@ def diff(a: str, b: str, every: bool, form: Form | None, store: str | None) -> N
         _diff_versions(a, b, form, store)
         return
     from lightning_otel.adapter.differing import MOST_LINES, differ
-    from lightning_otel.store import Store
-    from lightning_otel.store.outlines import outline_of
+    from lightning_otel.dataset import Store
+    from lightning_otel.views.outlines import outline_of
 
     opened = Store(store)
     names = [opened.find(each) for each in (a, b)]

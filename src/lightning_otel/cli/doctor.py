@@ -16,8 +16,8 @@ _SIGNS = {"ok": "✓", "note": "!", "problem": "✗"}
 @store_option
 def doctor(form: Form | None, is_repair: bool, store: str | None) -> int:
     """Check versions, instrumentors, settings and the store; exit 1 if something is wrong."""
+    from lightning_otel.dataset import Store
     from lightning_otel.doctor import examine
-    from lightning_otel.store import Store
 
     opened = Store(store)
     gone = 0

@@ -42,7 +42,7 @@ def drift(source: str, rollout: str | None, form: Form | None, store: str | None
     anew from its text; both are compared with the engine's own token ids. Nothing is changed.
     """
     from lightning_otel.adapter.drift import measure
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
     from lightning_otel.tokenizing import load_tokenizer
 
     opened = Store(store)

@@ -28,9 +28,9 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Credit, Estimator
 
 if TYPE_CHECKING:
+    from lightning_otel.dataset import Store
+    from lightning_otel.dataset.export import FileKind
     from lightning_otel.formats.format import Format
-    from lightning_otel.store import Store
-    from lightning_otel.store.export import FileKind
 
 _JSON_COLUMNS: Final = frozenset(
     {"observation", "action", "next_observation", "rewards", "tools", "resources", "sampling"}
@@ -132,7 +132,7 @@ def spans(
 ) -> None:
     """Spans, one a line in the shape of the SDK's ReadableSpan.to_json()."""
     from lightning_otel.cli.spans import sdk_json
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     place = _place(out, output)
     found = _kind(place, kind)
@@ -192,7 +192,7 @@ def _type_of(default: object) -> type:
 
 
 def _export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     place = _place(given["out"], given["output"])
     is_dry_run, as_json = given["dry_run"], given["as_json"]
@@ -287,7 +287,7 @@ def _place(out: str | None, output: str | None) -> str:
 
 def _kind(place: str, kind: "FileKind | None") -> "FileKind":
     """What is written there: as it was said, else as the place is named."""
-    from lightning_otel.store.export import kind_of
+    from lightning_otel.dataset.export import kind_of
 
     if place != _STDOUT:
         return kind_of(place, kind)
@@ -338,7 +338,7 @@ def pack(out: str, store: str | None) -> None:
 
     OUT is its path; or a clickhouse:// URL, into whose table the spans it lacks are loaded.
     """
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     opened = Store(store)
     give_waiting(opened)

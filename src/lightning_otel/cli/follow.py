@@ -20,7 +20,7 @@ def follow(name: str, once: bool, store: str | None) -> None:
     on yourself, use tail.
     """
     from lightning_otel.cli.spans import sdk_json
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     opened = Store(store)
     with Stop() as stop, opened.follow(name, idle_s=0 if once else None) as follower:

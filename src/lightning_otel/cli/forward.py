@@ -11,7 +11,7 @@ from lightning_otel.cli.output import store_option, talk
 from lightning_otel.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
     from lightning_otel.store.follow import Follower
 
 _NOT_DELIVERED = 1
@@ -39,9 +39,9 @@ def forward(
     """
     from lightning_otel import config
     from lightning_otel.cli.forwarding import Forwarding
+    from lightning_otel.dataset import Store
     from lightning_otel.forwarding import Forwarder
     from lightning_otel.forwarding.sending import sender_for
-    from lightning_otel.store import Store
 
     endpoint = config.otlp_endpoint(url)
     if endpoint is None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from lightning_otel.cli.output import counted, json_text
 
 if TYPE_CHECKING:
+    from lightning_otel.dataset.export import Exported
     from lightning_otel.formats.format import Format, LeftOut
-    from lightning_otel.store.export import Exported
 
 
 def lines(done: "Exported", made: "Format", place: str, *, is_selected: bool) -> Iterator[str]:

@@ -17,7 +17,7 @@ from lightning_otel.errors import ConfigError, ReceiveError, StoreError
 if TYPE_CHECKING:
     from io import BufferedReader
 
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
     from lightning_otel.types import Span
 
 _MOST_NAMED: Final = 5
@@ -45,7 +45,7 @@ def import_files(files: tuple[Path, ...], store: str | None) -> int:
     wrote, or spans of Agent Lightning 0.3 (mongoexport, GET /v1/agl/spans, model_dump_json); it may
     be a gzip. Exits with 1 if anything in it could not be read.
     """
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     opened = Store(store)
     if opened.layout is None:

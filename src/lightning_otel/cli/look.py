@@ -24,7 +24,7 @@ from lightning_otel.cli.output import (
 from lightning_otel.errors import QueryError
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
     from lightning_otel.store.counts import Accounting
 
 _ROLLOUT_COLUMNS = (
@@ -62,7 +62,7 @@ def ls(
 ) -> None:
     """List traces or rollouts, the newest first."""
     from lightning_otel.cli import listing
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     opened = Store(store)
     find = listing.list_traces if what == "traces" else listing.list_rollouts
@@ -129,8 +129,8 @@ def show(
     @last~1 is the rollout before the last one, @last~2 the one before that.
     """
     from lightning_otel.cli import showing
-    from lightning_otel.store import Store
-    from lightning_otel.store.outlines import outline_of
+    from lightning_otel.dataset import Store
+    from lightning_otel.views.outlines import outline_of
 
     if svg is not None and (view or form):
         raise click.UsageError("--svg draws the tree and prints nothing; give it alone")
@@ -163,7 +163,7 @@ def show(
 def stats(form: Form | None, store: str | None) -> None:
     """Count what was kept, from spans to transitions, and what was lost or left out."""
     from lightning_otel.cli.listing import store_stats
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     opened = Store(store)
     found = store_stats(opened)
@@ -256,7 +256,7 @@ def sql(query: str, form: Form | None, store: str | None) -> int:
     It sees nothing but these, and ends after five minutes, 4 GiB of memory, a million rows or 256
     MiB of them.
     """
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     try:
         columns, rows, cut = _asked(Store(store), query)
@@ -277,7 +277,7 @@ def _asked(opened: "Store", query: str) -> tuple[list[str], list[dict[str, Any]]
     if opened.layout is None:
         table = opened.sql(query)
         return table.columns, list(table), ""
-    from lightning_otel.store.sandbox import Limits, ask
+    from lightning_otel.views.sandbox import Limits, ask
 
     limits = Limits(wall_s=_SQL_S, memory_bytes=_SQL_BYTES, rows=_SQL_ROWS, size_bytes=_SQL_SIZE)
     with ask(opened.layout, query, limits) as answer:

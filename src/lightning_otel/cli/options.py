@@ -11,7 +11,7 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.instants import instant_ns
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 Form = Literal["json", "jsonl", "csv"]
@@ -80,8 +80,8 @@ def _beginning(values: list[str], incomplete: str) -> list[CompletionItem]:
 
 def _completed(ctx: click.Context, query: str) -> list[str]:
     """Values from the store on this disk; none where there is none, or it cannot be read."""
+    from lightning_otel.dataset import Store
     from lightning_otel.errors import LightningOtelError
-    from lightning_otel.store import Store
 
     try:
         opened = Store(ctx.params.get("store"))

@@ -20,7 +20,7 @@ def publish(lake: str | None, is_rest_included: bool, store: str | None) -> None
     store itself must be a lake (--store or LIGHTNING_OTEL_STORE): what was recorded here for it
     goes there. Run it again whenever it was interrupted, or every few minutes.
     """
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     opened = Store(store)
     to = Store(lake) if lake is not None else opened

@@ -142,9 +142,9 @@ def _whole(known: Sequence[str], given: str) -> str:
 
 def _opened(store: str | None) -> "Queue":
     """The queue, which looking at does not make."""
+    from lightning_otel.dataset import Store
     from lightning_otel.state import State
     from lightning_otel.state.queue import Queue
-    from lightning_otel.store import Store
 
     state = State.beside(Store(store))
     if not state.is_made:

@@ -23,7 +23,7 @@ from lightning_otel.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
     from lightning_otel.store.redactions import Redacted
 
 _WAIT_S: Final = 300.0
@@ -73,7 +73,7 @@ def redact(
     spell a masked text go. Whole rollouts go with compact --rollout. Databases made by pack,
     exports, lakes and backups are not reached. Exits with 1 if something could not be done yet.
     """
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     opened = Store(store)
     if is_list:

@@ -274,7 +274,7 @@ def rollback(name: str, store: str | None) -> None:
 @store_option
 def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
     """Compare two versions, live and canary by default: what they say, and what rewards say."""
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     opened = opened_resources(store, is_reading=True)
     for line in opened.diff(name, version_of(a), version_of(b)).splitlines():
@@ -296,7 +296,7 @@ def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
 def _compare_canary(
     opened: "Resources", name: str, *, unpaired: bool, store: str | None
 ) -> "Comparison":
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     is_paired = False if unpaired else None
     return opened.compare(name, "live", "canary", Store(store), is_paired=is_paired)

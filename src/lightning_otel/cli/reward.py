@@ -17,9 +17,9 @@ from lightning_otel.errors import ConfigError, StoreError
 @store_option
 def reward(target: str, value: float, name: str, store: str | None) -> None:
     """Give a reward to a rollout, trace, span or response, by a prefix of its id or @last."""
+    from lightning_otel.dataset import Store
     from lightning_otel.emitters import reward_span
-    from lightning_otel.store import Store
-    from lightning_otel.store.outlines import outline_of
+    from lightning_otel.views.outlines import outline_of
 
     if not math.isfinite(value):
         raise ConfigError(f"a reward of {value} cannot be trained on; give a finite number")

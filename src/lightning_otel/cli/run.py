@@ -19,7 +19,7 @@ from lightning_otel.errors import ConfigError, LightningOtelError, StoreError
 
 if TYPE_CHECKING:
     from lightning_otel.cli.forwarding import Forwarding
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
     from lightning_otel.tracing import Options, Recording
 
 _NOTHING_CAPTURED = 3
@@ -106,7 +106,7 @@ def run(
 
 
 def _on_disk(store: str | None) -> "Store":
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     opened = Store(store).local
     if opened.layout is None:

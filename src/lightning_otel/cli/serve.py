@@ -155,9 +155,9 @@ def _run(
         raise NotInstalledError(
             f"serve needs {missing}; run: pip install 'lightning-otel[serve]'"
         ) from exc
+    from lightning_otel.dataset import Store
     from lightning_otel.serve.answers import said
     from lightning_otel.serve.tokens import key_in, token_in
-    from lightning_otel.store import Store
 
     opened = Store(store)
     layout = opened.layout

@@ -25,7 +25,7 @@ from lightning_otel.picture import picture
 from lightning_otel.types import Transition
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
 _COLUMNS: Final = (
     "agent", "branch", "step", "observation", "action", "reward", "done", "capture", "tokens",

@@ -65,7 +65,7 @@ def tail(
     """
     from lightning_otel.cli.chat import Chat
     from lightning_otel.cli.spans import sdk_json
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     layout = Store(store).layout
     if layout is None:

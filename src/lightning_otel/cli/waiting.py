@@ -6,7 +6,7 @@ from lightning_otel.cli.output import talk
 from lightning_otel.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
 
 def give_waiting(opened: "Store") -> None:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lightning_otel import config
+from lightning_otel.dataset import Store
 from lightning_otel.demo.agent import solve
 from lightning_otel.demo.learning import learn
 from lightning_otel.demo.policy import ToyPolicy
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.emitters import emit_reward
 from lightning_otel.errors import ConfigError, NotInstalledError
-from lightning_otel.store import Store
 from lightning_otel.tracing import auto_trace
 
 

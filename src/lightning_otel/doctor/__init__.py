@@ -1,9 +1,9 @@
 """Diagnosis: whatever keeps spans from being captured or read here, and how to mend it."""
 
+from lightning_otel.dataset import Store
 from lightning_otel.doctor.environment import environment
 from lightning_otel.doctor.finding import Code, Finding
 from lightning_otel.doctor.storage import feedback, storage
-from lightning_otel.store import Store
 
 __all__ = ["Code", "Finding", "examine"]
 

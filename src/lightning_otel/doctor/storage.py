@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from lightning_otel.dataset import Store
 from lightning_otel.doctor.finding import Finding, note, ok, problem
 from lightning_otel.errors import LightningOtelError, NotInstalledError, StoreDamagedError
-from lightning_otel.store import Store, damage, quarantine
+from lightning_otel.store import damage, quarantine
 from lightning_otel.store.counts import MEANT
 from lightning_otel.store.layout import Layout
 from lightning_otel.types.wording import counted

@@ -12,12 +12,12 @@ from lightning_otel.adapter import readers
 from lightning_otel.adapter.attempts import AttemptKey, group
 from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.selection import Selection, Wanted
+from lightning_otel.dataset import Store
+from lightning_otel.dataset.batches import batches
 from lightning_otel.errors import StoreError
 from lightning_otel.forwarding.encoding import UnsendableError, encoded_span
 from lightning_otel.microsoft.calls import as_theirs
 from lightning_otel.microsoft.client import OUR_ATTEMPT, OUR_ROLLOUT, Client
-from lightning_otel.store import Store
-from lightning_otel.store.batches import batches
 from lightning_otel.types import Mode, Span
 
 FINAL: Final = ("succeeded", "failed", "cancelled")

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from lightning_otel import conventions as c
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.microsoft.client import OUR_ATTEMPT, OUR_ROLLOUT, Client, Found
 from lightning_otel.microsoft.handing import FINAL
 from lightning_otel.receivers import Rejected
 from lightning_otel.receivers.agentlightning import span_of
 from lightning_otel.rewarding.writing import add_surely
-from lightning_otel.store import Store
 from lightning_otel.types import Span
 
 _CAME: Final = "agentlightning"

@@ -18,8 +18,8 @@ from lightning_otel.plot.svg import svg
 if TYPE_CHECKING:
     import os
 
+    from lightning_otel.dataset import Store
     from lightning_otel.instants import Instant
-    from lightning_otel.store import Store
 
 __all__ = [
     "Axis", "Chart", "Curves", "PlotQuery", "Progress", "bar", "chart_lines", "check_picture",
@@ -116,7 +116,7 @@ def plot_training_metrics(
         StoreMissingError: There is no store.
     """
     from lightning_otel.adapter.selection import Selection
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
     if save_path is not None:
         check_picture(save_path)  # before anything is read

@@ -13,7 +13,7 @@ from lightning_otel.store.beside import state_place
 from lightning_otel.store.find import LAST
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
 _ALIASES: Final = {"success": "success_rate", "steps": "length", "rewards": "reward"}
 _USUAL: Final = ("reward", "success_rate", "length", "tokens")

@@ -26,7 +26,7 @@ from lightning_otel.store.overview import overview
 from lightning_otel.store.sql import ROLLOUT, quoted
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
 MOST_VERSIONS: Final = 400
 MOST_LINES: Final = 6

@@ -28,8 +28,8 @@ from lightning_otel.types import Resource, ResourceKind
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
+    from lightning_otel.dataset import Store
     from lightning_otel.resources.comparing import Comparison
-    from lightning_otel.store import Store
 
 __all__ = ["CANARY", "LIVE", "Resources", "Withdrawal", "stamps"]
 
@@ -333,8 +333,8 @@ class Resources:
             ConfigError: No rollouts tell of both.
             NotFoundError: There is no such version.
         """
+        from lightning_otel.dataset import Store
         from lightning_otel.resources.comparing import compared
-        from lightning_otel.store import Store
 
         versions = [self.get(name, each).version for each in (a, b)]
         opened = store if store is not None else Store()

@@ -12,7 +12,7 @@ from lightning_otel.resources.evidence import tell, weigh
 from lightning_otel.types import Transition
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
 NO_REWARD: Final = "without a reward"
 BOTH: Final = "made with both versions"

@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple, Unpack, get_args
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.assembly import INCOMPLETE_ROLLOUT
+from lightning_otel.dataset import Store
+from lightning_otel.dataset.query import Asked, Keywords
 from lightning_otel.emitters import reward_span
 from lightning_otel.rewarding.functions import Case, Failure, RewardFunction
 from lightning_otel.rewarding.writing import add_surely, derived_id, identified
-from lightning_otel.store import Store
-from lightning_otel.store.asked import Asked, Keywords
 from lightning_otel.store.damage import answered
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import attribute

@@ -9,10 +9,10 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import config
 from lightning_otel import conventions as c
+from lightning_otel.dataset import Store
 from lightning_otel.emitters import emit_reward
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.rewarding.giving import NAME, Clash, Feedback, Noun, give
-from lightning_otel.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, get_arg
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import conventions as c
+from lightning_otel.dataset import Store
 from lightning_otel.emitters import reward_span
 from lightning_otel.rewarding.writing import add_surely, derived_id, identified
-from lightning_otel.store import Store
 from lightning_otel.store.damage import answered
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS

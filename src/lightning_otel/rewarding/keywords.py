@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.rewarding.totals import category_of_resources, category_of_task
-from lightning_otel.store import Store
 from lightning_otel.types.wording import plain_text
 
 MOST: Final = 10

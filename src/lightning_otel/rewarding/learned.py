@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import LIVE, Resources
-from lightning_otel.store import Store
 from lightning_otel.store.overview import rollout_rewards
 from lightning_otel.types import Resource
 

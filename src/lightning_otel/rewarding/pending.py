@@ -18,9 +18,9 @@ from lightning_otel.state import METADATA, State
 import sqlalchemy as sa
 
 from lightning_otel import conventions as c
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, StateError
 from lightning_otel.rewarding.giving import Clash, Feedback, Given, Keep, digest, give
-from lightning_otel.store import Store
 
 FEEDBACK: Final = sa.Table(
     "lightning_feedback",

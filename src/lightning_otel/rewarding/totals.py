@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from lightning_otel.store import Store
+from lightning_otel.dataset import Store
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.overview import overview
 

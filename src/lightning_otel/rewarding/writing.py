@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreError
-from lightning_otel.store import Store
 from lightning_otel.types import Span
 
 

@@ -16,10 +16,10 @@ from lightning_otel.adapter import TripletAdapter
 from lightning_otel.adapter.advantages import last_rewards
 from lightning_otel.agents import Agent, Answer
 from lightning_otel.agents.agent import finished
+from lightning_otel.dataset import Store
 from lightning_otel.emitters import emit_reward
 from lightning_otel.errors import ConfigError, StateError
 from lightning_otel.resources import stamps
-from lightning_otel.store import Store
 from lightning_otel.substitution import SUBSTITUTED
 from lightning_otel.tracing import Recording, RewardEvaluator, auto_trace
 from lightning_otel.types import Resource, Rollout

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from lightning_otel.agents import Agent, agent_of
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, WorkerError
 from lightning_otel.runner.attempt import ResourceSource
 from lightning_otel.runner.hooks import Hook
 from lightning_otel.runner.worker import LEASE_S, Runner, Stop
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
-from lightning_otel.store import Store
 from lightning_otel.tracing import RewardEvaluator
 from lightning_otel.types import Mode
 

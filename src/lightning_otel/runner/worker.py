@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from lightning_otel.agents import Agent, agent_of
 from lightning_otel.agents.agent import interrupt
+from lightning_otel.dataset import Store
 from lightning_otel.errors import StateError, WorkerError
 from lightning_otel.runner.attempt import Course, Hand, Job, Outcome, ResourceSource
 from lightning_otel.runner.hooks import Hook, Hooks
 from lightning_otel.state import State
 from lightning_otel.state.queue import Lease, Queue
-from lightning_otel.store import Store
 from lightning_otel.tracing import RewardEvaluator
 from lightning_otel.types import Mode, Rollout
 

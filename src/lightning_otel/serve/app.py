@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from lightning_otel.dataset import Store
 from lightning_otel.rewarding.totals import Standing
 from lightning_otel.serve import answers, grpc, otlp
 from lightning_otel.serve.answers import RefusalError
@@ -29,7 +30,6 @@ from lightning_otel.serve.streaming import Streams
 from lightning_otel.serve.viewer import ROUTES as PAGES
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.home import Looks
-from lightning_otel.store import Store
 
 _REASONS: Final = {
     404: "there is nothing at this address; see the pages above, or GET /openapi.json",

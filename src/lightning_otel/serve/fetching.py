@@ -11,10 +11,10 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import QueryError
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.streaming import Streams
-from lightning_otel.store import Store
 from lightning_otel.store.ipc import MEDIA_TYPE, parts
 from lightning_otel.store.schema import WIDE_COLUMNS
 from lightning_otel.store.selections import selection_of

@@ -21,6 +21,7 @@ from typing import Final
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.serve.api.hub import Hub
 from lightning_otel.serve.api.rooms import Rooms
@@ -29,7 +30,6 @@ from lightning_otel.serve.guard import Access
 from lightning_otel.serve.intake import Counts, Intake
 from lightning_otel.serve.memory import share_heaps
 from lightning_otel.serve.upkeep import keep_given, keep_settled
-from lightning_otel.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection, Engine
 
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
 METADATA: Final = sa.MetaData()
 """Every table: a room that owns one defines it with this, and names it to :meth:`State.ensure`."""

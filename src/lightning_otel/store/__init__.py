@@ -8,14 +8,12 @@ import copy
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreDamagedError, StoreError
-from lightning_otel.store.experience import Experience
 from lightning_otel.store.lake import EXAMPLE
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.schema import span_of
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from lightning_otel.store.writer import SpanWriter
 
 
-class Store(Experience):
+class SpanStore:
     """A place that holds spans, written and read by any number of processes at once."""
 
     def __init__(
@@ -69,7 +67,7 @@ class Store(Experience):
         """The catalogue's absolute path, ``:memory:``, or the URL without its password."""
         return self.source.name
 
-    def brief(self) -> "Store":
+    def brief(self) -> Self:
         """The same store for who reads at once what it asks for, as a page does.
 
         What a query sees is what counted when it was made, and its result is not for keeping; it
@@ -123,30 +121,6 @@ class Store(Experience):
         found = Query(con, query, given, layout=self.layout)
         found.take(lambda relation: relation.columns)
         return Table(lambda: found, found.dicts, "rows", counts=lambda: [found.count()])
-
-    def spans(self, *, rollout_id: str | None = None, trace_id: str | None = None) -> "Table[Span]":
-        """Spans in order of their start.
-
-        Args:
-            rollout_id: Only this rollout's: with the rewards given to it elsewhere or later, and
-                without those given here to another.
-            trace_id: Only this trace's.
-        """
-        from lightning_otel.store.batches import whole
-        from lightning_otel.store.source import Selection
-        from lightning_otel.store.table import Query, Spans
-
-        selection = Selection(
-            rollout_ids=(rollout_id,) if rollout_id else (),
-            trace_ids=(trace_id,) if trace_id else (),
-            is_ordered=True,
-        )
-
-        def query() -> Query:
-            return whole(self.source, selection) if rollout_id else self.source.fetch(selection)
-
-        is_one = rollout_id is not None or trace_id is not None
-        return Spans(query, lambda: map(span_of, query().dicts()), is_one=is_one)
 
     def rollouts(self) -> "Table[dict[str, Any]]":
         """One row a rollout and attempt: status, times, counts, tokens, final reward, task."""
@@ -207,7 +181,7 @@ class Store(Experience):
         return accounting_by_process(self.layout, since_ns)
 
     def publish(
-        self, lake: "Store | str | None" = None, *, is_rest_included: bool = False
+        self, lake: "SpanStore | str | None" = None, *, is_rest_included: bool = False
     ) -> "Published":
         """Settle, and put the spans that a lake has not got yet into it, exactly once.
 
@@ -226,7 +200,7 @@ class Store(Experience):
         from lightning_otel.store.ducklake import DuckLakeSource
         from lightning_otel.store.publish import publish
 
-        to = self if lake is None else lake if isinstance(lake, Store) else Store(lake)
+        to = self if lake is None else lake if isinstance(lake, SpanStore) else SpanStore(lake)
         if not isinstance(to.source, DuckLakeSource):
             raise ConfigError(f"{to.name} is no lake; name one as in {EXAMPLE}")
         layout = self.local.layout
@@ -235,12 +209,12 @@ class Store(Experience):
         return publish(layout, to.source.address, is_rest_included=is_rest_included)
 
     @property
-    def local(self) -> "Store":
+    def local(self) -> Self:
         """The store on this machine that recordings go to: this one, or that before a lake."""
         from lightning_otel.store.ducklake import DuckLakeSource
 
         if isinstance(self.source, DuckLakeSource):
-            return Store(self.source.local.catalogue)
+            return type(self)(self.source.local.catalogue)
         return self
 
     def compact(

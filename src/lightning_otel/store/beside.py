@@ -9,10 +9,10 @@ from lightning_otel import config
 from lightning_otel.store.layout import Layout
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.store import SpanStore
 
 
-def state_place(store: "Store") -> str | None:
+def state_place(store: "SpanStore") -> str | None:
     """Where the state that goes with a store lies, as ``State`` takes it; None if there is none.
 
     A shared one is taken to be there.

@@ -17,9 +17,9 @@ from lightning_otel.adapter.duplicates import DUPLICATE
 from lightning_otel.adapter.messages import parse_messages
 from lightning_otel.adapter.outline import Node, Outline, outline
 from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.markup import one_line
-from lightning_otel.store import Store
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.transforms import without_dropped
 from lightning_otel.tracing import Options, Recording, auto_trace

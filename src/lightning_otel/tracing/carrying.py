@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config, provider
-from lightning_otel.store import Store
+from lightning_otel.dataset import Store
 from lightning_otel.store.transforms import Named, TransformingSink, name_of
 from lightning_otel.tracing.blocks import kind_of
 

@@ -11,7 +11,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.adapter.attempts import AttemptKey, group
 from lightning_otel.adapter.rewards import read_links
-from lightning_otel.store import Store
+from lightning_otel.dataset import Store
 from lightning_otel.store.live import records_of_others
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.transforms import without_dropped

@@ -20,9 +20,9 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import capture, config, debugging, provider
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import Resources, resources_text
+from lightning_otel.dataset import Store
 from lightning_otel.emitters import emit_reward, hush, json_of
 from lightning_otel.errors import LightningOtelError
-from lightning_otel.store import Store
 from lightning_otel.store.transforms import Transform, TransformingSink
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.tracing.blocks import is_clean

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from lightning_otel import capture
-from lightning_otel.store import Store
+from lightning_otel.dataset import Store
 from lightning_otel.tracing.recording import Recording
 
 T = TypeVar("T")

@@ -19,14 +19,14 @@ from lightning_otel.algorithms import BaseAlgorithm, backed, name_of
 from lightning_otel.algorithms import checkpoint as checkpoints
 from lightning_otel.algorithms.setting import Setting
 from lightning_otel.algorithms.working import Ran, require_agent, run_tasks
+from lightning_otel.dataset import Store
+from lightning_otel.dataset.query import Asked
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.resources import Resources
 from lightning_otel.rewarding.pending import settle_waiting
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
 from lightning_otel.state.runs import Metric, Runs, TrainingRun
-from lightning_otel.store import Store
-from lightning_otel.store.asked import Asked
 from lightning_otel.trainer.fitting import Fitting
 from lightning_otel.trainer.promotion import Verdict, mean_reward, reasons
 from lightning_otel.trainer.session import Fit, Origin, Session, origin

@@ -15,6 +15,7 @@ from lightning_otel.algorithms import checkpoint as checkpoints
 from lightning_otel.algorithms.checkpoint import Checkpoint
 from lightning_otel.algorithms.groups import recorded
 from lightning_otel.algorithms.setting import Setting
+from lightning_otel.dataset.query import Asked
 from lightning_otel.errors import (
     LightningOtelError,
     NotFoundError,
@@ -22,7 +23,6 @@ from lightning_otel.errors import (
     TrainingError,
 )
 from lightning_otel.state.runs import Claims, RunStatus, TrainingRun
-from lightning_otel.store.asked import Asked
 from lightning_otel.trainer.promotion import Verdict, promote
 from lightning_otel.types import Resource
 

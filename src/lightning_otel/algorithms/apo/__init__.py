@@ -19,8 +19,8 @@ from lightning_otel.algorithms.apo.search import Part, Plan, search, texts_of
 from lightning_otel.algorithms.apo.tasks import recorded, split
 from lightning_otel.algorithms.apo.texts import Candidate, Texts
 from lightning_otel.algorithms.base import BaseAlgorithm, Context
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError, NotInstalledError, TrainingError
-from lightning_otel.store import Store
 from lightning_otel.types import Resource
 
 __all__ = ["APO"]

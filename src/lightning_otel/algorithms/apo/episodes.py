@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch
 
     from lightning_otel.algorithms.base import Context
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
 _LIMIT: Final = 4000
 """Characters of one text in what the reflection model reads: a few such texts fit its context."""

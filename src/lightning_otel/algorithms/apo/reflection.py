@@ -11,9 +11,9 @@ from typing import Any, Final
 from lightning_otel.algorithms.apo.fault import Fault
 from lightning_otel.algorithms.apo.memory import Memory
 from lightning_otel.algorithms.apo.texts import Candidate, Texts, is_examples
+from lightning_otel.dataset import Store
 from lightning_otel.emitters import emit_object
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
-from lightning_otel.store import Store
 from lightning_otel.tracing import auto_trace
 
 AGENT: Final = "apo"

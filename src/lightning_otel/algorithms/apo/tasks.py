@@ -7,7 +7,7 @@ from lightning_otel import conventions as c
 from lightning_otel.store.sql import attribute
 
 if TYPE_CHECKING:
-    from lightning_otel.store import Store
+    from lightning_otel.dataset import Store
 
 _HELD_OUT: Final = 3
 """Of so many recorded tasks one is kept to choose by."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from lightning_otel.store import Store
+from lightning_otel.dataset import Store
 from lightning_otel.store.layout import Layout
 
 T = TypeVar("T")

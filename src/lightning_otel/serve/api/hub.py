@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 
 from lightning_otel import conventions as c
+from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api.rooms import Rooms
-from lightning_otel.store import Store
 from lightning_otel.store.schema import Record
 from lightning_otel.store.watch import Watch
 

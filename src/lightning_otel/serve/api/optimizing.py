@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import resources_text
+from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.rewarding.learned import Earned, learned, rewards_by_version
 from lightning_otel.serve.answers import JSON
@@ -32,7 +33,6 @@ from lightning_otel.serve.api.training import (
     put,
 )
 from lightning_otel.serve.viewer.page import run
-from lightning_otel.store import Store
 from lightning_otel.types import Span
 
 _AGENT: Final = "optimize"

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.serve.answers import JSON
 from lightning_otel.serve.api.cursors import cursor_of, instant_of, place_of
@@ -23,7 +24,6 @@ from lightning_otel.serve.api.operation import (
     told,
 )
 from lightning_otel.serve.viewer.page import run
-from lightning_otel.store import Store
 
 RecordedStatus = Literal["running", "succeeded", "failed", "incomplete"]
 

@@ -4,7 +4,7 @@ import threading
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lightning_otel.store import Store
+from lightning_otel.dataset import Store
 from lightning_otel.store.beside import state_place
 
 if TYPE_CHECKING:

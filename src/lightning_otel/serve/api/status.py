@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.dataset import Store
 from lightning_otel.serve.answers import JSON
 from lightning_otel.serve.api.operation import Answer, Operation, Told, routes, told
 from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.viewer.page import run
-from lightning_otel.store import Store
 from lightning_otel.store.layout import total_bytes
 from lightning_otel.store.overview import overview
 from lightning_otel.store.settle import sealed

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel import algorithms, config
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.rewarding.totals import Totals, standing
 from lightning_otel.serve.answers import JSON, RefusalError
@@ -28,7 +29,6 @@ from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.viewer.page import run
 from lightning_otel.state.requests import RequestStatus, TrainingRequest
 from lightning_otel.state.runs import TrainingRun
-from lightning_otel.store import Store
 
 _HEADER: Final = "idempotency-key"
 _MOST_SETTINGS: Final = 16_384

@@ -17,11 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel import conventions as c
+from lightning_otel.dataset import Store
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api.cursors import cursor_of, instant_of, place_of
 from lightning_otel.serve.api.operation import LINES, Answer, Asked, Operation, query_of, routes
 from lightning_otel.serve.viewer.page import run, url
-from lightning_otel.store import Store
 from lightning_otel.store.ipc import MEDIA_TYPE as ARROW
 from lightning_otel.store.ipc import parts
 from lightning_otel.store.sql import ROLLOUT, quoted

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.store import Store
 from lightning_otel.store.beside import state_place
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.messages import parse_messages, plain_text
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.serve.guard import form
 from lightning_otel.serve.viewer import page
@@ -19,7 +20,6 @@ from lightning_otel.serve.viewer.said import Said
 from lightning_otel.serve.viewer.selecting import number as number_of
 from lightning_otel.serve.viewer.talk import Talk, along
 from lightning_otel.serve.viewer.weighing import HEAVY, light
-from lightning_otel.store import Store
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 from lightning_otel.types import Trajectory, Transition

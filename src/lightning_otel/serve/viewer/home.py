@@ -14,15 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.plot import PlotQuery, read_charts, svg
 from lightning_otel.plot.rollouts import METRICS
 from lightning_otel.serve.api.fresh import Fresh
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.runs import living
-from lightning_otel.store import Store
-from lightning_otel.store.traces import TracePage, find_traces
 from lightning_otel.types import Report
+from lightning_otel.views.traces import TracePage, find_traces
 
 _NEWEST: Final = 10
 _AXES: Final = ("rollout", "time", "step", "version")

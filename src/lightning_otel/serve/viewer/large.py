@@ -15,14 +15,14 @@ from lightning_otel.adapter.calls import observation_of
 from lightning_otel.adapter.crediting import credited
 from lightning_otel.adapter.exactness import notes_of, read_tokens
 from lightning_otel.adapter.outline import label_of
+from lightning_otel.dataset import Store
 from lightning_otel.serve.viewer.made import Credit, Step
 from lightning_otel.serve.viewer.parts import Part
 from lightning_otel.serve.viewer.span import messages, read_spans
 from lightning_otel.serve.viewer.talk import LeftOut, Limits, Talk, along
 from lightning_otel.serve.viewer.tree import Trace
-from lightning_otel.store import Store
-from lightning_otel.store.trace_rows import SPAN_COLUMNS, spans_around
 from lightning_otel.types import Span, Trajectory, Transition
+from lightning_otel.views.trace_rows import SPAN_COLUMNS, spans_around
 
 CALLS: Final = 50
 """Calls on a page of the chat."""

@@ -6,13 +6,13 @@ from typing import Any, Final, NamedTuple
 from lightning_otel import conventions as c
 from lightning_otel.adapter.exactness import notes_of
 from lightning_otel.adapter.outline import Outline, outline
+from lightning_otel.dataset import Store
+from lightning_otel.dataset.batches import incomplete
 from lightning_otel.serve.viewer.said import Part, part_of, value_part
 from lightning_otel.serve.viewer.span import read_spans
 from lightning_otel.serve.viewer.tree import Row, Trace
-from lightning_otel.store import Store
-from lightning_otel.store.batches import incomplete
-from lightning_otel.store.trace_rows import Size, size_of, spans_around
 from lightning_otel.types import Span, Transition
+from lightning_otel.views.trace_rows import Size, size_of, spans_around
 
 MOST_SPANS: Final = 5_000
 MOST_BYTES: Final = 64 << 20

@@ -17,13 +17,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from lightning_otel import errors
+from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.instants import FORMS, instant_ns
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.guard import busy
 from lightning_otel.serve.memory import give_back
 from lightning_otel.serve.viewer.templating import render
-from lightning_otel.store import Store
 
 T = TypeVar("T")
 

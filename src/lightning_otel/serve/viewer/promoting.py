@@ -7,13 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.serve.guard import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.addresses import path_of
 from lightning_otel.serve.viewer.beside import required
 from lightning_otel.serve.viewer.selecting import number
-from lightning_otel.store import Store
 
 if TYPE_CHECKING:
     from lightning_otel.resources import Resources

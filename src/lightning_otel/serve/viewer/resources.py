@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.beside import required, state_of
 from lightning_otel.serve.viewer.differing import compared, folded
 from lightning_otel.serve.viewer.said import value_part
-from lightning_otel.store import Store
 from lightning_otel.store.overview import rollout_rewards
 from lightning_otel.types import Resource, Transition
 

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.formats.transition_rows import transition
 from lightning_otel.serve.answers import RefusalError
@@ -21,7 +22,6 @@ from lightning_otel.serve.viewer.beside import required, state_of
 from lightning_otel.serve.viewer.said import value_part
 from lightning_otel.serve.viewer.transitions import HEAVY_TEXTS, credits_of, told
 from lightning_otel.serve.viewer.weighing import light
-from lightning_otel.store import Store
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.sql import ROLLOUT, attribute
 from lightning_otel.types import Mode, Report, RolloutStatus, Trajectory, Transition

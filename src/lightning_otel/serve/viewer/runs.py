@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.plot.curves import Chart
 from lightning_otel.plot.svg import svg
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.beside import required, state_of
-from lightning_otel.store import Store
 from lightning_otel.types import Resource
 
 ROWS: Final = 50

@@ -10,10 +10,10 @@ from typing import Any, Final, cast, get_args
 
 from lightning_otel import formats
 from lightning_otel.adapter.selection import Selection, Wanted
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.formats.format import Format
 from lightning_otel.instants import instant_ns, utc_text
-from lightning_otel.store import Store
 from lightning_otel.types import CaptureLevel, Credit, Estimator
 
 SHARED: Final = (

@@ -8,9 +8,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel.config import list_settings
+from lightning_otel.dataset import Store
 from lightning_otel.doctor import examine
 from lightning_otel.serve.viewer import page
-from lightning_otel.store import Store
 
 _RANKS: Final = ("problem", "note", "ok")
 

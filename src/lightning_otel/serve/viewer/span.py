@@ -8,14 +8,14 @@ from lightning_otel.adapter import readers
 from lightning_otel.adapter.calls import is_call, observation_of
 from lightning_otel.adapter.exactness import Tokens, read_tokens, sampling_of
 from lightning_otel.adapter.messages import parse_messages
+from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.serve.viewer.said import Part, Said, said, value_part, value_text, whole
 from lightning_otel.serve.viewer.tree import Row
-from lightning_otel.store import Store
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import Selection
-from lightning_otel.store.trace_rows import SPAN_COLUMNS
 from lightning_otel.types import Message, Span, Transition
+from lightning_otel.views.trace_rows import SPAN_COLUMNS
 
 GIVEN: Final = 8
 """Messages that a call was given which stand beside its row: the last ones."""

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.rewarding.feedback import reward_from_feedback, said_attributes
 from lightning_otel.rewarding.giving import Clash, Feedback, Given, give
@@ -20,7 +21,6 @@ from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.links import Links
 from lightning_otel.serve.viewer.span import TOKENS, detail, read_span, shown_tokens, text_of
 from lightning_otel.serve.viewer.tree import held_trace, read_trace
-from lightning_otel.store import Store
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import Selection
 

@@ -16,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError, QueryError, StoreError
 from lightning_otel.markup import csv_cell
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.viewer import page
-from lightning_otel.store import Store
-from lightning_otel.store.sandbox import Answer, Limits, ask
 from lightning_otel.store.values import plain, repaired
+from lightning_otel.views.sandbox import Answer, Limits, ask
 
 LIMITS: Final = Limits(wall_s=30.0, memory_bytes=1 << 30, rows=200, size_bytes=8 << 20)
 """Of a page."""

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.dataset import Store
 from lightning_otel.serve.viewer import large, page
 from lightning_otel.serve.viewer.links import MOST_CLOSED, Links
 from lightning_otel.serve.viewer.made import TOOLS, adapted, credits, steps, tool_calls
@@ -22,7 +23,6 @@ from lightning_otel.serve.viewer.span import detail, read_span
 from lightning_otel.serve.viewer.spans import json_of, record_of
 from lightning_otel.serve.viewer.talk import Talk, left_out, talks
 from lightning_otel.serve.viewer.tree import Row, Shown, Trace, fold, held_trace, read_trace
-from lightning_otel.store import Store
 
 TABS: Final = ("tree", "waterfall", "chat", "tools", "tokens", "rewards", "attributes", "raw")
 CHUNK: Final = 250

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.viewer import page
-from lightning_otel.store import Store
-from lightning_otel.store.traces import STATUSES, Cursor, TraceFilter, find_traces
+from lightning_otel.views.traces import STATUSES, Cursor, TraceFilter, find_traces
 
 ROWS: Final = 50
 """Traces on a page."""

@@ -11,13 +11,13 @@ from starlette.routing import Route
 
 from lightning_otel.adapter.messages import plain_text
 from lightning_otel.adapter.selection import Selection, Wanted
+from lightning_otel.dataset import Store
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.selecting import CHOICES, Chosen, chosen, registered
 from lightning_otel.serve.viewer.weighing import HEAVY, light
-from lightning_otel.store import Store
-from lightning_otel.store.paging import page_of
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Credited, Dropped, Message, Report, Transition
+from lightning_otel.views.paging import page_of
 
 ROWS: Final = 50
 """Transitions on a page."""

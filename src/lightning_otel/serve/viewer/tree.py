@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tree import NO_PARENT, build
+from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.serve.api.fresh import Mark, mark_of
-from lightning_otel.store import Store
-from lightning_otel.store.trace_rows import SpanRow, trace_rows
 from lightning_otel.types import Report, Span, Transition
+from lightning_otel.views.trace_rows import SpanRow, trace_rows
 
 Kind: TypeAlias = Literal["rollout", "agent", "call", "tool", "reward", "mark", "plumbing", "work"]
 """What a span is to a person."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+from lightning_otel.dataset import Store
 from lightning_otel.serve.viewer.made import MOST_BYTES, MOST_SPANS
-from lightning_otel.store import Store
 from lightning_otel.store.sql import ROLLOUT
 
 HEAVY: Final = "too long to read here; its trace has it"

@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel.adapter import Adaptation
+from lightning_otel.dataset.batches import BATCH_SPANS, clauses, complete, hold_moved, incomplete
+from lightning_otel.dataset.exact import flowing
+from lightning_otel.dataset.plain import Plain, StepCount
+from lightning_otel.dataset.query import Asked
+from lightning_otel.dataset.walked import Group, walked
 from lightning_otel.formats.format import distinct
 from lightning_otel.formats.transition_rows import NARROW_COLUMNS, row
-from lightning_otel.store.asked import Asked
-from lightning_otel.store.batches import BATCH_SPANS, clauses, complete, hold_moved, incomplete
 from lightning_otel.store.damage import answered
-from lightning_otel.store.exact import flowing
 from lightning_otel.store.gist import KIND, REWARD
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.narrow_rows import NarrowRows
-from lightning_otel.store.plain import Plain, StepCount
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
 from lightning_otel.store.table import Query, hold, insert, remove_folder
-from lightning_otel.store.walked import Group, walked
 from lightning_otel.types import Report, Transition
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ _START: Final = (
     "import json, sys\n"
     "job = json.loads(sys.stdin.buffer.readline())\n"
     "sys.path[:] = job.pop('path')\n"
-    "from lightning_otel.store.sandbox.child import main\n"
+    "from lightning_otel.views.sandbox.child import main\n"
     "main(job)\n"
 )
 """What the process runs: isolated from the environment and from ``site``, whose hooks would trace

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from lightning_otel import conventions as c
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.outline import Outline, outline
-from lightning_otel.store.batches import incomplete, whole
+from lightning_otel.dataset.batches import incomplete, whole
 from lightning_otel.store.damage import answered
 from lightning_otel.store.find import rollout_of
 from lightning_otel.store.schema import span_of

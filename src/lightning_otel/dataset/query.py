@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from lightning_otel.adapter import Advantage, TripletAdapter
 from lightning_otel.adapter.selection import Matcher, Selection, Wanted
-from lightning_otel.store.plugins import Adapter, Explaining, adapter_of
+from lightning_otel.dataset.adapters import Adapter, Explaining, adapter_of
 from lightning_otel.types import Compose, Credit, CreditRule, Estimator
 
 

@@ -25,10 +25,10 @@ from lightning_otel.store import views
 from lightning_otel.store.damage import avoided, reading
 from lightning_otel.store.layout import Layout, now_us
 from lightning_otel.store.live import living
-from lightning_otel.store.sandbox import Limits, landlock
-from lightning_otel.store.sandbox.statement import check
 from lightning_otel.store.source import new_connection, prepare
 from lightning_otel.store.table import Query, views_of
+from lightning_otel.views.sandbox import Limits, landlock
+from lightning_otel.views.sandbox.statement import check
 
 if TYPE_CHECKING:
     import duckdb

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel.adapter import quick, straight
 from lightning_otel.adapter.attempts import AttemptKey
+from lightning_otel.dataset.exact import FETCH, flowing
 from lightning_otel.store.damage import answered
-from lightning_otel.store.exact import FETCH, flowing
 from lightning_otel.store.gist import KIND, ODD, RECEIVED
 from lightning_otel.store.layout import Layout
 

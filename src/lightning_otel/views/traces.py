@@ -21,14 +21,14 @@ from lightning_otel.store.near import Near
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
-from lightning_otel.store.trace_filters import (
+from lightning_otel.store.views import REPEATED, ROLLOUTS, alive_statement
+from lightning_otel.views.trace_filters import (
     STATUSES,
     Status,
     TraceFilter,
     matching,
     status_of,
 )
-from lightning_otel.store.views import REPEATED, ROLLOUTS, alive_statement
 
 if TYPE_CHECKING:
     import duckdb

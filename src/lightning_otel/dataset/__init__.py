@@ -1,4 +1,4 @@
-"""What one learns from: a store's transitions, trajectories and conversations, and the funnel."""
+"""The data set: a store with the transitions, trajectories and conversations of its spans."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -8,24 +8,49 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
-from lightning_otel.store.asked import Asked, Keywords
+from lightning_otel.dataset.query import Asked, Keywords
+from lightning_otel.store import SpanStore
 from lightning_otel.store.layout import Layout
-from lightning_otel.types import Conversation, Report, Trajectory, Transition
+from lightning_otel.types import Conversation, Report, Span, Trajectory, Transition
 
 if TYPE_CHECKING:
+    from lightning_otel.dataset.export import Exported, FileKind, Place
+    from lightning_otel.dataset.narrow import Part
+    from lightning_otel.dataset.plain import StepCount
     from lightning_otel.formats.format import LeftOut, Row
-    from lightning_otel.store.export import Exported, FileKind, Place
-    from lightning_otel.store.narrow import Part
-    from lightning_otel.store.plain import StepCount
-    from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table, Transitions
 
 
-class Experience:
-    """The part of a store that adapts its spans; see :class:`Store`."""
+class Store(SpanStore):
+    """A place that holds spans, written and read by any number of processes at once.
 
-    layout: Layout | None
-    source: "SpanSource"
+    What it adds to :class:`SpanStore` is made by an adapter: transitions and trajectories.
+    """
+
+    def spans(self, *, rollout_id: str | None = None, trace_id: str | None = None) -> "Table[Span]":
+        """Spans in order of their start.
+
+        Args:
+            rollout_id: Only this rollout's: with the rewards given to it elsewhere or later, and
+                without those given here to another.
+            trace_id: Only this trace's.
+        """
+        from lightning_otel.dataset.batches import whole
+        from lightning_otel.store.schema import span_of
+        from lightning_otel.store.source import Selection
+        from lightning_otel.store.table import Query, Spans
+
+        selection = Selection(
+            rollout_ids=(rollout_id,) if rollout_id else (),
+            trace_ids=(trace_id,) if trace_id else (),
+            is_ordered=True,
+        )
+
+        def query() -> Query:
+            return whole(self.source, selection) if rollout_id else self.source.fetch(selection)
+
+        is_one = rollout_id is not None or trace_id is not None
+        return Spans(query, lambda: map(span_of, query().dicts()), is_one=is_one)
 
     def transitions(self, *, bodies: bool = True, **keywords: Unpack[Keywords]) -> "Transitions":
         """Transitions, one row each; one that several branches share appears once.
@@ -55,8 +80,8 @@ class Experience:
             ConfigError: A keyword is unknown, or cannot be understood.
             AdapterError: The other adapter cannot be loaded.
         """
+        from lightning_otel.dataset import narrow
         from lightning_otel.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
-        from lightning_otel.store import narrow
         from lightning_otel.store.table import Query, Transitions, query_of
 
         asked = Asked.of(keywords)
@@ -121,7 +146,7 @@ class Experience:
                 one of its steps is wanted.
         """
         from lightning_otel.adapter.conversation_rows import conversations
-        from lightning_otel.store.messages import MESSAGE_COLUMNS, message_row
+        from lightning_otel.dataset.messages import MESSAGE_COLUMNS, message_row
         from lightning_otel.store.table import Query, Table, query_of
 
         def rows() -> Iterator[Conversation]:
@@ -184,7 +209,7 @@ class Experience:
             AdapterError: The other adapter cannot be loaded.
             StoreMissingError: There is no store.
         """
-        from lightning_otel.store.export import export
+        from lightning_otel.dataset.export import export
 
         asked, rest = _divided(options, format)
         return export(
@@ -209,7 +234,7 @@ class Experience:
             ConfigError: There is no such format or option.
             AdapterError: The other adapter cannot be loaded.
         """
-        from lightning_otel.store.export import rows
+        from lightning_otel.dataset.export import rows
 
         asked, rest = _divided(options, format)
         return rows(lambda: self._adapt(asked), format, wanted=asked.wanted, options=rest)
@@ -224,7 +249,7 @@ class Experience:
         return self._adapt(Asked.of(keywords))
 
     def _adapt(self, asked: Asked) -> Iterator[Adaptation]:
-        from lightning_otel.store.batches import batches, incomplete
+        from lightning_otel.dataset.batches import batches, incomplete
 
         self._settle_if_worthwhile()
         adapter, wanted, include_incomplete = asked
@@ -245,7 +270,7 @@ class Experience:
 
     def _parts(self, asked: Asked, *, bodies: bool) -> "Iterator[Part]":
         """Each transition once with its branch, and the report, of some rollouts at a time."""
-        from lightning_otel.store import narrow
+        from lightning_otel.dataset import narrow
 
         if not bodies and (layout := self._narrow_layout(asked)) is not None:
             return narrow.parts(self.source, layout, asked)

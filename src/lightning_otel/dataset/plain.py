@@ -13,8 +13,8 @@ import orjson
 
 from lightning_otel.adapter import facts
 from lightning_otel.adapter.exactness import LENGTH, NO_IDS
+from lightning_otel.dataset.exact import FETCH, check_tokens
 from lightning_otel.formats.transition_rows import NARROW_COLUMNS
-from lightning_otel.store.exact import FETCH, check_tokens
 from lightning_otel.store.gist import CALL, KIND, ODD, OTHER, RECEIVED, REWARD
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.sql import quoted
