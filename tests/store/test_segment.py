@@ -93,41 +93,6 @@ def test_segment_takes_back_a_short_write(
     assert segment.size_bytes == segment.path.stat().st_size
 
 
-def test_segment_knows_that_its_file_is_gone(segment: Segment) -> None:
-    """A removed file would swallow lines without a word."""
-    was_intact = segment.is_intact()
-    segment.path.unlink()
-
-    assert was_intact
-    assert not segment.is_intact()
-
-
-def test_segment_knows_that_its_descriptor_was_closed(segment: Segment) -> None:
-    """A program that closes every descriptor closes ours."""
-    os.close(segment._descriptor)
-
-    assert not segment.is_intact()
-
-
-def test_segment_leaves_a_descriptor_that_is_not_its_own(segment: Segment, tmp_path: Path) -> None:
-    """Closing does not close the file that got our number."""
-    with (tmp_path / "users").open("wb") as file:
-        os.dup2(file.fileno(), segment._descriptor)
-
-        segment.close()
-
-        assert os.fstat(segment._descriptor).st_ino == os.fstat(file.fileno()).st_ino
-    os.close(segment._descriptor)
-
-
-def test_segment_removed_is_gone_and_closed(layout: Layout, segment: Segment) -> None:
-    """One that was made in vain is taken away."""
-    segment.remove()
-
-    assert layout.segments() == []
-    assert not segment.is_intact()
-
-
 def test_segment_stays_locked_when_a_forked_child_closes_it(
     tmp_path: Path, run_python: Callable[..., str]
 ) -> None:
