@@ -77,7 +77,7 @@ def look(wanted):
 _KILLED = """
 STEPS = {
     "before the settling": (settle, "sweep", 0, False),
-    "before the rows are placed": (merge.Merge, "_index", 0, False),
+    "before the rows are placed": (merge.Merge, "_index_rows", 0, False),
     "after they are gathered": (merge.Merge, "gather", 0, True),
     "before the file is written": (rewrite, "write_file", 0, False),
     "when it is written": (parquet, "sync", 1, False),

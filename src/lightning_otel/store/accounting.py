@@ -1,4 +1,4 @@
-"""What became of every span that ended, for a whole store and for each process.
+"""Accounts of every span that ended, for a whole store and for each process.
 
 Counted from what writers and settlers noted; what is stored is counted anew in the files, so that
 the two can be compared.
@@ -21,7 +21,7 @@ _TRIES: Final = 5
 
 
 def accounting_of(layout: "Layout") -> Accounting:
-    """What became of every span of the store, as of one moment for each of its files.
+    """Return what became of every span of the store, as of one moment for each file.
 
     Raises:
         StoreError: A file cannot be read.
@@ -35,7 +35,7 @@ def accounting_of(layout: "Layout") -> Accounting:
 
 
 def accounting_by_process(layout: "Layout", since_ns: int = 0) -> dict[str, Accounting]:
-    """The same for each process with a loss, or with a segment that was not settled long ago.
+    """Return the same for each process with a loss, or with a segment not settled long ago.
 
     Args:
         layout: The store's paths.
@@ -59,7 +59,7 @@ def accounting_by_process(layout: "Layout", since_ns: int = 0) -> dict[str, Acco
 
 
 def _snapshot(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
-    """The manifest, and the counts of the segments it does not name."""
+    """Return the manifest, and the counts of the segments it does not name."""
     import duckdb
 
     layout.require()

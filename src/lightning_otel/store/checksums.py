@@ -19,7 +19,7 @@ _TAIL_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Wounds:
-    """Where a file is not as it was written.
+    """Places at which a file is not as it was written.
 
     Attributes:
         blocks: Ranges of damaged bytes before the footer: first, and one past the last.
@@ -63,7 +63,7 @@ def checksum_of(path: Path) -> str:
 
 
 def wounds_of(path: Path, checksum: str) -> Wounds:
-    """What of a file is not as it was when its checksum was taken.
+    """Return what of a file is not as it was when its checksum was taken.
 
     Raises:
         OSError: The file cannot be read, which says nothing about damage.

@@ -102,8 +102,8 @@ def compact(
             put_damaged_aside(layout, live_files(layout))
         with packing_connection(layout.new / SPILL) as con:
             dropped = expire(con, layout, retention or Retention(), _open_names(layout))
-            plan = _plan(con, layout)
-            done = _foretell(plan) if is_dry_run else _carry_out(con, layout, plan, progress)
+            plan = _make_plan(con, layout)
+            done = _foretell_plan(plan) if is_dry_run else _carry_out(con, layout, plan, progress)
         return replace(
             done,
             segments=segments,
@@ -130,9 +130,9 @@ def hold_size(layout: Layout, max_bytes: int) -> Mapping[str, int]:
         with packing_connection(layout.new / SPILL) as con:
             limit = Retention(max_bytes=max_bytes - max_bytes // 10)
             expire(con, layout, limit, _open_names(layout))
-            plan = _plan(con, layout)
+            plan = _make_plan(con, layout)
             groups = [group for group in plan.groups if _expired_in(con, layout, group)]
-            _carry_out(con, layout, _whole(layout, plan, groups))
+            _carry_out(con, layout, _verify_plan(layout, plan, groups))
         after = layout.read_manifest().counts
     return {name: count - before.get(name, 0) for name, count in after.items()}
 
@@ -145,16 +145,16 @@ def compact_some(layout: Layout, limit: int = 1, *, least_files: int = 64) -> in
         limit: How many groups.
         least_files: How many small files are worth it.
     """
-    if len(_candidates(layout.read_manifest().live_files)) < least_files:
+    if len(_list_candidates(layout.read_manifest().live_files)) < least_files:
         return 0
     with settler_elected(layout) as is_elected:
         if not is_elected:
             return 0
         with packing_connection(layout.new / SPILL) as con:
             expire(con, layout, Retention())
-            plan = _plan(con, layout)
+            plan = _make_plan(con, layout)
             groups = [group for group in plan.groups if len(group) > 1][:limit]
-            return _carry_out(con, layout, _whole(layout, plan, groups)).merged
+            return _carry_out(con, layout, _verify_plan(layout, plan, groups)).merged
 
 
 @contextlib.contextmanager
@@ -182,7 +182,7 @@ def _open_names(layout: Layout) -> list[str]:
     return [path.name for path in layout.segments() if path.name not in closed]
 
 
-def _plan(con: "duckdb.DuckDBPyConnection", layout: Layout) -> _Plan:
+def _make_plan(con: "duckdb.DuckDBPyConnection", layout: Layout) -> _Plan:
     """Say what is to be done with each file, for the table ``expired``."""
     files = live_files(layout)
     expired = _expired_in(con, layout, files)
@@ -194,18 +194,18 @@ def _plan(con: "duckdb.DuckDBPyConnection", layout: Layout) -> _Plan:
     counts: Counter[str] = Counter()
     for (name, reason), (_, ended) in expired.items():
         counts[reason] += ended if name in names else 0
-    small = set(_candidates(files))
+    small = set(_list_candidates(files))
     wanted = [file for file in files if file not in gone and (file in small or rows[file.name])]
     # Nothing is gained from packing anew what is packed already.
     groups = (
         group
-        for group in _groups(wanted)
+        for group in _group_files(wanted)
         if any(not file.is_compact or rows[file.name] for file in group)
     )
     return _Plan(gone, added(counts), tuple(groups))
 
 
-def _whole(layout: Layout, plan: _Plan, groups: Sequence[tuple[DataFile, ...]]) -> _Plan:
+def _verify_plan(layout: Layout, plan: _Plan, groups: Sequence[tuple[DataFile, ...]]) -> _Plan:
     """Return a plan for some of its groups, without files that are damaged, which go aside."""
     put_damaged_aside(layout, [file for group in groups for file in group])
     left = {file.name for file in live_files(layout)}
@@ -213,17 +213,17 @@ def _whole(layout: Layout, plan: _Plan, groups: Sequence[tuple[DataFile, ...]]) 
     return replace(plan, groups=tuple(filter(None, kept)))
 
 
-def _candidates(files: Sequence[DataFile]) -> list[DataFile]:
+def _list_candidates(files: Sequence[DataFile]) -> list[DataFile]:
     """Return files that are not packed yet, or so small that they should grow."""
-    return [file for file in files if not file.is_compact or _fill(file) < 0.5]
+    return [file for file in files if not file.is_compact or _measure_fill(file) < 0.5]
 
 
-def _fill(file: DataFile) -> float:
+def _measure_fill(file: DataFile) -> float:
     """Return how much of a file's greatest size this one takes."""
     return max(file.rows / TARGET_ROWS, file.size_bytes / TARGET_BYTES)
 
 
-def _groups(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
+def _group_files(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
     """Yield files in order of time, so that rollouts meet and old files stay old, up to the target.
 
     Those of one publication alone: whether its spans are in a lake is true of all or of none.
@@ -232,11 +232,11 @@ def _groups(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
     fill = 0.0
     for file in sorted(files, key=lambda file: (file.publication, file.min_start_ns, file.name)):
         is_other = bool(group) and file.publication != group[0].publication
-        if group and (is_other or fill + _fill(file) > 1):
+        if group and (is_other or fill + _measure_fill(file) > 1):
             yield tuple(group)
             group, fill = [], 0.0
         group.append(file)
-        fill += _fill(file)
+        fill += _measure_fill(file)
     if group:
         yield tuple(group)
 
@@ -254,7 +254,7 @@ def _expired_in(
     return {(name, reason): (int(count), int(ended)) for name, reason, count, ended in rows}
 
 
-def _foretell(plan: _Plan) -> Compacted:
+def _foretell_plan(plan: _Plan) -> Compacted:
     files = sum(map(len, plan.groups))
     return Compacted(merged=files, made=len(plan.groups), unlinked=len(plan.gone))
 

@@ -11,7 +11,7 @@ from lightning_otel.store.layout import Layout
 
 @contextlib.contextmanager
 def settler_elected(layout: Layout, *, wait_s: float = 0.0) -> Iterator[bool]:
-    """Whether this process is the one settler now; the election ends with the block.
+    """Elect this process the one settler for a block; gives False if another one is.
 
     Args:
         layout: The store's paths.

@@ -258,7 +258,7 @@ class Layout:
 
 
 def now_us() -> int:
-    """The wall clock in Unix microseconds."""
+    """Return the wall clock in Unix microseconds."""
     return time.time_ns() // 1000
 
 

@@ -76,7 +76,7 @@ class SettledSegment:
 
     @property
     def tells_of_damage(self) -> bool:
-        """Whether something was damaged, rejected or lost."""
+        """Say whether something was damaged, rejected or lost."""
         return bool(self.damaged or self.conflicts or self.lost or unstored(self.counts))
 
 

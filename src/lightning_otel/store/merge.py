@@ -37,17 +37,17 @@ class Merge(Producer):
         """
         self._is_compact = True
         try:
-            self._index()
-            self.counts = self._leave_out()
-            self._place(slice_bytes)
-            if len(self.files) > 1 and self._tangle() > TANGLE:
+            self._index_rows()
+            self.counts = self._drop_rows()
+            self._place_rows(slice_bytes)
+            if len(self.files) > 1 and self._count_readings() > TANGLE:
                 raise TangledError
-            return self._sorted()
+            return self._sort_rows()
         finally:
             for table in ("files", "weights", "spot", "twice", "placed"):
                 self._con.execute(f"DROP TABLE IF EXISTS {table}")
 
-    def _index(self) -> None:
+    def _index_rows(self) -> None:
         """Make ``spot``: where each row stands, what it is ordered by, and about how large it is.
 
         Where a row group holds one long conversation its rows are a thousand times as wide as
@@ -72,7 +72,7 @@ class Merge(Producer):
             """
         )
 
-    def _leave_out(self) -> dict[str, int]:
+    def _drop_rows(self) -> dict[str, int]:
         """Take expired rollouts and second spans of one id out of ``spot``; count the ended."""
         con = self._con
         counts = dict(
@@ -114,7 +114,7 @@ class Merge(Producer):
         )
         return n.added(counts, {n.CONFLICT: int(conflicts), n.DUPLICATE: int(seconds - conflicts)})
 
-    def _place(self, slice_bytes: int) -> None:
+    def _place_rows(self, slice_bytes: int) -> None:
         """Make ``placed``: each row's position in the new file, and the slice it comes with."""
         self._con.execute(
             f"""
@@ -129,7 +129,7 @@ class Merge(Producer):
         )
         self._con.execute("DROP TABLE spot")
 
-    def _tangle(self) -> float:
+    def _count_readings(self) -> float:
         """Return how often the files are read over if each slice reads those it stands in."""
         (times,) = row_of(
             self._con,
@@ -141,7 +141,7 @@ class Merge(Producer):
         )
         return float(times)
 
-    def _sorted(self) -> list[Path]:
+    def _sort_rows(self) -> list[Path]:
         slices = self._con.execute(
             "SELECT slice, list(DISTINCT path), min(start_ns), max(start_ns), count(*) "
             "FROM placed JOIN files USING (file) GROUP BY 1 ORDER BY 1"
@@ -155,7 +155,7 @@ class Merge(Producer):
               JOIN files ON path = filename JOIN placed
                 ON files.file = placed.file AND file_row_number = number AND slice = {number}
               WHERE data.start_ns BETWEEN {low} AND {high})"""
-            gathered.append(self._slice(number))
-            self._copy(spans, "position", gathered[-1])
+            gathered.append(self._slice_path(number))
+            self._write_slice(spans, "position", gathered[-1])
             self._step(rows)
         return gathered

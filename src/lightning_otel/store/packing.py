@@ -56,8 +56,8 @@ def make_parquet(
 ) -> tuple[DataFile | None, list[SettledSegment]]:
     """Write the segments' spans into one file under ``new/``; None if they hold no new one."""
     with packing_connection(layout.new / SPILL) as con:
-        _choose(con, layout, manifest, paths)
-        segments = _counted(con, paths)
+        _choose_lines(con, layout, manifest, paths)
+        segments = _count_segments(con, paths)
         spans = with_gist(_BEGUN, (*COLUMNS, "began"))
         file = write_file(
             con,
@@ -72,7 +72,7 @@ def make_parquet(
 def segment_counts(
     layout: Layout, manifest: Manifest, paths: Sequence[Path]
 ) -> list[SettledSegment]:
-    """What settling would count of segments; nothing is written.
+    """Return what settling would count of segments; nothing is written.
 
     Raises:
         duckdb.Error: A segment was taken away meanwhile, or a data file cannot be read.
@@ -84,11 +84,11 @@ def segment_counts(
         tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
         packing_connection(Path(folder)) as con,
     ):
-        _choose(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS))
-        return _counted(con, paths)
+        _choose_lines(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS))
+        return _count_segments(con, paths)
 
 
-def _choose(
+def _choose_lines(
     con: "duckdb.DuckDBPyConnection",
     layout: Layout,
     manifest: Manifest,
@@ -150,7 +150,9 @@ def _leave_out_settled(
     )
 
 
-def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[SettledSegment]:
+def _count_segments(
+    con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]
+) -> list[SettledSegment]:
     """Each segment with what was damaged, in conflict and lost, and all its counts."""
     con.execute(
         f"""
@@ -189,12 +191,12 @@ def _counted(con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]) -> list[Se
         ) USING (segment) GROUP BY segment
         """
     ).fetchall()
-    gaps = _gaps(con) if any(damaged for _, damaged, *_ in counted) else {}
-    known = {name: _settled_segment(name, gaps.get(name, 0), *rest) for name, *rest in counted}
+    gaps = _find_gaps(con) if any(damaged for _, damaged, *_ in counted) else {}
+    known = {name: _settle_counts(name, gaps.get(name, 0), *rest) for name, *rest in counted}
     return [known.get(path.name, SettledSegment(path.name, 0)) for path in paths]
 
 
-def _gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
+def _find_gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
     """Ended spans that each segment lacks, by the numbers that its process gave starts and ends.
 
     A lost end lacks one number where its start stands there still, else both.
@@ -220,7 +222,7 @@ def _gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
     return {name: min(opened, n) + (n - min(opened, n) + 1) // 2 for name, n, opened in rows}
 
 
-def _settled_segment(
+def _settle_counts(
     name: str,
     gaps: int,
     damaged: int,
@@ -232,7 +234,7 @@ def _settled_segment(
     notes: Sequence[str] | None,
     rows: int,
 ) -> SettledSegment:
-    """A segment with its counts.
+    """Return a segment with its counts.
 
     Args:
         name: Its file name.
@@ -246,7 +248,7 @@ def _settled_segment(
         notes: What its process counted, as JSON.
         rows: Spans kept of it.
     """
-    told = n.added({n.DISK: int(lost)}, *(_numbers(note) for note in notes or ()))
+    told = n.added({n.DISK: int(lost)}, *(_parse_counts(note) for note in notes or ()))
     known = lines + n.unstored(told)
     # A sealed segment says how many ended; of one whose process was killed, each line counts. A
     # damaged line may have been a span's start: then nothing is missing.
@@ -267,7 +269,7 @@ def _settled_segment(
     )
 
 
-def _numbers(note: str) -> dict[str, int]:
+def _parse_counts(note: str) -> dict[str, int]:
     found: Any = orjson.loads(note)
     if not isinstance(found, dict):
         return {}

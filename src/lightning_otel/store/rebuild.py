@@ -2,10 +2,9 @@
 
 import logging
 import os
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import orjson
 
 from lightning_otel.errors import StoreDamagedError, StoreVersionError
 from lightning_otel.store import quarantine
@@ -57,7 +56,7 @@ def mend_manifest(layout: Layout) -> None:
         StoreDamagedError: It is not, nor is its copy, and neither can be written here.
         StoreError: It cannot be read.
     """
-    if not _damage(layout):
+    if not _find_damage(layout):
         return
     try:
         with settler_elected(layout, wait_s=_WAIT_S) as is_elected:
@@ -75,19 +74,19 @@ def restore(layout: Layout) -> None:
         OSError: It cannot be written.
         StoreVersionError: A newer version wrote the data files.
     """
-    why = _damage(layout)
+    why = _find_damage(layout)
     if not why:
         return
     try:
         manifest, source = layout.read_manifest(), "its copy"
     except StoreDamagedError:
-        manifest, source = _rebuilt(layout), "the data files"
+        manifest, source = _rebuild(layout), "the data files"
     quarantine.keep_manifest(layout, why)
     layout.write_manifest(manifest)
     log.warning("%s: %s; it was written anew from %s", layout.catalogue, why, source)
 
 
-def _damage(layout: Layout) -> str:
+def _find_damage(layout: Layout) -> str:
     try:
         whole = layout.whole_manifest()
     except StoreDamagedError as exc:
@@ -95,7 +94,7 @@ def _damage(layout: Layout) -> str:
     return "" if whole == layout.manifest_path else "the manifest was damaged or missing"
 
 
-def _rebuilt(layout: Layout) -> Manifest:
+def _rebuild(layout: Layout) -> Manifest:
     """Return what the data files hold, each span once.
 
     A footer tells which files its file stands for, and which segments. Where it does not, as in
@@ -107,7 +106,7 @@ def _rebuilt(layout: Layout) -> Manifest:
     segments: dict[str, SettledSegment] = {}
     with packing_connection(layout.new / SPILL) as con:
         con.execute(f"CREATE TABLE {HELD}")
-        footers = {path: _footer(con, path) for path in layout.data.glob("spans-*.parquet")}
+        footers = {path: _read_footer(con, path) for path in layout.data.glob("spans-*.parquet")}
         replaced = {name for _, each in footers.values() if each for name in each.files}
         for path in sorted(footers, reverse=True):
             schema, origin = footers[path]
@@ -115,21 +114,21 @@ def _rebuilt(layout: Layout) -> Manifest:
             if path.name in replaced or (origin and origin.segments.keys() & segments):
                 continue
             try:
-                file = _taken(con, layout, path, schema)
+                file = _take_file(con, layout, path, schema)
             except duckdb.Error as exc:
                 # It stays where it is: who reads it finds the damage, and puts it aside.
                 log.warning("%s cannot be read (%s); its spans are left out", path, exc)
                 continue
             if file is not None:
                 files.append(file)
-                segments |= _settled(layout, file, origin)
+                segments |= _list_segments(layout, file, origin)
         (ended,) = row_of(con, "SELECT count(*) FROM held WHERE is_ended")
     # What became of spans that are not here is not known; these, at least, ended and are stored.
     counts = added({ENDED: ended, STORED: ended})
     return Manifest(tuple(reversed(files)), tuple(segments.values()), counts)
 
 
-def _footer(con: "duckdb.DuckDBPyConnection", path: Path) -> tuple[int, Origin | None]:
+def _read_footer(con: "duckdb.DuckDBPyConnection", path: Path) -> tuple[int, Origin | None]:
     """Return a file's schema, and what it was made from if its footer tells that."""
     import duckdb
 
@@ -146,13 +145,15 @@ def _footer(con: "duckdb.DuckDBPyConnection", path: Path) -> tuple[int, Origin |
             f"{path} has schema {schema}, this lightning-otel knows {SCHEMA_VERSION}; upgrade with:"
             " pip install --upgrade lightning-otel"
         )
-    if ORIGIN not in told:
+    try:
+        return schema, Origin.from_text(told[ORIGIN])
+    except (KeyError, TypeError, ValueError, zlib.error):
         return schema, None
-    found = orjson.loads(told[ORIGIN])
-    return schema, Origin(found["segments"], tuple(found["files"]))
 
 
-def _settled(layout: Layout, file: DataFile, origin: Origin | None) -> dict[str, SettledSegment]:
+def _list_segments(
+    layout: Layout, file: DataFile, origin: Origin | None
+) -> dict[str, SettledSegment]:
     """Return the segments of a file that are still there, to be taken away after a while."""
     there = {path.name for path in layout.segments()} if origin else set()
     return {
@@ -162,7 +163,7 @@ def _settled(layout: Layout, file: DataFile, origin: Origin | None) -> dict[str,
     }
 
 
-def _taken(
+def _take_file(
     con: "duckdb.DuckDBPyConnection", layout: Layout, path: Path, schema: int
 ) -> DataFile | None:
     """Return a file's entry, or that of one with its spans that no newer file holds.

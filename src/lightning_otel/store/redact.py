@@ -20,7 +20,7 @@ from lightning_otel.store.layout import DataFile, Layout
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.parquet import SPILL, packing_connection
 from lightning_otel.store.quarantine import notes
-from lightning_otel.store.redactions import Redacted, Scope, finish, note, user
+from lightning_otel.store.redactions import Redacted, Scope, finish, user_name, write_record
 from lightning_otel.store.retention import live_files
 from lightning_otel.store.rewrite import Copy, TooWideError
 from lightning_otel.store.schema import span_of
@@ -117,62 +117,62 @@ class _Work:
             "secrets": self._rules.secrets,
             "only": {name: list(ids) for name, ids in self._scope._asdict().items() if ids},
         }
-        note(self._layout, {**begun, "reason": reason, "user": user()})
+        write_record(self._layout, {**begun, "reason": reason, "user": user_name()})
         _close_segments(self._layout, lambda path: any(True for _ in self._in_segment(path)))
         settle_as_elected(self._layout)
         put_damaged_aside(self._layout, live_files(self._layout))
         with packing_connection(self._layout.new / SPILL) as con:
-            for file in self._files(passes=2):
-                copy = self._copy(con, file)
-                if any(self._read(copy)):
-                    self._rewrite(copy)
+            for file in self._list_files(passes=2):
+                copy = self._make_copy(con, file)
+                if any(self._read_parts(copy)):
+                    self._rewrite_file(copy)
                 else:
                     self._step(file.rows)
-                self._fold(file)
+                self._add_found(file)
         for path in self._layout.unsettled(self._layout.read_manifest()):
             self.done.open_spans += sum(1 for _ in self._in_segment(path))
         self._sum_up()
         await_effect(self._layout)
         found = asdict(self.done)
         del found["is_gone"]
-        note(self._layout, {**found, "ended_ns": time.time_ns()})
+        write_record(self._layout, {**found, "ended_ns": time.time_ns()})
 
     def count(self) -> None:
         """Count what would be changed; nothing is."""
         with packing_connection(self._layout.new / SPILL) as con:
-            for file in self._files(passes=1):
-                for _ in self._read(self._copy(con, file)):
+            for file in self._list_files(passes=1):
+                for _ in self._read_parts(self._make_copy(con, file)):
                     pass
-                self._fold(file)
+                self._add_found(file)
         still_open = set(_open_segments(self._layout))
         for path in self._layout.unsettled(self._layout.read_manifest()):
             for span in self._in_segment(path):
                 self.done.open_spans += path in still_open
                 if path not in still_open:
-                    self._transform(span)
-            self._fold(None)
+                    self._mask_span(span)
+            self._add_found(None)
         self._sum_up()
 
-    def _files(self, passes: int) -> list[DataFile]:
+    def _list_files(self, passes: int) -> list[DataFile]:
         files = live_files(self._layout)
         self.done.looked_at = sum(file.rows for file in files)
         self._total = passes * self.done.looked_at
         return list(files)
 
-    def _copy(self, con: Any, file: DataFile) -> Copy:
+    def _make_copy(self, con: Any, file: DataFile) -> Copy:
         return Copy(
             con, self._layout, file, self._step,
-            transform=self._transform, scope=self._scope.where,
+            transform=self._mask_span, scope=self._scope.where,
         )  # fmt: skip
 
-    def _read(self, copy: Copy) -> Iterator[bool]:
+    def _read_parts(self, copy: Copy) -> Iterator[bool]:
         """Yield for each part of a file whether something in it would be changed."""
         for part in copy.parts():
             is_changed = bool(copy.changed(part))
             self._step(part.end_row - part.first_row)
             yield is_changed
 
-    def _rewrite(self, copy: Copy) -> None:
+    def _rewrite_file(self, copy: Copy) -> None:
         try:
             copy.rewrite()
         except TooWideError:
@@ -181,7 +181,7 @@ class _Work:
         else:
             self.done.files += 1
 
-    def _transform(self, span: Span) -> Span:
+    def _mask_span(self, span: Span) -> Span:
         masked = self._redactor.mask(span)
         if any(masked.counts.values()):
             # By its id: a part that proves too wide is read once more.
@@ -189,7 +189,7 @@ class _Work:
             self._found[span.trace_id, span.span_id] = rollout, masked.counts
         return masked.span
 
-    def _fold(self, file: DataFile | None) -> None:
+    def _add_found(self, file: DataFile | None) -> None:
         """Add what was found in a file."""
         for rollout, counts in self._found.values():
             self.done.in_ids += counts.get(IN_ID, 0)

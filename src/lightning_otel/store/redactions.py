@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.5
 
 
 class Scope(NamedTuple):
-    """Which spans are looked at; all, if nothing is named."""
+    """Spans that are looked at; all, if nothing is named."""
 
     rollouts: tuple[str, ...] = ()
     traces: tuple[str, ...] = ()
@@ -34,13 +34,13 @@ class Scope(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The same as a condition of SQL."""
+        """Return the same as a condition of SQL."""
         named = zip((ROLLOUT, "trace_id", "span_id", "response_id"), self, strict=True)
         parts = [f"{column} IN ({', '.join(map(quoted, ids))})" for column, ids in named if ids]
         return f"({' OR '.join(parts)})" if parts else "true"
 
     def holds(self, record: Mapping[str, Any]) -> bool:
-        """Whether a line of a segment is of such a span."""
+        """Say whether a line of a segment is of such a span."""
         rollout = record.get("rollout_id") or record["trace_id"]
         values = (rollout, record["trace_id"], record["span_id"], record.get("response_id"))
         return not any(self) or any(value in ids for value, ids in zip(values, self, strict=True))
@@ -48,7 +48,7 @@ class Scope(NamedTuple):
 
 @dataclass(slots=True)
 class Redacted:
-    """What a redaction did, or would do.
+    """Work that a redaction did, or would do.
 
     Attributes:
         redaction_id: Stands on every span that was changed, and in the record of redactions.
@@ -81,7 +81,7 @@ class Redacted:
 
 
 def scope_of(found: Iterable[tuple[str, str]]) -> Scope:
-    """The scope that ids amount to.
+    """Return the scope that ids amount to.
 
     Args:
         found: What each is (``rollout``, ``trace``, ``span`` or ``response``), and its whole id.
@@ -106,12 +106,13 @@ def finish(layout: Layout, *, wait_s: float, told: Callable[[float], None] | Non
     until_us = now_us()
     deadline = time.monotonic() + wait_s
     while True:
-        left_us = _newest(layout, until_us) + settle.GRACE_US - now_us()
+        newest_us = max(_leftover_times(layout, until_us), default=0)
+        left_us = newest_us + settle.GRACE_US - now_us()
         if left_us <= 0:
             with settler_elected(layout) as is_elected:
                 if is_elected:
                     sweep(layout, is_asked=True)
-            if not _lingering(layout, until_us):
+            if not any(True for _ in _leftover_times(layout, until_us)):
                 return True
         if time.monotonic() >= deadline:
             return False
@@ -121,7 +122,7 @@ def finish(layout: Layout, *, wait_s: float, told: Callable[[float], None] | Non
 
 
 def redactions(layout: Layout) -> list[dict[str, Any]]:
-    """Every redaction of a store, the oldest first: what was masked by which rules, and when.
+    """Return every redaction of a store, the oldest first: by which rules, and when.
 
     One without an ``ended_ns`` was cut off.
     """
@@ -137,7 +138,7 @@ def redactions(layout: Layout) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def note(layout: Layout, record: Mapping[str, Any]) -> None:
+def write_record(layout: Layout, record: Mapping[str, Any]) -> None:
     """Append to the record of redactions, on the disk before anything goes on."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(layout.root / RECORDS, flags, 0o600)
@@ -149,26 +150,16 @@ def note(layout: Layout, record: Mapping[str, Any]) -> None:
         os.close(descriptor)
 
 
-def user() -> str:
-    """Whoever runs this, as far as the system knows them."""
+def user_name() -> str:
+    """Return who runs this, as far as the system knows them."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a user id without a name, as in a container
         return str(os.getuid())
 
 
-def _newest(layout: Layout, until_us: int) -> int:
-    """When the last of what was there at a time ceased to count, or was made and left."""
-    return max(_times(layout, until_us), default=0)
-
-
-def _lingering(layout: Layout, until_us: int) -> bool:
-    """Whether something of what ceased to count by a time is still on the disk."""
-    return any(True for _ in _times(layout, until_us))
-
-
-def _times(layout: Layout, until_us: int) -> Iterator[int]:
-    """Of all that counts no more and still lies there: since when, Unix microseconds."""
+def _leftover_times(layout: Layout, until_us: int) -> Iterator[int]:
+    """Yield since when each file counts no more that still lies there, Unix microseconds."""
     manifest = layout.read_manifest()
     # A commit counts a little after it was written.
     late_us = until_us + 10 * settle.COMMIT_AHEAD_US

@@ -1,4 +1,4 @@
-"""What can be got back out of what is damaged, and a count of what cannot."""
+"""Damaged files: spans that can be got back are, the others are counted."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,9 @@ def repair(layout: Layout) -> list[Note]:
             absent = missing(layout, layout.read_manifest())
             if absent:
                 quarantine.put_aside(layout, {file.name: "it is missing" for file in absent})
-            done = [_resolved(layout, note) for note in quarantine.notes(layout) if note.is_open]
+            done = [
+                _resolve_note(layout, note) for note in quarantine.notes(layout) if note.is_open
+            ]
             _renew_checksums(layout)
             (layout.root / STAMP).unlink(missing_ok=True)
             await_effect(layout)
@@ -59,8 +61,8 @@ def repair(layout: Layout) -> list[Note]:
     return [*done, *lines]
 
 
-def _resolved(layout: Layout, note: Note) -> Note:
-    recovered = _salvaged(layout, note) if (layout.quarantine / note.name).exists() else 0
+def _resolve_note(layout: Layout, note: Note) -> Note:
+    recovered = _salvage_rows(layout, note) if (layout.quarantine / note.name).exists() else 0
     resolved = replace(
         note,
         recovered=recovered,
@@ -83,21 +85,21 @@ class Salvage(Copy):
         self._folder = path.parent
         self._wounds = wounds_of(path, file.checksum) if file.checksum else Wounds()
 
-    def _is_copied(self, part: RowGroup, path: Path) -> bool:
+    def _has_copied(self, part: RowGroup, path: Path) -> bool:
         import duckdb
 
         blocks = self._wounds.blocks
         if any(first < part.end_byte and end > part.first_byte for first, end in blocks):
             return False
         try:
-            return super()._is_copied(part, path)
+            return super()._has_copied(part, path)
         except duckdb.OutOfMemoryException:
             raise
         except duckdb.Error:
             return False
 
 
-def _salvaged(layout: Layout, note: Note) -> int:
+def _salvage_rows(layout: Layout, note: Note) -> int:
     """Write what is whole of a file into a new one; gives its number of spans."""
     import duckdb
 
@@ -120,13 +122,13 @@ def _renew_checksums(layout: Layout) -> None:
     """Take the checksum of files that have none, and the time of change of those copied here."""
     manifest = layout.read_manifest()
     files = tuple(
-        file if file.dropped_us is not None else _renewed(layout.data / file.name, file)
+        file if file.dropped_us is not None else _renew_file(layout.data / file.name, file)
         for file in manifest.files
     )
     if files != manifest.files:
         layout.write_manifest(replace(manifest, files=files))
 
 
-def _renewed(path: Path, file: DataFile) -> DataFile:
+def _renew_file(path: Path, file: DataFile) -> DataFile:
     changed = path.stat().st_mtime_ns
     return replace(file, checksum=file.checksum or checksum_of(path), mtime_ns=changed)

@@ -105,23 +105,23 @@ class Producer(ABC):
             OSError: There is no room.
             duckdb.Error: A file cannot be read, or there is no room.
         """
-        made = self._made()
+        made = self._make_file()
         exchange(
             self._layout, self.files, made, self.counts, is_readable_anew=self.is_readable_anew
         )
         return made
 
-    def _made(self) -> DataFile | None:
+    def _make_file(self) -> DataFile | None:
         import duckdb
 
         for thrift in THRIFT:
             try:
-                return self.write(self.gather(SLICE_BYTES // thrift), thrift)
+                return self.write_slices(self.gather(SLICE_BYTES // thrift), thrift)
             except duckdb.OutOfMemoryException as exc:
                 log.debug("too wide at a thrift of %d: %s", thrift, exc)
         raise TooWideError
 
-    def write(self, slices: Sequence[Path], thrift: int) -> DataFile | None:
+    def write_slices(self, slices: Sequence[Path], thrift: int) -> DataFile | None:
         """Write slices into one file under ``new/``; they are gone then.
 
         Args:
@@ -134,7 +134,7 @@ class Producer(ABC):
             self._con,
             self._layout,
             f"SELECT {STORED} FROM read_parquet({listed(slices)})",
-            self._origin(),
+            self._describe_origin(),
             # Named as the oldest: of two spans with one id the first still comes first.
             stamp=min(file.name for file in self.files).split("-")[1],
             level=LEVEL if self._is_compact else 3,
@@ -147,7 +147,7 @@ class Producer(ABC):
         self._step(made.rows if made else 0)
         return made
 
-    def _origin(self) -> Origin:
+    def _describe_origin(self) -> Origin:
         names = {file.name for file in self.files}
         manifest = self._layout.read_manifest()
         is_same = self.is_readable_anew and not self.counts
@@ -156,10 +156,10 @@ class Producer(ABC):
             tuple(sorted(names | {f.name for f in manifest.files if f.dropped_us is not None})),
         )
 
-    def _slice(self, number: int) -> Path:
+    def _slice_path(self, number: int) -> Path:
         return self._layout.new / SPILL / f"slice-{number}.parquet"
 
-    def _copy(self, spans: str, order: str, path: Path) -> None:
+    def _write_slice(self, spans: str, order: str, path: Path) -> None:
         """Write spans and their gist into a slice."""
         columns = (*COLUMNS, order)
         self._con.execute(
@@ -210,14 +210,14 @@ class Copy(Producer):
         """Write the rows as they stand."""
         gathered = []
         for number, part in enumerate(self.parts(slice_bytes)):
-            path = self._slice(number)
-            if self._is_copied(part, path):
+            path = self._slice_path(number)
+            if self._has_copied(part, path):
                 gathered.append(path)
             self._step(part.end_row - part.first_row)
         return gathered
 
-    def _is_copied(self, part: RowGroup, path: Path) -> bool:
-        self._copy(self._spans(part), "file_row_number", path)
+    def _has_copied(self, part: RowGroup, path: Path) -> bool:
+        self._write_slice(self._select_spans(part), "file_row_number", path)
         return True
 
     def parts(self, slice_bytes: int = SLICE_BYTES) -> Iterator[RowGroup]:
@@ -235,7 +235,7 @@ class Copy(Producer):
             return []
         rows = self._con.execute(
             f"SELECT file_row_number, {', '.join(COLUMNS)} FROM {self.rows} "
-            f"WHERE {_within(part)} AND {self._scope}"
+            f"WHERE {_limit_rows(part)} AND {self._scope}"
         ).fetchall()
         found = []
         for number, *values in rows:
@@ -245,14 +245,14 @@ class Copy(Producer):
                 found.append((int(number), changed))
         return found
 
-    def _spans(self, part: RowGroup) -> str:
+    def _select_spans(self, part: RowGroup) -> str:
         """Return a subquery for a part's rows, the changed ones among them in their places."""
         if self._transform is None:
-            return f"(SELECT * FROM {self.rows} AS f WHERE {_within(part)} AND {self._keep})"
+            return f"(SELECT * FROM {self.rows} AS f WHERE {_limit_rows(part)} AND {self._keep})"
         self._con.execute(
             "CREATE OR REPLACE TABLE changed AS SELECT unnest(json_transform(line, "
             f"{_NUMBERED})) FROM (SELECT unnest(?::VARCHAR[]) AS line)",
-            [[_line(number, span) for number, span in self.changed(part)]],
+            [[_format_span(number, span) for number, span in self.changed(part)]],
         )
         columns = ", ".join(
             f"CASE WHEN number IS NULL THEN f.{name} ELSE changed.{name} END AS {name}"
@@ -260,15 +260,16 @@ class Copy(Producer):
         )
         return (
             f"(SELECT {columns}, file_row_number FROM {self.rows} AS f "
-            f"LEFT JOIN changed ON number = file_row_number WHERE {_within(part)} AND {self._keep})"
+            "LEFT JOIN changed ON number = file_row_number "
+            f"WHERE {_limit_rows(part)} AND {self._keep})"
         )
 
 
-def _within(part: RowGroup) -> str:
+def _limit_rows(part: RowGroup) -> str:
     return f"file_row_number BETWEEN {part.first_row} AND {part.end_row - 1}"
 
 
-def _line(number: int, span: Span) -> str:
+def _format_span(number: int, span: Span) -> str:
     record = {"number": number, **record_of_span(span)}
     try:
         return orjson.dumps(record).decode()

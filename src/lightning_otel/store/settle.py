@@ -50,7 +50,7 @@ _SEAL_LINE: Final = b'{"record":"seal"'
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What one settling did."""
+    """Segments and spans that one settling packed, and the files it made."""
 
     segments: int = 0
     rows: int = 0
@@ -118,7 +118,7 @@ def settle_as_elected(layout: Layout, limit: int | None = None) -> Settled:
     restore(layout)
     put_missing_aside(layout)
     sweep(layout)
-    for batch in islice(_batches(sealed(layout)), limit):
+    for batch in islice(_list_batches(sealed(layout)), limit):
         rows = _settle_batch(layout, batch)
         done = Settled(
             done.segments + len(batch), done.rows + rows, done.files + (1 if rows else 0)
@@ -158,7 +158,7 @@ def _is_sealed(path: Path, boot: str) -> bool:
 
 
 def _is_of_older_boot(path: Path) -> bool:
-    """Whether the machine was started again since: only then did the segment's writer surely die.
+    """Say whether the machine was started again since: only then the writer surely died.
 
     On a local disk a foreign boot id is an earlier boot of this machine; the writer's start time,
     which stands in the name, must lie before this boot.
@@ -167,7 +167,7 @@ def _is_of_older_boot(path: Path) -> bool:
     return int(started_ns) < time.time_ns() - time.monotonic_ns()
 
 
-def _batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
+def _list_batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
     batch: list[Path] = []
     size = 0
     for path in paths:
@@ -182,18 +182,18 @@ def _batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def _settle_batch(layout: Layout, paths: Sequence[Path]) -> int:
-    manifest, (file, segments) = _made(layout, paths)
+    manifest, (file, segments) = _make_file(layout, paths)
     if file is not None:
         os.replace(layout.new / file.name, layout.data / file.name)
         sync(layout.data)
-    _commit(layout, manifest, file, segments)
+    _commit_batch(layout, manifest, file, segments)
     return file.rows if file else 0
 
 
-def _made(
+def _make_file(
     layout: Layout, paths: Sequence[Path]
 ) -> tuple[Manifest, tuple[DataFile | None, list[SettledSegment]]]:
-    """The manifest, and a file made beside what it lists: without what is damaged of that."""
+    """Return the manifest without damaged files, and a file made beside what it lists."""
     import duckdb
 
     for path in paths:
@@ -216,7 +216,7 @@ def _made(
     return manifest, made
 
 
-def _commit(
+def _commit_batch(
     layout: Layout, manifest: Manifest, file: DataFile | None, segments: Sequence[SettledSegment]
 ) -> None:
     """Have the file count, and its segments cease to."""
@@ -324,7 +324,7 @@ def sweep(layout: Layout, *, is_asked: bool = False) -> None:
     times = [segment.settled_us for segment in manifest.segments if segment.settled_us]
     times += [file.dropped_us for file in manifest.files if file.dropped_us is not None]
     if times and min(times) < now - (1 if is_asked else 2) * GRACE_US:
-        manifest = _for_everyone(layout, manifest, now - GRACE_US)
+        manifest = _settle_for_everyone(layout, manifest, now - GRACE_US)
         layout.write_manifest(manifest)
     for segment in manifest.segments:
         if segment.settled_us == 0:
@@ -332,8 +332,8 @@ def sweep(layout: Layout, *, is_asked: bool = False) -> None:
     _sweep_strays(layout, manifest)
 
 
-def _for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> Manifest:
-    """What was settled before a time counts for every reader, whenever its clock says it began.
+def _settle_for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> Manifest:
+    """Have commits before a time count for every reader, whenever its clock says it began.
 
     Segments that are gone since the last sweep are left out, unless they tell of damage; what
     became of their spans stays in the manifest's counts. Files that ceased to count are left out
