@@ -14,7 +14,6 @@ from lightning_otel.store.layout import DataFile, Layout, Manifest, SettledSegme
 from lightning_otel.store.parquet import (
     SPILL,
     STORED,
-    Origin,
     near_files,
     packing_connection,
     row_of,
@@ -59,12 +58,8 @@ def make_parquet(
         _choose_lines(con, layout, manifest, paths)
         segments = _count_segments(con, paths)
         spans = with_gist(_BEGUN, (*COLUMNS, "began"))
-        file = write_file(
-            con,
-            layout,
-            f"SELECT {STORED} FROM ({spans}) ORDER BY began, {ORDER}",
-            Origin(segments={each.name: each.rows for each in segments}),
-        )
+        query = f"SELECT {STORED} FROM ({spans}) ORDER BY began, {ORDER}"
+        file = write_file(con, layout, query)
     name = file.name if file else ""
     return file, [replace(each, file=name if each.rows else "") for each in segments]
 

@@ -98,7 +98,7 @@ def write_file(
     con: "duckdb.DuckDBPyConnection",
     layout: Layout,
     query: str,
-    origin: Origin = Origin(),
+    origin: Origin | None = None,
     *,
     stamp: str = "",
     level: int = 3,
@@ -112,7 +112,7 @@ def write_file(
         con: A connection of :func:`packing_connection`.
         layout: The store's paths.
         query: Gives our columns and their gist, in order.
-        origin: What the rows were made from.
+        origin: Older files and their segments that the rows are from; its footer tells them.
         stamp: Begins the file's name; by default the time.
         level: Of zstd.
         group_rows: Rows in a row group, at most.
@@ -123,7 +123,9 @@ def write_file(
         duckdb.Error: It cannot be written, or what it is made from cannot be read.
     """
     path = layout.new / new_name(stamp)
-    footer = f"schema: '{SCHEMA_VERSION}', {ORIGIN}: {quoted(origin.to_text())}"
+    footer = f"schema: '{SCHEMA_VERSION}'"
+    if origin is not None:
+        footer += f", {ORIGIN}: {quoted(origin.to_text())}"
     bound = f", ROW_GROUP_SIZE_BYTES {group_bytes}" if group_bytes else ""
     try:
         con.execute(

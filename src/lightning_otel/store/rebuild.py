@@ -97,8 +97,8 @@ def _find_damage(layout: Layout) -> str:
 def _rebuild(layout: Layout) -> Manifest:
     """Return what the data files hold, each span once.
 
-    A footer tells which files its file stands for, and which segments. Where it does not, as in
-    files of older versions, spans that newer files hold are left out, and segments settled anew.
+    The footer of a rewritten file tells which files it stands for, and which segments. Where none
+    does, spans that newer files hold are left out, and segments are settled anew.
     """
     import duckdb
 
@@ -110,7 +110,7 @@ def _rebuild(layout: Layout) -> Manifest:
         replaced = {name for _, each in footers.values() if each for name in each.files}
         for path in sorted(footers, reverse=True):
             schema, origin = footers[path]
-            # A settler that died may have left a file whose segments were settled again.
+            # Whoever died may have left a file that was made again.
             if path.name in replaced or (origin and origin.segments.keys() & segments):
                 continue
             try:
