@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import math
@@ -16,7 +15,6 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from lightning_otel.demo.policy import Reply, Tokenizer, ToyPolicy, pieces
 from lightning_otel.demo.server import DemoServer
@@ -38,26 +36,6 @@ CALCULATOR: Any = {
 RESPONSES_CALCULATOR: Any = {"type": "function", **CALCULATOR["function"]}
 QUESTION: list[Any] = [{"role": "user", "content": "What is 17*23?"}]
 GREETING: list[Any] = [{"role": "user", "content": "hello  there\n"}]
-
-
-class Place(BaseModel):
-    """A nested object to parse."""
-
-    city: str
-    floor: int
-
-
-class Person(BaseModel):
-    """What the parse tests ask for."""
-
-    name: str
-    size: float
-    is_here: bool
-    tags: list[str]
-    place: Place
-
-
-PERSON = Person(name="text", size=1.5, is_here=True, tags=[], place=Place(city="text", floor=1))
 
 
 class Thinker:
@@ -173,15 +151,6 @@ def test_stream_adds_up_to_the_logged_response(
         assert server.tokenizer.decode(choice["token_ids"]).endswith(text)
 
 
-def test_stream_without_options_has_no_usage(client: openai.OpenAI) -> None:
-    """Usage comes only when it is asked for."""
-    stream = client.chat.completions.create(model="toy", messages=GREETING, stream=True)
-
-    chunks = list(stream)
-
-    assert all(chunk.usage is None and chunk.choices for chunk in chunks)
-
-
 def test_logprobs_are_those_of_the_style(server: DemoServer, client: openai.OpenAI) -> None:
     """The first token of a report carries the style's log-probability."""
     messages: list[Any] = [*QUESTION, {"role": "tool", "tool_call_id": "c", "content": "391"}]
@@ -226,31 +195,6 @@ def test_max_tokens_cuts_the_text(client: openai.OpenAI) -> None:
     assert seen.choices[0].finish_reason == "length"
 
 
-def test_chat_parse_gives_the_model(client: openai.OpenAI) -> None:
-    """A JSON schema is answered with an object that satisfies it."""
-    seen = client.chat.completions.parse(model="toy", messages=GREETING, response_format=Person)
-
-    assert seen.choices[0].message.parsed == PERSON
-
-
-def test_chat_stream_helper_reaches_the_same_completion(
-    server: DemoServer, client: openai.OpenAI
-) -> None:
-    """The client's accumulating helper ends with the logged tool call."""
-    with client.chat.completions.stream(
-        model="toy", messages=QUESTION, tools=[CALCULATOR]
-    ) as stream:
-        final = stream.get_final_completion()
-
-    (exchange,) = server.log
-    whole: Any = exchange.response
-    (call,) = final.choices[0].message.tool_calls or []
-    (wanted,) = whole["choices"][0]["message"]["tool_calls"]
-    assert (call.id, call.function.arguments) == (wanted["id"], wanted["function"]["arguments"])
-    assert call.function.parsed_arguments == {"expression": "17*23"}
-    assert final.id == exchange.response_id
-
-
 def test_reasoning_comes_apart_from_the_text() -> None:
     """A thinking policy's thoughts are in their own field, their own count and their own item."""
     with (
@@ -271,25 +215,6 @@ def test_reasoning_comes_apart_from_the_text() -> None:
     assert "".join(str(delta.get("reasoning_content", "")) for delta in deltas) == "let me"
     assert [item.type for item in final.output] == ["reasoning", "message"]
     assert final.output_text == "so it is"
-
-
-def test_async_client_gets_answers_and_streams(server: DemoServer) -> None:
-    """The async client reads whole answers and streams at once."""
-
-    async def ask() -> tuple[str | None, str]:
-        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="k") as client:
-            create = client.chat.completions.create
-            whole, stream = await asyncio.gather(
-                create(model="toy", messages=GREETING),
-                create(model="toy", messages=GREETING, stream=True),
-            )
-            parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
-            return whole.choices[0].message.content, "".join(parts)
-
-    whole, streamed = asyncio.run(ask())
-
-    assert whole == streamed == "You said: hello  there\n"
-    assert len(server.log) == 2
 
 
 def test_responses_create_is_logged_as_seen(server: DemoServer, client: openai.OpenAI) -> None:
@@ -349,13 +274,6 @@ def test_responses_stream_adds_up(server: DemoServer, client: openai.OpenAI, ask
     deltas = "".join(str(event.get("delta", "")) for event in events)
     item: Any = whole["output"][0]
     assert deltas == (item["arguments"] if asked == "17*23" else item["content"][0]["text"])
-
-
-def test_responses_parse_gives_the_model(client: openai.OpenAI) -> None:
-    """A text format is answered with an object that satisfies it."""
-    seen = client.responses.parse(model="toy", input="who?", text_format=Person)
-
-    assert seen.output_parsed == PERSON
 
 
 def test_responses_cut_short_is_incomplete(client: openai.OpenAI) -> None:
@@ -613,17 +531,6 @@ def test_tokenizer_gives_every_text_back(texts: list[str]) -> None:
     assert [tokenizer.decode(token_ids) for token_ids in encoded] == texts
 
 
-def test_tokenizer_gives_one_id_to_a_piece_from_many_threads() -> None:
-    """Threads that meet the same words agree on their ids."""
-    tokenizer = Tokenizer()
-    text = " ".join(f"w{i}" for i in range(500))
-
-    with ThreadPoolExecutor(8) as pool:
-        encoded = list(pool.map(tokenizer.encode, [text] * 16))
-
-    assert all(token_ids == list(range(500)) for token_ids in encoded)
-
-
 @given(st.integers(-10_000, 10_000), st.integers())
 def test_policy_is_wrong_in_every_other_style(value: int, seed: int) -> None:
     """Only copying gives the tool's number, and no two styles give the same one."""
@@ -636,11 +543,3 @@ def test_policy_is_wrong_in_every_other_style(value: int, seed: int) -> None:
 
     assert texts[0] == f"The answer is {value}"
     assert len(set(texts)) == 3
-
-
-def test_policy_refuses_unknown_styles() -> None:
-    """A misspelt style is an error that names the known ones."""
-    policy = ToyPolicy()
-
-    with pytest.raises(ValueError, match="copy, guess, round"):
-        policy.set_weights({"copi": 1.0})
