@@ -11,10 +11,10 @@ from tests.test_picture import ATTACKS
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import message, tool_call_part
 from lightning_otel.adapter.outline import outline
 from lightning_otel.analysis import Analysis, analyze, analyze_episode
 from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.messages import message, tool_call_part
 from lightning_otel.types import Span
 
 

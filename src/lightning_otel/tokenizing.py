@@ -11,8 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_otel.adapter.chat import messages_of, tools_of
 from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.messages.chat import messages_of, tools_of
 from lightning_otel.types import Message
 
 _EXTRA = "pip install 'lightning-otel[drift]'"

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_otel.adapter.chat import definitions_of, messages_of, parts_of, tools_of
+from lightning_otel.messages import flat_tools, read_message
+from lightning_otel.messages.chat import messages_of, tools_of
 
 texts = st.text(min_size=1, max_size=8)
 ids = st.text("abcé19", min_size=1, max_size=6)
@@ -66,8 +67,8 @@ def test_messages_come_back_as_they_were(conversation: list[dict[str, Any]]) -> 
     """Parts → chat → parts is the identity: text, media, reasoning, refusals, calls, results."""
     spoken = messages_of(conversation)
 
-    assert list(parts_of(spoken)) == conversation
-    assert messages_of(parts_of(spoken)) == spoken
+    assert [read_message(item) for item in spoken] == conversation
+    assert messages_of(map(read_message, spoken)) == spoken
     assert json.loads(json.dumps(spoken, allow_nan=False)) == spoken
 
 
@@ -214,4 +215,4 @@ def test_tools_go_both_ways() -> None:
         {"type": "web_search", "user_location": None},
     ]
     assert tools_of(found) == found
-    assert list(definitions_of(found)) == flat[1:]
+    assert flat_tools(found) == flat[1:]

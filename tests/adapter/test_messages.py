@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_otel.adapter.messages import (
+from lightning_otel.messages import (
     message,
     parse_messages,
     plain_text,

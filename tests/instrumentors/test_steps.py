@@ -9,13 +9,13 @@ from tests.instrumentors.outline import named, outline
 
 from lightning_otel import Store, auto_trace, capture
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors.doors import around
 from lightning_otel.instrumentors.steps import (
     Arguments,
     Step,
     agent_step,
     answered,
-    around,
-    around_async,
+    steps,
     tool_step,
 )
 
@@ -53,6 +53,12 @@ def ended(operation: capture.Operation, result: Any) -> None:
     operation.body.update(answered(result))
 
 
+def wrap(function: Any, *hooks: Any) -> Any:
+    """Make each wanted call of a function a step."""
+    start = steps(*hooks)
+    return around(lambda *call: start(*call) if capture.is_wanted() else None)(function)
+
+
 def broken(*_: Any) -> Any:
     """Fails."""
     raise RuntimeError("broken on purpose")
@@ -61,9 +67,8 @@ def broken(*_: Any) -> Any:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> type[Host]:
     """The framework, wrapped."""
-    hooks = (capture.is_wanted, ("asked",), begin, ended)
-    monkeypatch.setattr(Host, "work", around(*hooks)(Host.work))
-    monkeypatch.setattr(Host, "wait", around_async(*hooks)(Host.wait))
+    for name in ("work", "wait"):
+        monkeypatch.setattr(Host, name, wrap(getattr(Host, name), ("asked",), begin, ended))
     return Host
 
 
@@ -93,18 +98,11 @@ def test_step_of_the_same_owner_below_another_is_one_of_its_own(
 ) -> None:
     """As where an agent's tool asks that agent."""
     ann = host()
-    hooks = (
-        capture.is_wanted,
-        (),
-        lambda *_: tool_step(object(), "t", {}, call_id=None, agent=None),
-    )
-    use = around(*hooks, lambda *_: None)(lambda owner: owner.work("b"))
+    tool = lambda *_: tool_step(object(), "t", {}, call_id=None, agent=None)  # noqa: E731
+    use = wrap(lambda owner: owner.work("b"), (), tool, lambda *_: None)
 
     with auto_trace(store=store) as recording:
-        outer = around(
-            capture.is_wanted, (), lambda owner, _: agent_step(owner, "ann", None), ended
-        )
-        outer(use)(ann)
+        wrap(use, (), lambda owner, _: agent_step(owner, "ann", None), ended)(ann)
 
     assert outline(recording) == "invoke_agent ann\n  execute_tool t\n    invoke_agent ann"
 
@@ -153,8 +151,8 @@ def test_steps_of_many_tasks_keep_apart(host: type[Host], store: Store) -> None:
 @pytest.mark.parametrize("hooks", [(broken, ended), (begin, broken)])
 def test_fault_of_ours_stays_with_us(hooks: Any, store: Store, faults_allowed: None) -> None:
     """The method works as it did, whichever of the hooks fails."""
-    work = around(capture.is_wanted, ("asked",), *hooks)(Host.work)
-    wait = around_async(capture.is_wanted, ("asked",), *hooks)(Host.wait)
+    work = wrap(Host.work, ("asked",), *hooks)
+    wait = wrap(Host.wait, ("asked",), *hooks)
 
     with auto_trace(store=store) as recording:
         assert (work(Host(), "a"), asyncio.run(wait(Host(), "a"))) == ("A", "A")

@@ -6,11 +6,11 @@ import pytest
 
 from lightning_otel import Store, auto_trace, emit_action
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import message, text_part, tool_call_part
 from lightning_otel.adapter.readers.chat import dump
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.messages import message, text_part, tool_call_part
 from lightning_otel.microsoft import hand_over, read_back
 from lightning_otel.microsoft.calls import CALL_NAME, as_theirs
 from lightning_otel.types import Span

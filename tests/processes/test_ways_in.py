@@ -13,8 +13,8 @@ import pytest
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import Span
 
 AGENT = Path(__file__).with_name("unaware_agent.py")

@@ -8,8 +8,8 @@ from typing import Final
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.exactness import NO_IDS, NO_RESPONSE_IDS, read_tokens
-from lightning_otel.adapter.messages import message, parse_messages
 from lightning_otel.adapter.tracking import is_tracked
+from lightning_otel.messages import message, parse_messages
 from lightning_otel.types import Call, Message, Span
 
 ABANDONED = "abandoned: the program left the stream before its end"

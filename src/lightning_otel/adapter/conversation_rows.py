@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_otel.adapter import chat
+from lightning_otel.messages import chat
 from lightning_otel.types import Conversation, Message, Trajectory, Transition
 
 

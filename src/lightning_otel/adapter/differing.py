@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import number as as_number
-from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.adapter.outline import Node, Outline
+from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import Message, Span
 
 MOST_LINES: Final = 2_000

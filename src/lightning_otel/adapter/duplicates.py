@@ -12,8 +12,8 @@ from typing import Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import text
-from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.adapter.tree import NO_PARENT, Tree
+from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import Message, Span
 
 DUPLICATE: Final = "duplicate: the same request was recorded twice"

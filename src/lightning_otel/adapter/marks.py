@@ -11,8 +11,8 @@ from typing import NamedTuple
 from lightning_otel import conventions as c
 from lightning_otel.adapter import exactness
 from lightning_otel.adapter.attributes import shown
-from lightning_otel.adapter.messages import message, text_part
 from lightning_otel.adapter.tree import Tree
+from lightning_otel.messages import message, text_part
 from lightning_otel.types import Call, Message, Span
 
 

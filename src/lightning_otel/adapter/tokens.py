@@ -5,10 +5,13 @@ An attribute of 640 ints costs 150 microseconds to set on a span, this text 29.
 
 import base64
 import binascii
+import contextlib
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from lightning_otel import conventions as c
 
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
@@ -87,3 +90,34 @@ def decode_logprobs(text: str) -> list[Sequence[float]]:
         ValueError: The text is not base64, or not whole numbers of eight bytes.
     """
     return [_unpack("d", part) for part in text.split(",")]
+
+
+def token_content(
+    prompt_ids: object, response_ids: Sequence[object], logprobs: Sequence[object]
+) -> dict[str, str]:
+    """Return token ids and logprobs by attribute, where a server gave them, whole and as numbers.
+
+    Args:
+        prompt_ids: Ids of the prompt, [P].
+        response_ids: Ids of each choice, [choices][R]; None where a choice has none.
+        logprobs: Log-probabilities of each choice, [choices][R]; likewise.
+    """
+    found: dict[str, str] = {}
+    if isinstance(prompt_ids, (list, tuple)) and prompt_ids:
+        add_encoded(found, c.PROMPT_TOKEN_IDS, encode_ids, [prompt_ids])
+    for key, encode, choices in (
+        (c.RESPONSE_TOKEN_IDS, encode_ids, response_ids),
+        (c.RESPONSE_LOGPROBS, encode_logprobs, logprobs),
+    ):
+        lists = [held if isinstance(held, (list, tuple)) else () for held in choices]
+        if any(lists):
+            add_encoded(found, key, encode, lists)
+    return found
+
+
+def add_encoded(
+    found: dict[str, str], key: str, encode: Callable[[Any], str], choices: Sequence[Any]
+) -> None:
+    """Add what can be encoded; a null among the logprobs leaves no list to trust."""
+    with contextlib.suppress(TypeError, OverflowError):
+        found[key] = encode(choices)

@@ -8,10 +8,10 @@ from math import isfinite
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import plain_text
 from lightning_otel.adapter.outline import Node, Outline, SpanId
 from lightning_otel.errors import ConfigError
 from lightning_otel.markup import one_line
+from lightning_otel.messages import plain_text
 from lightning_otel.types import Transition
 
 Prices: TypeAlias = Mapping[str, tuple[float, float]]

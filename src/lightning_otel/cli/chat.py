@@ -8,11 +8,11 @@ from typing import Any, Final
 from lightning_otel import conventions as c
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.differing import heard
-from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.adapter.outline import Kind, kind_of
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.cli.output import seconds, shown
 from lightning_otel.cli.tree import Line
+from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import Message, Span
 
 _MOST_REMEMBERED: Final = 10_000

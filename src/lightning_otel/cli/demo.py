@@ -75,7 +75,7 @@ def _show_spans(opened: "Store", started_ns: int) -> None:
 
 
 def _show_transitions(opened: "Store", started_ns: int, lesson: "Lesson") -> None:
-    from lightning_otel.adapter.messages import plain_text
+    from lightning_otel.messages import plain_text
 
     ours = {outcome.rollout_id for outcome in lesson.outcomes}
     found = opened.transitions(since=started_ns)

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.dataset import Store
+from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.store.damage import lacks
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.layout import total_bytes

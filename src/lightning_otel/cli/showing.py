@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lightning_otel.adapter.gaps import salient
-from lightning_otel.adapter.messages import plain_text
 from lightning_otel.adapter.outline import Outline
 from lightning_otel.cli.options import Form
 from lightning_otel.cli.output import (
@@ -21,6 +20,7 @@ from lightning_otel.cli.output import (
     terminal_width,
 )
 from lightning_otel.cli.tree import node_json, tree_lines
+from lightning_otel.messages import plain_text
 from lightning_otel.picture import picture
 from lightning_otel.types import Transition
 

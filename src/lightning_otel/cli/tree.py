@@ -5,9 +5,9 @@ from typing import Any, Final, TypeAlias
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.gaps import Gap, children_of
-from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.adapter.outline import Node, Outline
 from lightning_otel.cli.output import cut, seconds, shown
+from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import Message, Span
 
 _DEEPEST: Final = 120

@@ -8,8 +8,8 @@ import math
 import random
 from collections.abc import Iterable
 
-from lightning_otel.adapter.messages import plain_text
 from lightning_otel.demo.policy import STYLES, ToyPolicy, style_of
+from lightning_otel.messages import plain_text
 from lightning_otel.types import Transition
 
 RATE = 2.0

@@ -6,8 +6,8 @@ Source: Agent Lightning 0.3's ``agentlightning.types.Triplet`` and its adapter, 
 from collections.abc import Iterable
 from typing import Any, Final
 
-from lightning_otel.adapter.chat import messages_of, tools_of
 from lightning_otel.formats.format import Format, Made, distinct
+from lightning_otel.messages.chat import messages_of, tools_of
 from lightning_otel.types import Trajectory, Transition
 
 

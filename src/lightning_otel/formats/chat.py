@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from lightning_otel.adapter.chat import messages_of
-from lightning_otel.adapter.chat import tools_of as tools_of
+from lightning_otel.messages.chat import messages_of
+from lightning_otel.messages.chat import tools_of as tools_of
 from lightning_otel.types import Message, Transition
 
 OPENAI_PARTS: Final = frozenset({"text", "refusal", "image_url", "input_audio", "file"})

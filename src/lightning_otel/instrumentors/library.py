@@ -13,6 +13,7 @@ import wrapt
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in its __all__
 
 from lightning_otel import capture
+from lightning_otel.instrumentors.doors import Begin, Run, around, around_steps
 
 MARK: Final = "__lightning_otel_wrapped__"
 
@@ -76,6 +77,32 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
             setattr(owner, name, wrapper)
             self._wrapped.append((owner, name))
 
+    def wrap_calls(self, owner: Any, begin: Begin, *names: str) -> None:
+        """Make each wanted call of some methods, plain or coroutine ones, a run."""
+        for name in names:
+            self.wrap(owner, name, around(self.if_wanted(begin)))
+
+    def wrap_steps(self, owner: Any, begin: Begin, *names: str) -> None:
+        """Make each wanted generator of some methods a run."""
+        for name in names:
+            self.wrap(owner, name, around_steps(self.if_wanted(begin)))
+
+    def if_wanted(self, begin: Begin) -> Begin:
+        """Begin only what should become a span here and now."""
+
+        def begin_wanted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+            return begin(args, kwargs) if self.is_wanted() else None
+
+        return begin_wanted
+
+    def if_active(self, begin: Begin) -> Begin:
+        """Begin only while this is switched on."""
+
+        def begin_active(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+            return begin(args, kwargs) if self.is_active else None
+
+        return begin_active
+
     def wrap_past(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
         """Wrap a method too where a subclass holds it as it was before :meth:`wrap` came.
 
@@ -135,6 +162,7 @@ def as_function(owner: Any, original: Any) -> Any:
     if not isinstance(owner, type):
         return original
 
+    @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return original.__get__(self, type(self))(*args, **kwargs)
 

@@ -4,39 +4,42 @@ For frameworks without callbacks that come in time. The method's result, its exc
 context it leaves behind are exactly as without us.
 """
 
-import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from opentelemetry import context as otel_context
-from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import message, text_part
-from lightning_otel.instrumentors.content import text_of
+from lightning_otel.instrumentors.doors import Begin, Run, named
+from lightning_otel.messages import message, text_part
+from lightning_otel.messages.values import text_of
 
 _KEY = otel_context.create_key("lightning-otel-step")
 
 Arguments: TypeAlias = Mapping[str, Any]
+Ended: TypeAlias = Callable[[capture.Operation, Any], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Run):
     """One run of a framework's method.
 
     Attributes:
         owner: Whose method it is: the same owner directly within itself is still the same step.
         operation: Its span.
         context: What the method runs in.
+        ended: Puts on the operation what the method's result says.
     """
 
-    owner: object
-    operation: capture.Operation
-    context: Context
+    __slots__ = ("context", "ended", "operation", "owner")
+
+    def __init__(self, owner: object, operation: capture.Operation) -> None:
+        self.owner = owner
+        self.operation = operation
+        self.ended: Ended | None = None
+        self.context = otel_context.set_value(_KEY, self, operation.context)
 
     @classmethod
     def begin(
@@ -60,88 +63,37 @@ class Step:
         operation = capture.Operation(
             capture.clean(name), SpanKind.INTERNAL, attributes, content, parent=parent
         )
-        step = cls(owner, operation, operation.context)
-        return cls(owner, operation, otel_context.set_value(_KEY, step, operation.context))
+        return cls(owner, operation)
+
+    def returned(self, result: Any) -> None:
+        """End it with what its result says."""
+        if self.ended is not None:
+            capture.guarded(self.ended, self.operation, result)
+        self.operation.stop()
+
+    def fail(self, exc: BaseException) -> None:
+        """End it with what was raised."""
+        self.operation.fail(exc)
 
 
-Begin: TypeAlias = Callable[[Any, Arguments], Step | None]
-"""Starts the step of a method, given its owner and its arguments; None if it is none."""
-Ended: TypeAlias = Callable[[capture.Operation, Any], None]
-"""Puts on the operation what the method's result says."""
-
-
-def around(
-    is_wanted: Callable[[], bool], names: tuple[str, ...], begin: Begin, ended: Ended
-) -> Callable[[Any], Any]:
-    """What makes a step of a plain method: for an instrumentor's ``wrap``.
+def steps(
+    names: tuple[str, ...], begin: Callable[[Any, Arguments], Step | None], ended: Ended
+) -> Begin:
+    """Return what makes a step of each call of a method.
 
     Args:
-        is_wanted: Whether what happens here and now should become a span.
         names: The method's positional parameters after the owner, for ``begin`` to look them up.
-        begin: Starts the step.
+        begin: Starts the step of a method, given its owner and its arguments; None if it is none.
         ended: Reads the result.
     """
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def method(*args: Any, **kwargs: Any) -> Any:
-            step = capture.guarded(_begun, is_wanted, begin, names, args, kwargs)
-            if step is None:
-                return original(*args, **kwargs)
-            try:
-                with capture.attached(step.context):
-                    result = original(*args, **kwargs)
-            except BaseException as exc:
-                capture.guarded(step.operation.fail, exc)
-                raise
-            capture.guarded(_over, step, ended, result)
-            return result
+    def begin_step(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step | None:
+        step = begin(args[0], named(names, args, kwargs)) if args else None
+        if step is not None:
+            step.ended = ended
+        return step
 
-        return method
-
-    return make
-
-
-def around_async(
-    is_wanted: Callable[[], bool], names: tuple[str, ...], begin: Begin, ended: Ended
-) -> Callable[[Any], Any]:
-    """What makes a step of a coroutine method; the arguments are those of :func:`around`."""
-
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        async def method(*args: Any, **kwargs: Any) -> Any:
-            step = capture.guarded(_begun, is_wanted, begin, names, args, kwargs)
-            if step is None:
-                return await original(*args, **kwargs)
-            try:
-                with capture.attached(step.context):
-                    result = await original(*args, **kwargs)
-            except BaseException as exc:
-                capture.guarded(step.operation.fail, exc)
-                raise
-            capture.guarded(_over, step, ended, result)
-            return result
-
-        return method
-
-    return make
-
-
-def _begun(
-    is_wanted: Callable[[], bool],
-    begin: Begin,
-    names: tuple[str, ...],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Step | None:
-    if not is_wanted() or not args:
-        return None
-    return begin(args[0], {**dict(zip(names, args[1:], strict=False)), **kwargs})
-
-
-def _over(step: Step, ended: Ended, result: Any) -> None:
-    capture.guarded(ended, step.operation, result)
-    step.operation.stop()
+    return begin_step
 
 
 def agent_step(owner: object, agent: str, said: str | None) -> Step | None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.calls import is_call, read_call
-from lightning_otel.adapter.chat import messages_of
+from lightning_otel.messages.chat import messages_of
 from lightning_otel.types import Span
 
 CALL_NAME: Final = "openai.chat.completion"

@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from lightning_otel.adapter.chat import messages_of
 from lightning_otel.errors import ConfigError
+from lightning_otel.messages.chat import messages_of
 from lightning_otel.types import Rollout, Trajectory
 
 ASKABLE: Final = ("task", "answer", "trajectory", "trajectories", "rewards", "rollout")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import parse_messages, plain_text
+from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.store.damage import answered
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.live import living

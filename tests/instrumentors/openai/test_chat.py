@@ -121,7 +121,7 @@ def said_in(content: dict[str, str], key: str = "gen_ai.input.messages") -> Any:
         ([{"type": "text", "text": "hi"}, "bare"], ["hi", "bare"]),
         (
             [{"type": "image_url", "image_url": {"url": "https://a/b.png", "detail": "low"}}],
-            [{"type": "uri", "modality": "image", "uri": "https://a/b.png"}],
+            [{"type": "uri", "modality": "image", "uri": "https://a/b.png", "detail": "low"}],
         ),
         (
             [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],

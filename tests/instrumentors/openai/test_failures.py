@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from lightning_otel import Store, auto_trace
-from lightning_otel.adapter.messages import parse_messages
 from lightning_otel.demo.server import DemoServer
+from lightning_otel.messages import parse_messages
 
 ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 from tests.instrumentors.transport import http
 
-from lightning_otel import Store, auto_trace, capture, provider, scrub
+from lightning_otel import Store, auto_trace, capture, messages, provider, redact
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors import openai as instrumentor
 from lightning_otel.instrumentors.library import LibraryInstrumentor
@@ -25,6 +25,7 @@ from lightning_otel.instrumentors.openai import (
     request,
     responses,
 )
+from lightning_otel.messages import media, values
 
 ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
 TOOL: Any = {"type": "function", "function": {"name": "calculator", "parameters": {}}}
@@ -38,7 +39,10 @@ MODULES = [
     fields,
     request,
     responses,
-    scrub,
+    redact,
+    messages,
+    media,
+    values,
     capture,
 ]
 CLASSES = [request.ModelRequest, body.BodyRecorder, capture.Operation]
@@ -46,8 +50,7 @@ FENCE = {"guarded", "note_fault", "__del__"}
 """What keeps faults in cannot be tried by failing itself."""
 HOST = {"_iter_bytes", "_aiter_bytes", "_close", "_aclose", "attached"}
 """What the program's own work runs through: failing there is failing to do it."""
-SET_UP = {"_patch", "_patch_if_active", "_wrap", "_sync_request", "_async_request"}
-SET_UP |= {"_sync_response", "_async_response", "_unpatch"}
+SET_UP = {"around", "_send", "_send_async"}
 """What runs when instrumentation is switched on, tried apart."""
 
 Place = tuple[Any, str]

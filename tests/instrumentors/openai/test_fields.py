@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from lightning_otel.adapter.tokens import decode_ids, decode_logprobs
+from lightning_otel.adapter.tokens import decode_ids, decode_logprobs, token_content
 from lightning_otel.instrumentors.openai import fields
+from lightning_otel.messages import called_part
 
 texts = st.text(max_size=5)
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -118,7 +119,7 @@ def test_token_content_keeps_every_number(
     prompt: list[int], ids: list[list[int]], logprobs: list[list[float]]
 ) -> None:
     """Ids and logprobs come back exactly, choice by choice; none given is none kept."""
-    found = fields.token_content(prompt, ids, logprobs)
+    found = token_content(prompt, ids, logprobs)
 
     assert list(decode_ids(found["lightning.prompt.token_ids"])[0]) == prompt
     if any(ids):
@@ -133,7 +134,7 @@ def test_token_content_keeps_every_number(
 @pytest.mark.parametrize("bad", ["x", None, 2**40, -(2**40), 1.5, [1]])
 def test_token_content_leaves_out_ids_that_are_none(bad: object) -> None:
     """One value that is no token id leaves no list to trust; the others stay."""
-    found = fields.token_content([1, bad], [[1, 2]], [[-0.5]])
+    found = token_content([1, bad], [[1, 2]], [[-0.5]])
 
     assert sorted(found) == ["lightning.response.logprobs", "lightning.response.token_ids"]
 
@@ -182,7 +183,7 @@ def test_joined_pieces_are_the_whole(values: list[Any], whole: object) -> None:
 
 def test_dump_repairs_text_beside_a_tool_calls_arguments() -> None:
     """Half a pair in one message costs no other message its tool call."""
-    call = fields.tool_call("c1", "search", '{"big": 123456789012345678901234567890}')
+    call = called_part("c1", "search", '{"big": 123456789012345678901234567890}')
 
     text = fields.dump([{"content": "half \ud800"}, call])
 

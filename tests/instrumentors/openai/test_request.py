@@ -16,10 +16,10 @@ from tests.instrumentors.transport import http
 
 from lightning_otel import Store, auto_trace, call_slot, capture
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import parse_messages
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.openai import chat, completions, embeddings, responses
 from lightning_otel.instrumentors.openai.request import ModelRequest, endpoint_of, read_events
+from lightning_otel.messages import parse_messages
 
 ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
 

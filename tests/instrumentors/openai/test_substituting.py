@@ -33,11 +33,11 @@ from tests.instrumentors.openai.test_surfaces import (
 from lightning_otel import Store, auto_trace, capture, carried, context, emit_reward
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer, Exchange
-from lightning_otel.instrumentors.openai import substituting
 from lightning_otel.resources import Resources
 from lightning_otel.resources.comparing import version_in
 from lightning_otel.state import State
 from lightning_otel.substitution import Given, assigning, watching
+from lightning_otel.substitution import requests as substituting
 from lightning_otel.tracing import Recording, Traced
 
 ALL = SURFACES | JSON_SURFACES

@@ -33,7 +33,7 @@ def text(content: str) -> dict[str, str]:
         (
             {"role": "user", "content": [{"type": "input_image", "image_url": "u"}]},
             "user",
-            [{"type": "input_image", "image_url": "u"}],
+            [{"type": "uri", "modality": "image", "uri": "u"}],
         ),
         (
             {"role": "tool", "tool_call_id": "1", "content": "7"},

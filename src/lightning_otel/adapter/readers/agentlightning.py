@@ -11,6 +11,7 @@ from typing import Any, Final
 from lightning_otel import conventions as c
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import loaded
+from lightning_otel.adapter.tokens import token_content
 from lightning_otel.types import Span
 
 _PROMPT_IDS: Final = "prompt_token_ids"
@@ -42,7 +43,7 @@ def content(span: Span) -> dict[str, Any]:
     """Token ids and logprobs of a call."""
     get = span.attributes.get
     logprobs = chat.logprobs_of(loaded(get(_LOGPROBS)))
-    return dict(chat.tokens(get(_PROMPT_IDS), [get(_RESPONSE_IDS)], [logprobs]))
+    return dict(token_content(get(_PROMPT_IDS), [get(_RESPONSE_IDS)], [logprobs]))
 
 
 def ids_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import text
-from lightning_otel.adapter.messages import message, tool_call_part
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import known, loaded
 from lightning_otel.adapter.readers.functions import called
+from lightning_otel.messages import message, objects, tool_call_part
 from lightning_otel.types import Span
 
 _KIND: Final = "agentops.span.kind"
@@ -91,9 +91,9 @@ def joined(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:
 
 def _with(attributes: Mapping[str, Any], parts: list[Any]) -> dict[str, Any]:
     """Attributes with further parts in the first answer, unless it has tool calls of its own."""
-    answers = chat.objects(loaded(attributes.get(c.OUTPUT_MESSAGES)))
+    answers = objects(loaded(attributes.get(c.OUTPUT_MESSAGES)))
     first = dict(answers[0]) if answers else message("assistant", [])
-    own = chat.objects(first.get("parts"))
+    own = objects(first.get("parts"))
     if any(part.get("type") == "tool_call" for part in own):
         return dict(attributes)
     first["parts"] = [*own, *parts]

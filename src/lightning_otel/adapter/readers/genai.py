@@ -10,6 +10,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import loaded
+from lightning_otel.messages import read_call
 from lightning_otel.types import Span
 
 MARKS = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.FINISH_REASONS)
@@ -58,7 +59,7 @@ def _spelt(item: Mapping[str, Any]) -> dict[str, Any]:
         return chat.said({"role": "tool", "content": text, "id": kept["tool_call_id"]})
     calls = kept.pop("tool_calls", None)
     if isinstance(calls, list):
-        parts = [*parts, *(chat.tool_call(call) for call in calls if isinstance(call, Mapping))]
+        parts = [*parts, *(read_call(call) for call in calls if isinstance(call, Mapping))]
     if len(parts) > 1:
         parts = [part for part in parts if not _is_empty(part)]
     return {**kept, "parts": parts}

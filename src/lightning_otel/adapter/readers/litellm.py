@@ -14,6 +14,7 @@ from typing import Any, Final
 from lightning_otel import conventions as c
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import known, loaded, rows
+from lightning_otel.messages import object_of, objects
 from lightning_otel.types import Span
 
 _CALL_ID: Final = "litellm.call_id"
@@ -36,7 +37,7 @@ def content(span: Span) -> dict[str, Any]:
     for provider in _PROVIDERS:
         if f"{_RAW}{provider}.choices" in attributes:
             return _raw(attributes, f"{_RAW}{provider}.")
-    held = chat.objects(loaded(attributes.get(c.OUTPUT_MESSAGES)))
+    held = objects(loaded(attributes.get(c.OUTPUT_MESSAGES)))
     if not held or held[0].get("parts"):
         return {}
     calls = [chat.said(row) for row in rows(attributes, "gen_ai.completion")]
@@ -49,8 +50,8 @@ def _raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         name: _literal(attributes.get(prefix + name))
         for name in ("choices", "messages", "tools", "usage", "prompt_token_ids")
     }
-    choices, given = chat.objects(body["choices"]), chat.objects(body["messages"])
-    usage = chat.object_of(body["usage"])
+    choices, given = objects(body["choices"]), objects(body["messages"])
+    usage = object_of(body["usage"])
     quoted = attributes.get(f"{prefix}choices")
     # What cannot be read is told as it is: the call is unreadable, and not without an answer.
     unread = quoted if body["choices"] is None and quoted != "None" else None
@@ -64,7 +65,7 @@ def _raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
             c.FINISH_REASONS: chat.reasons(choices),
             c.INPUT_MESSAGES: chat.dump([chat.said(item) for item in given]) if given else None,
             c.OUTPUT_MESSAGES: chat.dump(chat.answered(choices)) if choices else unread,
-            c.TOOL_DEFINITIONS: chat.tools(chat.objects(body["tools"])),
+            c.TOOL_DEFINITIONS: chat.tools(objects(body["tools"])),
             **chat.choice_tokens(body),
         }
     )

@@ -14,6 +14,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import known, loaded, rows
+from lightning_otel.messages import content_parts, object_of, objects
 from lightning_otel.types import Span
 
 _KIND: Final = "openinference.span.kind"
@@ -86,9 +87,9 @@ def content(span: Span) -> dict[str, Any]:
 def _call(attributes: Mapping[str, Any]) -> dict[str, Any]:
     output = attributes.get(_OUTPUT)
     told = loaded(output)
-    body = chat.object_of(told)
-    asked = chat.object_of(loaded(attributes.get(_PARAMETERS)))
-    choices = chat.objects(body.get("choices"))
+    body = object_of(told)
+    asked = object_of(loaded(attributes.get(_PARAMETERS)))
+    choices = objects(body.get("choices"))
     found: dict[str, Any] = dict(chat.choice_tokens(body))
     given: list[Any] = _messages(attributes, "llm.input_messages")
     given = given or _texts(attributes, "user", _PROMPTS, "prompt")
@@ -117,7 +118,7 @@ def _call(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(row: object, key: str) -> Mapping[str, Any]:
-    return chat.object_of(chat.object_of(row).get(key))
+    return object_of(object_of(row).get(key))
 
 
 def _answers(attributes: Mapping[str, Any], body: Mapping[str, Any]) -> list[Any]:
@@ -127,7 +128,7 @@ def _answers(attributes: Mapping[str, Any], body: Mapping[str, Any]) -> list[Any
         found = [{**found[0], "parts": [part for item in found for part in item["parts"]]}]
     thought = body.get("thought")
     if len(found) == 1 and isinstance(thought, str) and thought:
-        found = [{**found[0], "parts": [*chat.content_parts(thought), *found[0]["parts"]]}]
+        found = [{**found[0], "parts": [*content_parts(thought), *found[0]["parts"]]}]
     return found
 
 
@@ -137,7 +138,7 @@ def _messages(attributes: Mapping[str, Any], prefix: str, role: str = "user") ->
         item = dict(_held(row, "message"))
         results = row.get("function")
         if item.get("role") == "function" and isinstance(results, list):  # as of AutoGen
-            told = [chat.object_of(loaded(each)) for each in results]
+            told = [object_of(loaded(each)) for each in results]
             found += [
                 chat.said({**each, "role": "tool", "tool_call_id": each.get("call_id")})
                 for each in told

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from lightning_otel.instrumentors.ag2 import reading, turns
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.steps import around, around_async
+from lightning_otel.instrumentors.steps import steps
 
 
 class AG2Instrumentor(LibraryInstrumentor):
@@ -31,12 +31,9 @@ class AG2Instrumentor(LibraryInstrumentor):
 
     def _patch_classic_agent(self, module: ModuleType) -> None:
         agent = module.ConversableAgent
-        chat = (self.is_wanted, ("recipient",), reading.chat, reading.chat_result)
-        self.wrap(agent, "initiate_chat", around(*chat))
-        self.wrap(agent, "a_initiate_chat", around_async(*chat))
-        reply = (self.is_wanted, ("messages", "sender"), reading.reply, reading.reply_result)
-        self.wrap(agent, "generate_reply", around(*reply))
-        self.wrap(agent, "a_generate_reply", around_async(*reply))
-        tool = (self.is_wanted, ("func_call", "call_id"), reading.tool, reading.tool_result)
-        self.wrap(agent, "execute_function", around(*tool))
-        self.wrap(agent, "a_execute_function", around_async(*tool))
+        chat = steps(("recipient",), reading.chat, reading.chat_result)
+        self.wrap_calls(agent, chat, "initiate_chat", "a_initiate_chat")
+        reply = steps(("messages", "sender"), reading.reply, reading.reply_result)
+        self.wrap_calls(agent, reply, "generate_reply", "a_generate_reply")
+        tool = steps(("func_call", "call_id"), reading.tool, reading.tool_result)
+        self.wrap_calls(agent, tool, "execute_function", "a_execute_function")

@@ -5,7 +5,6 @@ from typing import Any
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.content import text_of
 from lightning_otel.instrumentors.steps import (
     Arguments,
     Step,
@@ -15,6 +14,7 @@ from lightning_otel.instrumentors.steps import (
     word,
     workflow_step,
 )
+from lightning_otel.messages.values import text_of
 
 
 def chat(owner: Any, arguments: Arguments) -> Step | None:

@@ -5,6 +5,7 @@ changed by it. AG2's own ``TelemetryMiddleware`` does much the same, but puts al
 the spans, and knows nothing of the client's span for the same request.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,10 @@ from opentelemetry.trace import SpanKind
 
 from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import message, text_part, tool_call_part, tool_response_part
-from lightning_otel.instrumentors.content import text_of
-from lightning_otel.instrumentors.steps import agent_step, answered, around_async, tool_step, word
+from lightning_otel.instrumentors.doors import Run, around
+from lightning_otel.instrumentors.steps import agent_step, answered, steps, tool_step, word
+from lightning_otel.messages import message, text_part, tool_call_part, tool_response_part
+from lightning_otel.messages.values import text_of
 
 
 def wrapped(is_wanted: Any) -> Any:
@@ -41,21 +43,15 @@ class _Scope:
 
     async def __aenter__(self) -> Any:
         drive = await self._scope.__aenter__()
-        agent, event = self._agent, self._event
-        make = around_async(lambda: True, (), lambda *_: _turn(agent, event), _reply)
-        driven = make(_drive)
+        begin = steps((), lambda agent, _: _turn(agent, self._event), _reply)
 
-        async def step() -> Any:
-            return await driven(drive)
+        async def turn(_: Any) -> Any:
+            return await drive()
 
-        return step
+        return functools.partial(around(begin)(turn), self._agent)
 
     async def __aexit__(self, *exc: Any) -> Any:
         return await self._scope.__aexit__(*exc)
-
-
-async def _drive(drive: Any) -> Any:
-    return await drive()
 
 
 def _turn(agent: Any, event: Any) -> Any:
@@ -88,20 +84,7 @@ class _Middleware:
 
     async def on_llm_call(self, call_next: Any, events: Any, context: Any) -> Any:
         """A model call stands ready for whichever client sends the request."""
-        slot = capture.guarded(_open_call)
-        operation = slot.operation if slot is not None else None
-        if slot is None or operation is None:
-            return await call_next(events, context)
-        try:
-            with capture.attached(slot.within()):
-                response = await call_next(events, context)
-        except BaseException as exc:
-            capture.guarded(operation.fail, exc)
-            raise
-        if not operation.is_over:
-            capture.guarded(_fill, operation, events, response)
-        capture.guarded(operation.stop)
-        return response
+        return await _ask(events, call_next, context)
 
 
 def _execute_tool(event: Any, arguments: Any) -> Any:
@@ -118,15 +101,31 @@ def _executed(operation: capture.Operation, result: Any) -> None:
         operation.fail(error)
 
 
-async def _call_tool(event: Any, call_next: Any, context: Any) -> Any:
-    return await call_next(event, context)
+class _Call(Run):
+    """A model call, for whichever client sends its request to claim."""
+
+    def __init__(self, events: Sequence[Any]) -> None:
+        self._operation = capture.Operation(c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT})
+        self._events = events
+        self.context = call_slot.CallSlot(self._operation).within()
+
+    def returned(self, result: Any) -> None:
+        """End it with what AG2 knows, unless the client has."""
+        if not self._operation.is_over:
+            capture.guarded(_fill, self._operation, self._events, result)
+        self._operation.stop()
+
+    def fail(self, exc: BaseException) -> None:
+        """End it with what was raised."""
+        self._operation.fail(exc)
 
 
-_execute = around_async(lambda: True, (), _execute_tool, _executed)(_call_tool)
+async def _call_next(given: Any, call_next: Any, context: Any) -> Any:
+    return await call_next(given, context)
 
 
-def _open_call() -> call_slot.CallSlot:
-    return call_slot.CallSlot(capture.Operation(c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT}))
+_execute = around(steps((), _execute_tool, _executed))(_call_next)
+_ask = around(lambda args, _: _Call(args[0]))(_call_next)
 
 
 def _fill(operation: capture.Operation, events: Any, response: Any) -> None:

@@ -5,6 +5,7 @@ across every yield. Ours stand in their place, so that there is one span of each
 AutoGen has none of, there is one too.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from lightning_otel.instrumentors.autogen import (
     tracebacks,
 )
 from lightning_otel.instrumentors.autogen.families import Family
+from lightning_otel.instrumentors.doors import around, around_steps
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 
 
@@ -53,63 +55,55 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         self.wrap(module.TraceHelper, "trace_block", messaging.trace_block(self.is_wanted))
 
     def _patch_core_agents(self, module: ModuleType) -> None:
-        self.wrap(module.RoutedAgent, "on_message_impl", core.on_message(self.is_wanted))
+        self.wrap_calls(module.RoutedAgent, core.begin_message, "on_message_impl")
 
     def _patch_runtime(self, module: ModuleType) -> None:
         runtime = module.SingleThreadedAgentRuntime
         self.wrap(module, "get_telemetry_envelope_metadata", core.metadata(self.is_wanted))
-        self.wrap(runtime, "_process_send", core.process(self._is_on, is_published=False))
-        self.wrap(runtime, "_process_publish", core.process(self._is_on, is_published=True))
+        self.wrap(runtime, "_process_send", around(self.if_active(core.begin_sent)))
+        self.wrap(runtime, "_process_publish", around(self.if_active(core.begin_published)))
 
     def _patch_tools(self, module: ModuleType) -> None:
         self.wrap(module, "trace_tool_span", agents.native_span(self.is_wanted))
-        self.wrap(module.BaseTool, "run_json", tools.run_json(self.is_wanted))
-        self.wrap(module.BaseStreamTool, "run_json_stream", tools.run_json_stream(self.is_wanted))
+        self.wrap_calls(module.BaseTool, tools.begin_tool, "run_json")
+        self.wrap_steps(module.BaseStreamTool, tools.begin_tool, "run_json_stream")
 
     def _patch_models(self, module: ModuleType) -> None:
-        clients = Family(
-            module.ChatCompletionClient,
-            {
-                "create": models.create(self.is_wanted),
-                "create_stream": models.create_stream(self.is_wanted),
-            },
-            models.is_left_out,
-        )
+        stream = functools.partial(models.begin_call, is_stream=True)
+        methods = {
+            "create": around(self.if_wanted(models.begin_call)),
+            "create_stream": around_steps(self.if_wanted(stream)),
+        }
+        clients = Family(module.ChatCompletionClient, methods, models.is_left_out)
         self._leave.append(clients.leave)
 
     def _patch_agents(self, module: ModuleType) -> None:
         self.wrap(module, "trace_invoke_agent_span", agents.native_span(self.is_wanted))
         self.wrap(module, "trace_create_agent_span", agents.create_span(self.is_wanted))
-        self.wrap(module.BaseChatAgent, "run", agents.run(self.is_wanted))
-        self.wrap(module.BaseChatAgent, "run_stream", agents.run_stream(self.is_wanted))
-        family = Family(
-            module.BaseChatAgent,
-            {
-                "on_messages": agents.on_messages(self.is_wanted),
-                "on_messages_stream": agents.on_messages_stream(self.is_wanted),
-            },
-        )
-        self._leave.append(family.leave)
+        self.wrap_calls(module.BaseChatAgent, agents.begin_run, "run")
+        self.wrap_steps(module.BaseChatAgent, agents.begin_run, "run_stream")
+        begin = self.if_wanted(agents.begin_messages)
+        methods = {"on_messages": around(begin), "on_messages_stream": around_steps(begin)}
+        self._leave.append(Family(module.BaseChatAgent, methods).leave)
 
     def _patch_teams(self, module: ModuleType) -> None:
-        self.wrap(module.BaseGroupChat, "run_stream", teams.run_stream(self.is_wanted))
+        self.wrap_steps(module.BaseGroupChat, teams.begin_run, "run_stream")
 
     def _patch_delivery(self, module: ModuleType) -> None:
-        self.wrap(module.SequentialRoutedAgent, "on_message_impl", teams.on_message(self._is_on))
+        begin = self.if_active(teams.begin_delivery)
+        self.wrap(module.SequentialRoutedAgent, "on_message_impl", around(begin))
 
     def _patch_containers(self, module: ModuleType) -> None:
         self.wrap(module, "trace_invoke_agent_span", teams.native_span(self.is_wanted))
-        self.wrap(module.ChatAgentContainer, "_log_message", teams.log_message(self._is_on))
+        note = self.if_active(teams.note_message)
+        self.wrap(module.ChatAgentContainer, "_log_message", around(note))
 
     def _patch_errors(self, module: ModuleType) -> None:
         self._leave.append(tracebacks.from_exception(module.SerializableException))
 
     def _patch_mcp(self, module: ModuleType) -> None:
         self.wrap(module, "trace_tool_span", agents.native_span(self.is_wanted))
-        self.wrap(module.McpWorkbench, "call_tool", tools.call_tool(self.is_wanted))
-
-    def _is_on(self) -> bool:
-        return self.is_active
+        self.wrap_calls(module.McpWorkbench, tools.begin_server_tool, "call_tool")
 
     def _uninstrument(self, **kwargs: Any) -> None:
         super()._uninstrument(**kwargs)

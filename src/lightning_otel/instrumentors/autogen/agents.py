@@ -1,7 +1,6 @@
 """Agents: ``invoke_agent`` around each run of one, in place of AutoGen's own span."""
 
-import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -13,7 +12,7 @@ from opentelemetry.trace import Span
 from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import runs, said
-from lightning_otel.instrumentors.generators import walked
+from lightning_otel.instrumentors.doors import named
 
 _AGENT_KEY = otel_context.create_key("lightning-otel-autogen-agent")
 
@@ -59,14 +58,22 @@ def begun(
     )
 
 
-def _begin(
-    is_wanted: IsWanted, agent: Any, task: object, *, has_native_span: bool
-) -> AgentRun | None:
-    if not is_wanted():
+def begin_run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AgentRun:
+    """Begin the run of ``BaseChatAgent.run`` or ``run_stream``, which AutoGen has a span of."""
+    return _begin(args[0], kwargs.get("task"), has_native_span=True)
+
+
+def begin_messages(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AgentRun | None:
+    """Begin that of ``on_messages`` or its stream: a run, if the program calls it itself."""
+    if otel_context.get_value(_AGENT_KEY) == id(args[0]):
         return None
+    messages = named(("messages",), args, kwargs).get("messages")
+    return _begin(args[0], messages, has_native_span=False)
+
+
+def _begin(agent: Any, task: object, *, has_native_span: bool) -> AgentRun:
     given = said.given(task) if capture.content_policy().is_kept else None
-    name, description = agent.name, agent.description
-    operation = begun(given, name=name, description=description, agent_id=None)
+    operation = begun(given, name=agent.name, description=agent.description, agent_id=None)
     context = working(runs.inside(operation), agent)
     if has_native_span:
         context = runs.NativeSpan(operation).within(context)
@@ -77,70 +84,6 @@ def working(context: Context, agent: object) -> Context:
     """A context in which an agent is at work."""
     # By identity alone: a context may outlive the agent, and must not keep it.
     return otel_context.set_value(_AGENT_KEY, id(agent), context)
-
-
-def _is_at_work(agent: object) -> bool:
-    """Whether what happens here is a part of a run of the agent that has its span."""
-    return otel_context.get_value(_AGENT_KEY) == id(agent)
-
-
-def run(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for ``BaseChatAgent.run``."""
-
-    def make(original: Any) -> Any:
-        async def run(self: Any, **kwargs: Any) -> Any:
-            task = kwargs.get("task")
-            begin = functools.partial(_begin, is_wanted, self, task, has_native_span=True)
-            return await runs.call(begin, original, self, **kwargs)
-
-        return run
-
-    return make
-
-
-def run_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for ``BaseChatAgent.run_stream``."""
-
-    def make(original: Any) -> Any:
-        def run_stream(self: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            task = kwargs.get("task")
-            begin = functools.partial(_begin, is_wanted, self, task, has_native_span=True)
-            return walked(begin, original(self, **kwargs))
-
-        return run_stream
-
-    return make
-
-
-def on_messages(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for an agent's ``on_messages``: a run, if the program calls it itself."""
-
-    def make(original: Any) -> Any:
-        async def on_messages(self: Any, messages: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_at_work(self):
-                return await original(self, messages, *args, **kwargs)
-            begin = functools.partial(_begin, is_wanted, self, messages, has_native_span=False)
-            return await runs.call(begin, original, self, messages, *args, **kwargs)
-
-        return on_messages
-
-    return make
-
-
-def on_messages_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for an agent's ``on_messages_stream``, likewise."""
-
-    def make(original: Any) -> Any:
-        def on_messages_stream(self: Any, messages: Any, *args: Any, **kwargs: Any) -> Any:
-            inner = original(self, messages, *args, **kwargs)
-            if _is_at_work(self) or not hasattr(inner, "athrow"):
-                return inner
-            begin = functools.partial(_begin, is_wanted, self, messages, has_native_span=False)
-            return walked(begin, inner)
-
-        return on_messages_stream
-
-    return make
 
 
 def native_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:

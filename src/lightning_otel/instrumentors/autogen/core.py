@@ -4,8 +4,7 @@ AutoGen's runtime delivers messages in the context it was once started in. Witho
 by an agent would belong to whoever started the runtime, or to no recording at all.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from opentelemetry import context as otel_context
@@ -15,6 +14,8 @@ from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import runs, said
 from lightning_otel.instrumentors.autogen.agents import IsWanted
+from lightning_otel.instrumentors.doors import Within, named
+from lightning_otel.messages.values import dump
 
 _ENTRY_KEY = otel_context.create_key("lightning-otel-autogen-entry")
 _CARRIED: Final = "_lightning_otel_carried"
@@ -65,37 +66,27 @@ def _carried() -> Carried:
     return Carried(sender, entry if isinstance(entry, Context) else sender)
 
 
-def process(is_active: IsWanted, *, is_published: bool) -> Callable[[Any], Any]:
-    """What stands in for the runtime's methods that deliver a message."""
-
-    def make(original: Any) -> Any:
-        async def process(self: Any, message_envelope: Any) -> Any:
-            held = getattr(getattr(message_envelope, "metadata", None), _CARRIED, None)
-            if not isinstance(held, Carried) or not is_active():
-                return await original(self, message_envelope)
-            with capture.attached(held.entry if is_published else held.sender):
-                return await original(self, message_envelope)
-
-        return process
-
-    return make
+def begin_sent(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Within | None:
+    """Deliver a message that was sent in the context of its sender, who waits for the answer."""
+    held = _held(named(("message_envelope",), args, kwargs).get("message_envelope"))
+    return None if held is None else Within(held.sender)
 
 
-def on_message(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for ``RoutedAgent.on_message_impl``."""
-
-    def make(original: Any) -> Any:
-        async def on_message_impl(self: Any, message: Any, ctx: Any) -> Any:
-            begin = functools.partial(_begin, is_wanted, self, message)
-            return await runs.call(begin, original, self, message, ctx)
-
-        return on_message_impl
-
-    return make
+def begin_published(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Within | None:
+    """Deliver a message that was published in the context of the first sender."""
+    held = _held(named(("message_envelope",), args, kwargs).get("message_envelope"))
+    return None if held is None else Within(held.entry)
 
 
-def _begin(is_wanted: IsWanted, agent: Any, message: Any) -> CoreRun | None:
-    if not is_wanted() or type(message) not in agent._handlers:
+def _held(envelope: object) -> Carried | None:
+    held = getattr(getattr(envelope, "metadata", None), _CARRIED, None)
+    return held if isinstance(held, Carried) else None
+
+
+def begin_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CoreRun | None:
+    """Begin an agent's handling of a message, in ``RoutedAgent.on_message_impl``."""
+    agent, message = args[0], named(("message",), args, kwargs).get("message")
+    if type(message) not in agent._handlers:
         return None
     if any(cls.__name__ in _WITHOUT_SPAN for cls in type(agent).__mro__):
         return None
@@ -117,4 +108,4 @@ def _begin(is_wanted: IsWanted, agent: Any, message: Any) -> CoreRun | None:
 
 def _content(message: object, role: str) -> str:
     content = said.fields_of(message).get("content", message)
-    return said.dumped([{"role": role, "parts": said.parts(content)}])
+    return dump([{"role": role, "parts": said.parts(content)}])

@@ -4,10 +4,9 @@ A client that has ``openai`` beneath it, or another client of AutoGen's, is know
 sends its request: it then takes the call over, and there is one span.
 """
 
-import functools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from opentelemetry.context import Context
@@ -17,9 +16,9 @@ from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import encode_logprobs
 from lightning_otel.instrumentors.autogen import runs, said
-from lightning_otel.instrumentors.autogen.agents import IsWanted
-from lightning_otel.instrumentors.generators import walked
+from lightning_otel.instrumentors.doors import named
 from lightning_otel.instrumentors.library import MARK
+from lightning_otel.messages.values import dump
 
 _OPENAI_CLIENT: Final = "BaseOpenAIChatCompletionClient"
 _DELEGATES: Final = frozenset(
@@ -86,7 +85,7 @@ class ModelRun(runs.Run):
     def abandon(self) -> None:
         """End it with what was answered so far."""
         if self._pieces and not self.is_complete and capture.content_policy().is_kept:
-            self.operation.body[c.OUTPUT_MESSAGES] = said.dumped(
+            self.operation.body[c.OUTPUT_MESSAGES] = dump(
                 [{"role": "assistant", "parts": said.parts("".join(self._pieces))}]
             )
         super().abandon()
@@ -110,18 +109,15 @@ def _logprobs(tokens: object) -> dict[str, str]:
     return {c.RESPONSE_LOGPROBS: encode_logprobs([values])}  # type: ignore[list-item]  # numbers, as asked
 
 
-def _begin(
-    is_wanted: IsWanted,
-    client: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    is_stream: bool,
+def begin_call(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_stream: bool = False
 ) -> ModelRun | None:
-    if not is_wanted() or _is_seen_below(client):
+    """Begin the call of a client's ``create``, or of its ``create_stream``."""
+    client = args[0]
+    if _is_seen_below(client):
         return None
     outside = capture.parent_context()
-    body = _content(args[0] if args else kwargs.get("messages"), kwargs.get("tools"))
+    body = _content(named(("messages",), args, kwargs).get("messages"), kwargs.get("tools"))
     attributes, name = _attributes(client, kwargs, is_stream=is_stream)
     operation = call_slot.start_call(name, attributes, body, parent=outside)
     # Only the slot and not the span: a second request beneath it stands beside the first.
@@ -181,32 +177,3 @@ def _content(messages: object, tools: object) -> dict[str, str]:
         c.TOOL_DEFINITIONS: capture.guarded(said.tool_definitions, tools),
     }
     return {key: text for key, text in found.items() if text is not None}
-
-
-def create(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for a client's ``create``."""
-
-    def make(original: Any) -> Any:
-        async def create(self: Any, *args: Any, **kwargs: Any) -> Any:
-            begin = functools.partial(_begin, is_wanted, self, args, kwargs, is_stream=False)
-            return await runs.call(begin, original, self, *args, **kwargs)
-
-        return create
-
-    return make
-
-
-def create_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for a client's ``create_stream``."""
-
-    def make(original: Any) -> Any:
-        def create_stream(self: Any, *args: Any, **kwargs: Any) -> Any:
-            inner = original(self, *args, **kwargs)
-            if not hasattr(inner, "athrow"):
-                return inner
-            begin = functools.partial(_begin, is_wanted, self, args, kwargs, is_stream=True)
-            return walked(begin, inner)
-
-        return create_stream
-
-    return make

@@ -1,12 +1,9 @@
-"""One run of an agent, a team, a tool or a model as an operation: begun, fed, ended exactly once.
-
-AutoGen's streams are async generators, which ``generators.walked`` goes through.
-"""
+"""One run of an agent, a team, a tool or a model as an operation: begun, fed, ended once."""
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -16,13 +13,14 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors import doors
 
 _NATIVE_KEY = otel_context.create_key("lightning-otel-autogen-native-span")
 
 PROVIDER = "autogen"
 
 
-class Run:
+class Run(doors.Run):
     """One operation, and what is read of its results.
 
     Attributes:
@@ -42,9 +40,6 @@ class Run:
         # At the interpreter's end the module may be gone before the last runs are.
         if not self.operation.is_over and capture is not None:
             capture.guarded(self.abandon)
-
-    def saw(self, item: Any) -> None:
-        """Take note of one item of a stream."""
 
     def returned(self, result: Any) -> None:
         """End it with the result of a call; a stream has none but its items."""
@@ -75,9 +70,6 @@ class Run:
         if not self.is_complete:
             self.operation.attributes[c.ABANDONED] = True
         self.stop()
-
-
-Begin: TypeAlias = Callable[[], Run | None]
 
 
 def start(
@@ -136,20 +128,3 @@ def take_native() -> "contextlib.AbstractContextManager[Span] | None":
 def no_span() -> "contextlib.AbstractContextManager[Span]":
     """What stands in for a span of AutoGen's that is not to be."""
     return contextlib.nullcontext(INVALID_SPAN)
-
-
-async def call(
-    begin: Begin, function: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any
-) -> Any:
-    """The result of a coroutine function, run as an operation."""
-    run = capture.guarded(begin)
-    if run is None:
-        return await function(*args, **kwargs)
-    try:
-        with capture.attached(run.context):
-            result = await function(*args, **kwargs)
-    except BaseException as exc:
-        capture.guarded(run.fail, exc)
-        raise
-    capture.guarded(run.returned, result)
-    return result

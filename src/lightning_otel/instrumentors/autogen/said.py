@@ -1,18 +1,16 @@
 """AutoGen's messages in the conventions' form, read without running any code of theirs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import orjson
-
-from lightning_otel.adapter.messages import (
+from lightning_otel.messages import (
     message,
     reasoning_part,
     text_part,
     tool_call_part,
     tool_response_part,
 )
-from lightning_otel.instrumentors.content import TEXT_LIMIT, text_of
+from lightning_otel.messages.values import TEXT_LIMIT, dump, text_of
 
 _USER: Final = "user"
 
@@ -32,28 +30,19 @@ def text_field(value: object, name: str) -> str | None:
     return held if isinstance(held, str) else None
 
 
-def dumped(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Messages as JSON text, bounded."""
-    try:
-        # Most messages are plain text in lists of ours: copying these would cost thrice as much.
-        return orjson.dumps(messages).decode()
-    except (TypeError, ValueError):
-        return text_of(list(messages))
-
-
 def given(task: object) -> str | None:
     """The messages of a task: a text, a message or a list of these; None if there is no task."""
     if task is None:
         return None
     if isinstance(task, str):
-        return dumped([message(_USER, [text_part(_bounded(task))])])
+        return dump([message(_USER, [text_part(_bounded(task))])])
     items = task if isinstance(task, list | tuple) else [task]
-    return dumped([_chat_message(item, "user") for item in items])
+    return dump([_chat_message(item, "user") for item in items])
 
 
 def answered(item: object) -> str:
     """The message an agent or a team ended with."""
-    return dumped([_chat_message(item, "assistant")])
+    return dump([_chat_message(item, "assistant")])
 
 
 def handoff_target(item: object) -> str | None:
@@ -101,7 +90,7 @@ def model_messages(messages: object) -> str | None:
     """What a model was asked; None if it is no list, which alone may be read without a trace."""
     if not isinstance(messages, list | tuple):
         return None
-    return dumped([_model_message(item) for item in messages])
+    return dump([_model_message(item) for item in messages])
 
 
 _ROLES: Final = {
@@ -122,7 +111,7 @@ def _model_message(item: object) -> dict[str, Any]:
 def model_answer(result: object, finish_reason: str | None) -> str:
     """What a model answered."""
     found = _model_message(result)
-    return dumped([message("assistant", found["parts"], finish_reason=finish_reason)])
+    return dump([message("assistant", found["parts"], finish_reason=finish_reason)])
 
 
 def tool_definitions(tools: object) -> str | None:

@@ -4,8 +4,7 @@ AutoGen's runtime delivers messages in tasks of its own. What it delivers to a t
 run of that team, whatever context the runtime was started in.
 """
 
-import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import runs, said, turns
 from lightning_otel.instrumentors.autogen.agents import IsWanted, Spans
 from lightning_otel.instrumentors.autogen.turns import Place
-from lightning_otel.instrumentors.generators import walked
+from lightning_otel.instrumentors.doors import Within, named
 
 _PLACE_KEY = otel_context.create_key("lightning-otel-autogen-place")
 
@@ -67,9 +66,9 @@ class TeamRun(runs.Run):
             del _running[self._team_id]
 
 
-def _begin(is_wanted: IsWanted, team: Any, task: object) -> TeamRun | None:
-    if not is_wanted():
-        return None
+def begin_run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TeamRun:
+    """Begin the run of ``BaseGroupChat.run_stream``, which ``run`` goes through too."""
+    team, task = args[0], kwargs.get("task")
     name, team_id = team.name, team._team_id
     given = said.given(task) if capture.content_policy().is_kept else None
     operation = runs.start(
@@ -83,33 +82,10 @@ def _begin(is_wanted: IsWanted, team: Any, task: object) -> TeamRun | None:
     return run
 
 
-def run_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for ``BaseGroupChat.run_stream``, which ``run`` goes through too."""
-
-    def make(original: Any) -> Any:
-        def run_stream(self: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            begin = functools.partial(_begin, is_wanted, self, kwargs.get("task"))
-            return walked(begin, original(self, **kwargs))
-
-        return run_stream
-
-    return make
-
-
-def on_message(is_active: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for the method through which a team's parts get their messages."""
-
-    def make(original: Any) -> Any:
-        async def on_message_impl(self: Any, message: Any, ctx: Any) -> Any:
-            context = capture.guarded(_delivery, self) if is_active() else None
-            if context is None:
-                return await original(self, message, ctx)
-            with capture.attached(context):
-                return await original(self, message, ctx)
-
-        return on_message_impl
-
-    return make
+def begin_delivery(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Within | None:
+    """Run the method through which a part of a running team gets its messages in the team's."""
+    context = _delivery(args[0])
+    return None if context is None else Within(context)
 
 
 def _delivery(part: Any) -> Context | None:
@@ -132,19 +108,11 @@ def _place() -> Place | None:
     return found if isinstance(found, Place) else None
 
 
-def log_message(is_active: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for the method through which an agent's messages leave its container."""
-
-    def make(original: Any) -> Any:
-        async def _log_message(self: Any, message: Any) -> Any:
-            place = capture.guarded(_place) if is_active() else None
-            if place is not None and place.container is self:
-                place.last_said = message
-            return await original(self, message)
-
-        return _log_message
-
-    return make
+def note_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Keep the message that leaves an agent's container."""
+    place = _place()
+    if place is not None and place.container is args[0]:
+        place.last_said = named(("message",), args, kwargs).get("message")
 
 
 def native_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:

@@ -1,15 +1,13 @@
 """Tools: ``execute_tool`` around each run of one, in place of AutoGen's own span."""
 
-import functools
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import runs, said
-from lightning_otel.instrumentors.autogen.agents import IsWanted
-from lightning_otel.instrumentors.content import text_of
-from lightning_otel.instrumentors.generators import walked
+from lightning_otel.instrumentors.doors import named
+from lightning_otel.messages.values import text_of
 
 _ERROR: Final = "tool_error"
 
@@ -59,13 +57,20 @@ class ToolRun(runs.Run):
             self.operation.body[c.TOOL_RESULT] = text_of(self._last)
 
 
-def _begin(
-    is_wanted: IsWanted, tool: Any, arguments: object, call_id: object, name: object = None
-) -> ToolRun | None:
-    if not is_wanted():
-        return None
-    if name is None:
-        name = said.text_field(tool, "_name")
+def begin_tool(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ToolRun:
+    """Begin the run of ``BaseTool.run_json`` or ``BaseStreamTool.run_json_stream``."""
+    given = named(("args", "cancellation_token", "call_id"), args, kwargs)
+    name = said.text_field(args[0], "_name")
+    return _begin(args[0], name, given.get("args"), given.get("call_id"))
+
+
+def begin_server_tool(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ToolRun:
+    """Begin that of ``McpWorkbench.call_tool``, whose tools are no objects of their own."""
+    given = named(("name", "arguments", "cancellation_token", "call_id"), args, kwargs)
+    return _begin(None, given.get("name"), given.get("arguments"), given.get("call_id"))
+
+
+def _begin(tool: Any, name: object, arguments: object, call_id: object) -> ToolRun:
     body = {c.TOOL_ARGUMENTS: text_of(arguments)} if capture.content_policy().is_kept else {}
     operation = runs.start(
         f"{c.EXECUTE_TOOL} {name}",
@@ -79,54 +84,3 @@ def _begin(
     )
     context = runs.NativeSpan(operation).within(runs.inside(operation))
     return ToolRun(operation, context).of(tool)
-
-
-def run_json(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for ``BaseTool.run_json``."""
-
-    def make(original: Any) -> Any:
-        async def run_json(
-            self: Any, args: Any, cancellation_token: Any, call_id: Any = None
-        ) -> Any:
-            begin = functools.partial(_begin, is_wanted, self, args, call_id)
-            return await runs.call(begin, original, self, args, cancellation_token, call_id)
-
-        return run_json
-
-    return make
-
-
-def run_json_stream(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for ``BaseStreamTool.run_json_stream``."""
-
-    def make(original: Any) -> Any:
-        def run_json_stream(
-            self: Any, args: Any, cancellation_token: Any, call_id: Any = None
-        ) -> AsyncGenerator[Any, Any]:
-            begin = functools.partial(_begin, is_wanted, self, args, call_id)
-            return walked(begin, original(self, args, cancellation_token, call_id))
-
-        return run_json_stream
-
-    return make
-
-
-def call_tool(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for ``McpWorkbench.call_tool``, whose tools are no objects of their own."""
-
-    def make(original: Any) -> Any:
-        async def call_tool(
-            self: Any,
-            name: Any,
-            arguments: Any = None,
-            cancellation_token: Any = None,
-            call_id: Any = None,
-        ) -> Any:
-            begin = functools.partial(_begin, is_wanted, None, arguments, call_id, name)
-            return await runs.call(
-                begin, original, self, name, arguments, cancellation_token, call_id
-            )
-
-        return call_tool
-
-    return make

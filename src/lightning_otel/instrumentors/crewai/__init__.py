@@ -11,8 +11,9 @@ from typing import Any
 
 from lightning_otel import capture
 from lightning_otel.instrumentors.crewai import models, reading
+from lightning_otel.instrumentors.doors import Begin, Run
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.steps import Arguments, Begin, Step, around, around_async
+from lightning_otel.instrumentors.steps import steps
 
 
 class CrewAIInstrumentor(LibraryInstrumentor):
@@ -34,65 +35,52 @@ class CrewAIInstrumentor(LibraryInstrumentor):
         }
 
     def _patch_crew(self, module: ModuleType) -> None:
-        hooks = (self.is_wanted, ("inputs",), reading.crew, reading.output)
-        self.wrap(module.Crew, "kickoff", around(*hooks))
-        self.wrap(module.Crew, "akickoff", around_async(*hooks))
+        begin = steps(("inputs",), reading.crew, reading.output)
+        self.wrap_calls(module.Crew, begin, "kickoff", "akickoff")
 
     def _patch_flow(self, module: ModuleType) -> None:
-        hooks = (self.is_wanted, ("inputs",), reading.flow, reading.output)
-        self.wrap(module.Flow, "kickoff_async", around_async(*hooks))
+        begin = steps(("inputs",), reading.flow, reading.output)
+        self.wrap_calls(module.Flow, begin, "kickoff_async")
 
     def _patch_task(self, module: ModuleType) -> None:
-        hooks = (self.is_wanted, (), reading.task, reading.output)
-        self.wrap(module.Task, "_execute_core", around(*hooks))
-        self.wrap(module.Task, "_aexecute_core", around_async(*hooks))
+        begin = steps((), reading.task, reading.output)
+        self.wrap_calls(module.Task, begin, "_execute_core", "_aexecute_core")
 
     def _patch_agent(self, module: ModuleType) -> None:
-        hooks = (self.is_wanted, ("task",), self._seen(reading.agent), reading.output)
-        self.wrap(module.Agent, "execute_task", around(*hooks))
-        self.wrap(module.Agent, "aexecute_task", around_async(*hooks))
-        names = ("messages",)
-        self.wrap(
-            module.Agent,
-            "kickoff",
-            around(self.is_wanted, names, self._seen(reading.agent_alone), reading.output),
-        )
-        self.wrap(
-            module.Agent,
-            "kickoff_async",
-            around_async(
-                self.is_wanted, names, self._seen(reading.agent_alone_async), reading.output
-            ),
-        )
+        begin = steps(("task",), reading.agent, reading.output)
+        self.wrap_calls(module.Agent, self._seen(begin), "execute_task", "aexecute_task")
+        for name, alone in (
+            ("kickoff", reading.agent_alone),
+            ("kickoff_async", reading.agent_alone_async),
+        ):
+            begin = steps(("messages",), alone, reading.output)
+            self.wrap_calls(module.Agent, self._seen(begin), name)
 
     def _seen(self, begin: Begin) -> Begin:
         """The same beginning of an agent's step, with its model's class made known first."""
 
-        def begin_seen(owner: Any, arguments: Arguments) -> Step | None:
-            capture.guarded(self._wrap_model, getattr(owner, "llm", None))
-            return begin(owner, arguments)
+        def begin_seen(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+            capture.guarded(self._wrap_model, getattr(args[0], "llm", None))
+            return begin(args, kwargs)
 
         return begin_seen
 
     def _wrap_model(self, model: Any) -> None:
         for cls, name in models.methods_of(model):
-            make = models.called if name == "call" else models.called_async
-            self.wrap(cls, name, make(self.is_wanted))
+            self.wrap_calls(cls, models.begin_call, name)
 
     def _patch_lite_agent(self, module: ModuleType) -> None:
-        alone = self._seen(reading.agent_alone_async)
-        hooks = (self.is_wanted, ("messages",), alone, reading.output)
-        self.wrap(module.LiteAgent, "kickoff", around(*hooks))
+        begin = steps(("messages",), reading.agent_alone_async, reading.output)
+        self.wrap_calls(module.LiteAgent, self._seen(begin), "kickoff")
 
     def _patch_executor(self, module: ModuleType) -> None:
-        hooks = (self.is_wanted, ("tool_call",), reading.tool_call, reading.tool_call_result)
-        self.wrap(module.AgentExecutor, "_execute_single_native_tool_call", around(*hooks))
+        begin = steps(("tool_call",), reading.tool_call, reading.tool_call_result)
+        self.wrap_calls(module.AgentExecutor, begin, "_execute_single_native_tool_call")
 
     def _patch_step_executor(self, module: ModuleType) -> None:
-        hooks = (self.is_wanted, (), reading.planned_tool_call, reading.tool_call_result)
-        self.wrap(module, "execute_single_native_tool_call", around(*hooks))
+        begin = steps((), reading.planned_tool_call, reading.tool_call_result)
+        self.wrap_calls(module, begin, "execute_single_native_tool_call")
 
     def _patch_tool(self, module: ModuleType) -> None:
-        hooks = (self.is_wanted, ("input",), reading.tool, reading.tool_result)
-        self.wrap(module.CrewStructuredTool, "invoke", around(*hooks))
-        self.wrap(module.CrewStructuredTool, "ainvoke", around_async(*hooks))
+        begin = steps(("input",), reading.tool, reading.tool_result)
+        self.wrap_calls(module.CrewStructuredTool, begin, "invoke", "ainvoke")

@@ -4,7 +4,7 @@ Their class is known once an agent with such a model acts. Its call then stands 
 client sends the request; where none of those we know does, it is told by what CrewAI was given.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from opentelemetry.trace import SpanKind
@@ -12,9 +12,10 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import message, text_part, tool_call_part, tool_response_part
-from lightning_otel.instrumentors.content import text_of
+from lightning_otel.instrumentors.doors import Run, named
 from lightning_otel.instrumentors.steps import word
+from lightning_otel.messages import message, read_message, text_part, tool_call_part
+from lightning_otel.messages.values import text_of
 
 _BY_OPENAI = "OpenAICompletion"
 """CrewAI's class of the models that go through the ``openai`` client and are seen there."""
@@ -34,72 +35,39 @@ def methods_of(model: Any) -> list[tuple[type, str]]:
     ]
 
 
-def called(is_wanted: Callable[[], bool]) -> Callable[[Any], Any]:
-    """What makes a call of a model's ``call``."""
+class _Call(Run):
+    """A call of a model, for whichever client sends its request to claim."""
 
-    def make(original: Any) -> Any:
-        def call(self: Any, messages: Any, *args: Any, **kwargs: Any) -> Any:
-            slot = capture.guarded(_open, is_wanted, self, messages)
-            operation = slot.operation if slot is not None else None
-            if slot is None or operation is None:
-                return original(self, messages, *args, **kwargs)
-            try:
-                with capture.attached(slot.within()):
-                    result = original(self, messages, *args, **kwargs)
-            except BaseException as exc:
-                capture.guarded(operation.fail, exc)
-                raise
-            capture.guarded(_over, operation, result)
-            return result
+    def __init__(self, operation: capture.Operation) -> None:
+        self._operation = operation
+        self.context = call_slot.CallSlot(operation).within()
 
-        return call
+    def returned(self, result: Any) -> None:
+        """End it with its answer; a claimed one is its client's to end."""
+        if not self._operation.is_over:
+            self._operation.body[c.OUTPUT_MESSAGES] = text_of(
+                [message("assistant", _answer(result))]
+            )
+            self._operation.stop()
 
-    return make
+    def fail(self, exc: BaseException) -> None:
+        """End it with what was raised."""
+        self._operation.fail(exc)
 
 
-def called_async(is_wanted: Callable[[], bool]) -> Callable[[Any], Any]:
-    """What makes a call of a model's ``acall``."""
-
-    def make(original: Any) -> Any:
-        async def acall(self: Any, messages: Any, *args: Any, **kwargs: Any) -> Any:
-            slot = capture.guarded(_open, is_wanted, self, messages)
-            operation = slot.operation if slot is not None else None
-            if slot is None or operation is None:
-                return await original(self, messages, *args, **kwargs)
-            try:
-                with capture.attached(slot.within()):
-                    result = await original(self, messages, *args, **kwargs)
-            except BaseException as exc:
-                capture.guarded(operation.fail, exc)
-                raise
-            capture.guarded(_over, operation, result)
-            return result
-
-        return acall
-
-    return make
-
-
-def _open(is_wanted: Callable[[], bool], model: Any, messages: Any) -> call_slot.CallSlot | None:
+def begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+    """Begin a call, unless it is made by that of a subclass."""
     held = call_slot.open_slot()
-    if not is_wanted() or (held is not None and held.operation is not None):
-        return None  # a class's own call may be made by that of its subclass
+    if held is not None and held.operation is not None:
+        return None
+    model, messages = args[0], named(("messages",), args, kwargs).get("messages")
     attributes: dict[str, AttributeValue] = {c.OPERATION: c.CHAT}
     for key, value in ((c.REQUEST_MODEL, model.model), (c.PROVIDER, model.provider)):
         if word(value):
             attributes[key] = value
     name = capture.clean(f"{c.CHAT} {model.model}")
     body = {c.INPUT_MESSAGES: text_of(_messages(messages))}
-    return call_slot.CallSlot(capture.Operation(name, SpanKind.CLIENT, attributes, body))
-
-
-def _over(operation: capture.Operation, result: Any) -> None:
-    """End a call that no client has claimed: a claimed one is its client's to end."""
-    if operation.is_over:
-        return
-    answer = message("assistant", _answer(result))
-    operation.body[c.OUTPUT_MESSAGES] = text_of([answer])
-    operation.stop()
+    return _Call(capture.Operation(name, SpanKind.CLIENT, attributes, body))
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
@@ -111,13 +79,8 @@ def _messages(given: Any) -> list[dict[str, Any]]:
 
 
 def _message(item: dict[str, Any]) -> dict[str, Any]:
-    role, content = word(item.get("role")) or "user", item.get("content")
-    text = None if content is None else text_of(content)
-    if role == "tool":
-        return message(role, [tool_response_part(word(item.get("tool_call_id")), text)])
-    parts = [text_part(text)] if text else []
-    calls = item.get("tool_calls")
-    return message(role, parts + (_answer(calls) if type(calls) is list else []))
+    content = item.get("content")
+    return read_message({**item, "content": None if content is None else text_of(content)})
 
 
 def _answer(result: Any) -> list[dict[str, Any]]:

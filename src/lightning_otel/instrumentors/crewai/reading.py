@@ -6,7 +6,6 @@ from typing import Any
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.content import text_of
 from lightning_otel.instrumentors.steps import (
     Arguments,
     Step,
@@ -17,6 +16,7 @@ from lightning_otel.instrumentors.steps import (
     word,
     workflow_step,
 )
+from lightning_otel.messages.values import text_of
 
 
 def crew(owner: Any, arguments: Arguments) -> Step | None:

@@ -15,6 +15,7 @@ from opentelemetry import context as otel_context
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors.doors import around, around_steps
 from lightning_otel.instrumentors.langchain import calls, places, runs
 from lightning_otel.instrumentors.langchain.handler import Handler
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
@@ -133,34 +134,36 @@ class LangChainInstrumentor(LibraryInstrumentor):
         self._replace(module, {"_set_config_context": _within_run})
 
     def _patch_chat_models(self, module: ModuleType) -> None:
-        in_place = calls.stream_place(c.CHAT)
+        chat, stream = around(calls.begin_chat), around_steps(calls.begin_stream(c.CHAT))
+        events = around_steps(calls.EventsPlace)
         replacements = {
-            "_generate_with_cache": calls.chat,
-            "_agenerate_with_cache": calls.chat_async,
-            "stream": places.steps(in_place),
-            "astream": places.steps_async(in_place),
-            "_iter_v2_events": places.steps(calls.EventsPlace),
-            "_aiter_v2_events": places.steps_async(calls.EventsPlace),
+            "_generate_with_cache": chat,
+            "_agenerate_with_cache": chat,
+            "stream": stream,
+            "astream": stream,
+            "_iter_v2_events": events,
+            "_aiter_v2_events": events,
         }
         self._replace(module.BaseChatModel, replacements)
 
     def _patch_completion_models(self, module: ModuleType) -> None:
-        in_place = calls.stream_place(c.TEXT_COMPLETION)
+        complete = around(calls.begin_completion)
+        stream = around_steps(calls.begin_stream(c.TEXT_COMPLETION))
         replacements = {
-            "_generate_helper": calls.completion,
-            "_agenerate_helper": calls.completion_async,
-            "stream": places.steps(in_place),
-            "astream": places.steps_async(in_place),
+            "_generate_helper": complete,
+            "_agenerate_helper": complete,
+            "stream": stream,
+            "astream": stream,
         }
         self._replace(module.BaseLLM, replacements)
 
     def _patch_tools(self, module: ModuleType) -> None:
-        replacements = {"run": places.around, "arun": places.around_async}
-        self._replace(module.BaseTool, replacements)
+        place = around(places.begin_place)
+        self._replace(module.BaseTool, {"run": place, "arun": place})
 
     def _patch_retrievers(self, module: ModuleType) -> None:
-        replacements = {"invoke": places.around, "ainvoke": places.around_async}
-        self._replace(module.BaseRetriever, replacements)
+        place = around(places.begin_place)
+        self._replace(module.BaseRetriever, {"invoke": place, "ainvoke": place})
 
 
 def make_handler(is_wanted: Callable[[], bool]) -> Handler:

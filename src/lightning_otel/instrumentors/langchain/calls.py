@@ -4,15 +4,17 @@ They are given the run they serve, with its parent and what is known of the mode
 and ends here, whatever handlers are told, and however it ends.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors.doors import Begin, Run, named
 from lightning_otel.instrumentors.langchain import runs
 from lightning_otel.instrumentors.langchain.handler import Handler
 from lightning_otel.instrumentors.langchain.models import ModelCall, StreamPlace
-from lightning_otel.instrumentors.langchain.places import PlaceOf, current_place
+from lightning_otel.instrumentors.langchain.places import current_place
 
 _CHAT: Final = c.CHAT
 _COMPLETION: Final = c.TEXT_COMPLETION
@@ -50,125 +52,59 @@ def _handler_of(manager: Any) -> Handler | None:
     return None
 
 
-def chat(original: Any) -> Any:
-    """``BaseChatModel._generate_with_cache``."""
+class _Request(Run):
+    """A call's method under way, of the run that it serves."""
 
-    def _generate_with_cache(
-        self: Any, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
-    ) -> Any:
-        call = None
-        if run_manager is not None:
-            tools = kwargs.get("tools")
-            call = capture.guarded(_begin, self, _CHAT, run_manager, messages, tools)
-        if call is None:
-            return original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
-        try:
-            with capture.attached(call.context):
-                result = original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
-        except BaseException as exc:
-            capture.guarded(call.fail, exc)
-            raise
-        finally:
-            runs.take(run_manager.run_id)
-        capture.guarded(_chat_ended, call, result)
-        return result
+    def __init__(
+        self, call: ModelCall, run_id: UUID, choices_of: Callable[[Any], list[Any]]
+    ) -> None:
+        self.context = call.context
+        self._call = call
+        self._run_id = run_id
+        self._choices_of = choices_of
 
-    return _generate_with_cache
+    def returned(self, result: Any) -> None:
+        """End the call with its answer."""
+        runs.take(self._run_id)
+        self._call.stop(self._choices_of(result), result.llm_output)
+
+    def fail(self, exc: BaseException) -> None:
+        """End the call with what was raised."""
+        runs.take(self._run_id)
+        self._call.fail(exc)
 
 
-def chat_async(original: Any) -> Any:
-    """``BaseChatModel._agenerate_with_cache``."""
-
-    async def _agenerate_with_cache(
-        self: Any, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
-    ) -> Any:
-        call = None
-        if run_manager is not None:
-            tools = kwargs.get("tools")
-            call = capture.guarded(_begin, self, _CHAT, run_manager, messages, tools)
-        if call is None:
-            return await original(self, messages, stop=stop, run_manager=run_manager, **kwargs)
-        try:
-            with capture.attached(call.context):
-                result = await original(
-                    self, messages, stop=stop, run_manager=run_manager, **kwargs
-                )
-        except BaseException as exc:
-            capture.guarded(call.fail, exc)
-            raise
-        finally:
-            runs.take(run_manager.run_id)
-        capture.guarded(_chat_ended, call, result)
-        return result
-
-    return _agenerate_with_cache
+def begin_chat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Request | None:
+    """Begin the call of ``BaseChatModel._generate_with_cache``."""
+    given = named(("messages", "stop", "run_manager"), args, kwargs)
+    manager = given.get("run_manager")
+    if manager is None:
+        return None
+    call = _begin(args[0], _CHAT, manager, given["messages"], kwargs.get("tools"))
+    return None if call is None else _Request(call, manager.run_id, lambda found: found.generations)
 
 
-def _chat_ended(call: ModelCall, result: Any) -> None:
-    call.stop(result.generations, result.llm_output)
+def begin_completion(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Request | None:
+    """Begin that of ``BaseLLM._generate_helper``: one request, each of its prompts a run."""
+    given = named(("prompts", "stop", "run_managers"), args, kwargs)
+    if not given.get("run_managers"):
+        return None
+    manager = given["run_managers"][0]
+    call = _begin(args[0], _COMPLETION, manager, given["prompts"], None)
+    return None if call is None else _Request(call, manager.run_id, _flat)
 
 
-def completion(original: Any) -> Any:
-    """``BaseLLM._generate_helper``: one request, whose prompts are each a run of their own."""
-
-    def _generate_helper(
-        self: Any, prompts: Any, stop: Any, run_managers: Any, **kwargs: Any
-    ) -> Any:
-        call = None
-        if run_managers:
-            call = capture.guarded(_begin, self, _COMPLETION, run_managers[0], prompts, None)
-        if call is None:
-            return original(self, prompts, stop, run_managers, **kwargs)
-        try:
-            with capture.attached(call.context):
-                result = original(self, prompts, stop, run_managers, **kwargs)
-        except BaseException as exc:
-            capture.guarded(call.fail, exc)
-            raise
-        finally:
-            runs.take(run_managers[0].run_id)
-        capture.guarded(_completion_ended, call, result)
-        return result
-
-    return _generate_helper
+def _flat(result: Any) -> list[Any]:
+    return [item for choices in result.generations for item in choices]
 
 
-def completion_async(original: Any) -> Any:
-    """``BaseLLM._agenerate_helper``."""
+def begin_stream(operation_name: str) -> Begin:
+    """Return what begins the place of a model's stream."""
 
-    async def _agenerate_helper(
-        self: Any, prompts: Any, stop: Any, run_managers: Any, **kwargs: Any
-    ) -> Any:
-        call = None
-        if run_managers:
-            call = capture.guarded(_begin, self, _COMPLETION, run_managers[0], prompts, None)
-        if call is None:
-            return await original(self, prompts, stop, run_managers, **kwargs)
-        try:
-            with capture.attached(call.context):
-                result = await original(self, prompts, stop, run_managers, **kwargs)
-        except BaseException as exc:
-            capture.guarded(call.fail, exc)
-            raise
-        finally:
-            runs.take(run_managers[0].run_id)
-        capture.guarded(_completion_ended, call, result)
-        return result
+    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StreamPlace:
+        return StreamPlace(args[0], operation_name, kwargs.get("tools"))
 
-    return _agenerate_helper
-
-
-def _completion_ended(call: ModelCall, result: Any) -> None:
-    call.stop([item for choices in result.generations for item in choices], result.llm_output)
-
-
-def stream_place(operation_name: str) -> PlaceOf:
-    """What makes the place of a model's stream."""
-
-    def place_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StreamPlace:
-        return StreamPlace(model, operation_name, kwargs.get("tools"))
-
-    return place_of
+    return begin
 
 
 class EventsPlace(StreamPlace):
@@ -179,11 +115,11 @@ class EventsPlace(StreamPlace):
 
     __slots__ = ("_answer", "_given", "_manager")
 
-    def __init__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        super().__init__(model, _CHAT, kwargs.get("tools"))
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        super().__init__(args[0], _CHAT, kwargs.get("tools"))
         self._manager = kwargs.get("run_manager")
         self._answer = kwargs.get("stream")
-        self._given = args[0] if args else kwargs["messages"]
+        self._given = named(("messages",), args, kwargs)["messages"]
 
     def __enter__(self) -> None:
         super().__enter__()

@@ -12,9 +12,9 @@ from opentelemetry.trace import SpanKind
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.content import text_of
 from lightning_otel.instrumentors.langchain import places, runs
 from lightning_otel.instrumentors.langchain.models import StreamPlace, generations_of
+from lightning_otel.messages.values import text_of
 
 
 class Handler:

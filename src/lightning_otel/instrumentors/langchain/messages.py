@@ -6,16 +6,16 @@ Read past the objects' own ``__str__`` and ``__repr__``: nothing of the program'
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import orjson
-
-from lightning_otel.adapter.messages import (
+from lightning_otel.messages import (
+    flat_tools,
     message,
+    part_of,
     reasoning_part,
     text_part,
     tool_call_part,
     tool_response_part,
 )
-from lightning_otel.instrumentors.content import text_of
+from lightning_otel.messages.values import dump
 
 _ROLES: Final = {
     "human": "user",
@@ -25,18 +25,9 @@ _ROLES: Final = {
     "function": "tool",
 }
 _NO_FIELDS: Final[Mapping[str, Any]] = {}
-_TEXTS: Final = frozenset({"text", "input_text", "output_text", "plaintext"})
 _REASONINGS: Final = {"reasoning": "reasoning", "thinking": "thinking"}
 _CALLS: Final = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call"})
 """Blocks that say again what the message's list of tool calls says."""
-
-
-def dump(value: object) -> str:
-    """JSON text; what has no place in JSON is left out or repaired."""
-    try:
-        return orjson.dumps(value).decode()
-    except (TypeError, ValueError):
-        return text_of(value)
 
 
 def messages_text(messages: Iterable[Any]) -> str:
@@ -132,30 +123,21 @@ def _part(block: object) -> dict[str, Any] | None:
     if not isinstance(block, dict):
         return {"type": type(block).__name__}
     kind = block.get("type")
-    if kind in _TEXTS:
-        return text_part(block.get("text", ""))
     if kind in _REASONINGS:
         return reasoning_part(str(block.get(_REASONINGS[kind], "")))
     if kind in _CALLS:
         return None
-    if kind == "image_url":
-        image = block.get("image_url")
-        url = image.get("url") if isinstance(image, dict) else image
-        return {"type": "uri", "modality": "image", "uri": url}
-    return dict(block)
+    return part_of(block)
 
 
 def tools_text(tools: object) -> str | None:
     """The tools a model was given, as far as their definitions are at hand."""
     if not isinstance(tools, list | tuple) or not tools:
         return None
-    return dump([_tool(tool) for tool in tools])
+    return dump([part for tool in tools for part in flat_tools([tool]) or [_tool(tool)]])
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    if isinstance(tool, dict):
-        function = tool.get("function")
-        return {"type": "function", **function} if isinstance(function, dict) else tool
     # Its schema is not asked for: making one runs code of the program's.
     name, description = getattr(tool, "name", None), getattr(tool, "description", None)
     found = {"type": "function", "name": name if isinstance(name, str) else type(tool).__name__}

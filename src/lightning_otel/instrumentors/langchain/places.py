@@ -5,8 +5,8 @@ retriever that was interrupted. And it runs tools, retrievers and streams in the
 called in. A place is around that code; the handler puts the run into it once it starts.
 """
 
-import functools
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 from uuid import UUID
@@ -14,8 +14,7 @@ from uuid import UUID
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
-from lightning_otel import capture
-from lightning_otel.instrumentors.generators import first_step
+from lightning_otel.instrumentors.doors import Run
 from lightning_otel.instrumentors.langchain import runs
 
 _here: ContextVar["Place | None"] = ContextVar("lightning-otel-langchain-place", default=None)
@@ -26,7 +25,7 @@ def current_place() -> "Place | None":
     return _here.get()
 
 
-class Place:
+class Place(Run, AbstractContextManager[None]):
     """Code around one run, in one block or, around a generator, in a block for each step.
 
     Attributes:
@@ -58,6 +57,22 @@ class Place:
             return
         otel_context.detach(self._token)
 
+    def active(self) -> "Place":
+        """Return itself: the block in which the run takes place."""
+        return self
+
+    def returned(self, result: Any) -> None:
+        """End the run as the method has."""
+        self.over()
+
+    def fail(self, exc: BaseException) -> None:
+        """End the run with what was raised."""
+        self.over(exc)
+
+    def stop(self) -> None:
+        """End the run as the generator has."""
+        self.over()
+
     def over(self, exc: BaseException | None = None) -> None:
         """End the run that took place here, if nobody has said so yet."""
         run = runs.take(self.run_id)
@@ -69,111 +84,6 @@ class Place:
             run.fail(exc)
 
 
-def around(original: Any) -> Any:
-    """A plain method as a place."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        place = Place(kwargs.get("tool_call_id"))
-        with place:
-            try:
-                result = original(self, *args, **kwargs)
-            except BaseException as exc:
-                capture.guarded(place.over, exc)
-                raise
-        capture.guarded(place.over)
-        return result
-
-    return method
-
-
-def around_async(original: Any) -> Any:
-    """A coroutine method as a place."""
-
-    async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        place = Place(kwargs.get("tool_call_id"))
-        with place:
-            try:
-                result = await original(self, *args, **kwargs)
-            except BaseException as exc:
-                capture.guarded(place.over, exc)
-                raise
-        capture.guarded(place.over)
-        return result
-
-    return method
-
-
-PlaceOf = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Place]
-"""The place of a generator method's run, of its object and its arguments."""
-
-
-def steps(place_of: PlaceOf) -> Callable[[Any], Any]:
-    """What makes each step of a generator method take place in one place."""
-
-    def make(original: Any) -> Any:
-        def method(self: Any, *args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            place = capture.guarded(place_of, self, args, kwargs) or Place()
-            inner = original(self, *args, **kwargs)
-            advance = functools.partial(next, inner)
-            try:
-                while True:
-                    with place:
-                        try:
-                            item = advance()
-                        except StopIteration as end:
-                            return end.value
-                    try:
-                        sent = yield item
-                    except GeneratorExit:
-                        with place:
-                            inner.close()
-                        raise
-                    except BaseException as exc:  # noqa: BLE001  # thrown in, for the generator
-                        advance = functools.partial(inner.throw, exc)
-                    else:
-                        advance = functools.partial(inner.send, sent)
-            except BaseException as exc:
-                capture.guarded(place.over, exc)
-                raise
-            finally:
-                capture.guarded(place.over)
-
-        return method
-
-    return make
-
-
-def steps_async(place_of: PlaceOf) -> Callable[[Any], Any]:
-    """What makes each step of an async generator method take place in one place."""
-
-    def make(original: Any) -> Any:
-        async def method(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            place = capture.guarded(place_of, self, args, kwargs) or Place()
-            inner = original(self, *args, **kwargs)
-            advance = first_step(inner)
-            try:
-                while True:
-                    with place:
-                        try:
-                            item = await advance
-                        except StopAsyncIteration:
-                            return
-                    try:
-                        sent = yield item
-                    except GeneratorExit:
-                        with place:
-                            await inner.aclose()
-                        raise
-                    except BaseException as exc:  # noqa: BLE001  # thrown in, for the generator
-                        advance = inner.athrow(exc)
-                    else:
-                        advance = inner.asend(sent)
-            except BaseException as exc:
-                capture.guarded(place.over, exc)
-                raise
-            finally:
-                capture.guarded(place.over)
-
-        return method
-
-    return make
+def begin_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Place:
+    """Begin the place of a tool or a retriever."""
+    return Place(kwargs.get("tool_call_id"))

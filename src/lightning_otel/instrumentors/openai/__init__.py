@@ -5,11 +5,13 @@ its JSON made; ``_process_response`` shows the HTTP response. What is not a mode
 untouched, and the caller gets the very object the client returned.
 """
 
+import functools
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from lightning_otel import capture
+from lightning_otel.instrumentors.doors import around
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai import asking
 from lightning_otel.instrumentors.openai.request import (
@@ -29,128 +31,80 @@ class OpenAIInstrumentor(LibraryInstrumentor):
         return {"openai._base_client": self._patch_clients}
 
     def _patch_clients(self, module: ModuleType) -> None:
-        for client, wrap_request, wrap_response in (
-            (module.SyncAPIClient, _sync_request, _sync_response),
-            (module.AsyncAPIClient, _async_request, _async_response),
-        ):
-            self.wrap(client, "request", wrap_request)
+        for client, send in ((module.SyncAPIClient, _send), (module.AsyncAPIClient, _send_async)):
+
+            def request(original: Any, send: Any = send) -> Any:
+                return around(_begin)(functools.wraps(original)(send(original)))
+
+            self.wrap(client, "request", request)
             # OpenInference's, switched on first, stands in ``OpenAI`` and calls the bare method.
-            self.wrap_past(client, "request", wrap_request)
+            self.wrap_past(client, "request", request)
             if hasattr(client, "_process_response"):
-                self.wrap(client, "_process_response", wrap_response)
+                self.wrap(client, "_process_response", around(_note_response))
 
 
 _instrumentor = OpenAIInstrumentor()
 
 
-def _begin(client: Any, options: Any, stream: bool) -> ModelRequest | None:  # noqa: FBT001
-    if not _instrumentor.is_wanted():
+def _begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
+    client, options = args[0], args[2] if len(args) > 2 else kwargs.get("options")
+    if options is None or not _instrumentor.is_wanted():
         return None
+    sent, stamp = options, None
     applied = capture.applied()
-    if applied is None or endpoint_of(options.method, str(options.url)) is None:
-        return ModelRequest.begin(client, options, is_stream=stream)
-    # Only where it was asked for.
-    from lightning_otel.instrumentors.openai.substituting import substituted
+    if applied is not None and endpoint_of(options.method, str(options.url)) is not None:
+        # Only where it was asked for.
+        from lightning_otel.substitution.requests import substituted
 
-    made = capture.guarded(substituted, applied, client, options)
-    if made is None:
-        return ModelRequest.begin(client, options, is_stream=stream)
-    return ModelRequest.begin(client, made.options, is_stream=stream, resources=made.stamp)
-
-
-def _sync_request(original: Any) -> Any:
-    def request(
-        self: Any, cast_to: Any, options: Any, *, stream: bool = False, **kwargs: Any
-    ) -> Any:
-        model_request = capture.guarded(_begin, self, options, stream)
-        if model_request is None:
-            return original(self, cast_to, options, stream=stream, **kwargs)
-        options = model_request.options
-        try:
-            with capture.attached(model_request.context):
-                asked = capture.guarded(asking.asking, model_request, options)
-                send = original if asked is None else _asking(original, asked)
-                result = send(self, cast_to, options, stream=stream, **kwargs)
-        except BaseException as exc:
-            capture.guarded(model_request.fail, exc)
-            raise
-        capture.guarded(model_request.returned, result)
-        return result
-
+        made = capture.guarded(substituted, applied, client, options)
+        if made is not None:
+            sent, stamp = made
+    is_stream = bool(kwargs.get("stream"))
+    request = ModelRequest.begin(client, sent, is_stream=is_stream, resources=stamp)
+    if request is not None:
+        request.given = options
     return request
 
 
-def _asking(original: Any, asked: Any) -> Any:
-    """Sends what was asked, and what the agent wrote where the server refuses that."""
+def _send(original: Any) -> Any:
+    """Send what is to be sent, and what the agent wrote where the server refuses what is asked."""
 
-    def send(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, cast_to, asked, **kwargs)
-        except Exception as exc:
-            if not capture.guarded(asking.is_refusal, exc):
-                raise
+    def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        sent, asked = capture.guarded(asking.sent_for, options) or (options, None)
+        if asked is not None:
+            try:
+                return original(self, cast_to, asked, **kwargs)
+            except Exception as exc:
+                if not capture.guarded(asking.is_refusal, exc):
+                    raise
         # Out here, an exception of the agent's own request does not name the refusal as its cause.
-        result = original(self, cast_to, options, **kwargs)
-        capture.guarded(asking.note_refusal, self, options)
-        return result
-
-    return send
-
-
-def _async_request(original: Any) -> Any:
-    async def request(
-        self: Any, cast_to: Any, options: Any, *, stream: bool = False, **kwargs: Any
-    ) -> Any:
-        model_request = capture.guarded(_begin, self, options, stream)
-        if model_request is None:
-            return await original(self, cast_to, options, stream=stream, **kwargs)
-        options = model_request.options
-        try:
-            with capture.attached(model_request.context):
-                asked = capture.guarded(asking.asking, model_request, options)
-                send = original if asked is None else _async_asking(original, asked)
-                result = await send(self, cast_to, options, stream=stream, **kwargs)
-        except BaseException as exc:
-            capture.guarded(model_request.fail, exc)
-            raise
-        capture.guarded(model_request.returned, result)
+        result = original(self, cast_to, sent, **kwargs)
+        if asked is not None:
+            capture.guarded(asking.note_refusal, self, sent)
         return result
 
     return request
 
 
-def _async_asking(original: Any, asked: Any) -> Any:
-    async def send(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
-        try:
-            return await original(self, cast_to, asked, **kwargs)
-        except Exception as exc:
-            if not capture.guarded(asking.is_refusal, exc):
-                raise
-        result = await original(self, cast_to, options, **kwargs)
-        capture.guarded(asking.note_refusal, self, options)
+def _send_async(original: Any) -> Any:
+    async def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        sent, asked = capture.guarded(asking.sent_for, options) or (options, None)
+        if asked is not None:
+            try:
+                return await original(self, cast_to, asked, **kwargs)
+            except Exception as exc:
+                if not capture.guarded(asking.is_refusal, exc):
+                    raise
+        result = await original(self, cast_to, sent, **kwargs)
+        if asked is not None:
+            capture.guarded(asking.note_refusal, self, sent)
         return result
 
-    return send
+    return request
 
 
-def _sync_response(original: Any) -> Any:
-    def _process_response(self: Any, **kwargs: Any) -> Any:
-        capture.guarded(_note_response, self, kwargs.get("response"))
-        return original(self, **kwargs)
-
-    return _process_response
-
-
-def _async_response(original: Any) -> Any:
-    async def _process_response(self: Any, **kwargs: Any) -> Any:
-        capture.guarded(_note_response, self, kwargs.get("response"))
-        return await original(self, **kwargs)
-
-    return _process_response
-
-
-def _note_response(client: Any, response: Any) -> None:
-    model_request = current_request()
+def _note_response(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    request, response = current_request(), kwargs.get("response")
     # Another client may ask for something while this one's request is under way, such as a token.
-    if model_request is not None and model_request.client is client and response is not None:
-        model_request.observe(response)
+    if request is not None and request.client is args[0] and response is not None:
+        request.observe(response)

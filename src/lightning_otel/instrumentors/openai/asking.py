@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from lightning_otel import capture
 from lightning_otel.instrumentors.openai import chat, completions
-from lightning_otel.instrumentors.openai.request import ModelRequest
+from lightning_otel.instrumentors.openai.request import ModelRequest, current_request
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,19 @@ _refusing: set[str] = set()
 """Servers that refused in this process."""
 
 
-def asking(request: ModelRequest, options: Any) -> Any | None:
-    """The options of a request that also asks for ids; None where it is sent as it is.
+def sent_for(options: Any) -> tuple[Any, Any | None]:
+    """Return what is sent for the options that the client was given, and what is asked first.
 
-    Args:
-        request: The request.
-        options: The client's options of it, which stay as they are.
+    The second is None where nothing is asked beside what the agent wrote.
     """
+    request = current_request()
+    if request is None or request.given is not options:
+        return options, None
+    return request.options, capture.guarded(_asking, request, request.options)
+
+
+def _asking(request: ModelRequest, options: Any) -> Any | None:
+    """Return a copy of the options that also asks for ids; None where they are sent as they are."""
     if not capture.asks_for_ids() or request.endpoint not in (chat, completions):
         return None
     body, extra = options.json_data, options.extra_json or {}

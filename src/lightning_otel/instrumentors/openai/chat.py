@@ -12,14 +12,10 @@ from typing import Any, Final
 import orjson
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import (
-    message,
-    reasoning_part,
-    tool_response_part,
-)
-from lightning_otel.adapter.tokens import sampled_ids
+from lightning_otel.adapter.tokens import sampled_ids, token_content
 from lightning_otel.instrumentors.openai import fields
 from lightning_otel.instrumentors.openai.fields import Attributes, Json
+from lightning_otel.messages import object_of, objects
 from lightning_otel.redact import Scrubbed, scrub
 
 OPERATION: Final = c.CHAT
@@ -41,13 +37,13 @@ def request_attributes(body: Json) -> Attributes:
     return {
         c.OPENAI_API: "chat_completions",
         **fields.request_scalars(body),
-        **fields.output_type(fields.object_of(body.get("response_format")).get("type")),
+        **fields.output_type(object_of(body.get("response_format")).get("type")),
     }
 
 
 def request_content(body: Json) -> dict[str, str]:
     """Messages and tools of the request."""
-    texts = [_message_json(item) for item in fields.objects(body.get("messages"))]
+    texts = [_message_json(item) for item in objects(body.get("messages"))]
     content: dict[str, str] = {c.INPUT_MESSAGES: Scrubbed(f"[{','.join(texts)}]")}
     tools = fields.tool_definitions(body.get("tools"))
     if tools:
@@ -72,7 +68,7 @@ def _message_json(item: Json) -> str:
                 return written(f'{_TOOL}{call_id},"response":', content)
         except TypeError:  # a lone surrogate
             pass
-    return scrub(fields.dump(_message(item)))
+    return scrub(fields.dump(fields.read_message(item)))
 
 
 def _written(opening: str, content: str) -> str:
@@ -81,29 +77,6 @@ def _written(opening: str, content: str) -> str:
 
 
 _remembered: Final = lru_cache(_REMEMBERED)(_written)
-
-
-def _message(item: Json) -> dict[str, Any]:
-    role, content = item.get("role", ""), item.get("content")
-    if role == "tool":
-        return message(role, [tool_response_part(item.get("tool_call_id"), content)])
-    return message(str(role), _parts(item), name=item.get("name"))
-
-
-def _parts(item: Json) -> list[dict[str, Any]]:
-    """Reasoning, content, refusal and tool calls of a message, in that order."""
-    parts = []
-    reasoning = item.get("reasoning_content") or item.get("reasoning")
-    if isinstance(reasoning, str):
-        parts.append(reasoning_part(reasoning))
-    parts += fields.content_parts(item.get("content"))
-    if isinstance(item.get("refusal"), str):
-        parts.append({"type": "refusal", "content": item["refusal"]})
-    for call in fields.objects(item.get("tool_calls")):
-        held = fields.object_of(call.get("function") or call.get("custom"))
-        arguments = held.get("arguments", held.get("input"))
-        parts.append(fields.tool_call(call.get("id"), held.get("name"), arguments))
-    return parts
 
 
 def response_attributes(body: Json) -> Attributes:
@@ -117,11 +90,11 @@ def response_attributes(body: Json) -> Attributes:
 
 def response_content(body: Json) -> dict[str, str]:
     """Messages, token ids and logprobs of the answer."""
-    choices = fields.objects(body.get("choices"))
+    choices = objects(body.get("choices"))
     sampled = [_sampled(choice) for choice in choices]
     content = {
         c.OUTPUT_MESSAGES: fields.dump([_answer(choice) for choice in choices]),
-        **fields.token_content(
+        **token_content(
             fields.prompt_ids_of(body, choices),
             sampled_ids(body, [choice.get("token_ids") for choice in choices]),
             [[token.get("logprob") for token in tokens] for tokens in sampled],
@@ -133,9 +106,8 @@ def response_content(body: Json) -> dict[str, str]:
 
 
 def _answer(choice: Json) -> dict[str, Any]:
-    said = fields.object_of(choice.get("message"))
-    role = str(said.get("role") or "assistant")
-    return message(role, _parts(said), finish_reason=choice.get("finish_reason"))
+    reason = choice.get("finish_reason")
+    return fields.read_message(object_of(choice.get("message")), "assistant", finish_reason=reason)
 
 
 def _sampled(choice: Json) -> list[dict[str, Any]]:
@@ -143,7 +115,7 @@ def _sampled(choice: Json) -> list[dict[str, Any]]:
     held = choice.get("logprobs")
     if not isinstance(held, dict):  # as of most calls
         return []
-    return fields.objects(held.get("content")) + fields.objects(held.get("refusal"))
+    return objects(held.get("content")) + objects(held.get("refusal"))
 
 
 def is_complete(events: Sequence[Json]) -> bool:
@@ -152,7 +124,7 @@ def is_complete(events: Sequence[Json]) -> bool:
         return True
     finished: dict[int, bool] = {}
     for event in events:
-        for choice in fields.objects(event.get("choices")):
+        for choice in objects(event.get("choices")):
             index = fields.index_of(choice)
             finished[index] = finished.get(index, False) or bool(choice.get("finish_reason"))
     return bool(finished) and all(finished.values())
@@ -165,10 +137,10 @@ def assemble(events: Sequence[Json]) -> Json:
 
 def _choice(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     whole = fields.grown(chunks, _GROWING)
-    deltas = [fields.object_of(chunk.get("delta")) for chunk in chunks]
+    deltas = [object_of(chunk.get("delta")) for chunk in chunks]
     said = [name for delta in deltas for name in delta]
     message = fields.grown(deltas, frozenset(said) - {"role", "tool_calls"})
-    calls = [call for delta in deltas for call in fields.objects(delta.get("tool_calls"))]
+    calls = [call for delta in deltas for call in objects(delta.get("tool_calls"))]
     return {**whole, "message": {**message, "tool_calls": _tool_calls(calls)}}
 
 

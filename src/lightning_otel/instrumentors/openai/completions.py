@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import message, text_part
+from lightning_otel.adapter.tokens import token_content
 from lightning_otel.instrumentors.openai import fields
 from lightning_otel.instrumentors.openai.fields import Attributes, Json
+from lightning_otel.messages import message, object_of, objects, text_part
 
 OPERATION: Final = c.TEXT_COMPLETION
 
@@ -28,7 +29,7 @@ def request_content(body: Json) -> dict[str, str]:
     if not isinstance(prompts, list):
         return {}
     if prompts and isinstance(prompts[0], int):
-        return fields.token_content(prompts, (), ())
+        return token_content(prompts, (), ())
     texts = [text for text in prompts if isinstance(text, str)]
     if not texts:
         return {}
@@ -46,7 +47,7 @@ def response_attributes(body: Json) -> Attributes:
 
 def response_content(body: Json) -> dict[str, str]:
     """Texts, token ids and logprobs of the answer."""
-    choices = fields.objects(body.get("choices"))
+    choices = objects(body.get("choices"))
     messages = [
         message(
             "assistant",
@@ -57,7 +58,7 @@ def response_content(body: Json) -> dict[str, str]:
     ]
     content = {
         c.OUTPUT_MESSAGES: fields.dump(messages),
-        **fields.token_content(
+        **token_content(
             fields.prompt_ids_of(body, choices),
             [choice.get("token_ids") for choice in choices],
             [_held(choice, "token_logprobs") for choice in choices],
@@ -68,7 +69,7 @@ def response_content(body: Json) -> dict[str, str]:
 
 def _held(choice: Json, name: str) -> list[Any]:
     """A list that stands in a choice's logprobs."""
-    found = fields.object_of(choice.get("logprobs")).get(name)
+    found = object_of(choice.get("logprobs")).get(name)
     return found if isinstance(found, list) else []
 
 

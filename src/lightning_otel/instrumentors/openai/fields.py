@@ -1,6 +1,5 @@
 """What the endpoints' formats have in common: attributes by name, usage, parts, token data."""
 
-import contextlib
 import itertools
 import json
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -11,8 +10,9 @@ import orjson
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import text_part, tool_call_part
-from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
+from lightning_otel import messages
+from lightning_otel.adapter.tokens import add_encoded, encode_ids
+from lightning_otel.messages import called_part, flat_tools, object_of, objects, values
 
 Json: TypeAlias = Mapping[str, Any]
 Attributes: TypeAlias = dict[str, AttributeValue]
@@ -44,29 +44,12 @@ _RESPONSE: Mapping[str, str] = {
 
 
 def dump(value: object) -> str:
-    """JSON text of a value made of JSON; what is not becomes text, what is invalid is repaired."""
-    try:
-        return orjson.dumps(value).decode()
-    except (TypeError, ValueError):
-        return json.dumps(value, default=_plain, skipkeys=True)
+    """Return JSON text of what a client sends or was sent."""
+    return values.dump(value, _sent)
 
 
-def tool_call(call_id: Any, name: Any, arguments: object) -> dict[str, Any]:
-    """A tool call's part, its arguments ready JSON where they are JSON.
-
-    Only checked and not made anew: a long history's arguments are read with every call.
-    """
-    if type(arguments) is str:
-        try:
-            orjson.loads(arguments)
-        except ValueError:
-            return tool_call_part(call_id, name, arguments)
-        arguments = orjson.Fragment(arguments)
-    return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
-
-
-def _plain(value: Any) -> Any:
-    """A value in the form the client sends it in, if it can send it at all."""
+def _sent(value: Any) -> Any:
+    """Return a value in the form the client sends it in, if it can send it at all."""
     if type(value) is orjson.Fragment:
         return json.loads(orjson.dumps(value))
     dump_model = getattr(value, "model_dump", None)
@@ -75,14 +58,9 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else f"<{type(value).__name__}>"
 
 
-def objects(value: object) -> list[dict[str, Any]]:
-    """The objects in a JSON list; empty for anything else, which is never iterated."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def object_of(value: object) -> dict[str, Any]:
-    """The value if it is a JSON object, else an empty one."""
-    return value if isinstance(value, dict) else {}
+def read_message(item: Json, role: str = "", **extra: Any) -> dict[str, Any]:
+    """Return a message of the chat API in the conventions' form, for writing."""
+    return messages.read_message(item, role, called_part, **extra)
 
 
 def index_of(choice: Json) -> int:
@@ -152,83 +130,9 @@ def finish_reasons(body: Json) -> Attributes:
 
 
 def tool_definitions(tools: object) -> str | None:
-    """Function tools in the conventions' flat form; tools of another kind as they are."""
-    flat = []
-    for tool in objects(tools):
-        function = tool.get("function")
-        flat.append({"type": "function", **function} if isinstance(function, dict) else tool)
+    """Return function tools in the conventions' flat form; tools of another kind as they are."""
+    flat = flat_tools(tools) if tools else ()
     return dump(flat) if flat else None
-
-
-def content_parts(content: object) -> list[dict[str, Any]]:
-    """A message's content, text or list of parts, as the conventions' parts."""
-    if isinstance(content, str):
-        return [text_part(content)] if content else []
-    if isinstance(content, dict):
-        return [_part(content)]
-    if isinstance(content, list):
-        return [_part(item) if isinstance(item, dict) else text_part(str(item)) for item in content]
-    return []
-
-
-def _part(part: Json) -> dict[str, Any]:
-    kind = part.get("type")
-    if kind in ("text", "input_text", "output_text", "summary_text", "reasoning_text"):
-        return text_part(part.get("text", ""))
-    if kind == "refusal":
-        return {"type": "refusal", "content": part.get("refusal", "")}
-    if kind in ("image_url", "input_image"):
-        image = part.get("image_url")
-        url = image.get("url") if isinstance(image, dict) else image
-        return _media("image", url, part.get("file_id"))
-    if kind == "input_audio":
-        audio = object_of(part.get("input_audio"))
-        mime_type = f"audio/{audio.get('format', 'wav')}"
-        return {
-            "type": "blob",
-            "modality": "audio",
-            "mime_type": mime_type,
-            "content": audio.get("data"),
-        }
-    if kind in ("file", "input_file"):
-        file = part.get("file")
-        held = file if isinstance(file, dict) else part
-        return _media(
-            "document", held.get("file_data") or held.get("file_url"), held.get("file_id")
-        )
-    return dict(part)
-
-
-def _media(modality: str, url: object, file_id: object) -> dict[str, Any]:
-    if isinstance(url, str) and url.startswith("data:"):
-        head, _, data = url.partition(",")
-        mime_type = head[len("data:") :].partition(";")[0]
-        return {"type": "blob", "modality": modality, "mime_type": mime_type, "content": data}
-    if url:
-        return {"type": "uri", "modality": modality, "uri": url}
-    return {"type": "file", "modality": modality, "file_id": file_id}
-
-
-def token_content(
-    prompt_ids: object, response_ids: Sequence[object], logprobs: Sequence[object]
-) -> dict[str, str]:
-    """Token ids and logprobs by attribute key, where a server gave them, whole and as numbers.
-
-    Args:
-        prompt_ids: Ids of the prompt, [P].
-        response_ids: Ids of each choice, [choices][R]; None where a choice has none.
-        logprobs: Log-probabilities of each choice, [choices][R]; likewise.
-    """
-    found: dict[str, str] = {}
-    if isinstance(prompt_ids, list) and prompt_ids:
-        _add(found, c.PROMPT_TOKEN_IDS, encode_ids, [prompt_ids])
-    ids_of = [ids if isinstance(ids, list) else [] for ids in response_ids]
-    if any(ids_of):
-        _add(found, c.RESPONSE_TOKEN_IDS, encode_ids, ids_of)
-    logprobs_of = [values if isinstance(values, list) else [] for values in logprobs]
-    if any(logprobs_of):
-        _add(found, c.RESPONSE_LOGPROBS, encode_logprobs, logprobs_of)
-    return found
 
 
 def named_ids(tokens: Sequence[object]) -> list[int]:
@@ -254,7 +158,7 @@ def add_named_ids(found: dict[str, str], choices: Sequence[Sequence[object]]) ->
     """
     named = [named_ids(tokens) for tokens in choices]
     if any(named):
-        _add(found, c.LOGPROB_TOKEN_IDS, encode_ids, named)
+        add_encoded(found, c.LOGPROB_TOKEN_IDS, encode_ids, named)
     return found
 
 
@@ -266,14 +170,6 @@ def prompt_ids_of(body: Json, choices: Sequence[Json]) -> object:
     return body.get("prompt_token_ids") or next(
         (held for choice in choices if (held := choice.get("prompt_token_ids"))), None
     )
-
-
-def _add(
-    found: dict[str, str], key: str, encode: Callable[[Any], str], choices: list[list[Any]]
-) -> None:
-    # A null among the logprobs, as of an echoed prompt's first token, leaves no list to trust.
-    with contextlib.suppress(TypeError, OverflowError):
-        found[key] = encode(choices)
 
 
 def assembled(

@@ -15,6 +15,7 @@ import orjson
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors.doors import named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai.body import BodyRecorder
 from lightning_otel.instrumentors.openai.request import ModelRequest, endpoint_of
@@ -32,11 +33,8 @@ class LiteLLMInstrumentor(LibraryInstrumentor):
         return {"litellm.llms.custom_httpx.http_handler": self._patch_handlers}
 
     def _patch_handlers(self, module: ModuleType) -> None:
-        self.wrap(module.HTTPHandler, "post", _post)
-        self.wrap(module.AsyncHTTPHandler, "post", _async_post)
-
-
-_instrumentor = LiteLLMInstrumentor()
+        self.wrap_calls(module.HTTPHandler, _begin, "post")
+        self.wrap_calls(module.AsyncHTTPHandler, _begin, "post")
 
 
 class _Address(NamedTuple):
@@ -64,6 +62,18 @@ class _Call(ModelRequest):
             _Recorder(response, self._started_s, self._ended)
             self._is_streaming = True
 
+    def returned(self, result: Any) -> None:
+        """End it with its response, unless that is still to be read."""
+        self.observe(result)
+        super().returned(result)
+
+    def fail(self, exc: BaseException) -> None:
+        """End it with the answer that the exception carries, where the server sent one."""
+        response = getattr(exc, "response", None)
+        if getattr(response, "is_closed", False):
+            capture.guarded(self.observe, response)
+        super().fail(exc)
+
 
 @dataclass(frozen=True, slots=True)
 class _Request:
@@ -84,65 +94,18 @@ class _Request:
     extra_json: None = None
 
 
-def _begin(url: Any, data: Any = None, json: Any = None, **more: Any) -> ModelRequest | None:
-    if not _instrumentor.is_wanted() or not isinstance(url, str):
+def _begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
+    given = named(("url", "data", "json"), args[:4], kwargs)
+    url, data = given.get("url"), given.get("data")
+    if not isinstance(url, str) or endpoint_of("post", url) is None:
         return None
-    if endpoint_of("post", url) is None:
-        return None
-    body = orjson.loads(data) if isinstance(data, str | bytes) else data or json
+    body = orjson.loads(data) if isinstance(data, str | bytes) else data or given.get("json")
     if not isinstance(body, dict):
         return None
     parts = urlsplit(url)
     sent = _Request(url, body, _Address(parts.hostname or "", parts.port))
     request = _Call.begin(sent, sent, is_stream=bool(body.get("stream")))
-    provider = getattr(more.get("logging_obj"), "custom_llm_provider", None)
+    provider = getattr(given.get("logging_obj"), "custom_llm_provider", None)
     if request is not None and isinstance(provider, str):
         request.operation.attributes[c.PROVIDER] = provider
     return request
-
-
-def _post(original: Any) -> Any:
-    def post(self: Any, *args: Any, **kwargs: Any) -> Any:
-        request = capture.guarded(_begin, *args[:3], **kwargs)
-        if request is None:
-            return original(self, *args, **kwargs)
-        try:
-            with capture.attached(request.operation.context):
-                response = original(self, *args, **kwargs)
-        except BaseException as exc:
-            capture.guarded(_failed, request, exc)
-            raise
-        capture.guarded(_answered, request, response)
-        return response
-
-    return post
-
-
-def _async_post(original: Any) -> Any:
-    async def post(self: Any, *args: Any, **kwargs: Any) -> Any:
-        request = capture.guarded(_begin, *args[:3], **kwargs)
-        if request is None:
-            return await original(self, *args, **kwargs)
-        try:
-            with capture.attached(request.operation.context):
-                response = await original(self, *args, **kwargs)
-        except BaseException as exc:
-            capture.guarded(_failed, request, exc)
-            raise
-        capture.guarded(_answered, request, response)
-        return response
-
-    return post
-
-
-def _answered(request: ModelRequest, response: Any) -> None:
-    request.observe(response)
-    request.returned(response)
-
-
-def _failed(request: ModelRequest, exc: BaseException) -> None:
-    """End the call with the answer that the exception carries, where the server sent one."""
-    response = getattr(exc, "response", None)
-    if getattr(response, "is_closed", False):
-        capture.guarded(request.observe, response)
-    request.fail(exc)

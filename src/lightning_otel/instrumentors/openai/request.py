@@ -14,6 +14,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import call_slot, capture, debugging
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors.doors import Run
 from lightning_otel.instrumentors.openai import chat, completions, embeddings, responses
 from lightning_otel.instrumentors.openai.body import BodyRecorder
 
@@ -76,14 +77,19 @@ def current_request() -> "ModelRequest | None":
     return found if isinstance(found, ModelRequest) else None
 
 
-class ModelRequest:
-    """A call's span, fed by the request's JSON and the response's bytes."""
+class ModelRequest(Run):
+    """A call's span, fed by the request's JSON and the response's bytes.
+
+    Attributes:
+        options: The client's options as they are sent.
+        given: The client's options as the program gave them.
+    """
 
     def __init__(
         self, client: Any, options: Any, endpoint: Endpoint, operation: capture.Operation
     ) -> None:
         self.client = client
-        self.options = options
+        self.options = self.given = options
         self.endpoint = endpoint
         self.operation = operation
         operation.request = self
@@ -179,7 +185,7 @@ class ModelRequest:
             return
         # Apart, both and the answer's body are freed at once.
         operation.request, self.context, self._response = None, Context(), None
-        self.options = None
+        self.options = self.given = None
         read = capture.guarded(self._read, body, first_chunk_s)
         if exc is not None:
             operation.fail(exc)

@@ -4,17 +4,14 @@ Source: OpenAI's API reference for responses; its streams end with an event that
 answer, so only a stream that was left early is put together from its pieces.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import (
-    message,
-    reasoning_part,
-    tool_response_part,
-)
+from lightning_otel.adapter.tokens import token_content
 from lightning_otel.instrumentors.openai import fields
 from lightning_otel.instrumentors.openai.fields import Attributes, Json
+from lightning_otel.messages import called_part, content_parts, object_of, objects, read_items
 
 OPERATION: Final = c.CHAT
 
@@ -27,15 +24,14 @@ _DELTAS: Final = frozenset(
     }
 )
 _CALLS: Final = ("function_call", "custom_tool_call")
-_RESULTS: Final = ("function_call_output", "custom_tool_call_output")
 
 
 def request_attributes(body: Json) -> Attributes:
     """Attributes of the request."""
     found: Attributes = {c.OPENAI_API: "responses", **fields.request_scalars(body)}
-    wanted = fields.object_of(fields.object_of(body.get("text")).get("format"))
+    wanted = object_of(object_of(body.get("text")).get("format"))
     found.update(fields.output_type(wanted.get("type")))
-    effort = fields.object_of(body.get("reasoning")).get("effort")
+    effort = object_of(body.get("reasoning")).get("effort")
     if isinstance(effort, str):
         found[c.REQUEST_REASONING_LEVEL] = effort
     found.update(_conversation(body))
@@ -51,49 +47,15 @@ def _conversation(body: Json) -> Attributes:
 def request_content(body: Json) -> dict[str, str]:
     """Instructions, messages and tools of the request."""
     given = body.get("input")
-    messages = (
-        [message("user", fields.content_parts(given))]
-        if isinstance(given, str)
-        else _messages(fields.objects(given))
-    )
+    messages = read_items([given] if isinstance(given, str) else objects(given), call=called_part)
     content = {c.INPUT_MESSAGES: fields.dump(messages)}
-    instructions = fields.content_parts(body.get("instructions"))
+    instructions = content_parts(body.get("instructions"))
     if instructions:
         content[c.SYSTEM_INSTRUCTIONS] = fields.dump(instructions)
     tools = fields.tool_definitions(body.get("tools"))
     if tools:
         content[c.TOOL_DEFINITIONS] = tools
     return content
-
-
-def _messages(items: Iterable[Json]) -> list[dict[str, Any]]:
-    """Input or output items as messages; what one turn of the model made is one message."""
-    messages: list[dict[str, Any]] = []
-    for item in items:
-        role, parts = _item(item)
-        is_same_turn = messages and role == "assistant" and messages[-1]["role"] == role
-        if is_same_turn:
-            messages[-1]["parts"] += parts
-        else:
-            messages.append(message(role, parts))
-    return messages
-
-
-def _item(item: Json) -> tuple[str, list[dict[str, Any]]]:
-    kind = item.get("type", "message")
-    if kind == "message":
-        return str(item.get("role", "user")), fields.content_parts(item.get("content"))
-    if kind in _CALLS:
-        arguments = item.get("arguments", item.get("input"))
-        call_id = item.get("call_id") or item.get("id")
-        return "assistant", [fields.tool_call(call_id, item.get("name"), arguments)]
-    if kind in _RESULTS:
-        return "tool", [tool_response_part(item.get("call_id"), item.get("output"))]
-    if kind == "reasoning":
-        pieces = fields.objects(item.get("summary")) + fields.objects(item.get("content"))
-        text = "\n".join(str(piece.get("text", "")) for piece in pieces)
-        return "assistant", [reasoning_part(text)] if text else []
-    return "assistant", [{**item, "type": f"openai.{kind}"}]
 
 
 def response_attributes(body: Json) -> Attributes:
@@ -109,30 +71,30 @@ def _finish_reason(body: Json) -> str | None:
     """The conventions' finish reason, which this API says by status and kind of output."""
     status = body.get("status")
     if status == "completed":
-        called = any(item.get("type") in _CALLS for item in fields.objects(body.get("output")))
+        called = any(item.get("type") in _CALLS for item in objects(body.get("output")))
         return "tool_calls" if called else "stop"
     if status == "incomplete":
-        why = fields.object_of(body.get("incomplete_details")).get("reason")
+        why = object_of(body.get("incomplete_details")).get("reason")
         return "length" if why == "max_output_tokens" else str(why or "length")
     return "error" if status == "failed" else None
 
 
 def response_content(body: Json) -> dict[str, str]:
     """The answer as one message; token ids and logprobs where an engine gives them."""
-    output = fields.objects(body.get("output"))
-    messages = _messages(output)
+    output = objects(body.get("output"))
+    messages = read_items(output, "assistant", called_part)
     reason = _finish_reason(body)
     if messages and reason:
         messages[-1]["finish_reason"] = reason
     logprobs = [
         token.get("logprob")
         for item in output
-        for part in fields.objects(item.get("content"))
-        for token in fields.objects(part.get("logprobs"))
+        for part in objects(item.get("content"))
+        for token in objects(part.get("logprobs"))
     ]
     return {
         c.OUTPUT_MESSAGES: fields.dump(messages),
-        **fields.token_content(body.get("prompt_token_ids"), [body.get("token_ids")], [logprobs]),
+        **token_content(body.get("prompt_token_ids"), [body.get("token_ids")], [logprobs]),
     }
 
 
@@ -144,15 +106,15 @@ def is_complete(events: Sequence[Json]) -> bool:
 def assemble(events: Sequence[Json]) -> Json:
     """The whole answer: the closing event's, else what the pieces so far add up to."""
     whole: dict[str, Any] = {}
-    items: dict[int, dict[str, Any]] = {}
+    items: dict[int, Json] = {}
     texts: dict[int, list[str]] = {}
     for event in events:
         kind, index = event.get("type"), event.get("output_index")
-        whole.update(fields.object_of(event.get("response")))
+        whole.update(object_of(event.get("response")))
         if kind == "error" or isinstance(event.get("error"), dict):
             whole["error"] = event.get("error") or {**event, "type": event.get("code")}
         elif isinstance(index, int):
-            items[index] = fields.object_of(event.get("item")) or items.get(index, {})
+            items[index] = object_of(event.get("item")) or items.get(index, {})
             if kind in _DELTAS and isinstance(event.get("delta"), str):
                 texts.setdefault(index, []).append(event["delta"])
     if not is_complete(events):

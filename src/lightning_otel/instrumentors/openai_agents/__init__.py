@@ -14,7 +14,7 @@ from typing import Any
 from opentelemetry import context as otel_context
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.generators import walked
+from lightning_otel.instrumentors.doors import Run, Within, around, named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai_agents import model
 from lightning_otel.instrumentors.openai_agents.spans import SESSION_KEY, SdkSpans
@@ -49,14 +49,14 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
     def _patch_spans(self, module: ModuleType) -> None:
         _spans.scope = getattr(module, "Scope", None)
         for name in ("SpanImpl", "NoOpSpan"):
-            self._wrap_if_there(module, name, "start", _start_span)
-            self._wrap_if_there(module, name, "finish", _finish)
-        self._wrap_if_there(module, "NoOpSpan", "set_error", _set_error)
+            self._wrap_if_there(module, name, "start", around(self.if_wanted(self._span_starts)))
+            self._wrap_if_there(module, name, "finish", around(_finish))
+        self._wrap_if_there(module, "NoOpSpan", "set_error", around(_set_error))
 
     def _patch_traces(self, module: ModuleType) -> None:
         for name in ("TraceImpl", "NoOpTrace", "ReattachedTrace"):
-            self._wrap_if_there(module, name, "start", _start_trace)
-            self._wrap_if_there(module, name, "finish", _finish)
+            self._wrap_if_there(module, name, "start", around(self.if_wanted(_trace_starts)))
+            self._wrap_if_there(module, name, "finish", around(_finish))
 
     def _patch_provider(self, module: ModuleType) -> None:
         self._wrap_if_there(module, "DefaultTraceProvider", "create_trace", _create_trace)
@@ -69,8 +69,15 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
         self._wrap_if_there(module, "ToolContext", "__init__", _make_tool_context)
 
     def _patch_runner(self, module: ModuleType) -> None:
-        self._wrap_if_there(module, "AgentRunner", "run", _run)
-        self._wrap_if_there(module, "AgentRunner", "run_streamed", _run_streamed)
+        for name in ("run", "run_streamed"):
+            # The task that a streamed run starts copies the context.
+            self._wrap_if_there(module, "AgentRunner", name, around(self.if_active(_in_session)))
+
+    def _span_starts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        (span,), given = args[:1], named(("mark_as_current",), args, kwargs)
+        _spans.start(span, is_current=bool(given.get("mark_as_current")))
+        if span.span_data.type == "agent":
+            self.cover_models()
 
     def _wrap_if_there(self, module: ModuleType, owner: str, name: str, make: Any) -> None:
         found = getattr(module, owner, None)
@@ -86,53 +93,24 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
             waiting += found.__subclasses__()
             own = found.__dict__
             if inspect.iscoroutinefunction(own.get("get_response")):
-                self.wrap(found, "get_response", _get_response)
+                self.wrap_calls(found, _begin, "get_response")
             if inspect.isfunction(own.get("stream_response")):
-                self.wrap(found, "stream_response", _stream_response)
+                self.wrap_steps(found, _begin, "stream_response")
 
 
-_instrumentor = OpenAIAgentsInstrumentor()
 _spans = SdkSpans()
 
 
-def _start_span(original: Any) -> Any:
-    def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        capture.guarded(_span_starts, self, *args, **kwargs)
-        return original(self, *args, **kwargs)
-
-    return start
+def _trace_starts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    _spans.start_trace(args[0])
 
 
-def _span_starts(span: Any, mark_as_current: object = False) -> None:
-    if _instrumentor.is_wanted():
-        _spans.start(span, is_current=bool(mark_as_current))
-        if span.span_data.type == "agent":
-            _instrumentor.cover_models()
+def _finish(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    _spans.finish(args[0])
 
 
-def _start_trace(original: Any) -> Any:
-    def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _instrumentor.is_wanted():
-            capture.guarded(_spans.start_trace, self)
-        return original(self, *args, **kwargs)
-
-    return start
-
-
-def _finish(original: Any) -> Any:
-    def finish(self: Any, *args: Any, **kwargs: Any) -> Any:
-        capture.guarded(_spans.finish, self)
-        return original(self, *args, **kwargs)
-
-    return finish
-
-
-def _set_error(original: Any) -> Any:
-    def set_error(self: Any, error: Any) -> Any:
-        capture.guarded(_spans.note_error, self, error)
-        return original(self, error)
-
-    return set_error
+def _set_error(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    _spans.note_error(args[0], named(("error",), args, kwargs).get("error"))
 
 
 def _create_trace(original: Any) -> Any:
@@ -152,64 +130,14 @@ def _make_tool_context(original: Any) -> Any:
     return __init__
 
 
-def _session_context(kwargs: Mapping[str, Any]) -> otel_context.Context:
-    """The context of a run, which knows the session whose conversation it goes on with."""
-    session_id = getattr(kwargs.get("session"), "session_id", None)
-    known = session_id if isinstance(session_id, str) else None
-    return otel_context.set_value(SESSION_KEY, known)
-
-
-def _run(original: Any) -> Any:
-    async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        context = capture.guarded(_session_context, kwargs) if kwargs.get("session") else None
-        if context is None or not _instrumentor.is_active:
-            return await original(self, *args, **kwargs)
-        with capture.attached(context):
-            return await original(self, *args, **kwargs)
-
-    return run
-
-
-def _run_streamed(original: Any) -> Any:
-    def run_streamed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        context = capture.guarded(_session_context, kwargs) if kwargs.get("session") else None
-        if context is None or not _instrumentor.is_active:
-            return original(self, *args, **kwargs)
-        # The task it starts copies the context.
-        with capture.attached(context):
-            return original(self, *args, **kwargs)
-
-    return run_streamed
-
-
-def _begin(of: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> model.ModelCall | None:
-    if not _instrumentor.is_wanted():
+def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+    """Run in a context that knows the session whose conversation the run goes on with."""
+    if not kwargs.get("session"):
         return None
-    return model.ModelCall.begin(of, args, kwargs, _spans.conversation())
+    session_id = getattr(kwargs["session"], "session_id", None)
+    known = session_id if isinstance(session_id, str) else None
+    return Within(otel_context.set_value(SESSION_KEY, known))
 
 
-def _get_response(original: Any) -> Any:
-    async def get_response(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = capture.guarded(_begin, self, args, kwargs)
-        if call is None:
-            return await original(self, *args, **kwargs)
-        try:
-            with capture.attached(call.context):
-                response = await original(self, *args, **kwargs)
-        except BaseException as exc:
-            capture.guarded(call.fail, exc)
-            raise
-        capture.guarded(call.answered, response)
-        return response
-
-    return get_response
-
-
-def _stream_response(original: Any) -> Any:
-    def stream_response(self: Any, *args: Any, **kwargs: Any) -> Any:
-        stream = original(self, *args, **kwargs)
-        if not inspect.isasyncgen(stream) or not capture.guarded(_instrumentor.is_wanted):
-            return stream
-        return walked(lambda: _begin(self, args, kwargs), stream)
-
-    return stream_response
+def _begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> model.ModelCall | None:
+    return model.ModelCall.begin(args[0], args[1:], kwargs, _spans.conversation())

@@ -9,18 +9,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-import orjson
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import (
-    message,
-    reasoning_part,
-    text_part,
-    tool_call_part,
-    tool_response_part,
-)
-from lightning_otel.instrumentors.content import text_of
+from lightning_otel.messages import read_items, text_part
+from lightning_otel.messages.values import dump, text_of
 
 _SETTINGS: Final = {
     "temperature": c.REQUEST_TEMPERATURE,
@@ -34,8 +27,6 @@ _USAGE: Final = {
     "output_tokens": c.OUTPUT_TOKENS,
     "completion_tokens": c.OUTPUT_TOKENS,
 }
-_CALLS: Final = ("function_call", "custom_tool_call")
-_TEXTS: Final = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
 _PLACEHOLDER_ID: Final = "__fake_id__"
 """The SDK's id for answers that have none."""
 
@@ -60,13 +51,13 @@ def of_request(request: Mapping[str, Any]) -> Reading:
     limit = getattr(settings, "max_tokens", None)
     if isinstance(limit, int) and not isinstance(limit, bool):
         attributes[c.REQUEST_MAX_TOKENS] = limit
-    content = {c.INPUT_MESSAGES: _dump(_messages(request.get("input"), "user"))}
+    content = {c.INPUT_MESSAGES: dump(_messages(request.get("input"), "user"))}
     instructions = request.get("system_instructions")
     if isinstance(instructions, str) and instructions:
-        content[c.SYSTEM_INSTRUCTIONS] = _dump([text_part(instructions)])
+        content[c.SYSTEM_INSTRUCTIONS] = dump([text_part(instructions)])
     tools = [*_each(request.get("tools")), *_each(request.get("handoffs"))]
     if tools:
-        content[c.TOOL_DEFINITIONS] = _dump([_tool(tool) for tool in tools])
+        content[c.TOOL_DEFINITIONS] = dump([_tool(tool) for tool in tools])
     return Reading(attributes, content)
 
 
@@ -98,7 +89,7 @@ def of_span(data: object) -> Reading | None:
         attributes[c.REQUEST_MODEL] = model
     attributes.update(usage(_plain(getattr(data, "usage", None))))
     if (given := getattr(data, "input", None)) is not None:
-        content[c.INPUT_MESSAGES] = _dump(_messages(given, "user"))
+        content[c.INPUT_MESSAGES] = dump(_messages(given, "user"))
     if (answered := getattr(data, "output", None)) is not None:
         attributes, answer = _answer(answered, attributes)
         content.update(answer)
@@ -132,66 +123,14 @@ def _answer(
     called = any(part.get("type") == "tool_call" for part in messages[-1]["parts"])
     reason = "tool_calls" if called else "stop"
     messages[-1]["finish_reason"] = reason
-    content = {c.OUTPUT_MESSAGES: _dump(messages)}
+    content = {c.OUTPUT_MESSAGES: dump(messages)}
     return {**attributes, c.FINISH_REASONS: [reason]}, content
 
 
 def _messages(given: object, role: str) -> list[dict[str, Any]]:
-    """Items as messages; what one turn of the model made is one message."""
-    if isinstance(given, str):
-        return [message(role, [text_part(text_of(given))])]
-    found: list[dict[str, Any]] = []
-    for item in _each(_plain(given)):
-        said, parts = (
-            _item(item, role) if isinstance(item, dict) else (role, [text_part(str(item))])
-        )
-        if found and said == "assistant" and found[-1]["role"] == said:
-            found[-1]["parts"] += parts
-        else:
-            found.append(message(said, parts))
-    return found
-
-
-def _item(item: Json, role: str) -> tuple[str, list[dict[str, Any]]]:
-    kind = str(item.get("type") or "message")
-    if kind in _CALLS:
-        arguments = item.get("arguments", item.get("input"))
-        return "assistant", [tool_call_part(_text(item, "call_id"), _text(item, "name"), arguments)]
-    if kind.endswith("_output") and "call_id" in item:
-        return "tool", [tool_response_part(_text(item, "call_id"), item.get("output"))]
-    if kind == "reasoning":
-        pieces = [*_each(item.get("summary")), *_each(item.get("content"))]
-        said = "\n".join(str(piece.get("text", "")) for piece in pieces if isinstance(piece, dict))
-        return "assistant", [reasoning_part(said)] if said else []
-    if kind != "message":
-        return "assistant", [{**item, "type": f"openai.{kind}"}]
-    speaker = str(item.get("role") or role)
-    if speaker == "tool":
-        return "tool", [tool_response_part(_text(item, "tool_call_id"), item.get("content"))]
-    called = [_chat_call(call) for call in _each(item.get("tool_calls")) if isinstance(call, dict)]
-    return speaker, [*_parts(item.get("content")), *called]
-
-
-def _chat_call(call: Json) -> dict[str, Any]:
-    function = call.get("function")
-    held = function if isinstance(function, dict) else {}
-    return tool_call_part(_text(call, "id"), _text(held, "name"), held.get("arguments"))
-
-
-def _parts(content: object) -> list[dict[str, Any]]:
-    if isinstance(content, str):
-        return [text_part(content)] if content else []
-    return [
-        _part(part) if isinstance(part, dict) else text_part(str(part)) for part in _each(content)
-    ]
-
-
-def _part(part: Json) -> dict[str, Any]:
-    if part.get("type") in _TEXTS:
-        return text_part(str(part.get("text", "")))
-    if part.get("type") == "refusal":
-        return {"type": "refusal", "content": part.get("refusal", "")}
-    return dict(part)
+    """Return items as messages; what one turn of the model made is one message."""
+    items = [text_of(given)] if isinstance(given, str) else _plain(given)
+    return read_items(items if isinstance(items, list) else (), role)
 
 
 def _tool(tool: object) -> dict[str, Any]:
@@ -214,11 +153,6 @@ def _field(holder: object, name: str) -> object:
     return holder.get(name) if isinstance(holder, dict) else getattr(holder, name, None)
 
 
-def _text(holder: Json, name: str) -> str | None:
-    value = holder.get(name)
-    return value if isinstance(value, str) else None
-
-
 def _each(found: object) -> Iterable[Any]:
     return found if isinstance(found, (list, tuple)) else ()
 
@@ -231,10 +165,3 @@ def _plain(value: object) -> Any:
         # Not orjson, which makes a great integer a float.
         return json.loads(text_of(value))
     return None
-
-
-def _dump(value: object) -> str:
-    try:
-        return orjson.dumps(value).decode()
-    except (TypeError, ValueError):  # an integer of more than 64 bits, as arguments may hold
-        return json.dumps(value, separators=(",", ":"))

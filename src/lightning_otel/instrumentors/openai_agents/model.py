@@ -13,6 +13,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors.doors import Run
 from lightning_otel.instrumentors.openai_agents import items
 from lightning_otel.instrumentors.openai_agents.items import Reading
 
@@ -75,7 +76,7 @@ def current_call() -> "ModelCall | None":
     return slot.call if isinstance(slot, _Slot) and not slot.call.is_over else None
 
 
-class ModelCall:
+class ModelCall(Run):
     """A model's ``get_response`` or ``stream_response`` under way.
 
     Attributes:
@@ -126,19 +127,16 @@ class ModelCall:
         """Whether a client is sending the request."""
         return self._operation.is_claimed
 
-    def saw(self, event: Any) -> None:
+    def saw(self, item: Any) -> None:
         """Note an event of a stream: the closing one holds the whole answer."""
-        if getattr(event, "type", None) in _FINAL:
-            self._response = event.response
+        if getattr(item, "type", None) in _FINAL:
+            self._response = item.response
             self._has_answered = True
 
-    def answered(self, response: Any) -> None:
+    def returned(self, result: Any) -> None:
         """End the call with its answer."""
-        self._response = response
+        self._response = result
         self._end(None)
-
-    def interrupted(self, exc: BaseException) -> None:
-        """Nothing to note: what the stream makes of it is seen with its next step."""
 
     def stop(self) -> None:
         """End the call of a stream that is over, or was left early."""

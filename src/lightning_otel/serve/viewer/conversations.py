@@ -9,9 +9,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.messages import parse_messages, plain_text
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.serve.guard import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.addresses import path_of

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from lightning_otel.adapter import chat
-from lightning_otel.adapter.media import dumped, plain
+from lightning_otel.messages import read_message
+from lightning_otel.messages.media import dumped, plain
 from lightning_otel.types import Message
 
 Side: TypeAlias = Literal["input", "output"]
@@ -117,8 +117,7 @@ def _parts(message: Message) -> Iterable[object]:
     found = message.get("parts")
     if isinstance(found, (list, tuple)):
         return found
-    (read,) = chat.parts_of([message])
-    parts: Iterable[object] = read["parts"]
+    parts: Iterable[object] = read_message(message)["parts"]
     return parts
 
 

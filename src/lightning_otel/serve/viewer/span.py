@@ -7,9 +7,9 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.calls import is_call, observation_of
 from lightning_otel.adapter.exactness import Tokens, read_tokens, sampling_of
-from lightning_otel.adapter.messages import parse_messages
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
+from lightning_otel.messages import parse_messages
 from lightning_otel.serve.viewer.said import Part, Said, said, value_part, value_text, whole
 from lightning_otel.serve.viewer.tree import Row
 from lightning_otel.store.schema import span_of

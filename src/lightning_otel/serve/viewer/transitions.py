@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lightning_otel.adapter.messages import plain_text
 from lightning_otel.adapter.selection import Selection, Wanted
 from lightning_otel.dataset import Store
+from lightning_otel.messages import plain_text
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.selecting import CHOICES, Chosen, chosen, registered
 from lightning_otel.serve.viewer.weighing import HEAVY, light

@@ -19,7 +19,8 @@ from lightning_otel import call_slot, capture, config
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import resources_of, resources_text
 from lightning_otel.errors import ConfigError
-from lightning_otel.instrumentors.openai import fields
+from lightning_otel.messages import content_parts
+from lightning_otel.messages.values import dump
 from lightning_otel.substitution import Given, pins
 from lightning_otel.types import Prompt, Resource
 
@@ -144,9 +145,9 @@ def _text(prompt: Prompt, own: object, task: object) -> str:
     """The prompt's text; ``{system_prompt}`` in it is the agent's own, ``{task}`` the task."""
     values: dict[str, Any] = {}
     if task is not None:
-        values["task"] = task if isinstance(task, str) else fields.dump(task)
+        values["task"] = task if isinstance(task, str) else dump(task)
     if "system_prompt" in prompt.placeholders:
-        parts = fields.content_parts(own)
+        parts = content_parts(own)
         values["system_prompt"] = "\n".join(str(part.get("content", "")) for part in parts)
     return prompt.format(**values)
 

@@ -11,14 +11,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lightning_otel.adapter.media import content_of, dumped, part_of, plain
-from lightning_otel.adapter.messages import (
-    message,
-    reasoning_part,
-    text_part,
-    tool_call_part,
-    tool_response_part,
-)
+from lightning_otel.messages import read_message
+from lightning_otel.messages.media import content_of, dumped, part_of, plain
 from lightning_otel.types import Message
 
 
@@ -41,15 +35,6 @@ def turns_of(messages: Iterable[Message]) -> list[list[dict[str, Any]]]:
     return found
 
 
-def parts_of(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """The messages of the chat API as the GenAI conventions write them.
-
-    Args:
-        messages: As chat completions take them.
-    """
-    return tuple([_read(item) for item in messages])
-
-
 def tools_of(definitions: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Tool definitions as chat completions take them; of two with one name the last counts.
 
@@ -69,20 +54,11 @@ def tools_of(definitions: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def definitions_of(tools: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Tool definitions of the chat API in the conventions' flat form."""
-    found = []
-    for tool in tools:
-        held = tool.get("function")
-        found.append({"type": "function", **held} if isinstance(held, Mapping) else dict(tool))
-    return tuple(found)
-
-
 def _spoken(item: Message) -> list[dict[str, Any]]:
     """A message as one of the chat API, or as several where tools answered in it."""
     held = item.get("parts")
     if not isinstance(held, (list, tuple)):
-        item = _read(item)
+        item = read_message(item)
         held = item["parts"]
     parts = [part_of(part) for part in held]
     kinds = {str(part.get("type")) for part in parts}
@@ -204,45 +180,6 @@ def _name_calls(found: Sequence[dict[str, Any]]) -> None:
                 call["id"] = "" if f"call_{made}" in known else f"call_{made}"
                 made += 1
         waiting = [call["id"] for call in item.get("tool_calls", ())] or waiting
-
-
-def _read(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A message of the chat API with parts."""
-    called = [call for call in _each(item.get("tool_calls")) if isinstance(call, Mapping)]
-    if not called and isinstance(item.get("function_call"), Mapping):
-        called = [item["function_call"]]
-    role = str(item.get("role") or ("assistant" if called else "user"))
-    if role in ("tool", "function") or "tool_call_id" in item:
-        content = item.get("content")
-        parts = [part_of(part) for part in _each(content)]
-        if len(parts) == 1 and parts[0].get("type") == "text":
-            content = parts[0]["content"]
-        call_id = item.get("tool_call_id") or None
-        return message("tool", [tool_response_part(call_id, content)])
-    parts = []
-    thought = item.get("reasoning_content") or item.get("reasoning")
-    if isinstance(thought, str):
-        parts.append(reasoning_part(thought))
-    content = item.get("content")
-    if isinstance(content, str):
-        parts += [text_part(content)] if content else []
-    else:
-        parts += [part_of(part) for part in _each(content)]
-    if isinstance(item.get("refusal"), str) and item["refusal"]:
-        parts.append({"type": "refusal", "content": item["refusal"]})
-    parts += map(_called, called)
-    return message(role, parts, name=item.get("name"))
-
-
-def _each(value: object) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else ()
-
-
-def _called(call: Mapping[str, Any]) -> dict[str, Any]:
-    held = call.get("function") or call.get("custom")
-    held = held if isinstance(held, Mapping) else call
-    arguments = held.get("arguments", held.get("input"))
-    return tool_call_part(call.get("id") or None, held.get("name"), arguments)
 
 
 def _is_json(text: str) -> bool:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from lightning_otel.instrumentors import content
-from lightning_otel.instrumentors.content import text_of
+from lightning_otel.messages import values
+from lightning_otel.messages.values import text_of
 
 plain = st.recursive(
     st.none()
@@ -133,7 +133,7 @@ def test_value_that_holds_itself_ends() -> None:
     value: dict[str, Any] = {}
     value["self"] = value
 
-    assert text_of(value).count("self") == content.DEPTH_LIMIT
+    assert text_of(value).count("self") == values.DEPTH_LIMIT
     assert "<dict>" in text_of(value)
 
 
@@ -144,5 +144,5 @@ def test_values_of_any_size_are_bounded() -> None:
 
     texts = [text_of(huge), text_of([huge, huge]), text_of([{"a": [0]}] * 10_000_000)]
 
-    assert max(map(len, texts)) <= content.TEXT_LIMIT + 16 * content.ITEM_LIMIT
+    assert max(map(len, texts)) <= values.TEXT_LIMIT + 16 * values.ITEM_LIMIT
     assert time.monotonic() - started_s < 5

@@ -8,7 +8,7 @@ dataclasses and pydantic models are written out; of everything else only the typ
 import dataclasses
 import enum
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
 
@@ -18,6 +18,22 @@ TEXT_LIMIT: Final = 4 * 1024 * 1024
 """Characters of one value's text; the store's own limit is 8 MiB a record."""
 ITEM_LIMIT: Final = 10_000
 DEPTH_LIMIT: Final = 24
+
+
+def dump(value: object, default: Callable[[Any], Any] | None = None) -> str:
+    """Return the JSON text of a value made of JSON; whatever else it holds, as :func:`text_of`.
+
+    Args:
+        value: The value.
+        default: Makes plain what is not JSON, in a value that is to be written whole.
+    """
+    try:
+        # Most messages are plain text in lists of ours: copying these would cost thrice as much.
+        return orjson.dumps(value, default).decode()
+    except (TypeError, ValueError):
+        if default is None:
+            return text_of(value)
+        return json.dumps(value, default=default, skipkeys=True)
 
 
 def text_of(value: Any) -> str:

@@ -9,13 +9,18 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lightning_otel.adapter.messages import text_part
-
-_TEXTS: Final = frozenset({"text", "input_text", "output_text", "summary_text"})
+_TEXTS: Final = frozenset(
+    {"text", "input_text", "output_text", "summary_text", "reasoning_text", "plaintext"}
+)
 _URLS: Final = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 _IMAGES: Final = frozenset({"image_url", "input_image"})
 _FILES: Final = frozenset({"file", "input_file"})
 _BASE64: Final = ";base64,"
+
+
+def text_part(content: str) -> dict[str, Any]:
+    """A part of plain text."""
+    return {"type": "text", "content": content}
 
 
 def content_of(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,8 +71,9 @@ def part_of(part: object) -> dict[str, Any]:
         extra = {"detail": held["detail"]} if "detail" in held else {}
         if isinstance(url, str):
             return _media(_URLS.get(kind, "image"), url) | extra
-    if kind == "image_file" and isinstance(held.get("file_id"), str):
-        return {"type": "file", "modality": "image", "file_id": held["file_id"]}
+    file_id = held.get("file_id") if kind == "image_file" else part.get("file_id")
+    if kind in ("image_file", "input_image") and isinstance(file_id, str):
+        return {"type": "file", "modality": "image", "file_id": file_id}
     if kind == "input_audio" and isinstance(held.get("data"), str):
         mime_type = f"audio/{held.get('format', 'wav')}"
         blob = {"type": "blob", "modality": "audio", "mime_type": mime_type}

@@ -1,0 +1,288 @@
+"""Each instrumented library as a small driver: the same few ways to ask a model one thing.
+
+A way that a library does not have is left out; whatever asks gives the answer's text.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+
+ASKED = "one two three four five six seven eight nine"
+INFO: Any = {
+    "vision": False,
+    "function_calling": True,
+    "json_output": True,
+    "family": "unknown",
+    "structured_output": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """One library; each of its ways takes the server's address and the model's name.
+
+    Attributes:
+        name: The library.
+        needs: The module without which it is not tested here.
+        outline: What one call leaves, each span below what it stands in.
+        methods: Modules, classes and methods that are replaced while it is instrumented.
+        ask: Asks in this thread.
+        ask_async: Asks in a coroutine.
+        stream: Gives the answer piece by piece.
+        stream_async: Likewise, asynchronously.
+    """
+
+    name: str
+    needs: str
+    outline: str
+    methods: tuple[tuple[str, str, str], ...]
+    ask: Callable[[str, str], str] | None = None
+    ask_async: Callable[[str, str], Coroutine[Any, Any, str]] | None = None
+    stream: Callable[[str, str], Iterator[Any]] | None = None
+    stream_async: Callable[[str, str], AsyncIterator[Any]] | None = None
+
+    def way(self, name: str) -> Any:
+        """Return one of its ways, or skip the test."""
+        pytest.importorskip(self.needs)
+        found = getattr(self, name)
+        if found is None:
+            pytest.skip(f"{self.name} has no such way")
+        return found
+
+    def ask_somehow(self, base_url: str, model: str = "toy") -> str:
+        """Ask in this thread, whichever way there is."""
+        if self.ask is not None:
+            return self.ask(base_url, model)
+        assert self.ask_async is not None
+        return asyncio.run(self.ask_async(base_url, model))
+
+
+def _message() -> Any:
+    return [{"role": "user", "content": ASKED}]
+
+
+def _options(base_url: str) -> Any:
+    # A connection that is kept would outlive the event loop that made it.
+    headers = {"Connection": "close"}
+    return {"base_url": base_url, "api_key": "k", "max_retries": 0, "default_headers": headers}
+
+
+# --- openai ---------------------------------------------------------------------------------------
+
+
+def _openai_ask(base_url: str, model: str) -> str:
+    with openai.OpenAI(**_options(base_url)) as client:
+        answer = client.chat.completions.create(model=model, messages=_message())
+    return str(answer.choices[0].message.content)
+
+
+async def _openai_ask_async(base_url: str, model: str) -> str:
+    async with openai.AsyncOpenAI(**_options(base_url)) as client:
+        answer = await client.chat.completions.create(model=model, messages=_message())
+    return str(answer.choices[0].message.content)
+
+
+def _openai_stream(base_url: str, model: str) -> Iterator[Any]:
+    with openai.OpenAI(**_options(base_url)) as client:
+        yield from client.chat.completions.create(model=model, messages=_message(), stream=True)
+
+
+async def _openai_stream_async(base_url: str, model: str) -> AsyncIterator[Any]:
+    async with openai.AsyncOpenAI(**_options(base_url)) as client:
+        create = client.chat.completions.create
+        async with await create(model=model, messages=_message(), stream=True) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+# --- LangChain ------------------------------------------------------------------------------------
+
+
+def _chat_model(base_url: str, model: str) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(model=model, **_options(base_url))
+
+
+def _langchain_ask(base_url: str, model: str) -> str:
+    return str(_chat_model(base_url, model).invoke(ASKED).content)
+
+
+async def _langchain_ask_async(base_url: str, model: str) -> str:
+    return str((await _chat_model(base_url, model).ainvoke(ASKED)).content)
+
+
+def _langchain_stream(base_url: str, model: str) -> Iterator[Any]:
+    stream: Iterator[Any] = _chat_model(base_url, model).stream(ASKED)
+    return stream
+
+
+def _langchain_stream_async(base_url: str, model: str) -> AsyncIterator[Any]:
+    stream: AsyncIterator[Any] = _chat_model(base_url, model).astream(ASKED)
+    return stream
+
+
+# --- AutoGen --------------------------------------------------------------------------------------
+
+
+def _assistant(base_url: str, model: str) -> Any:
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    client = OpenAIChatCompletionClient(model=model, model_info=INFO, **_options(base_url))
+    return AssistantAgent("ann", model_client=client, model_client_stream=False)
+
+
+async def _autogen_ask_async(base_url: str, model: str) -> str:
+    result = await _assistant(base_url, model).run(task=ASKED)
+    return str(result.messages[-1].content)
+
+
+def _autogen_stream_async(base_url: str, model: str) -> AsyncIterator[Any]:
+    stream: AsyncIterator[Any] = _assistant(base_url, model).run_stream(task=ASKED)
+    return stream
+
+
+# --- OpenAI Agents SDK ----------------------------------------------------------------------------
+
+
+def _sdk_agent(base_url: str, model: str) -> Any:
+    import agents
+
+    agents.set_trace_processors([])
+    client = openai.AsyncOpenAI(**_options(base_url))
+    over = agents.OpenAIChatCompletionsModel(model=model, openai_client=client)
+    return agents.Agent(name="ann", model=over)
+
+
+async def _agents_ask_async(base_url: str, model: str) -> str:
+    import agents
+
+    return str((await agents.Runner.run(_sdk_agent(base_url, model), ASKED)).final_output)
+
+
+# --- LiteLLM --------------------------------------------------------------------------------------
+
+
+def _litellm_options(base_url: str, model: str) -> Any:
+    given = {"model": f"hosted_vllm/{model}", "messages": _message(), "max_retries": 0}
+    return given | {"api_base": base_url, "api_key": "k"}
+
+
+def _litellm_ask(base_url: str, model: str) -> str:
+    import litellm
+
+    answer = litellm.completion(**_litellm_options(base_url, model))
+    return str(answer.choices[0].message.content)
+
+
+async def _litellm_ask_async(base_url: str, model: str) -> str:
+    import litellm
+
+    answer = await litellm.acompletion(**_litellm_options(base_url, model))
+    return str(answer.choices[0].message.content)
+
+
+def _litellm_stream(base_url: str, model: str) -> Iterator[Any]:
+    import litellm
+
+    yield from litellm.completion(stream=True, **_litellm_options(base_url, model))
+
+
+# --- CrewAI ---------------------------------------------------------------------------------------
+
+
+def _crewai_agent(base_url: str, model: str) -> Any:
+    import crewai
+
+    llm = crewai.LLM(model=f"openai/{model}", base_url=base_url, api_key="k", max_retries=0)
+    return crewai.Agent(role="ann", goal="g", backstory="b", llm=llm)
+
+
+def _crewai_ask(base_url: str, model: str) -> str:
+    return str(_crewai_agent(base_url, model).kickoff(ASKED).raw)
+
+
+# --- AG2 ------------------------------------------------------------------------------------------
+
+
+def _ag2_ask(base_url: str, model: str) -> str:
+    from autogen import ConversableAgent
+
+    config = {"model": model, "base_url": base_url, "api_key": "k", "max_retries": 0}
+    agent = ConversableAgent("ann", llm_config={"config_list": [config], "cache_seed": None})
+    found = agent.generate_reply(messages=_message())
+    return str(found["content"] if isinstance(found, dict) else found)
+
+
+DRIVERS = [
+    Driver(
+        "openai",
+        "openai",
+        "chat toy",
+        (("openai._base_client", "SyncAPIClient", "request"),),
+        _openai_ask,
+        _openai_ask_async,
+        _openai_stream,
+        _openai_stream_async,
+    ),
+    Driver(
+        "langchain",
+        "langchain_openai",
+        "chat toy",
+        (
+            ("langchain_core.language_models.chat_models", "BaseChatModel", "stream"),
+            ("langchain_core.language_models.chat_models", "BaseChatModel", "astream"),
+            ("langchain_core.tools.base", "BaseTool", "run"),
+        ),
+        _langchain_ask,
+        _langchain_ask_async,
+        _langchain_stream,
+        _langchain_stream_async,
+    ),
+    Driver(
+        "autogen",
+        "autogen_agentchat",
+        "create_agent ann\ninvoke_agent ann\n  chat toy",
+        (
+            ("autogen_agentchat.agents", "BaseChatAgent", "run"),
+            ("autogen_agentchat.agents", "BaseChatAgent", "run_stream"),
+        ),
+        ask_async=_autogen_ask_async,
+        stream_async=_autogen_stream_async,
+    ),
+    Driver(
+        "agents",
+        "agents",
+        "invoke_workflow Agent workflow\n  invoke_agent ann\n    chat toy",
+        (("agents.run", "AgentRunner", "run"),),
+        ask_async=_agents_ask_async,
+    ),
+    Driver(
+        "litellm",
+        "litellm",
+        "chat toy",
+        (("litellm.llms.custom_httpx.http_handler", "HTTPHandler", "post"),),
+        _litellm_ask,
+        _litellm_ask_async,
+        _litellm_stream,
+    ),
+    Driver(
+        "crewai",
+        "crewai",
+        "invoke_agent ann\n  chat toy",
+        (("crewai", "Agent", "execute_task"),),
+        _crewai_ask,
+    ),
+    Driver(
+        "ag2",
+        "autogen",
+        "invoke_agent ann\n  chat toy",
+        (("autogen", "ConversableAgent", "generate_reply"),),
+        _ag2_ask,
+    ),
+]
