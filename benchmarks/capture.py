@@ -1,425 +1,339 @@
-"""What capturing a call of the ``openai`` client adds to it, beside three other instrumentors.
+"""CPU time that capturing adds to a call of ``openai``, beside three other instrumentors.
 
-Each instrumentor has a process of its own, with two copies of the ``openai`` package in it: one
-instrumented, one plain. Plain and instrumented calls alternate, the order flips with each pair, and
-the median of the paired differences is what counts. The network is a transport in memory. Peers
-hand their spans to a ``BatchSpanProcessor`` with an exporter that does nothing; ours are recorded
-into a segment file on disk.
+    python benchmarks/capture.py [--quick] [--langchain]
+
+With ``--langchain`` the runs are LangChain's, and each family has its instrumentors of LangChain
+and of ``openai`` on. The network is a transport in memory. Peers give their spans to a
+``BatchSpanProcessor`` whose exporter does nothing, in a thread that is not counted; ours are
+recorded into a store on disk.
 """
 
-import argparse
 import asyncio
-import gc
 import json
-import random
-import re
-import shutil
-import sysconfig
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
-import peers
+import harness
+from harness import OURS, text
 
-OURS = "lightning-otel"
-CONTROL = "control (none)"
-PEERS = {
-    "official": "opentelemetry-instrumentation-genai-openai",
-    "openinference": "openinference-instrumentation-openai",
-    "openllmetry": "opentelemetry-instrumentation-openai",
-}
-REQUIREMENTS = (
+PLAIN, CONTROL = "plain", "control (none)"
+GENAI, INFERENCE, TRACELOOP = (
+    "opentelemetry.instrumentation.genai", "openinference.instrumentation",
+    "opentelemetry.instrumentation",
+)  # fmt: skip
+PEERS = {"official": GENAI, "openinference": INFERENCE, "openllmetry": TRACELOOP}
+"""Where each family has its instrumentors."""
+OPENAI = (
     "openai==3.52.0",
-    # openai breaks when a pre-release of the old httpx is importable.
-    "httpx<1",
-    "opentelemetry-sdk==1.45.2",
-    "opentelemetry-instrumentation==0.66b2",
-    "opentelemetry-semantic-conventions==0.66b2",
+    "httpx<1",  # openai breaks when a pre-release of the old httpx is importable
+    *harness.SDK,
     "opentelemetry-util-genai==1.3b0",
     "opentelemetry-instrumentation-genai-openai==1.3b0",
     "openinference-instrumentation-openai==0.1.66",
     "opentelemetry-instrumentation-openai==0.62.4",
     "-e",
-    str(peers.ROOT),
+    str(harness.ROOT),
 )
-SETTINGS = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY"}
-"""Content on spans: off by default in the official one, on by default in the other two."""
-PLAIN = "plain_openai"
+LANGCHAIN = (
+    "langchain==1.4.7",
+    "langchain-core==1.7.2",
+    "langchain-openai==1.7.3",
+    "langgraph==1.2.22",
+    "opentelemetry-instrumentation-genai-langchain==1.3b0",
+    "openinference-instrumentation-langchain==0.1.80",
+    "opentelemetry-instrumentation-langchain==0.62.4",
+    *OPENAI,
+)
 MARK = "the-last-words-of-the-request"
 CHUNKS = 200
+QUESTION = f"{text(2000, 1)} {MARK}"
+SCENARIOS = {
+    "2 KB history": 40,
+    "2 KB history, async": 40,
+    "50 KB history, tools": 12,
+    f"stream of {CHUNKS} chunks": 6,
+}
+LANGCHAIN_SCENARIOS = {
+    "model.invoke": 40,
+    "prompt | model | parser": 20,
+    "LangGraph of two nodes": 12,
+    "ChatOpenAI.invoke": 12,
+}
+"""Runs of a turn."""
 
 
-class Scenario(NamedTuple):
-    """One shape of call."""
-
-    name: str
-    request: dict[str, Any]
-    pairs: int
-    is_stream: bool = False
-    is_async: bool = False
-
-
-def scenarios(*, is_quick: bool) -> list[Scenario]:
-    """The calls to time, and how many pairs of each in a round."""
-    less = 5 if is_quick else 1
-    return [
-        Scenario("2 KB history", short_history(), 1000 // less),
-        Scenario("2 KB history, async", short_history(), 1000 // less, is_async=True),
-        Scenario("50 KB history, tools", long_history(), 250 // less),
-        Scenario(f"stream of {CHUNKS} chunks", short_history(), 100 // less, is_stream=True),
-    ]
-
-
-def words(size: int, seed: int) -> str:
-    """Random words of about as many bytes in all."""
-    rng = random.Random(seed)
-    found: list[str] = []
-    while size > 0:
-        found.append("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))))
-        size -= len(found[-1]) + 1
-    return " ".join(found)
+# --- requests and answers ------------------------------------------------------------------------
 
 
 def short_history() -> dict[str, Any]:
-    """Six messages of 2 KB in all."""
+    """Return six messages of 2 KB in all."""
     roles = ("system", "user", "assistant", "user", "assistant", "user")
-    messages = [{"role": role, "content": words(290, seed)} for seed, role in enumerate(roles)]
+    messages = [{"role": role, "content": text(290, seed)} for seed, role in enumerate(roles)]
     messages[-1]["content"] += " " + MARK
     return {"model": "demo-1", "messages": messages, "temperature": 0.7, "max_tokens": 256}
 
 
 def long_history() -> dict[str, Any]:
-    """66 messages of 50 KB in all, every other exchange through a tool, and four tools."""
-    messages: list[dict[str, Any]] = [{"role": "system", "content": words(900, 0)}]
+    """Return 66 messages of 50 KB in all, every other exchange through a tool, and four tools."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": text(900)}]
     for turn in range(16):
-        call = {
-            "id": f"call_{turn}",
-            "type": "function",
-            "function": {"name": "search", "arguments": json.dumps({"query": words(400, turn)})},
-        }
+        function = {"name": "search", "arguments": json.dumps({"query": text(400, turn)})}
+        call = {"id": f"call_{turn}", "type": "function", "function": function}
         messages += [
-            {"role": "user", "content": words(700, 100 + turn)},
+            {"role": "user", "content": text(700, 100 + turn)},
             {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "content": words(900, 200 + turn)},
-            {"role": "assistant", "content": words(700, 300 + turn)},
+            {"role": "tool", "tool_call_id": call["id"], "content": text(900, 200 + turn)},
+            {"role": "assistant", "content": text(700, 300 + turn)},
         ]
-    messages.append({"role": "user", "content": words(300, 1) + " " + MARK})
+    messages.append({"role": "user", "content": f"{text(300, 1)} {MARK}"})
+    schema = {"type": "object", "properties": {"query": {"type": "string"}}}
     tools = [
         {
             "type": "function",
-            "function": {
-                "name": name,
-                "description": words(120, seed),
-                "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
-            },
+            "function": {"name": name, "description": text(120), "parameters": schema},
         }
-        for seed, name in enumerate(("search", "read", "write", "run"))
+        for name in ("search", "read", "write", "run")
     ]
     return {"model": "demo-1", "messages": messages, "tools": tools, "temperature": 0.7}
-
-
-def answer() -> bytes:
-    """A whole answer of 400 bytes of text."""
-    message = {"role": "assistant", "content": words(400, 7)}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 500, "completion_tokens": 80, "total_tokens": 580}
-    return json.dumps({**_head("chat.completion"), "choices": [choice], "usage": usage}).encode()
-
-
-def chunks() -> list[bytes]:
-    """The same as server-sent events."""
-    events: list[dict[str, Any]] = []
-    for number in range(CHUNKS):
-        is_last = number == CHUNKS - 1
-        choice = {
-            "index": 0,
-            "delta": {"role": "assistant", "content": f"word{number} "},
-            "finish_reason": "stop" if is_last else None,
-        }
-        events.append({**_head("chat.completion.chunk"), "choices": [choice]})
-    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events] + [
-        b"data: [DONE]\n\n"
-    ]
 
 
 def _head(kind: str) -> dict[str, Any]:
     return {"id": "chatcmpl-benchmark", "object": kind, "created": 1, "model": "demo-1"}
 
 
-# --- the worker: one instrumentor, one process ---------------------------------------------------
+def _answer() -> bytes:
+    message = {"role": "assistant", "content": text(400, 7)}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 500, "completion_tokens": 80, "total_tokens": 580}
+    return json.dumps({**_head("chat.completion"), "choices": [choice], "usage": usage}).encode()
 
 
-class Calls:
-    """The calls of one copy of ``openai``, over a transport in memory."""
-
-    def __init__(self, openai: Any) -> None:
-        import httpx2
-
-        self._client = openai.OpenAI(
-            api_key="none", http_client=httpx2.Client(transport=httpx2.MockTransport(_handle))
-        )
-        self._async_client = openai.AsyncOpenAI(
-            api_key="none",
-            http_client=httpx2.AsyncClient(transport=httpx2.MockTransport(_handle_async)),
-        )
-
-    def plain(self, request: dict[str, Any]) -> None:
-        self._client.chat.completions.create(**request)
-
-    def stream(self, request: dict[str, Any]) -> None:
-        for _ in self._client.chat.completions.create(**request, stream=True):
-            pass
-
-    async def asynchronous(self, request: dict[str, Any]) -> None:
-        await self._async_client.chat.completions.create(**request)
+def _chunks() -> list[bytes]:
+    chunks = []
+    for number in range(CHUNKS):
+        delta = {"role": "assistant", "content": f"word{number} "}
+        reason = "stop" if number == CHUNKS - 1 else None
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        event = json.dumps({**_head("chat.completion.chunk"), "choices": [choice]})
+        chunks.append(f"data: {event}\n\n".encode())
+    return [*chunks, b"data: [DONE]\n\n"]
 
 
-_ANSWER = answer()
-_CHUNKS = chunks()
-
-
-def _handle(request: Any) -> Any:
+def transports() -> tuple[Any, Any]:
+    """Return a sync and an async client of HTTP that answer from memory."""
     import httpx2
 
-    if b'"stream":true' in request.content:
-        headers = {"content-type": "text/event-stream"}
-        return httpx2.Response(200, headers=headers, content=_one_by_one())
-    return httpx2.Response(200, headers={"content-type": "application/json"}, content=_ANSWER)
+    answer, chunks = _answer(), _chunks()
+
+    def handle(request: Any) -> Any:
+        if b'"stream":true' in request.content:
+            headers = {"content-type": "text/event-stream"}
+            return httpx2.Response(200, headers=headers, content=(chunk for chunk in chunks))
+        return httpx2.Response(200, headers={"content-type": "application/json"}, content=answer)
+
+    async def handle_async(request: Any) -> Any:
+        return handle(request)
+
+    return (
+        httpx2.Client(transport=httpx2.MockTransport(handle)),
+        httpx2.AsyncClient(transport=httpx2.MockTransport(handle_async)),
+    )
 
 
-def _one_by_one() -> Iterator[bytes]:
-    yield from _CHUNKS
+# --- runs ----------------------------------------------------------------------------------------
 
 
-async def _handle_async(request: Any) -> Any:
-    return _handle(request)
+def openai_runs() -> dict[str, Callable[[], object]]:
+    """Return a call of each scenario."""
+    import openai
+
+    sync, asynchronous = transports()
+    create = openai.OpenAI(api_key="none", http_client=sync).chat.completions.create
+    create_async = openai.AsyncOpenAI(
+        api_key="none", http_client=asynchronous
+    ).chat.completions.create
+    loop = asyncio.new_event_loop()
+    short, long = short_history(), long_history()
+    runs: tuple[Callable[[], object], ...] = (
+        lambda: create(**short),
+        lambda: loop.run_until_complete(create_async(**short)),
+        lambda: create(**long),
+        lambda: [None for _ in create(**short, stream=True)],
+    )
+    return dict(zip(SCENARIOS, runs, strict=True))
 
 
-def two_copies(start: Callable[[], None]) -> tuple[Calls, Calls]:
-    """A plain and an instrumented set of calls, each on its own copy of ``openai``.
+def langchain_runs() -> dict[str, Callable[[], object]]:
+    """Return a run of each scenario."""
+    from langchain_core.output_parsers import StrOutputParser
+    from langchain_core.prompts import ChatPromptTemplate
+    from langchain_openai import ChatOpenAI
 
-    Switching one copy on and off between calls would time the interpreter's caches instead.
-    """
-    plain = Calls(import_module(PLAIN))
-    start()
-    return plain, Calls(import_module("openai"))
+    model = fake_model()
+    prompt = ChatPromptTemplate.from_messages([("system", "Be brief."), ("user", "{question}")])
+    chain = prompt | model | StrOutputParser()
+    graph = two_nodes(model)
+    client = ChatOpenAI(
+        model="demo-1", api_key="none", base_url="http://127.0.0.1:9/v1", max_retries=0,
+        http_client=transports()[0],
+    )  # fmt: skip
+    runs: tuple[Callable[[], object], ...] = (
+        lambda: model.invoke(QUESTION),
+        lambda: chain.invoke({"question": QUESTION}),
+        lambda: graph.invoke({"question": QUESTION, "answer": ""}),
+        lambda: client.invoke(QUESTION),
+    )
+    return dict(zip(LANGCHAIN_SCENARIOS, runs, strict=True))
 
 
-def copy_openai() -> None:
-    """Put a second copy of ``openai`` beside the first, under a name no instrumentor looks for."""
-    packages = Path(sysconfig.get_path("purelib"))
-    if (packages / PLAIN).exists():
-        return
-    made = packages / f"{PLAIN}.new"
-    shutil.rmtree(made, ignore_errors=True)
-    shutil.copytree(packages / "openai", made, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in made.rglob("*.py"):
-        text = path.read_text()
-        path.write_text(re.sub(r"(?<![\w./@-])openai(?=[. \n])", PLAIN, text))
-    made.rename(packages / PLAIN)
+def fake_model() -> Any:
+    """Return a chat model that answers by itself, with the facts that a real one gives."""
+    from langchain_core.language_models.chat_models import BaseChatModel
+    from langchain_core.messages import AIMessage
+    from langchain_core.outputs import ChatGeneration, ChatResult
+
+    class FakeModel(BaseChatModel):
+        model_name: str = "demo-1"
+
+        @property
+        def _llm_type(self) -> str:
+            return "fake-chat-model"
+
+        def _get_ls_params(self, stop: Any = None, **kwargs: Any) -> Any:
+            return {"ls_provider": "fake", "ls_model_name": "demo-1", "ls_model_type": "chat"}
+
+        def _generate(
+            self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+        ) -> ChatResult:
+            usage = {"input_tokens": 500, "output_tokens": 80, "total_tokens": 580}
+            facts = {"model_name": "demo-1", "finish_reason": "stop"}
+            message = AIMessage(text(400, 7), usage_metadata=usage, response_metadata=facts)
+            return ChatResult(generations=[ChatGeneration(message=message)])
+
+    return FakeModel()
 
 
-def warm_up(calls: Calls) -> None:
-    """Each kind of call once."""
-    calls.plain(long_history())
-    calls.plain(short_history())
-    calls.stream(short_history())
-    asyncio.run(calls.asynchronous(short_history()))
+def two_nodes(model: Any) -> Any:
+    """Return a graph whose first node asks the model and whose second one reads the answer."""
+    from typing import TypedDict
+
+    from langgraph.graph import END, START, StateGraph
+
+    # Functional: the annotations of a class made in a function cannot be found by name.
+    State = TypedDict("State", {"question": str, "answer": str})  # noqa: UP013
+    graph = StateGraph(State)
+    graph.add_node("ask", lambda state: {"answer": model.invoke(state["question"]).content})
+    graph.add_node("read", lambda state: {"answer": state["answer"].strip()})
+    for edge in ((START, "ask"), ("ask", "read"), ("read", END)):
+        graph.add_edge(*edge)
+    return graph.compile()
+
+
+# --- workers and driver --------------------------------------------------------------------------
 
 
 class Counter:
-    """An exporter that only counts, and looks whether the content is there."""
+    """An exporter that counts spans and looks for content in them."""
 
     def __init__(self) -> None:
         self.spans = 0
-        self.with_content = 0
+        self.has_content = False
 
     def export(self, spans: Any) -> Any:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         self.spans += len(spans)
-        if not self.with_content:
-            self.with_content = sum(MARK in str(dict(span.attributes)) for span in spans)
+        self.has_content |= any(MARK in str(dict(span.attributes)) for span in spans)
         return SpanExportResult.SUCCESS
 
-    def shutdown(self) -> None:
-        """Nothing to do."""
+    def shutdown(self) -> None: ...
 
     def force_flush(self, timeout_millis: int = 0) -> bool:
         return True
 
 
-def start_peer(name: str, exporter: Counter) -> Callable[[], None]:
-    """Switches one of the peers on, its spans going to the exporter in batches."""
+def start_peer(name: str, exporter: Counter, *, langchain: bool) -> Any:
+    """Switch a family on and return its tracer provider."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    def start() -> None:
-        from opentelemetry import trace
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-        provider = TracerProvider()
-        provider.add_span_processor(BatchSpanProcessor(exporter))
-        trace.set_tracer_provider(provider)
-        if name == "official":
-            from opentelemetry.instrumentation.genai.openai import OpenAIInstrumentor
-        elif name == "openinference":
-            from openinference.instrumentation.openai import OpenAIInstrumentor
-        else:
-            from opentelemetry.instrumentation.openai import OpenAIInstrumentor
-        OpenAIInstrumentor().instrument(tracer_provider=provider)
-
-    return start
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    for library, title in (("openai", "OpenAI"), ("langchain", "LangChain"))[: 1 + langchain]:
+        module = import_module(f"{PEERS[name]}.{library}")
+        title = "Langchain" if (name, library) == ("openllmetry", "langchain") else title
+        getattr(module, f"{title}Instrumentor")().instrument(tracer_provider=provider)
+    return provider
 
 
-def worker(name: str, *, is_quick: bool) -> None:
-    """Time every scenario under one instrumentor."""
-    copy_openai()
+def work(name: str, *, langchain: bool) -> None:
+    """Be the worker of a family: make the spans of each scenario once, then take turns."""
     exporter = Counter()
+    recording: Any = nullcontext()
+    provider = None
     with tempfile.TemporaryDirectory() as folder:
         if name == OURS:
             import lightning_otel
 
             recording = lightning_otel.auto_trace(store=str(Path(folder) / "traces.duckdb"))
-            plain, instrumented = two_copies(lambda: None)
-        else:
-            recording = nullcontext()
-            plain, instrumented = two_copies(
-                (lambda: None) if name == CONTROL else start_peer(name, exporter)
-            )
-        figures = {}
+        elif name in PEERS:
+            provider = start_peer(name, exporter, langchain=langchain)
+
+        def settle() -> None:
+            # Peers' threads do their work now, and are idle in the others' turns.
+            if provider is not None:
+                provider.force_flush()
+
         with recording as recorded:
-            warm_up(plain)
-            warm_up(instrumented)
-            for scenario in scenarios(is_quick=is_quick):
-                figures[scenario.name] = timed(scenario, plain, instrumented)
-        calls = 4 + sum(scenario.pairs for scenario in scenarios(is_quick=is_quick))
-        check(name, calls, exporter, recorded)
-    peers.report(figures)
-
-
-def check(name: str, calls: int, exporter: Counter, recorded: Any) -> None:
-    """Stop if an instrumentor did not do its work, or did it on the plain calls too."""
-    if name == CONTROL:
-        return
-    if name == OURS:
-        spans = [span for span in recorded.spans() if span.kind == "CLIENT"]
-        found, with_content = len(spans), sum(MARK in str(span.attributes) for span in spans)
-    else:
-        from opentelemetry import trace
-
-        trace.get_tracer_provider().force_flush()
-        found, with_content = exporter.spans, exporter.with_content
-    # A peer's queue may have dropped some; one span too many would be a plain call's.
-    if not 0.9 * calls < found <= calls or not with_content:
-        raise SystemExit(f"{name}: {found} spans of {calls} calls, {with_content} with content")
-
-
-def timed(scenario: Scenario, plain: Calls, instrumented: Calls) -> dict[str, float]:
-    """Median of the paired differences and of the plain calls, in microseconds."""
-    gc.collect()
-    if scenario.is_async:
-        pairs = asyncio.run(_async_pairs(scenario, plain, instrumented))
-    else:
-        kind = "stream" if scenario.is_stream else "plain"
-        pairs = _pairs(scenario, getattr(plain, kind), getattr(instrumented, kind))
-    return {
-        "added_us": median(after - before for before, after in pairs) / 1e3,
-        "plain_us": median(before for before, _ in pairs) / 1e3,
-    }
-
-
-def _pairs(
-    scenario: Scenario, plain: Callable[..., None], instrumented: Callable[..., None]
-) -> list[tuple[int, int]]:
-    clock = time.perf_counter_ns
-    pairs = []
-    for number in range(scenario.pairs):
-        order = (plain, instrumented) if number % 2 else (instrumented, plain)
-        marks = [clock()]
-        for call in order:
-            call(scenario.request)
-            marks.append(clock())
-        first, second = marks[1] - marks[0], marks[2] - marks[1]
-        pairs.append((first, second) if number % 2 else (second, first))
-    return pairs
-
-
-async def _async_pairs(
-    scenario: Scenario, plain: Calls, instrumented: Calls
-) -> list[tuple[int, int]]:
-    clock = time.perf_counter_ns
-    pairs = []
-    for number in range(scenario.pairs):
-        order = (plain, instrumented) if number % 2 else (instrumented, plain)
-        marks = [clock()]
-        for calls in order:
-            await calls.asynchronous(scenario.request)
-            marks.append(clock())
-        first, second = marks[1] - marks[0], marks[2] - marks[1]
-        pairs.append((first, second) if number % 2 else (second, first))
-    return pairs
-
-
-# --- the driver ----------------------------------------------------------------------------------
+            runs = langchain_runs() if langchain else openai_runs()
+            for run in runs.values():
+                run()
+            settle()
+            if recorded is not None:
+                spans = recorded.spans().rows()
+                exporter.export([span for span in spans if span.operation])
+            if name not in (PLAIN, CONTROL) and not (exporter.spans >= 4 and exporter.has_content):
+                raise SystemExit(f"{name}: {exporter.spans} spans, {exporter.has_content=}")
+            harness.report(exporter.spans)
+            harness.take_turns(runs, settle)
 
 
 def main() -> None:
-    parser = peers.arguments(__doc__ or "")
-    parser.add_argument("--rounds", type=int, help="how often each process is run (default 3)")
+    parser = harness.arguments(__doc__ or "")
+    parser.add_argument("--langchain", action="store_true", help="time LangChain, not openai")
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker, is_quick=options.quick)
+        work(**options.worker)
         return
-    python = peers.environment(options.env, "capture", REQUIREMENTS)
-    rounds = options.rounds or (1 if options.quick else 3)
-    figures = measured(python, rounds, options)
-    show(figures)
-    where = peers.facts(python, "openai", "opentelemetry-sdk", *PEERS.values())
-    peers.finish(options.json, where, figures)
-
-
-def measured(
-    python: Path, rounds: int, options: argparse.Namespace
-) -> dict[str, list[dict[str, Any]]]:
-    """Every round of every instrumentor, one process after the other."""
-    figures: dict[str, list[dict[str, Any]]] = {name: [] for name in (CONTROL, OURS, *PEERS)}
-    flags = ["--quick"] if options.quick else []
-    for number in range(rounds):
-        for name in figures:
-            peers.say(f"round {number + 1} of {rounds}: {name}")
-            settings = {} if name == OURS else SETTINGS
-            figures[name].append(peers.run(python, __file__, name, *flags, settings=settings))
-    return figures
-
-
-def show(figures: dict[str, list[dict[str, Any]]]) -> None:
-    """The table: added microseconds, and ours as a multiple of the best peer."""
-    rows = []
-    for scenario in figures[OURS][0]:
-        added = {
-            name: [one[scenario]["added_us"] for one in rounds] for name, rounds in figures.items()
-        }
-        base = [one[scenario]["plain_us"] for rounds in figures.values() for one in rounds]
-        rows.append(
-            [
-                f"{scenario} ({median(base):,.0f})",
-                *(peers.with_spread(added[name]) for name in figures),
-                *(
-                    peers.ratio(middle(added[OURS]), min(middle(added[name]) for name in PEERS))
-                    for middle in (median, min)
-                ),
-            ]
+    kind, needed = ("langchain", LANGCHAIN) if options.langchain else ("capture", OPENAI)
+    python = harness.environment(options.env, kind, needed)
+    peers = [name for name in PEERS if not options.only or name in options.only]
+    content = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY"}
+    workers = {
+        name: harness.Worker(
+            __file__, python=python, name=name, langchain=options.langchain,
+            # Content is off by default in the official family. OpenInference makes LangChain warn.
+            env={**content, "PYTHONWARNINGS": "ignore"} if name in PEERS else {},
         )
-    peers.table(
-        "Microseconds added to a call, content on: median of rounds (lowest to highest)",
-        ["scenario (plain call)", *figures, "ours / best peer", "by lowest rounds"],
-        rows,
-    )
+        for name in (PLAIN, CONTROL, OURS, *peers)
+    }  # fmt: skip
+    spans = {name: worker.answer() for name, worker in workers.items()}
+    scenarios = LANGCHAIN_SCENARIOS if options.langchain else SCENARIOS
+    times = harness.compare(workers, scenarios, 8 if options.quick else 40)
+    harness.show_added(
+        "Microseconds of CPU added to a run, content on: median of turns (range)",
+        times, PLAIN, peers,
+    )  # fmt: skip
+    print(f"\nSpans of one run of each: {spans}")
+    figures = {"times_us": times, "spans": spans}
+    families = [each.partition("==")[0] for each in needed if "instrumentation-" in each]
+    harness.finish(options, figures, "openai", "opentelemetry-sdk", *families, python=python)
 
 
 if __name__ == "__main__":

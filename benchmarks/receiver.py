@@ -1,30 +1,25 @@
 """The OTLP receiver: how fast it takes small spans, and what hostile bodies cost it.
 
-    python benchmarks/receiver.py [--spans N] [--rounds N]
+    python benchmarks/receiver.py [--quick] [--spans N]
 
-Each round sends the same batches, one sender over one connection, to a server of its own process:
-to ``lightning-otel serve`` as protobuf, as gzip and as JSON; and to a peer of stock parts that does
-the same job as a Collector's file exporter: stdlib HTTP, the same decoder, protobuf's own JSON, one
-line a request. The spans a second (of the wall clock, and of the server's own processor time, which
-other work on the machine does not change) and the ratio to that peer are printed; then what hostile
-bodies cost, which are row S1 of the fault suite.
+Each round sends the same batches over one connection: to ``lightning-otel serve`` as protobuf, gzip
+and JSON, and to a peer of stock parts that does the job of a Collector's file exporter.
 """
 
-import argparse
 import gzip
 import http.client
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import zlib
 from pathlib import Path
-from typing import NamedTuple
+from statistics import median
 
+import harness
 import orjson
 from google.protobuf.json_format import MessageToDict
+from harness import Server, spread
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -34,7 +29,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from google.protobuf.json_format import MessageToJson
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-out = open(sys.argv[1], "ab", buffering=0)
+out = open("spans.jsonl", "ab", buffering=0)
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_POST(self):
@@ -46,14 +41,16 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
     def log_message(self, *args):
         pass
-server = HTTPServer(("127.0.0.1", 0), Handler)
-print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
-server.serve_forever()
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
+COMMANDS = {
+    "peer": (sys.executable, "-c", PEER),
+    "serve": (sys.executable, "-m", "lightning_otel", "serve", "--store", "t.duckdb", "--port"),
+}
 
 
 def batch() -> ExportTraceServiceRequest:
-    """512 small spans of an HTTP library: four attributes, 165 bytes each."""
+    """Return 512 small spans of an HTTP library: four attributes, 165 bytes each."""
     request = ExportTraceServiceRequest()
     resource = request.resource_spans.add()
     resource.resource.attributes.add(key="service.name").value.string_value = "bench"
@@ -72,8 +69,8 @@ def batch() -> ExportTraceServiceRequest:
     return request
 
 
-def as_json(request: ExportTraceServiceRequest) -> bytes:
-    """OTLP's JSON of a request, whose ids are hex."""
+def json_of(request: ExportTraceServiceRequest) -> bytes:
+    """Return OTLP's JSON of a request, whose ids are hex."""
     found = MessageToDict(request)
     spans = found["resourceSpans"][0]["scopeSpans"][0]["spans"]
     for span, raw in zip(spans, request.resource_spans[0].scope_spans[0].spans, strict=True):
@@ -82,117 +79,72 @@ def as_json(request: ExportTraceServiceRequest) -> bytes:
     return orjson.dumps(found)
 
 
-class Server:
-    """A server process that prints its address."""
+class Target:
+    """A server with one open connection."""
 
-    def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert self.process.stdout is not None
-        self.host = self.process.stdout.readline().strip().removeprefix("http://")
-        self.connection = http.client.HTTPConnection(self.host, timeout=60)
+    def __init__(self, kind: str, folder: str, port: int) -> None:
+        self.server = Server([*COMMANDS[kind], str(port)], Path(folder), port)
+        self._connection = http.client.HTTPConnection(f"127.0.0.1:{port}", timeout=60)
 
-    def post(self, body: bytes, kind: str, encoding: str = "") -> int:
-        """Send a body; gives the status."""
+    def post(self, body: bytes, kind: str = PROTOBUF, encoding: str = "") -> int:
+        """Send a body and return the status."""
         headers = {"Content-Type": kind, **({"Content-Encoding": encoding} if encoding else {})}
-        self.connection.request("POST", "/v1/traces", body, headers)
-        answer = self.connection.getresponse()
+        self._connection.request("POST", "/v1/traces", body, headers)
+        answer = self._connection.getresponse()
         answer.read()
         return answer.status
 
-    def memory_mb(self) -> float:
-        """The most memory it ever had."""
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(text.partition("VmHWM:")[2].split()[0]) / 1024
-
-    def processor_s(self) -> float:
-        """Processor time it used so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def end(self) -> None:
-        """Stop it."""
-        self.connection.close()
-        self.process.terminate()
-        self.process.wait(20)
+        self._connection.close()
+        self.server.end()
 
 
-def receiver(folder: Path) -> Server:
-    """A ``lightning-otel serve`` with a store of its own."""
-    store = folder / f"{time.time_ns()}.duckdb"
-    command = ["-m", "lightning_otel", "serve", "--port", "0", "--store"]
-    return Server([sys.executable, *command, str(store)])
-
-
-def peer(folder: Path) -> Server:
-    """A receiver of stock parts."""
-    return Server([sys.executable, "-c", PEER, str(folder / f"{time.time_ns()}.pb")])
-
-
-class Rate(NamedTuple):
-    """Spans a second, of the wall clock and of the server's processor time."""
-
-    wall: float
-    processor: float
-
-
-def rate(server: Server, bodies: list[bytes], kind: str, encoding: str = "") -> Rate:
-    """Spans a second; each body is acknowledged before the next is sent."""
-    server.post(bodies[0], kind, encoding)
-    started, used_s = time.perf_counter(), server.processor_s()
-    for body in bodies:
-        status = server.post(body, kind, encoding)
-        assert status == 200, status
-    count = len(bodies) * PER_BATCH
-    wall = time.perf_counter() - started
-    return Rate(count / wall, count / (server.processor_s() - used_s))
-
-
-def speed(folder: Path, count: int, rounds: int) -> None:
-    """Print the table of rates."""
+def speed(count: int, rounds: int) -> object:
+    """Print spans a second, of the clock and of the server's CPU time."""
     requests = [batch() for _ in range(max(1, count // PER_BATCH))]
     plain = [request.SerializeToString() for request in requests]
-    zipped = [gzip.compress(body) for body in plain]
-    ways: dict[str, tuple[Callable[[Path], Server], list[bytes], str, str]] = {
-        "peer, protobuf": (peer, plain, PROTOBUF, ""),
-        "serve, protobuf": (receiver, plain, PROTOBUF, ""),
-        "serve, gzip": (receiver, zipped, PROTOBUF, "gzip"),
-        "serve, JSON": (receiver, [as_json(request) for request in requests], JSON, ""),
+    ways = {
+        "peer, protobuf": ("peer", plain, PROTOBUF, ""),
+        "serve, protobuf": ("serve", plain, PROTOBUF, ""),
+        "serve, gzip": ("serve", [gzip.compress(body) for body in plain], PROTOBUF, "gzip"),
+        "serve, JSON": ("serve", [json_of(request) for request in requests], JSON, ""),
     }
-    rates: dict[str, list[Rate]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        for way, (start, bodies, kind, encoding) in ways.items():
-            server = start(folder)
-            rates[way].append(rate(server, bodies, kind, encoding))
-            server.end()
-    base = statistics.median(found.processor for found in rates["peer, protobuf"])
-    print(f"{'way':18}{'spans/s':>10}{'min':>10}{'max':>10}{'per cpu s':>11}{'× peer':>9}")
-    for way, found in rates.items():
-        walls = [each.wall for each in found]
-        middle = statistics.median(each.processor for each in found)
-        print(
-            f"{way:18}{statistics.median(walls):10,.0f}{min(walls):10,.0f}{max(walls):10,.0f}"
-            f"{middle:11,.0f}{middle / base:9.2f}"
-        )
-
-
-def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
-    found = bytearray()
-    while number > 127:
-        found.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*found, number])
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for number in range(rounds):
+        for at, (way, (kind, bodies, form, encoding)) in enumerate(ways.items()):
+            with tempfile.TemporaryDirectory() as folder:
+                target = Target(kind, folder, 18_300 + 10 * number + at)
+                target.post(bodies[0], form, encoding)
+                began, used = time.perf_counter(), target.server.cpu_s()
+                for body in bodies:
+                    assert target.post(body, form, encoding) == 200
+                wall, cpu = time.perf_counter() - began, target.server.cpu_s() - used
+                found[way].append((len(plain) * PER_BATCH / wall, len(plain) * PER_BATCH / cpu))
+                target.end()
+    base = median(cpu for _, cpu in found["peer, protobuf"])
+    harness.table(
+        "Spans a second: median (range)",
+        ["way", "of the clock", "of the server's CPU", "CPU, × peer"],
+        [
+            (way, spread([wall for wall, _ in rates]), spread([cpu for _, cpu in rates]),
+             f"{median(cpu for _, cpu in rates) / base:.2f}")
+            for way, rates in found.items()
+        ],
+    )  # fmt: skip
+    return found
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A message as a field of another."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
+    """Return a message as a field of another, in protobuf."""
+    size, length = bytearray(), len(content)
+    while length > 127:
+        size.append(length & 127 | 128)
+        length >>= 7
+    return bytes([number << 3 | 2, *size, length]) + content
 
 
 def deep(levels: int) -> bytes:
-    """A request with one attribute of so many lists within each other."""
+    """Return a request with an attribute of lists within lists."""
     value = b""
     for _ in range(levels):
         value = field(5, field(1, value))
@@ -200,47 +152,42 @@ def deep(levels: int) -> bytes:
     return field(1, field(2, field(2, span)))
 
 
-def zeros(size: int) -> bytes:
-    """A gzip of so many zeros, made without holding them."""
-    import zlib
-
-    made = zlib.compressobj(9, wbits=31)
-    block = b"\0" * (1 << 20)
-    return b"".join(made.compress(block) for _ in range(size >> 20)) + made.flush()
-
-
-def bombs(folder: Path) -> None:
-    """Print what each hostile body costs."""
-    empty = gzip.compress(field(1, field(2, b"\x12\x00" * 5_000_000)), 9)
-    braces = gzip.compress(b'{"resourceSpans":[' + b"{}," * 6_000_000 + b"{}]}", 9)
+def attack() -> None:
+    """Print the cost of each hostile body, which are row S1 of the fault suite."""
+    zeros = zlib.compressobj(9, wbits=31)
+    zipped = b"".join(zeros.compress(b"\0" * (1 << 20)) for _ in range(1 << 10)) + zeros.flush()
     hostile = {
-        f"5M empty spans, gzip of {len(empty) / 1e3:.1f} kB": (empty, PROTOBUF),
-        f"6M empty objects in JSON, gzip of {len(braces) / 1e3:.1f} kB": (braces, JSON),
-        "1 GB of zeros in a gzip": (zeros(1 << 30), PROTOBUF),
-        "47 lists deep": (gzip.compress(deep(47)), PROTOBUF),
-        "10,000 lists deep": (gzip.compress(deep(10_000)), PROTOBUF),
-        "10,000 lists deep in JSON": (gzip.compress(b"[" * 10_000 + b"]" * 10_000), JSON),
+        "5M empty spans": (field(1, field(2, b"\x12\x00" * 5_000_000)), PROTOBUF),
+        "6M empty objects in JSON": (b'{"resourceSpans":[' + b"{}," * 6_000_000 + b"{}]}", JSON),
+        "1 GB of zeros": (zipped, PROTOBUF),
+        "47 lists deep": (deep(47), PROTOBUF),
+        "10,000 lists deep": (deep(10_000), PROTOBUF),
+        "10,000 lists deep in JSON": (b"[" * 10_000 + b"]" * 10_000, JSON),
     }
-    print(f"\n{'hostile body':48}{'status':>8}{'ms':>8}{'+ MB':>8}")
-    for name, (body, kind) in hostile.items():
-        server = receiver(folder)
-        server.post(batch().SerializeToString(), PROTOBUF)
-        before, started = server.memory_mb(), time.perf_counter()
-        status = server.post(body, kind, "gzip")
-        took = (time.perf_counter() - started) * 1e3
-        print(f"{name:48}{status:8}{took:8.0f}{server.memory_mb() - before:8.0f}")
-        server.end()
+    rows = []
+    for number, (name, (body, kind)) in enumerate(hostile.items()):
+        with tempfile.TemporaryDirectory() as folder:
+            target = Target("serve", folder, 18_400 + number)
+            target.post(batch().SerializeToString())
+            packed = body if body is zipped else gzip.compress(body)
+            before = harness.peak_mb(target.server.process.pid)
+            began = time.perf_counter()
+            status = target.post(packed, kind, "gzip")
+            took = (time.perf_counter() - began) * 1e3
+            more = harness.peak_mb(target.server.process.pid) - before
+            rows.append((name, f"{len(packed) / 1e3:.1f}", status, f"{took:.0f}", f"{more:.0f}"))
+            target.end()
+    harness.table("Hostile bodies", ["body", "kB of gzip", "status", "ms", "MB more"], rows)
 
 
 def main() -> None:
-    """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.arguments(__doc__ or "")
     parser.add_argument("--spans", type=int, default=50_000, help="in each way and round")
-    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        speed(Path(folder), options.spans, options.rounds)
-        bombs(Path(folder))
+    count, rounds = (5_000, 1) if options.quick else (options.spans, 5)
+    figures = speed(count, rounds)
+    attack()
+    harness.finish(options, figures, "lightning-otel", "protobuf")
 
 
 if __name__ == "__main__":

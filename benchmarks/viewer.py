@@ -1,363 +1,210 @@
-"""The viewer beside Phoenix and MLflow: each page in time and weight, the same spans, one run.
+"""The viewer beside Phoenix and MLflow: time and weight of each page, and the server's memory.
 
-    python benchmarks/viewer.py [--traces N] [--big N] [--rounds N]
+    python benchmarks/viewer.py [--quick] [--only NAME] [--memory]
 
-Each server is started in its own process with an empty store and is sent the same spans by
-OTLP/HTTP: conversations of an agent with a tool, and one trace of very many spans. A headless
-Chromium then opens its pages. Printed are the time from the command to the first answer, the time
-from asking for a page until the text looked for is on the screen (a new browser context each time,
-so nothing is cached; the server is warm), the bytes that went over the wire, requests to hosts that
-are not this machine (they are refused, and counted), and the memory of all the server's processes.
-The text looked for is one that only the spans hold. A page that does not show it in a minute is
-`> 60`.
+Each server starts with an empty store and gets the same spans by OTLP/HTTP: conversations of an
+agent with a tool, and one trace of very many spans. A headless Chromium opens its pages, with
+nothing cached, until a text that only the spans hold is on the screen. Requests to other hosts are
+refused, and counted. ``--memory`` asks our server for every page, and prints what it holds
+meanwhile and afterwards. Needs the extra ``test``.
 """
 
 import json
-import os
 import re
 import shutil
-import signal
-import statistics
-import subprocess
 import sys
 import tempfile
+import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import peers
+import harness
+from harness import OURS, Server, spread
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-PHOENIX = ("arize-phoenix==20.26.1",)
-MLFLOW = ("mlflow==3.17.2",)
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
 )  # fmt: skip
 PER_REQUEST = 500
-LIMIT_S = 60.0
-START_S = 180.0
-SENT_S = 300.0
-STORED_S = 240.0
+LIMIT_S, STORED_S = 60.0, 240.0
 NEEDLE = "needle-in-one-trace"
-"""Said in one small trace only."""
+BIG = f"{0xB16:032x}"
+PAGES = (
+    "/", "/home/curve", "/home/funnel", "/traces", "/traces?text=needle", "/traces/{small}",
+    "/traces/{small}?tab=chat", "/traces/{big}", "/traces/{big}?tab=waterfall",
+    "/traces/{big}?tab=chat", "/traces/{big}/rows?first=15000", "/conversations",
+    "/conversations/{small}", "/transitions", "/transitions/export", "/rollouts",
+    "/rollouts/{small}", "/resources", "/runs", "/sql/columns",
+    "/sql?q=SELECT+name,+count(*)+FROM+spans+GROUP+BY+1+LIMIT+5", "/settings",
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page, and what shows that it is there.
+class Spans:
+    """OTLP requests, made span by span."""
 
-    Attributes:
-        name: In the table.
-        path: Of the URL.
-        text: On the screen when the page can be used.
-    """
+    def __init__(self) -> None:
+        self.requests: list[ExportTraceServiceRequest] = []
+        self._scope: Any = None
 
-    name: str
-    path: str
-    text: str
-
-
-@dataclass(slots=True)
-class Peer:
-    """A server with a viewer.
-
-    Attributes:
-        command: Starts it in a folder, at a port.
-        settings: Of its environment.
-        headers: Of spans that are sent to it.
-        pages: Of the ids of a small trace and the big one; asked when the spans are there.
-    """
-
-    name: str
-    command: Sequence[str]
-    pages: Callable[["Server", str, str], list[Page]]
-    settings: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-class Server:
-    """A peer's server, running in a folder of its own."""
-
-    def __init__(self, peer: Peer, folder: Path, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self.folder = folder
-        self.peer = peer
-        begin = time.perf_counter()
-        with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [part.format(port=port, folder=folder) for part in peer.command],
-                cwd=folder,
-                env={
-                    **os.environ,  # noqa: TID251  # the rule is the package's own
-                    "HOME": str(folder),
-                    **{name: text.format(port=port) for name, text in peer.settings.items()},
-                },
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.first_answer_s = self._wait(begin)
-
-    def _wait(self, begin: float) -> float:
-        while time.perf_counter() - begin < START_S:
-            if self.process.poll() is not None:
-                break
-            try:
-                with urllib.request.urlopen(self.url, timeout=5):
-                    return time.perf_counter() - begin
-            except urllib.error.HTTPError:
-                return time.perf_counter() - begin  # it asks who is there: it answers
-            except OSError:
-                time.sleep(0.05)
-        self.end()
-        raise SystemExit(f"{self.peer.name} did not start: {self.log()[-2000:]}")
-
-    def log(self) -> str:
-        """What it said."""
-        return (self.folder / "log").read_text(errors="replace")
-
-    def ask(self, path: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
-        """The answer to a request."""
-        headers = {"Content-Type": kind, **self.peer.headers}
-        request = urllib.request.Request(self.url + path, body, headers)
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return bytes(answer.read())
-
-    def send(self, requests: Sequence[bytes]) -> float:
-        """Send spans; gives the seconds it took."""
-        begin = time.perf_counter()
-        for each in requests:
-            while True:  # as a sender of OTLP does that is told to come again
-                try:
-                    self.ask("/v1/traces", each, "application/x-protobuf")
-                    break
-                except OSError:
-                    if time.perf_counter() - begin > SENT_S:
-                        raise
-                    time.sleep(1)
-        return time.perf_counter() - begin
-
-    def memory_mb(self) -> float:
-        """Resident memory of the process and all its descendants."""
-        parents: dict[int, int] = {}
-        sizes: dict[int, int] = {}
-        for status in Path("/proc").glob("[0-9]*/status"):
-            try:
-                text = status.read_text()
-            except OSError:
-                continue
-            pid = int(status.parent.name)
-            parents[pid] = int(text.partition("\nPPid:")[2].split()[0])
-            sizes[pid] = int((text.partition("\nVmRSS:")[2].split() or ["0"])[0])
-        own = {self.process.pid}
-        while more := {pid for pid, parent in parents.items() if parent in own} - own:
-            own |= more
-        return sum(sizes.get(pid, 0) for pid in own) / 1024
-
-    def end(self) -> None:
-        """Stop it and what it started."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, number)
-                self.process.wait(10)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+    def add(
+        self,
+        trace_id: str,
+        span_id: str,
+        parent: str,
+        name: str,
+        start_ns: int,
+        ms: int,
+        **own: Any,
+    ) -> None:
+        if self._scope is None or len(self._scope.spans) == PER_REQUEST:
+            self.requests.append(ExportTraceServiceRequest())
+            resource = self.requests[-1].resource_spans.add()
+            resource.resource.attributes.add(key="service.name").value.string_value = "bench"
+            self._scope = resource.scope_spans.add()
+        span = self._scope.spans.add(
+            trace_id=bytes.fromhex(trace_id), span_id=bytes.fromhex(span_id),
+            parent_span_id=bytes.fromhex(parent), name=name, kind=1,
+            start_time_unix_nano=start_ns, end_time_unix_nano=start_ns + ms * 1_000_000,
+        )  # fmt: skip
+        for key, value in own.items():
+            kept = span.attributes.add(key=f"gen_ai.{key.replace('__', '.')}").value
+            setattr(kept, "int_value" if isinstance(value, int) else "string_value", value)
 
 
-# What is sent
-
-
-def conversations(count: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Traces of an agent that asks a model, uses a tool, and asks again: id and spans."""
-    for number in range(count):
-        trace_id = f"{number + 1:032x}"
-        topic = NEEDLE if number == count - 2 else f"question {number}"
+def recorded(traces: int, big: int) -> tuple[list[bytes], str]:
+    """Return requests with all spans, and the id of the trace that has the needle."""
+    spans, now = Spans(), time.time_ns()
+    # The long trace goes first: the newest are the small ones, as lists show them.
+    root = "b000000000000000"
+    spans.add(BIG, root, "", "invoke_workflow big-root", now - 3_600_000_000_000, 600_000)
+    for number in range(1, big):
+        step = (number - 1) // 5 * 5 + 1
+        is_step = number == step
+        spans.add(
+            BIG, f"b{number:015x}", root if is_step else f"b{step:015x}",
+            f"step-{step}" if is_step else f"execute_tool tool-{number}",
+            now - 3_600_000_000_000 + number * 1_000_000, 5,
+            **({} if is_step else {"operation__name": "execute_tool"}),
+        )  # fmt: skip
+    for number in range(traces):
+        trace_id, agent = f"{number + 1:032x}", f"{number + 1:08x}00000001"
+        topic = NEEDLE if number == traces - 2 else f"question {number}"
+        start = now - (traces - number) * 1_000_000_000
         asked = [{"role": "user", "parts": [{"type": "text", "content": f"{topic} " + "x " * 700}]}]
         said = [{"role": "assistant", "parts": [{"type": "text", "content": f"answer {number}"}]}]
-        agent = f"{number + 1:08x}00000001"
-        start = time.time_ns() - (count - number) * 1_000_000_000
         chat = {
-            "gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai",
-            "gen_ai.request.model": "toy", "gen_ai.response.model": "toy",
-            "gen_ai.usage.input_tokens": 700, "gen_ai.usage.output_tokens": 3,
-            "gen_ai.input.messages": json.dumps(asked),
-            "gen_ai.output.messages": json.dumps(said),
+            "operation__name": "chat", "provider__name": "openai", "request__model": "toy",
+            "response__model": "toy", "usage__input_tokens": 700, "usage__output_tokens": 3,
+            "input__messages": json.dumps(asked), "output__messages": json.dumps(said),
         }  # fmt: skip
-        tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "look_up"}
-        yield trace_id, [
-            span(trace_id, agent, "", f"invoke_agent {topic}", start, 900,
-                 {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "planner"}),
-            span(trace_id, agent[:-1] + "2", agent, "chat toy", start, 300, chat),
-            span(trace_id, agent[:-1] + "3", agent, "execute_tool look_up", start + 300, 200, tool),
-            span(trace_id, agent[:-1] + "4", agent, "chat toy", start + 500, 300, chat),
-        ]  # fmt: skip
+        own = {"operation__name": "invoke_agent", "agent__name": "planner"}
+        spans.add(trace_id, agent, "", f"invoke_agent {topic}", start, 900, **own)
+        spans.add(trace_id, agent[:-1] + "2", agent, "chat toy", start, 300, **chat)
+        own = {"operation__name": "execute_tool", "tool__name": "look_up"}
+        spans.add(
+            trace_id, agent[:-1] + "3", agent, "execute_tool look_up", start + 300, 200, **own
+        )
+        spans.add(trace_id, agent[:-1] + "4", agent, "chat toy", start + 500, 300, **chat)
+    return [each.SerializeToString() for each in spans.requests], f"{traces - 1:032x}"
 
 
-def long_trace(count: int) -> tuple[str, list[dict[str, Any]]]:
-    """One trace of many spans: steps of a workflow with four tools each."""
-    trace_id, root = f"{0xB16:032x}", "b000000000000000"
-    start = time.time_ns() - 3_600_000_000_000
-    found = [span(trace_id, root, "", "invoke_workflow big-root", start, 600_000, {})]
-    for number in range(1, count):
-        step = (number - 1) // 5 * 5 + 1
-        parent = root if number == step else f"b{step:015x}"
-        name = f"step-{step}" if number == step else f"execute_tool tool-{number}"
-        own = {} if number == step else {"gen_ai.operation.name": "execute_tool"}
-        begin = start + number * 1_000_000
-        found.append(span(trace_id, f"b{number:015x}", parent, name, begin, 5, own))
-    return trace_id, found
+def send(server: Server, requests: Sequence[bytes], **headers: str) -> float:
+    """Send spans as a sender of OTLP does that may be told to come again; return the seconds."""
+    began = time.perf_counter()
+    for each in requests:
+        while True:
+            try:
+                server.ask("/v1/traces", each, Content_Type="application/x-protobuf", **headers)
+                break
+            except OSError:
+                if time.perf_counter() - began > 300:
+                    raise
+                time.sleep(1)
+    return time.perf_counter() - began
 
 
-def span(
-    trace_id: str, span_id: str, parent: str, name: str, start_ns: int, ms: int,
-    attributes: Mapping[str, str | int],
-) -> dict[str, Any]:  # fmt: skip
-    """One span."""
-    return {
-        "trace_id": trace_id, "span_id": span_id, "parent": parent, "name": name,
-        "start_ns": start_ns, "end_ns": start_ns + ms * 1_000_000, "attributes": attributes,
-    }  # fmt: skip
+class Peer(NamedTuple):
+    """A viewer: its package, command and settings, and the pages of a small trace."""
+
+    package: str
+    command: Sequence[str]
+    pages: Callable[[Server, str], dict[str, tuple[str, str]]]
+    env: dict[str, str] = {}
+    headers: dict[str, str] = {}
 
 
-def encoded(spans: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """OTLP requests of some hundred spans each."""
-    requests = []
-    for first in range(0, len(spans), PER_REQUEST):
-        request = ExportTraceServiceRequest()
-        resource = request.resource_spans.add()
-        resource.resource.attributes.add(key="service.name").value.string_value = "bench"
-        scope = resource.scope_spans.add()
-        scope.scope.name = "bench"
-        for each in spans[first : first + PER_REQUEST]:
-            made = scope.spans.add(
-                trace_id=bytes.fromhex(each["trace_id"]), span_id=bytes.fromhex(each["span_id"]),
-                parent_span_id=bytes.fromhex(each["parent"]), name=each["name"], kind=1,
-                start_time_unix_nano=each["start_ns"], end_time_unix_nano=each["end_ns"],
-            )  # fmt: skip
-            for key, value in each["attributes"].items():
-                kept = made.attributes.add(key=key).value
-                if isinstance(value, int):
-                    kept.int_value = value
-                else:
-                    kept.string_value = value
-        requests.append(request.SerializeToString())
-    return requests
-
-
-# Peers
-
-
-def our_pages(server: Server, small: str, big: str) -> list[Page]:
-    """The home page is opened by the printed link, which leaves a cookie."""
-    return [
-        Page("home", link(server), "planner"),
-        Page("traces", "/traces", NEEDLE),
-        Page("one trace", f"/traces/{small}", NEEDLE),
-        Page("big trace", f"/traces/{big}", "big-root"),
-    ]
-
-
-def link(server: Server) -> str:
-    """The path of the printed link, with its key."""
-    words = [word for word in server.log().split() if "?key=" in word]
+def link_of(server: Server) -> str:
+    """Return the path of the printed link, with its key."""
+    words = [word for word in server.log.read_text().split() if "?key=" in word]
     parts = urlsplit(words[0])
     return f"{parts.path}?{parts.query}"
 
 
-def phoenix_pages(server: Server, small: str, big: str) -> list[Page]:
-    """Its traces are in a project, which has an id of its own."""
-    found = json.loads(server.ask("/v1/projects"))["data"]
-    project = next(each["id"] for each in found if each["name"] == "default")
-    home = f"/projects/{project}"
-    return [
-        Page("home", "/projects", "default"),
-        Page("traces", f"{home}/traces", NEEDLE),
-        Page("one trace", f"{home}/traces/{small}", NEEDLE),
-        Page("big trace", f"{home}/traces/{big}", "big-root"),
-    ]
+def our_pages(server: Server, small: str) -> dict[str, tuple[str, str]]:
+    return {
+        "home": (link_of(server), "planner"),
+        "traces": ("/traces", NEEDLE),
+        "one trace": (f"/traces/{small}", NEEDLE),
+        "big trace": (f"/traces/{BIG}", "big-root"),
+    }
 
 
-def mlflow_pages(server: Server, small: str, big: str) -> list[Page]:
-    """A trace is opened over the list of its experiment, which shows no name of a span."""
+def phoenix_pages(server: Server, small: str) -> dict[str, tuple[str, str]]:
+    projects = json.loads(server.ask("/v1/projects"))["data"]
+    home = next(f"/projects/{each['id']}" for each in projects if each["name"] == "default")
+    return {
+        "home": ("/projects", "default"),
+        "traces": (f"{home}/traces", NEEDLE),
+        "one trace": (f"{home}/traces/{small}", NEEDLE),
+        "big trace": (f"{home}/traces/{BIG}", "big-root"),
+    }
+
+
+def mlflow_pages(server: Server, small: str) -> dict[str, tuple[str, str]]:
     traces = "/#/experiments/0/traces"
-    return [
-        Page("home", "/", "Default"),
-        Page("traces", traces, "900ms"),
-        Page("one trace", f"{traces}?selectedEvaluationId=tr-{small}", NEEDLE),
-        Page("big trace", f"{traces}?selectedEvaluationId=tr-{big}", "big-root"),
-    ]
+    return {
+        "home": ("/", "Default"),
+        "traces": (traces, "900ms"),  # the list shows no name of a span
+        "one trace": (f"{traces}?selectedEvaluationId=tr-{small}", NEEDLE),
+        "big trace": (f"{traces}?selectedEvaluationId=tr-{BIG}", "big-root"),
+    }
 
 
-def ours() -> Peer:
-    """This checkout."""
-    return Peer(
-        "lightning-otel",
-        [sys.executable, "-m", "lightning_otel", "ui", "--port", "{port}", "--store", "{folder}"],
-        our_pages,
-    )
+PEERS = {
+    OURS: Peer("", ["-m", "lightning_otel", "ui", "--store", ".", "--port", "{port}"], our_pages),
+    "Phoenix": Peer(
+        "arize-phoenix==20.26.1", ["phoenix", "serve"], phoenix_pages,
+        {"PHOENIX_WORKING_DIR": ".", "PHOENIX_PORT": "{port}", "PHOENIX_TELEMETRY_ENABLED": "false"},
+    ),
+    "MLflow": Peer(
+        "mlflow==3.17.2",
+        ["mlflow", "server", "--port", "{port}", "--backend-store-uri", "sqlite:///mlflow.db"],
+        mlflow_pages, {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"},
+        {"x_mlflow_experiment_id": "0"},
+    ),
+}  # fmt: skip
 
 
-def phoenix(folder: Path) -> Peer:
-    """Phoenix, with its telemetry off."""
-    python = peers.environment(folder, "phoenix", PHOENIX)
-    return Peer(
-        "Phoenix",
-        [str(python.parent / "phoenix"), "serve"],
-        phoenix_pages,
-        {
-            "PHOENIX_WORKING_DIR": ".",
-            "PHOENIX_PORT": "{port}",
-            "PHOENIX_TELEMETRY_ENABLED": "false",
-        },
-    )
+def serve(name: str, folder: str, port: int, env: Path) -> Server:
+    """Start a viewer."""
+    peer = PEERS[name]
+    program = sys.executable
+    words = [word.format(port=port) for word in peer.command]
+    if peer.package:
+        python = harness.environment(env, name.lower(), [peer.package])
+        program = str(python.with_name(words.pop(0)))
+    settings = {key: value.format(port=port) for key, value in peer.env.items()}
+    return Server([program, *words], Path(folder), port, settings)
 
 
-def mlflow(folder: Path) -> Peer:
-    """MLflow on SQLite, with its telemetry off."""
-    python = peers.environment(folder, "mlflow", MLFLOW)
-    return Peer(
-        "MLflow",
-        [str(python.parent / "mlflow"), "server", "--port", "{port}",
-         "--backend-store-uri", "sqlite:///{folder}/mlflow.db"],
-        mlflow_pages,
-        {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"},
-        {"x-mlflow-experiment-id": "0"},
-    )  # fmt: skip
-
-
-# Looking
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One page, opened once."""
-
-    seconds: float | None
-    bytes: int
-    outside: frozenset[str]
-
-
-@contextmanager
-def browser() -> Iterator[Any]:
-    """A headless Chromium."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield found
-        found.close()
-
-
-def look(chromium: Any, url: str, page: Page, first: str | None) -> Look:
-    """Open a page in a new context; where a link must be opened first, that is not counted."""
+def look(chromium: Any, url: str, path: str, text: str, first: str) -> dict[str, Any]:
+    """Open a page in a new context, after a link that is not counted."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     outside: set[str] = set()
 
@@ -369,148 +216,150 @@ def look(chromium: Any, url: str, page: Page, first: str | None) -> Look:
         outside.add(host)
         route.abort()
 
-    tab, below = context.new_page(), url
-    if first and first != page.path:
+    tab = context.new_page()
+    if first and first != path:
         tab.goto(url + first)
-        # Ours has its pages below a path that the link leads to.
-        found = re.match(r".*/v-[\w-]+(?=/)", tab.url)
-        below = found[0] if found else url
-        tab.close()
-        tab = context.new_page()
+        found = re.match(r".*/v-[\w-]+(?=/)", tab.url)  # our pages are below a path of their own
+        url = found[0] if found else url
     context.route("**/*", guard)
+    tab = context.new_page()
     wire = context.new_cdp_session(tab)
     wire.send("Network.enable")
     wire.send("Network.setCacheDisabled", {"cacheDisabled": True})
     weights: list[float] = []
     wire.on("Network.loadingFinished", lambda event: weights.append(event["encodedDataLength"]))
-    begin = time.perf_counter()
+    began = time.perf_counter()
+    seconds = None
     try:
-        tab.goto(below + page.path, timeout=LIMIT_S * 1000, wait_until="commit")
-        tab.get_by_text(page.text).first.wait_for(timeout=LIMIT_S * 1000)
-        seconds = time.perf_counter() - begin
-        tab.wait_for_timeout(1000)  # what comes in late is weighed too
+        tab.goto(url + path, timeout=LIMIT_S * 1000, wait_until="commit")
+        tab.get_by_text(text).first.wait_for(timeout=LIMIT_S * 1000)
+        seconds = time.perf_counter() - began
+        tab.wait_for_timeout(1000)  # what comes late is weighed, too
     except Exception as exc:
         if type(exc).__name__ != "TimeoutError":
             raise
-        seconds = None
     context.close()
-    return Look(seconds, int(sum(weights)), frozenset(outside))
+    return {"seconds": seconds, "kB": sum(weights) / 1000, "outside": sorted(outside)}
 
 
-def measure(
-    peer: Peer, port: int, requests: Sequence[bytes], ids: tuple[str, str], rounds: int
+def measure_pages(
+    server: Server, name: str, small: str, rounds: int, sent_s: float
 ) -> dict[str, Any]:
-    """Everything of one server."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        server = Server(peer, Path(folder), port)
-        try:
-            peers.say(f"{peer.name} answers after {server.first_answer_s:.1f} s")
-            sent_s = server.send(requests)
-            peers.say(f"{peer.name} took the spans in {sent_s:.1f} s")
-            pages = peer.pages(server, *ids)
-            first = pages[0].path if "key=" in pages[0].path else None
-            found: dict[str, Any] = {"start_s": server.first_answer_s, "sent_s": sent_s}
-            with browser() as chromium:
-                # Some store what they took in the background: the last trace that was sent.
-                begin = time.perf_counter()
-                while look(chromium, server.url, pages[2], first).seconds is None:
-                    if time.perf_counter() - begin > STORED_S:
-                        break
-                found["shown_s"] = sent_s + time.perf_counter() - begin
-                for page in pages:
-                    looks = [look(chromium, server.url, page, first) for _ in range(rounds)]
-                    found[page.name] = [
-                        [each.seconds, each.bytes, sorted(each.outside)] for each in looks
-                    ]
-                    peers.say(f"{peer.name}, {page.name}: {found[page.name]}")
-            found["memory_mb"] = server.memory_mb()
-            return found
-        finally:
-            server.end()
+    """Return every look at every page, and the facts of the server."""
+    from playwright.sync_api import sync_playwright
+
+    pages = PEERS[name].pages(server, small)
+    first = pages["home"][0] if "key=" in pages["home"][0] else ""
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        # Some store what they took in the background: the last trace that was sent.
+        began = time.perf_counter()
+        while look(chromium, server.url, *pages["one trace"], first)["seconds"] is None:
+            if time.perf_counter() - began > STORED_S:
+                break
+        shown_s = sent_s + time.perf_counter() - began
+        looks = {
+            page: [look(chromium, server.url, *where, first) for _ in range(rounds)]
+            for page, where in pages.items()
+        }
+        chromium.close()
+    facts = {"first answer, s": server.start_s, "taking the spans, s": sent_s,
+             "until the last trace is shown, s": shown_s, "memory, MB": server.memory_mb()}  # fmt: skip
+    return {"pages": looks, "facts": facts}
 
 
-def show(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """The tables."""
-    names = list(found)
-    pages = ("home", "traces", "one trace", "big trace")
+def show_pages(found: dict[str, dict[str, Any]]) -> None:
+    """Print seconds and weight of each page, and the facts of the servers."""
 
-    def seconds(looks: Sequence[Sequence[Any]]) -> str:
-        if any(each[0] is None for each in looks):
-            return f"> {LIMIT_S:.0f}"
-        return peers.with_spread([each[0] for each in looks], 2)
+    def seconds(name: str, page: str) -> list[float]:
+        return [each["seconds"] or LIMIT_S for each in found[name]["pages"][page]]
 
-    def kilobytes(looks: Sequence[Sequence[Any]]) -> str:
-        return f"{statistics.median(each[1] for each in looks) / 1000:,.0f}"
-
-    def ratio(page: str) -> str:
-        others = [[each[0] or LIMIT_S for each in found[name][page]] for name in names[1:]]
-        own = [each[0] or LIMIT_S for each in found[names[0]][page]]
-        best = min(map(statistics.median, others)) if others else float("nan")
-        return f"{statistics.median(own) / best:.2f}"
-
-    peers.table(
-        "Seconds until a page can be used: median (lowest to highest)",
-        ["page", *names, "ours / best peer"],
-        [[page, *(seconds(found[name][page]) for name in names), ratio(page)] for page in pages],
+    rows, peers = [], [name for name in found if name != OURS]
+    for page in ("home", "traces", "one trace", "big trace"):
+        best = min((median(seconds(name, page)) for name in peers), default=float("nan"))
+        weight = [median(each["kB"] for each in one["pages"][page]) for one in found.values()]
+        rows.append(
+            [page, *(spread(seconds(name, page), 2) for name in found),
+             f"{median(seconds(OURS, page)) / best:.2f}" if OURS in found else "",
+             *(f"{kb:,.0f}" for kb in weight)]
+        )  # fmt: skip
+    title = (
+        f"Seconds until a page can be used: median (range; {LIMIT_S:.0f}: never); kB on the wire"
     )
-    peers.table(
-        "Kilobytes over the wire",
-        ["page", *names],
-        [[page, *(kilobytes(found[name][page]) for name in names)] for page in pages],
-    )
-    outside = {
-        name: {host for page in pages for each in found[name][page] for host in each[2]}
-        for name in names
-    }
-    peers.table(
-        "The server",
-        ["", *names],
+    harness.table(title, ["page", *found, "ours / best peer", *(f"kB {n}" for n in found)], rows)
+    facts = next(iter(found.values()))["facts"]
+    harness.table(
+        "The server", ["", *found],
+        [[fact, *(f"{one['facts'][fact]:,.1f}" for one in found.values())] for fact in facts],
+    )  # fmt: skip
+    for name, one in found.items():
+        hosts = {
+            host for looks in one["pages"].values() for each in looks for host in each["outside"]
+        }
+        print(f"{name} asks {', '.join(sorted(hosts)) or 'no other host'}")
+
+
+def measure_memory(server: Server, small: str, rounds: int) -> dict[str, Any]:
+    """Ask for every page in rounds, and print the memory of the server and its children."""
+    key = link_of(server).partition("key=")[2]
+    found: dict[str, Any] = {"at rest": server.memory_mb()}
+    looks: dict[str, list[tuple[float, float, float]]] = {page: [] for page in PAGES}
+    for _ in range(rounds):
+        for page in PAGES:
+            done, most = threading.Event(), [0.0]
+
+            def watch(done: threading.Event = done, most: list[float] = most) -> None:
+                while not done.wait(0.004):
+                    most[0] = max(most[0], server.memory_mb())
+
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            began = time.perf_counter()
+            path = page.format(small=small, big=BIG)
+            server.ask(path, Authorization=f"Bearer {key}", Accept="text/html")
+            seconds = time.perf_counter() - began
+            done.set()
+            watcher.join()
+            looks[page].append((seconds, server.memory_mb(), most[0]))
+    found["after all pages"] = server.memory_mb()
+    harness.table(
+        "Each page: seconds, MB after it, most MB meanwhile; median (range)",
+        ["page", "s", "MB after", "MB most"],
         [
-            ["command to first answer, s", *(f"{found[name]['start_s']:.1f}" for name in names)],
-            ["taking the spans, s", *(f"{found[name]['sent_s']:.1f}" for name in names)],
-            [
-                "until the last trace is shown, s",
-                *(f"{found[name]['shown_s']:.1f}" for name in names),
-            ],
-            ["memory at the end, MB", *(f"{found[name]['memory_mb']:,.0f}" for name in names)],
-            ["outside hosts asked for", *(len(outside[name]) for name in names)],
+            [page, *(spread(list(each), 2) for each in zip(*one, strict=True))]
+            for page, one in looks.items()
         ],
     )
-    for name in names:
-        if outside[name]:
-            print(f"{name} asks {', '.join(sorted(outside[name]))}")
+    harness.table("The server", ["", "MB"], [(name, f"{mb:.0f}") for name, mb in found.items()])
+    return {**found, "pages": looks}
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = peers.arguments(__doc__ or "")
+    parser = harness.arguments(__doc__ or "")
+    parser.add_argument("--memory", action="store_true", help="our server's memory by page")
     parser.add_argument("--traces", type=int, default=2000)
-    parser.add_argument("--big", type=int, default=32_844, help="spans of the one long trace")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", action="append", metavar="NAME", help="these alone")
+    parser.add_argument("--big", type=int, default=32_844, help="spans of the long trace")
     options = parser.parse_args()
+    rounds = 3
     if options.quick:
-        options.traces, options.big, options.rounds = 200, 5000, 1
-    small, spans = "", []
-    for trace_id, own in conversations(options.traces):
-        spans += own
-        small = trace_id if any(NEEDLE in each["name"] for each in own) else small
-    big, long = long_trace(options.big)
-    # The long trace goes first: the newest are the small ones, as lists show them.
-    requests = [*encoded(long), *encoded(spans)]
-    makers: dict[str, Callable[[], Peer]] = {
-        "lightning-otel": ours,
-        "Phoenix": lambda: phoenix(options.env),
-        "MLflow": lambda: mlflow(options.env),
-    }
-    wanted = options.only or list(makers)
-    found = {
-        name: measure(makers[name](), 43_180 + number, requests, (small, big), options.rounds)
-        for number, name in enumerate(wanted)
-    }
-    show(found)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2))
+        options.traces, options.big, rounds = 200, 5000, 1
+    requests, small = recorded(options.traces, options.big)
+    figures: dict[str, Any] = {}
+    for number, name in enumerate([OURS] if options.memory else options.only or PEERS):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            server = serve(name, folder, 43_180 + number, options.env)
+            try:
+                harness.say(f"{name} answers after {server.start_s:.1f} s")
+                sent_s = send(server, requests, **PEERS[name].headers)
+                if options.memory:
+                    figures = measure_memory(server, small, rounds)
+                else:
+                    figures[name] = measure_pages(server, name, small, rounds, sent_s)
+            finally:
+                server.end()
+    if not options.memory:
+        show_pages(figures)
+    harness.finish(options, figures, "lightning-otel")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,345 @@
+"""Common parts of the benchmarks: environments, workers, paired turns, tables.
+
+A benchmark is a script that starts itself again as *workers*, each in a process of its own, with
+the environment of a peer where it needs one. Workers that are compared live at once and take turns
+of a few runs, the order reversed with each turn, so that other work on the machine meets all of
+them. A run is timed in CPU time of its thread; a figure is the median over turns, with its range,
+and the ratio to the best peer.
+"""
+
+import argparse
+import datetime
+import gc
+import hashlib
+import json
+import os
+import platform
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import venv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = "lightning-otel"
+SDK = (
+    "opentelemetry-sdk==1.45.2",
+    "opentelemetry-instrumentation==0.66b2",
+    "opentelemetry-semantic-conventions==0.66b2",
+)
+WARM_RUNS = 3
+"""Runs at the beginning of a turn that are not timed: the caches are those of other workers."""
+NO_SETTINGS: Mapping[str, str] = {}
+_RESULT = "benchmark-result:"
+
+
+@cache
+def pool() -> str:
+    """Return 1 MB of random words."""
+    chance = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(chance.choices(letters, k=chance.randint(2, 10))) for _ in range(8192)]
+    return " ".join(chance.choices(words, k=150_000))
+
+
+def text(size: int, seed: int = 0) -> str:
+    """Return a slice of the pool, another one for each seed: ready text costs next to nothing."""
+    start = seed * 7919 % (len(pool()) - size)
+    return pool()[start : start + size]
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options of every benchmark."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="a short, noisier run")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there, too")
+    parser.add_argument("--only", action="append", metavar="NAME", help="these peers or parts only")
+    parser.add_argument(
+        "--env", type=Path, metavar="DIR",
+        default=Path(tempfile.gettempdir()) / "lightning-otel-benchmarks",
+        help="folder of the peers' environments, kept between runs (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
+    return parser
+
+
+def environment(folder: Path, name: str, requirements: Sequence[str]) -> Path:
+    """Return the Python of an environment with the requirements, making it if necessary."""
+    home = folder.resolve() / name
+    python = home / "bin" / "python"
+    stamp = home / "requirements.sha256"
+    digest = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != digest:
+        say(f"making the environment {home}")
+        venv.create(home, clear=True, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *requirements], check=True)
+        stamp.write_text(digest)
+    return python
+
+
+# --- workers -------------------------------------------------------------------------------------
+
+
+def settings_of(**more: str) -> dict[str, str]:
+    """Return the environment of a process, without settings of the user's shell."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()  # noqa: TID251  # the rule is the package's own
+        if not name.startswith(("OTEL_", "LIGHTNING_"))
+    }
+    return {**inherited, **more}
+
+
+class Worker:
+    """A script in a process of its own, started with the keywords of its work."""
+
+    def __init__(
+        self,
+        script: str,
+        *,
+        python: Path | str = sys.executable,
+        env: Mapping[str, str] = NO_SETTINGS,
+        **work: Any,
+    ) -> None:
+        self.process = subprocess.Popen(
+            [str(python), script, "--worker", json.dumps(work, default=str)],
+            env=settings_of(**env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def answer(self, question: object = None) -> Any:
+        """Return the next report, after a question if one is given."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        if question is not None:
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith(_RESULT):
+                return json.loads(line.removeprefix(_RESULT))
+        raise SystemExit(f"{self.process.args} ended with {self.process.wait()}")
+
+    def result(self) -> Any:
+        """Return the report of a worker that then ends."""
+        found = self.answer()
+        self.process.communicate()
+        return found
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def report(result: object) -> None:
+    """Give a worker's result to its driver."""
+    print(_RESULT + json.dumps(result), flush=True)
+
+
+def take_turns(runs: Mapping[str, Callable[[], object]], settle: Callable[[], object]) -> None:
+    """Be a worker that times a number of runs whenever its driver asks, and settles after each."""
+    for line in sys.stdin:
+        name, count = json.loads(line)
+        run, times = runs[name], []
+        for number in range(-WARM_RUNS, count):
+            began = time.thread_time_ns()
+            run()
+            if number >= 0:
+                times.append(time.thread_time_ns() - began)
+        report(median(times) / 1e3)
+        settle()
+        gc.collect()
+
+
+Times = dict[str, dict[str, list[float]]]
+"""Microseconds of a run in each turn, by worker and scenario."""
+
+
+def compare(workers: Mapping[str, Worker], scenarios: Mapping[str, int], turns: int) -> Times:
+    """Have workers take turns at each scenario, which says how many runs a turn has."""
+    times: Times = {name: {scenario: [] for scenario in scenarios} for name in workers}
+    try:
+        for turn in range(turns):
+            if turn % 10 == 0:
+                say(f"turn {turn + 1} of {turns}")
+            for scenario, count in scenarios.items():
+                for name in workers if turn % 2 else reversed(list(workers)):
+                    times[name][scenario].append(workers[name].answer([scenario, count]))
+    finally:
+        for worker in workers.values():
+            worker.kill()
+    return times
+
+
+def show_added(title: str, times: Times, plain: str, peers: Sequence[str]) -> None:
+    """Print what each worker adds to the plain one in the same turn, and ours by the best peer."""
+    rows = []
+    for scenario, base in times[plain].items():
+        added = {
+            name: [one - other for one, other in zip(found[scenario], base, strict=True)]
+            for name, found in times.items()
+            if name != plain
+        }
+        best = min((median(added[name]) for name in peers), default=float("nan"))
+        rows.append(
+            [f"{scenario} ({median(base):,.0f})", *map(spread, added.values()),
+             f"{median(added[OURS]) / best:.2f}"]
+        )  # fmt: skip
+    names = [name for name in times if name != plain]
+    table(title, [f"scenario ({plain})", *names, "ours / best peer"], rows)
+
+
+class Cost(NamedTuple):
+    """Seconds, CPU seconds and peak memory of a piece of work."""
+
+    seconds: float
+    cpu_s: float
+    peak_mb: float
+
+
+def cost_of(work: Callable[[], object]) -> Cost:
+    """Measure work in this process."""
+    began, used = time.perf_counter(), time.process_time()
+    work()
+    return Cost(time.perf_counter() - began, time.process_time() - used, peak_mb())
+
+
+def peak_mb(pid: int | str = "self") -> float:
+    """Return the most memory that a process ever held."""
+    status = Path(f"/proc/{pid}/status")
+    if status.exists():  # ru_maxrss begins with the memory of the process that started this one
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def keep_to_one_core() -> None:
+    """Keep this process on one core where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+class Server:
+    """A server process in a folder of its own, from its start to its first answer."""
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, port: int, env: Mapping[str, str] = NO_SETTINGS
+    ) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = folder / "log"
+        began = time.perf_counter()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=settings_of(HOME=str(folder), **env), stdout=log,
+                stderr=log, start_new_session=True,
+            )  # fmt: skip
+        while time.perf_counter() - began < 180 and self.process.poll() is None:
+            try:
+                urllib.request.urlopen(self.url, timeout=5).close()
+            except urllib.error.HTTPError:
+                break
+            except OSError:
+                time.sleep(0.05)
+            else:
+                break
+        else:
+            self.end()
+            raise SystemExit(f"{command[0]} did not start: {self.log.read_text()[-2000:]}")
+        self.start_s = time.perf_counter() - began
+
+    def ask(self, path: str, body: bytes | None = None, **headers: str) -> bytes:
+        """Return the answer to a request."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(self.url + path, body, named)
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return bytes(answer.read())
+
+    def memory_mb(self) -> float:
+        """Return the resident memory of the process and all its descendants."""
+        parents: dict[int, int] = {}
+        sizes: dict[int, int] = {}
+        for status in Path("/proc").glob("[0-9]*/status"):
+            try:
+                text = status.read_text()
+            except OSError:
+                continue
+            pid = int(status.parent.name)
+            parents[pid] = int(text.partition("\nPPid:")[2].split()[0])
+            sizes[pid] = int((text.partition("\nVmRSS:")[2].split() or ["0"])[0])
+        own = {self.process.pid}
+        while more := {pid for pid, parent in parents.items() if parent in own} - own:
+            own |= more
+        return sum(sizes.get(pid, 0) for pid in own) / 1024
+
+    def cpu_s(self) -> float:
+        """Return the CPU time it used so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end(self) -> None:
+        """Stop it and what it started."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, number)
+                self.process.wait(10)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+
+# --- what is printed -----------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    """Print progress to stderr."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """Return the median with the range."""
+    low, high = min(values), max(values)
+    range_ = f" ({low:,.{digits}f} to {high:,.{digits}f})" if len(values) > 1 else ""
+    return f"{median(values):,.{digits}f}{range_}"
+
+
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a Markdown table."""
+    cells = [[str(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    print(f"\n{title}\n")
+    for row in (cells[0], rule, *cells[1:]):
+        first, *rest = zip(row, widths, strict=True)
+        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
+        print(f"| {' | '.join(padded)} |")
+
+
+def finish(
+    options: argparse.Namespace, figures: object, *packages: str, python: Path | str = ""
+) -> None:
+    """Print date, commit and versions; write all figures to the file of ``--json``."""
+    code = (
+        "import json, sys, importlib.metadata as m;"
+        "print(json.dumps({p: m.version(p) for p in sys.argv[1:]}))"
+    )
+    found = subprocess.run(
+        [python or sys.executable, "-c", code, *packages], capture_output=True, check=True
+    )
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    facts = {
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "commit": head.stdout.strip() or "unknown",
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        **json.loads(found.stdout),
+    }
+    print("\n" + ", ".join(f"{name} {value}" for name, value in facts.items()))
+    if options.json:
+        options.json.write_text(json.dumps({"facts": facts, "figures": figures}, indent=1) + "\n")
