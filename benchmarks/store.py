@@ -13,7 +13,6 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -194,7 +193,7 @@ class Writer:
             import lightning_otel
 
             return lightning_otel.auto_trace(store=str(self.folder / "traces.duckdb"))
-        return nullcontext() if self.name == BARE else self.tracer.start_as_current_span("rollout")
+        return self.tracer.start_as_current_span("rollout")
 
     def rollout(self) -> int:
         """Make a root, an agent, five calls of a growing history, two tools and a reward."""
