@@ -296,7 +296,7 @@ def work(name: str, *, langchain: bool) -> None:
                 run()
             settle()
             if recorded is not None:
-                spans = recorded.spans().rows()
+                spans = list(recorded.spans())
                 exporter.export([span for span in spans if span.operation])
             if name not in (PLAIN, CONTROL) and not (exporter.spans >= 4 and exporter.has_content):
                 raise SystemExit(f"{name}: {exporter.spans} spans, {exporter.has_content=}")

@@ -3,7 +3,7 @@
 A benchmark is a script that starts itself again as *workers*, each in a process of its own, with
 the environment of a peer where it needs one. Workers that are compared live at once and take turns
 of a few runs, the order reversed with each turn, so that other work on the machine meets all of
-them. A run is timed in CPU time of its thread; a figure is the median over turns, with its range,
+them. A turn is timed in CPU time of its thread; a figure is the median over turns, with its range,
 and the ratio to the best peer.
 """
 
@@ -148,13 +148,13 @@ def take_turns(runs: Mapping[str, Callable[[], object]], settle: Callable[[], ob
     """Be a worker that times a number of runs whenever its driver asks, and settles after each."""
     for line in sys.stdin:
         name, count = json.loads(line)
-        run, times = runs[name], []
-        for number in range(-WARM_RUNS, count):
-            began = time.thread_time_ns()
+        run = runs[name]
+        for _ in range(WARM_RUNS):
             run()
-            if number >= 0:
-                times.append(time.thread_time_ns() - began)
-        report(median(times) / 1e3)
+        began = time.thread_time_ns()
+        for _ in range(count):
+            run()
+        report((time.thread_time_ns() - began) / count / 1e3)
         settle()
         gc.collect()
 

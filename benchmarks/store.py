@@ -1,6 +1,6 @@
 """Cost of keeping spans: for the caller, in settling, with four writers, and over time.
 
-    python benchmarks/store.py [--only latency|settle|writers|chats|files]
+    python benchmarks/store.py [--only latency|settle|writers|chats]
 
 Every writer is fed by the OpenTelemetry SDK with ready text. Nothing is synced to the platter; all
 spans survive the death of the process from the moment named in the table.
@@ -22,17 +22,13 @@ from harness import OURS, Worker, spread, text
 
 BARE = "no processor"
 BATCH = "BatchSpanProcessor, file"
-SIMPLE = "SimpleSpanProcessor, file"
 ARROW = "DuckDB, Arrow batches"
-ROWS = "DuckDB, executemany"
 SQLITE = "SQLite WAL, batches"
 DURABLE = {
     BARE: "never",
     OURS: "at once",
     BATCH: "within 5 s",
-    SIMPLE: "at once",
     ARROW: "with the batch",
-    ROWS: "with the batch",
     SQLITE: "with the batch",
 }
 SIZES_KB = {0: 200, 2: 200, 16: 100, 64: 50}
@@ -170,16 +166,14 @@ class Writer:
     def __init__(self, name: str, folder: Path, seed: int = 0, processor: Any = None) -> None:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         self.name, self.folder = name, folder
         self.provider = TracerProvider()
         trace.set_tracer_provider(self.provider)
         if name == BATCH:
             processor = BatchSpanProcessor(FileExporter(folder))
-        elif name == SIMPLE:
-            processor = SimpleSpanProcessor(FileExporter(folder))
-        elif name in (ARROW, ROWS, SQLITE) and processor is None:
+        elif name in (ARROW, SQLITE) and processor is None:
             processor = Inserting(inserter(name, folder)[1], BATCH_SPANS)
         if processor is not None:
             self.provider.add_span_processor(processor)
@@ -243,7 +237,7 @@ def kept(name: str, folder: Path) -> int:
 
         (row,) = Store(folder / "traces.duckdb").sql("SELECT count(*) AS n FROM spans")
         return int(row["n"])
-    if name in (BATCH, SIMPLE):
+    if name == BATCH:
         return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl"))
     return (
         0
@@ -369,35 +363,6 @@ def chat(folder: str, count: int, turns: int) -> None:
     harness.report(sent / (1000 * count * turns))
 
 
-def look_among_files(folder: str, files: int, segments: int) -> None:
-    """Look for single traces in a store of many settled files and many live segments."""
-    from lightning_otel import Span, Store
-
-    store = Store(Path(folder) / "traces.duckdb")
-    for number in range(files + segments):
-        start_ns = 1_700_000_000_000_000_000 + number * 10_000_000
-        store.add(
-            Span(f"{number + 1:032x}", f"{number * 10 + n + 1:016x}", None, "chat", start_ns + n,
-                 start_ns + n + 1, attributes={"pad": "x" * 200})
-            for n in range(10)
-        )  # fmt: skip
-        store.writer().seal()
-        if number < files:
-            store.settle()
-    found: dict[str, Any] = {"spans": [], "sql": []}
-    for number in (1, files // 2, files, files + segments - 1):
-        trace = f"{number:032x}"
-        spans, query = (
-            store.spans(trace_id=trace),
-            f"SELECT * FROM spans WHERE trace_id = '{trace}'",
-        )
-        found["spans"].append(harness.cost_of(spans.rows).seconds)
-        found["sql"].append(harness.cost_of(store.sql(query).rows).seconds)
-    found["compact"] = harness.cost_of(store.compact)
-    found["after"] = harness.cost_of(lambda: store.spans(trace_id=f"{1:032x}").rows()).seconds
-    harness.report(found)
-
-
 # --- driver --------------------------------------------------------------------------------------
 
 
@@ -421,7 +386,6 @@ def latency(options: argparse.Namespace) -> object:
 
 def settling(options: argparse.Namespace) -> object:
     spans = options.spans or (20_000 if options.quick else 1_000_000)
-    inserted = min(spans, 200_000)
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         harness.say(f"recording {spans:,} spans in two processes")
@@ -432,17 +396,16 @@ def settling(options: argparse.Namespace) -> object:
         found = Worker(__file__, part="settle", folder=folder).result()
         for verb, (_, cpu_s, peak, size) in found.items():
             figures[f"{OURS}, {verb}"] = (made, cpu_s, peak, size, 0.0)
-    for name in (SQLITE, ARROW, ROWS):
+    for name in (SQLITE, ARROW):
         harness.say(f"inserting directly: {name}")
         with tempfile.TemporaryDirectory() as folder:
-            count = min(inserted, 10_000) if name == ROWS else inserted
             figures[name] = Worker(
-                __file__, part="insert", name=name, folder=folder, spans=count
+                __file__, part="insert", name=name, folder=folder, spans=min(spans, 200_000)
             ).result()
     ours = figures[f"{OURS}, settle"]
     harness.table(
         "Spans into their final form, on one core",
-        ["way", "spans", "spans a CPU s", "peak MB", "bytes a span", "stall s", "CPU: settle / this"],
+        ["way", "spans", "spans a CPU s", "peak MB", "bytes a span", "stall s", "settle / this"],
         [
             (name, f"{n:,}", f"{n / cpu:,.0f}", f"{peak:,.0f}", f"{size / n:,.0f}", f"{worst:.2f}",
              f"{ours[1] / ours[0] / (cpu / n):.2f}")
@@ -508,27 +471,6 @@ def chats(options: argparse.Namespace) -> object:
     return figures
 
 
-def many_files(options: argparse.Namespace) -> object:
-    files, segments = (100, 200) if options.quick else (1_000, 2_000)
-    with tempfile.TemporaryDirectory() as folder:
-        found = Worker(
-            __file__, part="look_among_files", folder=folder, files=files, segments=segments
-        ).result()
-    harness.table(
-        f"One trace among {files:,} files and {segments:,} segments, seconds: median (range)",
-        ("spans(trace_id=…)", "sql(…)", "compact CPU", "spans(…) after"),
-        [
-            (
-                spread(found["spans"], 2),
-                spread(found["sql"], 2),
-                f"{found['compact'][1]:.1f}",
-                f"{found['after']:.2f}",
-            )
-        ],
-    )
-    return found
-
-
 def main() -> None:
     parser = harness.arguments(__doc__ or "")
     parser.add_argument("--spans", type=int, help="spans to settle (default 1,000,000)")
@@ -541,7 +483,6 @@ def main() -> None:
         "settle": settling,
         "writers": writers,
         "chats": chats,
-        "files": many_files,
     }
     figures = {
         name: part(options) for name, part in parts.items() if name in (options.only or parts)

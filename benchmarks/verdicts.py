@@ -1,15 +1,12 @@
 """Verdicts on two versions, with a look after every task: how often false, and how soon right.
 
 Each series draws rewards task by task, asks ``weigh`` after each, and ends with the first verdict.
-It needs no peers and no store: python benchmarks/verdicts.py
+It needs no peers and no store: python benchmarks/verdicts.py [--quick]
 """
 
-import argparse
-import json
 import random
 import statistics
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from lightning_otel.resources.comparing import deal_rewards
@@ -48,13 +45,7 @@ KINDS: Final[Mapping[str, tuple[Draw, Draw]]] = {
 
 
 class Verdicts(NamedTuple):
-    """What came of some series.
-
-    Attributes:
-        better: How many ended with "better".
-        worse: How many with "worse".
-        median_tasks: The median of the tasks it took; of a series without a verdict all it had.
-    """
+    """The ends of some series; one without a verdict took all its tasks."""
 
     better: int
     worse: int
@@ -64,15 +55,9 @@ class Verdicts(NamedTuple):
 def measure(
     kind: str, gain: float, *, series: int, tasks: int, is_paired: bool = True, seed: int = 0
 ) -> Verdicts:
-    """Look at series after every task, or every rollout, until there is a verdict.
+    """Look at series after every task until there is a verdict, at most ``tasks`` times.
 
-    Args:
-        kind: How rewards are drawn.
-        gain: How much more the other version earns in the mean.
-        series: How many.
-        tasks: How many tasks, or rollouts, a series has at most.
-        is_paired: Whether each task is done with both; else one version is drawn for each.
-        seed: Decides what is drawn.
+    A task is done with both versions if ``is_paired``, else with one that is drawn.
     """
     of_a, of_b = KINDS[kind]
     ends: list[tuple[float, int]] = []
@@ -86,9 +71,11 @@ def measure(
                 rewards[side].append(of_b(rng, gain) if side else of_a(rng, 0.0))
             verdict = _look(*rewards, is_paired=is_paired)
         ends.append((verdict, count))
-    told = [verdict for verdict, _ in ends]
-    counts = [count for _, count in ends]
-    return Verdicts(sum(v > 0 for v in told), sum(v < 0 for v in told), statistics.median(counts))
+    return Verdicts(
+        sum(verdict > 0 for verdict, _ in ends),
+        sum(verdict < 0 for verdict, _ in ends),
+        statistics.median(count for _, count in ends),
+    )
 
 
 def _look(of_a: list[float], of_b: list[float], *, is_paired: bool) -> float:
@@ -110,30 +97,26 @@ def fixed_tasks(gain: float, share: float = 0.5, power: float = 0.8) -> float:
 
 
 def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="A tenth of the series.")
-    parser.add_argument("--json", type=Path, help="Where to keep every figure.")
-    given = parser.parse_args()
-    series = 200 if given.quick else 2000
-    rows = []
-    print("| rewards | difference | series, tasks | better | worse | median tasks |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    import harness  # the tests run this file without its folder in the path
+
+    options = harness.arguments(__doc__ or "").parse_args()
+    series = 200 if options.quick else 2000
     cases = [(kind, 0.0, 400 if kind == "coin" else 100, True) for kind in KINDS]
     cases += [("coin", 0.0, 400, False), ("coin", -0.05, 400, True), ("coin", 0.1, 2000, True)]
+    rows, figures = [], []
     for kind, gain, tasks, is_paired in cases:
+        harness.say(f"{kind} {gain:+.2f}")
         found = measure(kind, gain, series=series, tasks=tasks, is_paired=is_paired)
-        rows.append({"kind": kind, "gain": gain, "paired": is_paired, **found._asdict()})
-        print(
-            f"| {kind}{'' if is_paired else ', unpaired'} | {gain:+.2f} | {series:,} × {tasks:,} "
-            f"| {found.better / series:.2%} | {found.worse / series:.2%} "
-            f"| {found.median_tasks:g} |",
-            flush=True,
-        )
+        figures.append({"kind": kind, "gain": gain, "paired": is_paired, **found._asdict()})
+        rows.append(
+            (kind if is_paired else f"{kind}, unpaired", f"{gain:+.2f}", f"{series:,} × {tasks:,}",
+             *(f"{n / series:.2%}" for n in found[:2]), f"{found.median_tasks:g}")
+        )  # fmt: skip
+    head = ["rewards", "difference", "series, tasks", "better", "worse", "median tasks"]
+    harness.table("Verdicts, with a look after every task", head, rows)
     fixed = fixed_tasks(0.1)
-    print(f"\nA fixed test takes {fixed:.0f} tasks: {rows[-1]['median_tasks'] / fixed:.2f} ×")
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1))
+    print(f"\nA fixed test takes {fixed:.0f} tasks: {figures[-1]['median_tasks'] / fixed:.2f} ×")
+    harness.finish(options, figures, "lightning-otel")
 
 
 if __name__ == "__main__":

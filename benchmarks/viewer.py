@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -135,8 +135,8 @@ class Peer(NamedTuple):
     package: str
     command: Sequence[str]
     pages: Callable[[Server, str], dict[str, tuple[str, str]]]
-    env: dict[str, str] = {}
-    headers: dict[str, str] = {}
+    env: Mapping[str, str] = harness.NO_SETTINGS
+    headers: Mapping[str, str] = harness.NO_SETTINGS
 
 
 def link_of(server: Server) -> str:
@@ -180,7 +180,7 @@ PEERS = {
     OURS: Peer("", ["-m", "lightning_otel", "ui", "--store", ".", "--port", "{port}"], our_pages),
     "Phoenix": Peer(
         "arize-phoenix==20.26.1", ["phoenix", "serve"], phoenix_pages,
-        {"PHOENIX_WORKING_DIR": ".", "PHOENIX_PORT": "{port}", "PHOENIX_TELEMETRY_ENABLED": "false"},
+        {"PHOENIX_WORKING_DIR": ".", "PHOENIX_PORT": "{port}", "PHOENIX_TELEMETRY_ENABLED": "0"},
     ),
     "MLflow": Peer(
         "mlflow==3.17.2",
@@ -263,8 +263,12 @@ def measure_pages(
             for page, where in pages.items()
         }
         chromium.close()
-    facts = {"first answer, s": server.start_s, "taking the spans, s": sent_s,
-             "until the last trace is shown, s": shown_s, "memory, MB": server.memory_mb()}  # fmt: skip
+    facts = {
+        "first answer, s": server.start_s,
+        "taking the spans, s": sent_s,
+        "until the last trace is shown, s": shown_s,
+        "memory, MB": server.memory_mb(),
+    }
     return {"pages": looks, "facts": facts}
 
 

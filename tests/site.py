@@ -2,9 +2,9 @@
 
     python -m tests.site FOLDER
 
-Needs the extra ``docs``. Writes ``docs/cli.md`` from the help of the commands first. A page outside
-the index, a broken link, a docstring that does not parse, and a script, style, font or picture from
-another host are failures.
+Needs the extra ``docs``. First writes ``docs/cli.md`` from the help of the commands, and
+``docs/api.md`` from the public names. A page outside the index, a broken link, a docstring that
+does not parse, and a script, style, font or picture from another host are failures.
 """
 
 import re
@@ -17,8 +17,27 @@ from pathlib import Path
 from tests.cli.reference import reference
 from tests.pages import DOCS
 
+import lightning_otel
+
 _FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
 _FROM_CSS = re.compile(r"""(?:url\(|@import\s)\s*["']?(?:https?:)?//[^"')\s]+""")
+_API = """\
+# Python API
+
+`import lightning_otel` offers these names and imports each when it is first used. Modules below,
+such as `lightning_otel.formats`, are described on the pages that use them.
+
+```{{api}}
+{names}
+```
+
+## Testing
+
+```{{api}}
+testing.captured testing.Captured testing.CapturedCall testing.CapturedTool
+testing.scripted_server testing.ScriptedServer testing.tool_call testing.failure
+```
+"""
 
 
 class _Fetches(HTMLParser):
@@ -48,6 +67,7 @@ def outside(folder: Path) -> Iterator[str]:
 def main(folder: Path) -> int:
     """Build into a folder; 1 if a warning, or anything from elsewhere, was found."""
     (DOCS / "cli.md").write_text(reference())
+    (DOCS / "api.md").write_text(_API.format(names=" ".join(sorted(lightning_otel.__all__))))
     command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning"]
     built = subprocess.run([*command, "--builder", "html", str(DOCS), str(folder)], check=False)
     found = list(outside(folder)) if not built.returncode else []

@@ -4,19 +4,16 @@ from collections import Counter
 from dataclasses import replace
 from typing import get_args
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.adapter.forest import SECOND, call_attributes
 from tests.adapter.forests import forests, odd_spans
-from tests.pages import DOCS, blocks, part
+from tests.pages import DOCS
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter, attempts, repair, tree
 from lightning_otel.adapter.tree import NO_PARENT, Tree
 from lightning_otel.types import BranchCause, Span, Trajectory
-
-PAGE = DOCS / "transitions.md"
 
 
 @st.composite
@@ -203,14 +200,10 @@ def test_clocks_that_agree_are_the_order(told: list[tuple[Span, int, int]]) -> N
     assert order == sorted(order)
 
 
-def test_the_page_on_structure_says_what_the_code_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """The example in docs/transitions.md runs, and the page names every rule and every cause."""
-    page = PAGE.read_text(encoding="utf-8")
-    (example,) = blocks(part(PAGE, __file__), "python")
+def test_the_page_names_every_rule_and_cause() -> None:
+    """docs/transitions.md lists them in its tables."""
+    page = (DOCS / "transitions.md").read_text(encoding="utf-8")
 
-    exec(example, {})  # what the page says a user may type
-
-    assert capsys.readouterr().out.splitlines() == [" 0 start False", f"b {repair.NEVER_CAME}"]
     known = {name: value for name, value in vars(repair).items() if name.isupper()}
     rules = [text for name, text in known.items() if isinstance(text, str) and name[0] != "_"]
     assert len(rules) == 8

@@ -34,5 +34,4 @@ def test_page_runs(
     assert capsys.readouterr().out.splitlines() == [
         "held-out reward 0.000 → 1.000 over 8 tasks, a difference of +1.000 [+0.004, +1.000]",
         "Answer briefly and ask politely.",
-        "['system_prompt[prose]', 'system_prompt[verse]']",
     ]
