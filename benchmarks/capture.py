@@ -19,6 +19,9 @@ from typing import Any
 
 import harness
 from harness import OURS, text
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 PLAIN, CONTROL = "plain", "control (none)"
 GENAI, INFERENCE, TRACELOOP = (
@@ -236,32 +239,21 @@ def two_nodes(model: Any) -> Any:
 # --- workers and driver --------------------------------------------------------------------------
 
 
-class Counter:
-    """An exporter that counts spans and looks for content in them."""
+class Counter(SpanExporter):
+    """Counts spans and looks for content in them."""
 
     def __init__(self) -> None:
         self.spans = 0
         self.has_content = False
 
-    def export(self, spans: Any) -> Any:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
+    def export(self, spans: Any) -> SpanExportResult:
         self.spans += len(spans)
         self.has_content |= any(MARK in str(dict(span.attributes)) for span in spans)
         return SpanExportResult.SUCCESS
 
-    def shutdown(self) -> None: ...
-
-    def force_flush(self, timeout_millis: int = 0) -> bool:
-        return True
-
 
 def start_peer(name: str, exporter: Counter, *, langchain: bool) -> Any:
     """Switch a family on and return its tracer provider."""
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)

@@ -104,13 +104,9 @@ class Worker:
     """A script in a process of its own, started with the keywords of its work."""
 
     def __init__(
-        self,
-        script: str,
-        *,
-        python: Path | str = sys.executable,
-        env: Mapping[str, str] = NO_SETTINGS,
-        **work: Any,
-    ) -> None:
+        self, script: str, *, python: Path | str = sys.executable,
+        env: Mapping[str, str] = NO_SETTINGS, **work: Any,
+    ) -> None:  # fmt: skip
         self.process = subprocess.Popen(
             [str(python), script, "--worker", json.dumps(work, default=str)],
             env=settings_of(**env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -154,9 +150,10 @@ def take_turns(runs: Mapping[str, Callable[[], object]], settle: Callable[[], ob
         began = time.thread_time_ns()
         for _ in range(count):
             run()
-        report((time.thread_time_ns() - began) / count / 1e3)
+        took = (time.thread_time_ns() - began) / count / 1e3
         settle()
         gc.collect()
+        report(took)
 
 
 Times = dict[str, dict[str, list[float]]]

@@ -18,7 +18,14 @@ from statistics import median
 from typing import Any
 
 import harness
+import orjson
 from harness import OURS, Worker, spread, text
+from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+import lightning_otel
+from lightning_otel import conventions as c
 
 BARE = "no processor"
 BATCH = "BatchSpanProcessor, file"
@@ -60,26 +67,6 @@ CALL: dict[str, Any] = {
 # --- writers -------------------------------------------------------------------------------------
 
 
-class FileExporter:
-    """Appends each span's own JSON to a file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / f"spans-{os.getpid()}.jsonl").open("a")
-
-    def export(self, spans: Any) -> Any:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
-        self._file.write("".join(span.to_json(indent=None) + "\n" for span in spans))
-        self._file.flush()
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        self._file.close()
-
-    def force_flush(self, timeout_millis: int = 0) -> bool:
-        return True
-
-
 Insert = Callable[[Sequence[tuple[Any, ...]]], None]
 
 
@@ -115,8 +102,6 @@ def inserter(name: str, folder: Path) -> tuple[Any, Insert]:
 
 def row_of(span: Any) -> tuple[Any, ...]:
     """Return a span's columns."""
-    import orjson
-
     context, parent = span.context, span.parent
     return (
         format(context.trace_id, "032x"),
@@ -133,46 +118,38 @@ def row_of(span: Any) -> tuple[Any, ...]:
     )
 
 
-class Inserting:
-    """A span processor that hands full batches of rows on, in the caller's thread."""
+class Inserting(SpanProcessor):
+    """Hands full batches of rows on, in the caller's thread."""
 
     def __init__(self, insert: Insert, size: int) -> None:
         self._insert = insert
         self._size = size
         self._rows: list[tuple[Any, ...]] = []
 
-    def on_start(self, span: Any, parent_context: Any = None) -> None: ...
-
-    def _on_ending(self, span: Any) -> None: ...
-
     def on_end(self, span: Any) -> None:
         self._rows.append(row_of(span))
         if len(self._rows) >= self._size:
-            self.force_flush()
+            self.shutdown()
 
     def shutdown(self) -> None:
-        self.force_flush()
-
-    def force_flush(self, timeout_millis: int = 0) -> bool:
         if self._rows:
             self._insert(self._rows)
             self._rows = []
-        return True
 
 
 class Writer:
     """One way of keeping spans, switched on in this process; makes rollouts of ten spans."""
 
     def __init__(self, name: str, folder: Path, seed: int = 0, processor: Any = None) -> None:
-        from opentelemetry import trace
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
         self.name, self.folder = name, folder
         self.provider = TracerProvider()
         trace.set_tracer_provider(self.provider)
         if name == BATCH:
-            processor = BatchSpanProcessor(FileExporter(folder))
+            file = (folder / f"spans-{os.getpid()}.jsonl").open("a")
+            exporter = ConsoleSpanExporter(
+                out=file, formatter=lambda span: span.to_json(indent=None) + "\n"
+            )
+            processor = BatchSpanProcessor(exporter)
         elif name in (ARROW, SQLITE) and processor is None:
             processor = Inserting(inserter(name, folder)[1], BATCH_SPANS)
         if processor is not None:
@@ -184,8 +161,6 @@ class Writer:
     def recording(self) -> Any:
         """Return the context of a rollout, whose root is a span."""
         if self.name == OURS:
-            import lightning_otel
-
             return lightning_otel.auto_trace(store=str(self.folder / "traces.duckdb"))
         return self.tracer.start_as_current_span("rollout")
 
@@ -233,9 +208,9 @@ class Writer:
 def kept(name: str, folder: Path) -> int:
     """Count the spans that all processes kept."""
     if name == OURS:
-        from lightning_otel import Store
-
-        (row,) = Store(folder / "traces.duckdb").sql("SELECT count(*) AS n FROM spans")
+        (row,) = lightning_otel.Store(folder / "traces.duckdb").sql(
+            "SELECT count(*) AS n FROM spans"
+        )
         return int(row["n"])
     if name == BATCH:
         return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl"))
@@ -277,20 +252,19 @@ def write(folder: str, spans: int, seed: int) -> None:
     harness.report(made)
 
 
-def settle(folder: str) -> None:
+def settle(folder: str, *, compact: bool = True) -> None:
     """Settle, or compact, what other processes left, on one core."""
-    from lightning_otel import Store
-
     harness.keep_to_one_core()
-    store = Store(Path(folder) / "traces.duckdb")
+    store = lightning_otel.Store(Path(folder) / "traces.duckdb")
     settled = harness.cost_of(store.settle)
-    size = stored_bytes(folder)
-    compacted = harness.cost_of(store.compact)
-    harness.report({"settle": (*settled, size), "compact": (*compacted, stored_bytes(folder))})
-
-
-def stored_bytes(folder: str) -> int:
-    return sum(path.stat().st_size for path in Path(folder).rglob("*.parquet"))
+    old = {path: path.stat().st_size for path in Path(folder).rglob("*.parquet")}
+    found = {"settle": (*settled, sum(old.values()))}
+    if compact:
+        cost = harness.cost_of(store.compact)
+        # Files that were replaced stay for a while.
+        new = [path.stat().st_size for path in Path(folder).rglob("*.parquet") if path not in old]
+        found["compact"] = (*cost, sum(new or old.values()))
+    harness.report(found)
 
 
 def insert(name: str, folder: str, spans: int) -> None:
@@ -330,9 +304,6 @@ def write_flat_out(name: str, folder: str, begin_s: float, seconds: float, seed:
 
 def chat(folder: str, count: int, turns: int) -> None:
     """Record agents that talk at once, each sending its whole history with every turn of 1 KB."""
-    import lightning_otel
-    from lightning_otel import conventions as c
-
     store = lightning_otel.Store(Path(folder) / "traces.duckdb")
     histories: list[list[str]] = [[] for _ in range(count)]
     sent = number = 0
