@@ -1,6 +1,6 @@
 """Spans into transitions: ``TripletAdapter`` beside Agent Lightning 0.3's ``TracerTraceToTriplet``.
 
-    python benchmarks/adapter.py [--quick]
+    python benchmarks/adapter.py [--quick] [--only ours]
 
 Both get the same calls, each in the form its own tracer records: 512 prompt and 128 response ids
 and four messages a call, under one root, with one reward at the end or one after every call. Agent
@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -220,7 +221,9 @@ def main() -> None:
     if options.worker:
         harness.report(time_adapter(**options.worker))
         return
-    theirs = harness.environment(options.env, "adapter-agentlightning", THEIRS)
+    theirs: Path | str = ""
+    if options.only != ["ours"]:
+        theirs = harness.environment(options.env, "adapter-agentlightning", THEIRS)
     most = 1000 if options.quick else 5000
     both = [(shape, n) for shape in ("one", "step") for n in (10, 100, 1000, 5000) if n <= most]
     alone = [("one", 50_000), ("step", 50_000)]
@@ -231,7 +234,7 @@ def main() -> None:
         work = {"shape": shape, "size": size, "budget_s": 2 if options.quick else 6}
         our = Worker(__file__, whose="ours", **work).result()
         their: dict[str, Any] = {"error": "not run"}
-        if (shape, size) not in alone:
+        if theirs and (shape, size) not in alone:
             their = Worker(__file__, python=theirs, env=SETTINGS, whose="theirs", **work).result()
         faster = "-"
         if "ms" in their:
@@ -249,7 +252,8 @@ def main() -> None:
         ["rollout", "lightning-otel", "µs a call or span", "Agent Lightning 0.3", "faster"],
         rows,
     )
-    harness.finish(options, figures, "agentlightning", "opentelemetry-sdk", python=theirs)
+    packages = ["opentelemetry-sdk", *(["agentlightning"] if theirs else [])]
+    harness.finish(options, figures, *packages, python=theirs)
 
 
 if __name__ == "__main__":
