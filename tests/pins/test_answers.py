@@ -31,7 +31,6 @@ DATA = Path(__file__).resolve().parents[1] / "data" / "pins"
 ANSWERS = DATA / "answers.txt.xz"
 _HEAD = "#### "
 _SIZES = re.compile(r'"bytes": \d+|\d+ [kM]?B$', re.MULTILINE)
-_AGENTS = re.compile(r'("agents": ")([^"]*)')
 
 COMMANDS = (
     "ls --json",
@@ -91,14 +90,8 @@ def answer_command(store: Store, *arguments: str) -> str:
         sys.argv = argv
     out.seek(0)
     text = out.read()
-    if "traces" in arguments:  # neither traces of one time nor agents of one trace have an order
-        text = "".join(sorted(_AGENTS.sub(_sort_agents, text).splitlines(keepends=True)))
     text = _SIZES.sub("SIZE", text)  # compression is no part of the answer
     return f"{text.rstrip()}\nexit {code}".replace(str(Path(store.name).parent), "STORE")
-
-
-def _sort_agents(found: re.Match[str]) -> str:
-    return found[1] + ", ".join(sorted(found[2].split(", ")))
 
 
 def answer_route(url: str, route: str) -> str:

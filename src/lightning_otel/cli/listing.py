@@ -17,9 +17,9 @@ _GENERATIVE = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
 # A reward given later stands in a trace of its own, which to a person is none.
 _TRACES = f"""
 WITH t AS (
-  SELECT trace_id, any_value({ROLLOUT}) AS rollout_id,
+  SELECT trace_id, min({ROLLOUT}) AS rollout_id,
     min(start_ns) AS start_ns, max(coalesce(end_ns, start_ns)) AS end_ns,
-    string_agg(DISTINCT agent, ', ') AS agents, count(*) AS spans,
+    string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents, count(*) AS spans,
     count(*) FILTER (operation IN ({_GENERATIVE})) AS calls,
     count(*) FILTER (operation = '{c.EXECUTE_TOOL}') AS tools,
     sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens
@@ -29,14 +29,14 @@ WITH t AS (
 """
 _NEWEST_TRACES = (
     _TRACES
-    + f""", newest AS (SELECT * FROM t {{window}} ORDER BY start_ns DESC {{limit}})
+    + f""", newest AS (SELECT * FROM t {{window}} ORDER BY start_ns DESC, trace_id {{limit}})
 SELECT n.trace_id, n.rollout_id, n.start_ns, n.end_ns, n.agents, n.spans, n.calls, n.tools,
   n.input_tokens, n.output_tokens, r.reward
 FROM newest n
 LEFT JOIN (
   SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY rollout_id
 ) r USING (rollout_id)
-ORDER BY n.start_ns DESC
+ORDER BY n.start_ns DESC, n.trace_id
 """
 )
 # On its own, so that a page of traces reads no bodies, and that only theirs are read for texts.
@@ -45,6 +45,7 @@ SELECT trace_id, arg_min(input_messages, start_ns) AS first_input,
   arg_max(output_messages, start_ns) AS last_output
 FROM calls WHERE trace_id IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY trace_id
 """
+_NEWEST = "start_ns DESC, rollout_id, attempt_id"
 ROLLOUT_KEYS = (
     "rollout_id", "attempt_id", "status", "start_ns", "end_ns", "agents", "spans", "calls",
     "rewards", "reward", "input_tokens", "output_tokens", "task",
@@ -75,7 +76,7 @@ def list_rollouts(
     """
     window = _window(since_ns, until_ns)
     total = _number(store, f"SELECT count(*) AS n FROM rollouts {window}")
-    query = f"SELECT * FROM rollouts {window} ORDER BY start_ns DESC {_limit(limit)}"
+    query = f"SELECT * FROM rollouts {window} ORDER BY {_NEWEST} {_limit(limit)}"
     return Listing(list(store.sql(query)), total)
 
 
