@@ -17,7 +17,7 @@ pytest.importorskip("hypercorn")
 pytest.importorskip("nanoarrow")
 
 from lightning_otel.serve import fetching
-from lightning_otel.store.http import FETCH_PATH
+from lightning_otel.store.engines.http import FETCH_PATH
 
 Served = Callable[..., str]
 

@@ -12,8 +12,8 @@ import pytest
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, StoreError
-from lightning_otel.store.clickhouse import ClickHouse, address_of
-from lightning_otel.store.collector import quoted, table_statements
+from lightning_otel.store.engines.clickhouse import ClickHouse, address_of
+from lightning_otel.store.engines.collector import quoted, table_statements
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Span
 
@@ -137,7 +137,7 @@ def test_loading_takes_what_is_not_there_yet(
     url: str, store: Store, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often, in however many parts, and spans of any year."""
-    monkeypatch.setattr("lightning_otel.store.clickhouse.LOAD_SPANS", 7)
+    monkeypatch.setattr("lightning_otel.store.engines.clickhouse.LOAD_SPANS", 7)
     year_ns = 365 * 86_400 * 10**9
     spans = [
         replace(span, start_ns=span.start_ns - year * year_ns, end_ns=span.start_ns)

@@ -5,7 +5,7 @@ import pytest
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.store.engines import source_of
-from lightning_otel.store.remote import RemoteSource
+from lightning_otel.store.engines.remote import RemoteSource
 from lightning_otel.store.source import LocalSource, MemorySource
 
 

@@ -65,7 +65,7 @@ def test_many_spans_are_added_in_several_requests(
 ) -> None:
     """Each small enough for any server."""
     store.writer()
-    monkeypatch.setattr("lightning_otel.store.http.ADD_BYTES", 2000)
+    monkeypatch.setattr("lightning_otel.store.engines.http.ADD_BYTES", 2000)
 
     Store(served(store)).add(make_span() for _ in range(60))
 

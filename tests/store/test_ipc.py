@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from lightning_otel.errors import ConfigError, StoreError
-from lightning_otel.store.ipc import END, Arrival, parts
+from lightning_otel.store.engines.ipc import END, Arrival, parts
 from lightning_otel.store.source import new_connection
 
 pytest.importorskip("nanoarrow")

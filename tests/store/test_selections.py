@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from lightning_otel.errors import QueryError
-from lightning_otel.store.selections import MAX_IDS, selection_of, text_of_selection
+from lightning_otel.store.engines.selections import MAX_IDS, selection_of, text_of_selection
 from lightning_otel.store.source import INDEX_COLUMNS, Selection
 
 

@@ -15,9 +15,9 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import QueryError
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.streaming import Streams
-from lightning_otel.store.ipc import MEDIA_TYPE, parts
+from lightning_otel.store.engines.ipc import MEDIA_TYPE, parts
+from lightning_otel.store.engines.selections import selection_of
 from lightning_otel.store.schema import WIDE_COLUMNS
-from lightning_otel.store.selections import selection_of
 from lightning_otel.store.source import Selection
 from lightning_otel.store.table import Query, windows
 

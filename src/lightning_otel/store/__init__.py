@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from lightning_otel.store.compact import Compacted
     from lightning_otel.store.counts import Accounting
+    from lightning_otel.store.engines.publish import Published
     from lightning_otel.store.follow import Follower
-    from lightning_otel.store.publish import Published
     from lightning_otel.store.quarantine import Note
     from lightning_otel.store.redactions import Redacted
     from lightning_otel.store.settle import Settled
@@ -197,8 +197,8 @@ class SpanStore:
             StoreError: Another process publishes this store, or the lake cannot be reached or
                 written. What was not published is with the next time.
         """
-        from lightning_otel.store.ducklake import DuckLakeSource
-        from lightning_otel.store.publish import publish
+        from lightning_otel.store.engines.ducklake import DuckLakeSource
+        from lightning_otel.store.engines.publish import publish
 
         to = self if lake is None else lake if isinstance(lake, SpanStore) else SpanStore(lake)
         if not isinstance(to.source, DuckLakeSource):
@@ -211,7 +211,7 @@ class SpanStore:
     @property
     def local(self) -> Self:
         """The store on this machine that recordings go to: this one, or that before a lake."""
-        from lightning_otel.store.ducklake import DuckLakeSource
+        from lightning_otel.store.engines.ducklake import DuckLakeSource
 
         if isinstance(self.source, DuckLakeSource):
             return type(self)(self.source.local.catalogue)
@@ -340,7 +340,7 @@ class SpanStore:
         Raises:
             StoreError: Something stands at the path already, or it cannot be written.
         """
-        from lightning_otel.store.clickhouse import SCHEMES, ClickHouse
+        from lightning_otel.store.engines.clickhouse import SCHEMES, ClickHouse
         from lightning_otel.store.pack import pack
 
         text = os.fspath(path)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lightning_otel import Store
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.store.ducklake import attached
+from lightning_otel.store.engines.ducklake import attached
 from lightning_otel.store.lake import lake_address
 from lightning_otel.types import Span
 

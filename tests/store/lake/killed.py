@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from lightning_otel import Store
-from lightning_otel.store import publish
+from lightning_otel.store.engines import publish
 
 
 def die() -> None:

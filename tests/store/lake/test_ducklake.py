@@ -11,7 +11,7 @@ from tests.store.lake import servers
 
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
-from lightning_otel.store.ducklake import attached
+from lightning_otel.store.engines.ducklake import attached
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Span

@@ -16,9 +16,9 @@ from tests.store.lake import servers
 
 from lightning_otel import Store
 from lightning_otel.errors import StoreError
-from lightning_otel.store.ducklake import attached
+from lightning_otel.store.engines.ducklake import attached
+from lightning_otel.store.engines.publish import LEAST_ROWS, _publisher_elected
 from lightning_otel.store.lake import LakeAddress
-from lightning_otel.store.publish import LEAST_ROWS, _publisher_elected
 from lightning_otel.types import Span
 
 Spans = Callable[..., list[Span]]

@@ -4,7 +4,7 @@ from typing import Final
 
 from lightning_otel.serve import answers, otlp
 from lightning_otel.serve.api.operation import Answer, Operation
-from lightning_otel.store.ipc import MEDIA_TYPE as ARROW
+from lightning_otel.store.engines.ipc import MEDIA_TYPE as ARROW
 
 _BYTES: Final = {"type": "string"}
 OPERATIONS: Final = (

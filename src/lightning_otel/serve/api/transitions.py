@@ -22,8 +22,8 @@ from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api.cursors import cursor_of, instant_of, place_of
 from lightning_otel.serve.api.operation import LINES, Answer, Asked, Operation, query_of, routes
 from lightning_otel.serve.viewer.page import run, url
-from lightning_otel.store.ipc import MEDIA_TYPE as ARROW
-from lightning_otel.store.ipc import parts
+from lightning_otel.store.engines.ipc import MEDIA_TYPE as ARROW
+from lightning_otel.store.engines.ipc import parts
 from lightning_otel.store.sql import ROLLOUT, quoted
 from lightning_otel.types import CaptureLevel, Credit, Report
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
 from lightning_otel.store import views
+from lightning_otel.store.engines.remote import timed
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout
-from lightning_otel.store.remote import timed
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import Columns, Selection, Wanted
 from lightning_otel.store.spans import same_span

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from lightning_otel.errors import ConfigError, NotInstalledError, StoreError
-from lightning_otel.store import collector
-from lightning_otel.store.ipc import Arrival
-from lightning_otel.store.remote import fetched_columns
+from lightning_otel.store.engines import collector
+from lightning_otel.store.engines.ipc import Arrival
+from lightning_otel.store.engines.remote import fetched_columns
 from lightning_otel.store.source import MemorySource, Selection, SpanSource
 from lightning_otel.store.spans import SAME_SPAN_NS
 from lightning_otel.store.sql import quoted

@@ -4,11 +4,11 @@ from datetime import UTC
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from lightning_otel.instants import instant_ns
-from lightning_otel.store import clickhouse, http
-from lightning_otel.store.ducklake import DuckLakeSource
+from lightning_otel.store.engines import clickhouse, http
+from lightning_otel.store.engines.ducklake import DuckLakeSource
+from lightning_otel.store.engines.remote import RemoteSource, Window
 from lightning_otel.store.lake import is_lake, lake_address
 from lightning_otel.store.layout import MEMORY, Layout
-from lightning_otel.store.remote import RemoteSource, Window
 from lightning_otel.store.source import LocalSource, MemorySource, SpanSource
 
 _BOUNDS = ("since", "until")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreError
 from lightning_otel.store.damage import avoid, damage_of, look
-from lightning_otel.store.ducklake import (
+from lightning_otel.store.engines.ducklake import (
     LAKE,
     POSTGRES,
     PUBLISHED,

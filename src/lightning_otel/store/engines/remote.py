@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.store import views
-from lightning_otel.store.ipc import Arrival
+from lightning_otel.store.engines.ipc import Arrival
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import (
     REWARD_ATTRIBUTES,

@@ -13,9 +13,9 @@ import orjson
 
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError
-from lightning_otel.store.ipc import Arrival
-from lightning_otel.store.otlp import request_of, resource_spans
-from lightning_otel.store.selections import text_of_selection
+from lightning_otel.store.engines.ipc import Arrival
+from lightning_otel.store.engines.otlp import request_of, resource_spans
+from lightning_otel.store.engines.selections import text_of_selection
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Span
 
