@@ -349,7 +349,7 @@ def test_error_that_names_no_file_leads_to_the_damaged_one(layout: Layout) -> No
     """DuckDB says so of texts that are no JSON, or not UTF-8, any more."""
     path = _damage(layout, "a value flipped", is_unnoticed=True)
 
-    found = damage.found_behind(
+    found = damage.find_damage(
         duckdb.InvalidInputException("Invalid JSON found in Parquet file: x"), layout
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.engines.ipc import END, Arrival, parts
-from lightning_otel.store.source import new_connection
+from lightning_otel.store.sql import new_connection
 
 pytest.importorskip("nanoarrow")
 

@@ -14,15 +14,15 @@ from lightning_otel import conventions as c
 from lightning_otel.doctor import examine
 from lightning_otel.errors import StoreError, StoreMissingError, StoreVersionError
 from lightning_otel.store import layout as layout_module
+from lightning_otel.store.catalogue import ensure_catalogue
 from lightning_otel.store.layout import EMPTY_DATA, Layout, now_us
 from lightning_otel.store.schema import COLUMNS, span_of
 from lightning_otel.store.source import (
     LocalSource,
     MemorySource,
     Selection,
-    ensure_catalogue,
-    new_connection,
 )
+from lightning_otel.store.sql import new_connection
 from lightning_otel.types import Span
 
 
@@ -120,28 +120,7 @@ def test_connect_gives_a_database_of_ones_own(store: Store, make_span: Callable[
     assert len(store.spans().rows()) == 1
 
 
-def test_brief_reads_see_what_others_see(store: Store, make_span: Callable[..., Span]) -> None:
-    """In files, in segments and in both, each span once; and what came after the read before."""
-    views = ("spans", "calls", "rewards", "rollouts")
-
-    def seen(of: Store) -> list[list[dict[str, object]]]:
-        return [of.sql(f"SELECT * FROM {view} ORDER BY ALL").rows() for view in views]
-
-    brief, spans = store.brief(), [make_span(attributes={c.OPERATION: c.CHAT}) for _ in range(3)]
-    store.add(spans[:2])
-    assert seen(brief) == seen(store)
-    store.writer().seal()
-    store.settle()
-    assert seen(brief) == seen(store)
-    store.add([*spans, make_span(attributes={c.REWARD_VALUE: 0.5})])
-    assert seen(brief) == seen(store)
-    time.sleep(0.6)  # from then on what was settled counts as such
-
-    assert seen(brief) == seen(store)
-    assert [len(rows) for rows in seen(brief)[:2]] == [4, 3]
-
-
-def test_brief_read_outlives_its_files(
+def test_read_outlives_its_files(
     store: Store, layout: Layout, make_span: Callable[..., Span]
 ) -> None:
     """Who reads late, when they were packed anew and are gone, sees what is there then."""
@@ -149,7 +128,7 @@ def test_brief_read_outlives_its_files(
     store.writer().seal()
     store.settle()
     time.sleep(0.6)
-    late = store.brief().sql("SELECT * FROM spans ORDER BY start_ns")
+    late = store.sql("SELECT * FROM spans ORDER BY start_ns")
     store.compact()
     time.sleep(0.6)
     live = {file.name for file in layout.read_manifest().live_files}

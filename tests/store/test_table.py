@@ -14,18 +14,14 @@ import pytest
 
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, QueryError, StoreError
-from lightning_otel.store.schema import BODY_COLUMNS, COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
-from lightning_otel.store.source import new_connection
+from lightning_otel.store.sql import new_connection
 from lightning_otel.store.table import (
     Query,
     Table,
     check_read_only,
-    columns_of,
     query_of,
-    views_of,
     windows,
 )
-from lightning_otel.store.views import derived_view_statements
 from lightning_otel.types import Span
 
 
@@ -210,25 +206,11 @@ def test_query_of_times_with_a_zone_shows_its_first_rows() -> None:
     assert [row["t"][:4] for row in found] == ["1970", "1970"]
 
 
-def test_query_tries_again_when_a_file_vanished() -> None:
-    """A settler may take away a file that was listed: the second look does not list it."""
-    query = Query(new_connection(), "SELECT 1")
-    seen: list[int] = []
-
-    def get(relation: object) -> int:
-        seen.append(1)
-        if len(seen) < 3:
-            raise duckdb.IOException("Cannot open file")
-        return 5
-
-    assert query.take(get) == 5
-
-
 def test_query_gives_up_on_a_file_that_cannot_be_read() -> None:
     """A file that stays unreadable is an error of the store's."""
     query = Query(new_connection(), "SELECT * FROM 'nowhere/*.parquet'")
 
-    with pytest.raises(StoreError, match="cannot read the store"):
+    with pytest.raises(StoreError, match="cannot read the spans"):
         list(query.dicts())
 
 
@@ -351,44 +333,11 @@ def test_views_of_are_those_a_query_names(query: str, named: set[str], store: St
     """To bind a view costs as much as to read a little; where it cannot be told, all are made."""
     store.writer()
 
-    with store.source.connect(lambda con: views_of(con, query)) as con:
+    with store.source.connect(query=query) as con:
         views = con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
 
     assert {name for (name,) in views} == {"spans", *named}
     assert store.sql(query).rows() is not None
-
-
-@pytest.mark.parametrize(
-    ("query", "wide"),
-    [
-        ("SELECT count(*) FROM spans", set()),
-        ("SELECT name FROM spans WHERE attributes->>'x' = 'y'", {"attributes"}),
-        ("SELECT name FROM spans ORDER BY length(events::VARCHAR) LIMIT 1", {"events"}),
-        ("SELECT output_messages FROM calls WHERE model = ?", {"output_messages"}),
-        ("SELECT rollout_id, reward FROM rollouts", {"attributes"}),
-        ("SELECT 1 WHERE EXISTS (FROM spans WHERE input_messages = '')", {"input_messages"}),
-        ("SELECT * FROM spans", set(WIDE_COLUMNS)),
-        ("FROM spans", set(WIDE_COLUMNS)),
-        ("SELECT s FROM spans s", set(WIDE_COLUMNS)),
-        ("SELECT COLUMNS('links|events') FROM spans", {"links", "events"}),
-        ("SUMMARIZE spans", set(WIDE_COLUMNS)),
-        ("EXPLAIN ANALYZE SELECT name FROM spans", set(WIDE_COLUMNS)),
-        ("SELECT nothing FROM nowhere", set(WIDE_COLUMNS)),
-    ],
-)
-def test_columns_of_tells_what_a_query_reads(query: str, wide: set[str]) -> None:
-    """At least that: what an engine elsewhere does not send would be empty in the answer."""
-    with new_connection() as con:
-        con.execute(f"CREATE TABLE spans ({', '.join(f'{n} {k}' for n, k in COLUMNS.items())})")
-        for statement in derived_view_statements():
-            con.execute(statement)
-
-        columns = set(columns_of(con, query, ["m"] if "?" in query else []))
-
-    assert columns >= {*NARROW_COLUMNS, *wide}
-    # Content is what costs; that a view's own words name another column now and then does not.
-    if not wide:
-        assert not columns & set(BODY_COLUMNS)
 
 
 def test_windows_part_spans_between_instants() -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.store.damage import answered
 from lightning_otel.store.source import INDEX_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute
 
@@ -89,7 +88,7 @@ def recorded(store: "Store", wanted: "Selection") -> dict[str, Recorded]:
     except StoreMissingError:
         return found
     given = [ids, ids, since_ns, until_ns]
-    rows = answered(con, store.layout, lambda: con.execute(_RECORDED, given).fetchall())
+    rows = con.execute(_RECORDED, given).fetchall()
     for rollout_id, attempt_id, status, reward, end_ns, task, mode in rows:
         # Of several attempts the last one counts.
         is_over = status != "running"

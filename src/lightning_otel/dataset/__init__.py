@@ -286,9 +286,9 @@ class Store(SpanStore):
         return self.layout
 
     def _settle_if_worthwhile(self) -> None:
+        from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.rebuild import mend_manifest
         from lightning_otel.store.settle import settle_if_worthwhile
-        from lightning_otel.store.source import ensure_catalogue
 
         if self.layout is not None and self.layout.exists():
             mend_manifest(self.layout)

@@ -1,14 +1,12 @@
 """Spans in batches of whole rollouts, each reward with the rollout it judges, in bounded memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.selection import Selection as Wanted
-from lightning_otel.store.damage import answered
-from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import span_of
-from lightning_otel.store.source import INDEX_COLUMNS, LocalSource, Selection, SpanName, SpanSource
+from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanName, SpanSource
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import HOMES, MAY_MOVE, UNENDED
@@ -49,9 +47,6 @@ def batches(source: SpanSource, wanted: Wanted = _ALL) -> Iterator[Iterator[Span
         source: Where the spans are.
         wanted: Only these rollouts; what else it says is not looked at.
     """
-    if isinstance(source, LocalSource):
-        # The other view compares all spans with the manifest, in memory, for each batch.
-        source = LocalSource(source.layout, is_brief=True)
     con = with_moved(source)
     if source.layout is not None:
         con.execute("SET enable_external_file_cache = false")
@@ -99,16 +94,11 @@ def incomplete(source: SpanSource) -> frozenset[tuple[str, str]]:
         source: Where the spans are.
     """
     con = source.connect(("rollouts",), INDEX_COLUMNS)
-
-    def ask() -> list[tuple[str, str]]:
-        # Most stores have none, and the view costs more than a look at one narrow column.
-        if not con.execute(UNENDED).fetchall():
-            return []
-        return con.execute(
-            "SELECT rollout_id, attempt_id FROM rollouts WHERE status = 'incomplete'"
-        ).fetchall()
-
-    return frozenset(answered(con, source.layout, ask))
+    # Most stores have none, and the view costs more than a look at one narrow column.
+    if not con.execute(UNENDED).fetchall():
+        return frozenset()
+    found = "SELECT rollout_id, attempt_id FROM rollouts WHERE status = 'incomplete'"
+    return frozenset(con.execute(found).fetchall())
 
 
 def whole(source: SpanSource, selection: Selection) -> Query:
@@ -126,31 +116,24 @@ def with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
     """A connection whose table ``moved`` holds the rewards that go to another rollout."""
     con = source.connect(("spans",), INDEX_COLUMNS)
     look = f"SELECT 1 FROM spans WHERE {MAY_MOVE} LIMIT 1"
-    hold_moved(con, source.layout, lambda: bool(con.execute(look).fetchall()))
+    hold_moved(con, is_likely=bool(con.execute(look).fetchall()))
     return con
 
 
-def hold_moved(
-    con: "duckdb.DuckDBPyConnection", layout: Layout | None, may: Callable[[], bool]
-) -> None:
+def hold_moved(con: "duckdb.DuckDBPyConnection", *, is_likely: bool) -> None:
     """Make the table ``moved``.
 
     Args:
         con: A connection with the view ``spans``.
-        layout: The store's paths, if it has files.
-        may: Whether a reward may go elsewhere: few stores have one, and to look where they all
-            belong takes four times as long.
+        is_likely: Whether a reward may go elsewhere: few stores have one, and to look where they
+            all belong takes four times as long.
     """
-
-    def ask() -> None:
-        con.execute(
-            f"CREATE OR REPLACE TEMP TABLE moved AS WITH {HOMES} "
-            "SELECT * FROM homes WHERE home_rollout <> own_rollout"
-            if may()
-            else _NONE_MOVED
-        )
-
-    answered(con, layout, ask)
+    con.execute(
+        f"CREATE OR REPLACE TEMP TABLE moved AS WITH {HOMES} "
+        "SELECT * FROM homes WHERE home_rollout <> own_rollout"
+        if is_likely
+        else _NONE_MOVED
+    )
 
 
 def complete(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Selection:
@@ -183,17 +166,13 @@ def _selections(
     source: SpanSource, con: "duckdb.DuckDBPyConnection", wanted: Wanted
 ) -> Iterator[Selection]:
     """Whole rollouts until they hold enough spans, with the time they lie in."""
-
-    def ask() -> list[tuple[str, int, int, int]]:
-        where, having, values = clauses(con, wanted)
-        return con.execute(
-            f"SELECT {ROLLOUT}, {_WEIGHT}, min(start_ns), max(start_ns) FROM spans "
-            f"ANTI JOIN moved USING (trace_id, span_id) WHERE {where} "
-            f"GROUP BY 1 HAVING {having} ORDER BY 3, 1",
-            values,
-        ).fetchall()
-
-    rows = answered(con, source.layout, ask)
+    where, having, values = clauses(con, wanted)
+    rows = con.execute(
+        f"SELECT {ROLLOUT}, {_WEIGHT}, min(start_ns), max(start_ns) FROM spans "
+        f"ANTI JOIN moved USING (trace_id, span_id) WHERE {where} "
+        f"GROUP BY 1 HAVING {having} ORDER BY 3, 1",
+        values,
+    ).fetchall()
     ids: list[str] = []
     spans, low, high = 0, 0, 0
     for name, weight, first, last in rows:

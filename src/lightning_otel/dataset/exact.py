@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.adapter import facts
 from lightning_otel.adapter.exactness import Tally
-from lightning_otel.store.damage import answered
 from lightning_otel.store.gist import TOKENS
 from lightning_otel.store.layout import Layout
+from lightning_otel.store.reader import Reader
 
 if TYPE_CHECKING:
-    import duckdb
+    pass
 
 FETCH: Final = 2048
 _FEW: Final = f"""
@@ -31,7 +31,7 @@ WHERE spans.start_ns BETWEEN ? AND ?"""
 
 
 @contextlib.contextmanager
-def flowing(con: "duckdb.DuckDBPyConnection") -> Iterator[None]:
+def flowing(con: Reader) -> Iterator[None]:
     """Within, spans flow past a few rows that are held.
 
     Else DuckDB may hold the spans, bodies and all, and look up each row in them.
@@ -43,9 +43,7 @@ def flowing(con: "duckdb.DuckDBPyConnection") -> Iterator[None]:
         con.execute("RESET disabled_optimizers")
 
 
-def check_tokens(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, calls: Sequence[facts.CallFacts]
-) -> Tally:
+def check_tokens(con: Reader, layout: Layout, calls: Sequence[facts.CallFacts]) -> Tally:
     """Make the table ``tokens``: of each call that has some, whether they are exact, or why not.
 
     It is empty if one cannot be read in the memory allowed, or is gone.
@@ -63,7 +61,7 @@ def check_tokens(
     ((few, low, high),) = con.execute(
         "SELECT count(*), min(start_ns), max(start_ns) FROM few"
     ).fetchall()
-    made = answered(con, layout, lambda: _read(con, calls, (low, high))) if few else []
+    made = con.answered(lambda: _read(con, calls, (low, high))) if few else []
     if len(made) != few:
         made = []
     spots, captures, reasons = ([each[at] for each in made] for at in range(3))
@@ -79,7 +77,7 @@ def check_tokens(
 
 
 def _read(
-    con: "duckdb.DuckDBPyConnection", calls: Sequence[facts.CallFacts], times: tuple[int, int]
+    con: Reader, calls: Sequence[facts.CallFacts], times: tuple[int, int]
 ) -> list[tuple[int, str, str, Sequence[str]]]:
     import duckdb
 

@@ -273,7 +273,7 @@ class _Written:
 @contextlib.contextmanager
 def _table(made: Path, columns: Mapping[str, str]) -> Iterator[Write]:
     """Rows into a Parquet file, by way of a file of lines beside it that DuckDB reads in pieces."""
-    from lightning_otel.store.source import new_connection
+    from lightning_otel.store.sql import new_connection
 
     written = _Written()
     with tempfile.NamedTemporaryFile(suffix=".ndjson", dir=made.parent) as file:

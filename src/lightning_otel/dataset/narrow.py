@@ -22,10 +22,10 @@ from lightning_otel.dataset.query import Asked
 from lightning_otel.dataset.walked import Group, walked
 from lightning_otel.formats.format import distinct
 from lightning_otel.formats.transition_rows import NARROW_COLUMNS, row
-from lightning_otel.store.damage import answered
 from lightning_otel.store.gist import KIND, REWARD
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.narrow_rows import NarrowRows
+from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
@@ -33,7 +33,7 @@ from lightning_otel.store.table import Query, hold, insert, remove_folder
 from lightning_otel.types import Report, Transition
 
 if TYPE_CHECKING:
-    import duckdb
+    pass
 
 ROWS: Final = 200_000
 """Spans whose narrow rows are in memory at once."""
@@ -158,15 +158,15 @@ class _Pass:
         """Plan it: the table ``plan`` has every rollout and its batch."""
         self._source, self._layout, self._asked = source, layout, asked
         self._folder = Path(tempfile.mkdtemp(prefix="lightning-otel-"))
-        self._general: duckdb.DuckDBPyConnection | None = None
+        self._general: Reader | None = None
         self.con = self._connected("narrow")
         # What is beyond it spills to the disk; each thread needs some to read with.
         self.con.execute(f"SET memory_limit = '{MEMORY}'")
         self.con.execute(f"SET threads = {min(THREADS, os.cpu_count() or 1)}")
         try:
             self._rows = NarrowRows(self.con, layout)
-            hold_moved(self.con, layout, self._may_move)
-            answered(self.con, layout, self._plan)
+            hold_moved(self.con, is_likely=self._may_move())
+            self.con.answered(self._plan)
         except BaseException:
             self.close()
             raise
@@ -177,7 +177,7 @@ class _Pass:
         found = self.con.execute(f"SELECT 1 FROM every WHERE {_MAY_MOVE} LIMIT 1")
         return bool(found.fetchall())
 
-    def _connected(self, name: str) -> "duckdb.DuckDBPyConnection":
+    def _connected(self, name: str) -> Reader:
         con = self._source.connect(("spans",), INDEX_COLUMNS)
         con.execute("SET enable_external_file_cache = false")
         # DuckDB makes the folder when it needs it, and takes it away when it is closed.

@@ -17,11 +17,12 @@ from lightning_otel.dataset.exact import FETCH, check_tokens
 from lightning_otel.formats.transition_rows import NARROW_COLUMNS
 from lightning_otel.store.gist import CALL, KIND, ODD, OTHER, RECEIVED, REWARD
 from lightning_otel.store.layout import Layout
+from lightning_otel.store.reader import Reader
 from lightning_otel.store.sql import quoted
 from lightning_otel.types import Report, Transition
 
 if TYPE_CHECKING:
-    import duckdb
+    pass
 
 _ROUNDS: Final = 16
 """How far up a step's agent is looked for, beyond the first ancestors."""
@@ -179,7 +180,7 @@ class StepCount(NamedTuple):
 class Plain:
     """The plain attempts of the table ``chosen``, which has the rows of ``part``."""
 
-    def __init__(self, con: "duckdb.DuckDBPyConnection", layout: Layout, *, received: bool) -> None:
+    def __init__(self, con: Reader, layout: Layout, *, received: bool) -> None:
         """Tell them from the others: the table ``judged`` says which they are.
 
         Args:

@@ -4,17 +4,14 @@ For what SQL alone does not tell: exact tokens, several rewards, tools beside ea
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lightning_otel.adapter import quick, straight
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.dataset.exact import FETCH, flowing
-from lightning_otel.store.damage import answered
 from lightning_otel.store.gist import KIND, ODD, RECEIVED
 from lightning_otel.store.layout import Layout
-
-if TYPE_CHECKING:
-    import duckdb
+from lightning_otel.store.reader import Reader
 
 _ROWS: Final = f"""
 SELECT number, chosen.sequence, chosen.end_sequence, chosen.span_id, chosen.parent_span_id,
@@ -53,7 +50,7 @@ class Group(NamedTuple):
 
 
 def walked(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, groups: Sequence[Group], *, received: bool
+    con: Reader, layout: Layout, groups: Sequence[Group], *, received: bool
 ) -> dict[str, straight.Straight]:
     """What straight ones of some rollouts come to, by their ids; the others are not among them.
 
@@ -84,7 +81,7 @@ def walked(
         return found
 
     made: dict[str, straight.Straight] = {}
-    rows = answered(con, layout, fetched)
+    rows = con.answered(fetched)
     with quick.unswept():
         for group in groups:
             own = rows.pop(group.number)

@@ -210,7 +210,7 @@ def _export(span: ReadableSpan, writer: SpanWriter) -> None:
 def _make_catalogue(layout: Layout) -> None:
     """Make ``X.duckdb`` where it is missing, which imports DuckDB: once for a store."""
     if layout.live.is_dir() and not layout.catalogue.exists():
-        from lightning_otel.store.source import ensure_catalogue
+        from lightning_otel.store.catalogue import ensure_catalogue
 
         with contextlib.suppress(StoreError):  # whoever reads it is told
             ensure_catalogue(layout)

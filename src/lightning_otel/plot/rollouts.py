@@ -22,7 +22,7 @@ from lightning_otel.plot.curves import (
     standard_error,
 )
 from lightning_otel.store.earnings import LAST_REWARD
-from lightning_otel.store.overview import overview
+from lightning_otel.store.source import overview
 from lightning_otel.store.sql import ROLLOUT, quoted
 
 if TYPE_CHECKING:

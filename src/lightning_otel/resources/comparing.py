@@ -162,7 +162,7 @@ def compared(
     if a == b:
         raise ConfigError(f"{name}@{a} is compared with itself; name two versions")
     steps = store.transitions(bodies=False, advantage="dr_grpo")
-    from lightning_otel.store.overview import rollout_rewards
+    from lightning_otel.store.source import rollout_rewards
 
     left_out: Counter[str] = Counter()
     lonely: Counter[str] = Counter()

@@ -17,7 +17,6 @@ from lightning_otel.dataset.query import Asked, Keywords
 from lightning_otel.emitters import reward_span
 from lightning_otel.rewarding.functions import Case, Failure, RewardFunction
 from lightning_otel.rewarding.writing import add_surely, derived_id, identified
-from lightning_otel.store.damage import answered
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import attribute
 from lightning_otel.types import Mode, Rollout, Span, Trajectory
@@ -237,11 +236,8 @@ def _known(
     """
     # One connection for both: each costs as much as its queries.
     con = store.source.connect(("spans", "rollouts"), (*NARROW_COLUMNS, "attributes"))
-
-    def ask() -> tuple[list[tuple[Any, ...]], list[tuple[str, str | None]]]:
-        return con.execute(_ROLLOUTS).fetchall(), con.execute(_HELD, [judge.name]).fetchall()
-
-    rows, given = answered(con, store.layout, ask)
+    rows = con.execute(_ROLLOUTS).fetchall()
+    given = con.execute(_HELD, [judge.name]).fetchall()
     rollouts = {(row[0], row[1]): _rollout(*row) for row in rows}
     return rollouts, {span_id: source or "" for span_id, source in given}
 

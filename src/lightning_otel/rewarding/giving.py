@@ -13,7 +13,6 @@ from lightning_otel import conventions as c
 from lightning_otel.dataset import Store
 from lightning_otel.emitters import reward_span
 from lightning_otel.rewarding.writing import add_surely, derived_id, identified
-from lightning_otel.store.damage import answered
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
@@ -160,8 +159,7 @@ def _looked_up(
     is_wide = any(each.noun == "conversation" for each in feedback)
     columns = (*NARROW_COLUMNS, "attributes") if is_wide else INDEX_COLUMNS
     con = store.source.connect(("spans",), columns)
-    homes = answered(con, store.layout, lambda: _homes(con, feedback))
-    return homes, answered(con, store.layout, lambda: _held(con, span_ids))
+    return _homes(con, feedback), _held(con, span_ids)
 
 
 def _span_id(feedback: Feedback) -> str:

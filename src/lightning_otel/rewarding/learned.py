@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import LIVE, Resources
-from lightning_otel.store.overview import rollout_rewards
+from lightning_otel.store.source import rollout_rewards
 from lightning_otel.types import Resource
 
 MIN_ROLLOUTS: Final = 3

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from lightning_otel.dataset import Store
 from lightning_otel.store.earnings import LAST_REWARD
-from lightning_otel.store.overview import overview
+from lightning_otel.store.source import overview
 
 KEY: Final = "category"
 """Where a task says what kind it is of."""

@@ -1,7 +1,7 @@
 """The web app: its routes, a plain list, behind the guard.
 
 A route is a function of a request; what it needs of this server it finds in ``request.app.state``:
-``store``, ``brief`` (the store for who reads at once), ``intake``, ``bodies``, ``readers``,
+``store``, ``intake``, ``bodies``, ``readers``,
 ``rooms`` and ``hub``. What it does not serve it refuses by raising a ``RefusalError``, which
 becomes a page for people and OTLP's own form for programs.
 """
@@ -60,7 +60,7 @@ def make_app(
         exception_handlers={RefusalError: refuse, HTTPException: refuse_http, 500: fail},
     )
     state = app.state
-    state.store, state.brief = store, store.brief()
+    state.store = store
     state.intake = intake
     state.bodies = Bodies()
     state.readers, state.long_readers = page.Readers(), page.Readers(page.LONG_AT_ONCE)

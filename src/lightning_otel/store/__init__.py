@@ -4,14 +4,13 @@ Writing (``segment``) imports no DuckDB; reading (``source``, ``table``) and set
 here are imported when they are used, so that the traced process pays for none of it.
 """
 
-import copy
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 from lightning_otel import config
-from lightning_otel.errors import ConfigError, StoreDamagedError, StoreError
+from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.lake import EXAMPLE
 from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
@@ -67,19 +66,6 @@ class SpanStore:
         """The catalogue's absolute path, ``:memory:``, or the URL without its password."""
         return self.source.name
 
-    def brief(self) -> Self:
-        """The same store for who reads at once what it asks for, as a page does.
-
-        What a query sees is what counted when it was made, and its result is not for keeping; it
-        takes half of the time, and a third of the memory.
-        """
-        from lightning_otel.store.source import LocalSource
-
-        found = copy.copy(self)
-        if isinstance(self.source, LocalSource):
-            found.source = LocalSource(self.source.layout, is_brief=True)
-        return found
-
     def writer(self) -> "SpanWriter":
         """This process's writer into the store, which is made if it is not there.
 
@@ -101,7 +87,11 @@ class SpanStore:
             StoreMissingError: There is no store.
             StoreVersionError: A newer version wrote it.
         """
-        return self.source.connect()
+        from lightning_otel.store.source import connect_lastingly
+
+        if self.layout is None:
+            return self.source.connect().con
+        return connect_lastingly(self.layout)
 
     def sql(self, query: str, parameters: Iterable[object] = ()) -> "Table[dict[str, Any]]":
         """The result of one read-only statement over the views; times with a zone come as text.
@@ -109,16 +99,13 @@ class SpanStore:
         Raises:
             QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.
         """
-        from lightning_otel.store.table import Query, Table, check_read_only, columns_of, views_of
+        from lightning_otel.store.sql import new_connection
+        from lightning_otel.store.table import Query, Table, check_read_only
 
         given = list(parameters)
-
-        def names(empty: "duckdb.DuckDBPyConnection") -> Collection[str]:
-            check_read_only(empty, query)
-            return views_of(empty, query)
-
-        con = self.source.connect(names, lambda empty: columns_of(empty, query, given))
-        found = Query(con, query, given, layout=self.layout)
+        with new_connection() as con:
+            check_read_only(con, query)
+        found = Query(self.source.connect(query=query, parameters=given), query, given)
         found.take(lambda relation: relation.columns)
         return Table(lambda: found, found.dicts, "rows", counts=lambda: [found.count()])
 
@@ -134,10 +121,10 @@ class SpanStore:
             StoreError: There is no room, or a file that must be looked into is damaged. Nothing is
                 lost by it: what waited to be settled goes on waiting.
         """
+        from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.damage import reading
         from lightning_otel.store.rebuild import mend_manifest
         from lightning_otel.store.settle import Settled, settle
-        from lightning_otel.store.source import ensure_catalogue
 
         if self.layout is None:
             return Settled()
@@ -346,12 +333,8 @@ class SpanStore:
         text = os.fspath(path)
         if text.partition("://")[0] in SCHEMES:
             return ClickHouse(text).load(self.source)
-        try:
-            with self.source.connect(("spans",)) as con:
-                return pack(con, path, self.layout)
-        except StoreDamagedError:  # it is put aside by now
-            with self.source.connect(("spans",)) as con:
-                return pack(con, path, self.layout)
+        with self.source.connect(("spans",)) as con:
+            return pack(con, path)
 
     def follow(self, name: str, *, idle_s: float | None = None, since_ns: int = 0) -> "Follower":
         """Every ended span once, as it ends or in batches, from a durable position of one's own.
@@ -384,20 +367,18 @@ class SpanStore:
         Raises:
             NotFoundError: None does, or several do.
         """
-        from lightning_otel.store.damage import answered
         from lightning_otel.store.find import LAST, find
         from lightning_otel.store.source import INDEX_COLUMNS
 
         con = self.source.connect(
             ("spans", "rollouts") if prefix.startswith(LAST) else ("spans",), INDEX_COLUMNS
         )
-        return answered(con, self.layout, lambda: find(con, prefix))
+        return find(con, prefix)
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
         """The rollout that a found trace, span or response belongs to."""
-        from lightning_otel.store.damage import answered
         from lightning_otel.store.find import rollout_of
         from lightning_otel.store.source import INDEX_COLUMNS
 
         con = self.source.connect(("spans",), INDEX_COLUMNS)
-        return answered(con, self.layout, lambda: rollout_of(con, noun, whole_id))
+        return rollout_of(con, noun, whole_id)

@@ -10,8 +10,7 @@ from lightning_otel.errors import StoreDamagedError, StoreError
 from lightning_otel.store.counts import PENDING, STORED, Accounting, account, added
 from lightning_otel.store.damage import avoid, avoided, look, reading
 from lightning_otel.store.packing import segment_counts
-from lightning_otel.store.source import new_connection
-from lightning_otel.store.sql import quoted
+from lightning_otel.store.sql import new_connection, quoted
 from lightning_otel.store.writer import writer_if_any
 
 if TYPE_CHECKING:

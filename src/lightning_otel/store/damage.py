@@ -10,10 +10,10 @@ import logging
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError, StoreDamagedError, StoreError
@@ -25,18 +25,13 @@ from lightning_otel.store.layout import (
     DataFile,
     Layout,
     Manifest,
-    now_us,
     write_private,
 )
-from lightning_otel.store.live import living
 from lightning_otel.store.spans import empty_data_statement
 from lightning_otel.store.sql import keep_quiet, quoted
-from lightning_otel.store.views import NAMES, view_statements
 
 if TYPE_CHECKING:
     import duckdb
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -77,37 +72,6 @@ def reading(layout: Layout | None, verb: str = "read") -> Iterator[None]:
         ) from exc
 
 
-def answered(
-    con: "duckdb.DuckDBPyConnection",
-    layout: Layout | None,
-    ask: Callable[[], T],
-    verb: str = "read",
-) -> T:
-    """What queries on a connection give: asked again without what turns out to be damaged.
-
-    Args:
-        con: The connection, with the store's views.
-        layout: The store's paths; None if it has no files.
-        ask: Puts the queries.
-        verb: What is done to the store, for the error where no file is damaged.
-
-    Raises:
-        StoreError: DuckDB cannot read the store.
-    """
-    import duckdb
-
-    while True:
-        try:
-            return ask()
-        except duckdb.Error as exc:
-            if layout is None:
-                raise _elsewhere(verb, exc) from exc
-            if not mend(con, exc, layout):
-                raise damage_of(exc, layout) or StoreError(
-                    f"cannot {verb} {layout.catalogue}: {exc}; see: lightning-otel doctor"
-                ) from exc
-
-
 def _elsewhere(verb: str, exc: "duckdb.Error") -> StoreError:
     return StoreError(
         f"cannot {verb} the spans: {' '.join(str(exc).split())}; look after what holds them"
@@ -119,7 +83,7 @@ def damage_of(exc: "duckdb.Error", layout: Layout) -> StoreError | None:
 
     What is damaged is put aside, so that who reads again reads the rest.
     """
-    found = found_behind(exc, layout)
+    found = find_damage(exc, layout)
     if not found:
         return None
     avoid(layout, found)
@@ -128,35 +92,6 @@ def damage_of(exc: "duckdb.Error", layout: Layout) -> StoreError | None:
         f"cannot read {_place(layout, name)}, which is damaged ({why}); read again for all other "
         f"spans, and run: {repair_command(layout)}"
     )
-
-
-def mend(con: "duckdb.DuckDBPyConnection", exc: "duckdb.Error", layout: Layout) -> bool:
-    """Whether a query that failed may be asked again on its connection: without what is damaged."""
-    found = found_behind(exc, layout)
-    if not found:
-        return False
-    before = avoided(layout)
-    avoid(layout, found)
-    if before >= found.keys():
-        return False
-    renew(con, layout)
-    tell(layout)
-    return True
-
-
-def renew(con: "duckdb.DuckDBPyConnection", layout: Layout) -> None:
-    """Have the views of a connection show what counts from here on, whatever they showed before."""
-    there = con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
-    names = NAMES & {name for (name,) in there}
-    statements = view_statements(layout, settled(layout), names, avoided(layout), living(layout))
-    for statement in statements:
-        con.execute(statement)
-
-
-def settled(layout: Layout) -> frozenset[str]:
-    """Segments settled for every transaction from here on, which need not be opened any more."""
-    now = now_us()
-    return layout.read_manifest().settled_by(now)
 
 
 def avoided(layout: Layout) -> frozenset[str]:
@@ -350,7 +285,7 @@ def _empty_data() -> bytes:
         return path.read_bytes()
 
 
-def found_behind(exc: "duckdb.Error", layout: Layout) -> dict[str, str]:
+def find_damage(exc: "duckdb.Error", layout: Layout) -> dict[str, str]:
     """What is damaged, by name, and why, where one of DuckDB's errors may come from that."""
     import duckdb
 

@@ -4,19 +4,20 @@
 what the others and the segments hold, made once, for these are few.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import conventions as c
-from lightning_otel.store import damage
 from lightning_otel.store.gist import GIST, ODD, with_gist
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout
-from lightning_otel.store.moment import Moment, moment_of
-from lightning_otel.store.spans import listed_query, same_span
+from lightning_otel.store.reader import Reader
+from lightning_otel.store.snapshot import Snapshot
+from lightning_otel.store.spans import same_span
 from lightning_otel.store.sql import ROLLOUT, listed, quoted
 
 if TYPE_CHECKING:
-    import duckdb
+    pass
 
 COLUMNS: Final = (
     "trace_id", "span_id", "parent_span_id", "name", "start_ns", "end_ns", "status", "operation",
@@ -37,7 +38,7 @@ FROM {{source}} JOIN part ON rollout = {ROLLOUT} WHERE start_ns BETWEEN ? AND ?"
 class NarrowRows:
     """The rows of a store on one connection."""
 
-    def __init__(self, con: "duckdb.DuckDBPyConnection", layout: Layout) -> None:
+    def __init__(self, con: Reader, layout: Layout) -> None:
         """Read what no file tells.
 
         Args:
@@ -48,7 +49,7 @@ class NarrowRows:
         self._layout = layout
         self._has_gist: dict[str, bool] = {}
         self._is_loose = False
-        damage.answered(con, layout, self._load)
+        con.answered(self._load)
 
     def _load(self) -> None:
         made = with_gist(f"({self.loose_query()})", COLUMNS)
@@ -57,16 +58,16 @@ class NarrowRows:
 
     def loose_query(self) -> str:
         """The query for whole spans that no file with their gist holds."""
-        now = moment_of(self._layout)
+        now = Snapshot.take(self._layout)
         told = {file.name for file in self._told(now)}
-        others = [file for file in now.files if file.name not in told]
-        return listed_query(self._layout, others, now.segments)
+        others = tuple(file for file in now.files if file.name not in told)
+        return replace(now, files=others).spans_sql()
 
     def paths(self, low: int | None = None, high: int | None = None) -> list[Path]:
         """Files with the gist of their spans; those of a span of time, Unix nanoseconds."""
         return [
             self._layout.data / file.name
-            for file in self._told(moment_of(self._layout))
+            for file in self._told(Snapshot.take(self._layout))
             if (high is None or file.min_start_ns <= high)
             and (low is None or file.max_start_ns >= low)
         ]
@@ -115,9 +116,9 @@ class NarrowRows:
                     given,
                 )
 
-        damage.answered(self._con, self._layout, act)
+        self._con.answered(act)
 
-    def _told(self, now: Moment) -> list[DataFile]:
+    def _told(self, now: Snapshot) -> list[DataFile]:
         """Of the files that count those that have the gist of their spans."""
         layout = self._layout
         files = [file for file in now.files if file.schema >= SCHEMA_VERSION]

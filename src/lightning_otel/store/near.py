@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel import conventions as c
 from lightning_otel.store.gist import KIND, ODD, RECEIVED, REWARD
 from lightning_otel.store.narrow_rows import COLUMNS, NarrowRows
+from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import SpanSource
 from lightning_otel.store.sql import listed
 
 if TYPE_CHECKING:
-    import duckdb
+    pass
 
 _MESSAGES: Final = ("input_messages", "output_messages", "system_instructions")
 _GIST: Final = f"""{ODD} + CASE WHEN contains(attributes::VARCHAR, '"{c.RECEIVED}"')
@@ -31,7 +32,7 @@ class Near:
     The view over all files costs ten times as much as the narrow columns themselves.
     """
 
-    def __init__(self, con: "duckdb.DuckDBPyConnection", source: SpanSource) -> None:
+    def __init__(self, con: Reader, source: SpanSource) -> None:
         """Look what no file holds.
 
         Args:

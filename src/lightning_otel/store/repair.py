@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from lightning_otel.errors import StoreError
 from lightning_otel.store import quarantine
+from lightning_otel.store.catalogue import STAMP, ensure_catalogue
 from lightning_otel.store.checksums import Wounds, checksum_of, wounds_of
 from lightning_otel.store.damage import look, missing, remove
 from lightning_otel.store.election import settler_elected
@@ -15,7 +16,6 @@ from lightning_otel.store.quarantine import Note
 from lightning_otel.store.rebuild import HELD, IS_HELD, restore
 from lightning_otel.store.rewrite import Copy, TooWideError
 from lightning_otel.store.settle import await_effect
-from lightning_otel.store.source import STAMP, ensure_catalogue
 from lightning_otel.store.spans import rows_of
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store import counts as n
-from lightning_otel.store.damage import avoided
 from lightning_otel.store.layout import DataFile, Layout, total_bytes
 from lightning_otel.store.parquet import row_of, row_weights
-from lightning_otel.store.spans import rows_of, spans_query
+from lightning_otel.store.snapshot import Snapshot
+from lightning_otel.store.spans import rows_of
 from lightning_otel.store.sql import ROLLOUT, quoted
 
 if TYPE_CHECKING:
@@ -77,11 +77,12 @@ def expire(
     con.execute("CREATE OR REPLACE TABLE expired (rollout VARCHAR, reason VARCHAR)")
     if retention == Retention():
         return {}
+    snapshot = Snapshot.take(layout)
     con.execute(
         f"""
         CREATE OR REPLACE TABLE held AS
         SELECT {ROLLOUT} AS rollout, max(coalesce(end_ns, start_ns)) AS newest
-        FROM ({spans_query(layout, (), avoided(layout))}) GROUP BY 1
+        FROM ({snapshot.spans_sql()}) GROUP BY 1
         """
     )
     for rollout_id in retention.without:
@@ -91,11 +92,11 @@ def expire(
         _add(con, n.AGE, f"newest < {retention.since_ns}")
     if retention.max_bytes is not None:
         _add_oldest(con, layout, retention.max_bytes)
-    left_out = [*layout.read_manifest().settled, *open_names]
+    spans = snapshot.without(open_names).spans_sql()
     rows = con.execute(
         f"""
         SELECT reason, count(DISTINCT rollout), count(rollout) FROM (
-          SELECT {ROLLOUT} AS rollout FROM ({spans_query(layout, left_out, avoided(layout))})
+          SELECT {ROLLOUT} AS rollout FROM ({spans})
         ) JOIN expired USING (rollout) GROUP BY 1 ORDER BY 1
         """
     ).fetchall()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from lightning_otel.store.counts import added
-from lightning_otel.store.damage import found_behind, put_missing_aside, remove
+from lightning_otel.store.damage import find_damage, put_missing_aside, remove
 from lightning_otel.store.election import settler_elected as settler_elected
 from lightning_otel.store.layout import (
     FURTHEST_AHEAD_US,
@@ -205,7 +205,7 @@ def _make_file(
             made = make_parquet(layout, manifest, paths)
             break
         except duckdb.Error as exc:
-            found = found_behind(exc, layout)
+            found = find_damage(exc, layout)
             if not found or done >= found.keys():
                 raise
             done |= found.keys()

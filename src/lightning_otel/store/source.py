@@ -1,57 +1,39 @@
 """Where spans are read from: what an engine implements, and the local files as the first one."""
 
-import contextlib
-import hashlib
-import logging
-import os
-import secrets
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from lightning_otel.errors import StoreError
-from lightning_otel.store import damage, views
+from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
 from lightning_otel.store.damage import avoid, look
-from lightning_otel.store.layout import (
-    EMPTY_DATA,
-    EMPTY_LIVE,
-    MEMORY,
-    DataFile,
-    Layout,
-    total_bytes,
-    write_private,
-)
+from lightning_otel.store.earnings import LAST_REWARD
+from lightning_otel.store.layout import MEMORY, Layout, now_us
 from lightning_otel.store.live import living
-from lightning_otel.store.moment import moment_of
+from lightning_otel.store.reader import Reader
 from lightning_otel.store.rebuild import mend_manifest
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
-from lightning_otel.store.spans import listed_query, spans_query
-from lightning_otel.store.sql import ROLLOUT, keep_quiet, listed, quoted
-from lightning_otel.store.table import Query
+from lightning_otel.store.snapshot import Snapshot, trace_condition
+from lightning_otel.store.spans import SAME_SPAN_NS, is_one_span, live_query, rows_of
+from lightning_otel.store.sql import ROLLOUT, new_connection
+from lightning_otel.store.table import Query, views_of
+from lightning_otel.store.views import BARE, NAMES, define_derived
 from lightning_otel.store.writer import SpanWriter, writer_for
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
     import duckdb
 
-log = logging.getLogger(__name__)
-
-STAMP: Final = "catalogue.stamp"
 REWARD_ATTRIBUTES: Final = "reward_attributes"
 """Stands for ``attributes`` of spans that are a reward and nothing else; empty on the others."""
 INDEX_COLUMNS: Final = (*NARROW_COLUMNS, REWARD_ATTRIBUTES)
 """What tells rollouts, and the rewards given to them from elsewhere: no content."""
-_FEW: Final = 16
-_MANY: Final = 64
-_SMALL_BYTES: Final = 128 << 10
-"""To read a larger segment takes longer than to open it."""
+_SUMMARIES: Final = frozenset({"rewards", "rollouts"})
+"""Views that read every span many times over, and no content."""
+_SUMMARY: Final = ", ".join((*NARROW_COLUMNS, "attributes"))
+_SUMMARY_COLUMNS: Final = frozenset({*INDEX_COLUMNS, "attributes"})
 
-Wanted = Collection[str] | Callable[["duckdb.DuckDBPyConnection"], Collection[str]]
-"""Names of views, or what tells them from a connection that has none yet."""
-Columns = Collection[str] | Callable[["duckdb.DuckDBPyConnection"], Collection[str]]
-"""Names of columns of ``spans``, or what tells them from a connection with the views, but no row"""
 SpanName = tuple[str, str]
 """Trace and span id."""
 
@@ -83,7 +65,7 @@ class Selection:
     columns: Collection[str] = tuple(COLUMNS)
 
     def query(self) -> tuple[str, list[Any]]:
-        """The selection as a SQL query and its parameters."""
+        """Return the selection as a SQL query and its parameters."""
         parts = [self] if self.also is None else [self, self.also]
         found = [part._where() for part in parts]
         # Not one condition with OR: that would keep DuckDB from leaving out whole row groups.
@@ -117,7 +99,7 @@ def projection(columns: Collection[str]) -> str:
     """What a SELECT from ``spans`` gives for the columns, in the store's order, in plain SQL."""
     chosen = [name for name in COLUMNS if name in columns]
     if REWARD_ATTRIBUTES in columns and "attributes" not in columns:
-        chosen.append(f"CASE WHEN {views.BARE} THEN attributes END AS attributes")
+        chosen.append(f"CASE WHEN {BARE} THEN attributes END AS attributes")
     return ", ".join(chosen)
 
 
@@ -141,14 +123,21 @@ class SpanSource(Protocol):
         """
 
     def connect(
-        self, names: Wanted = views.NAMES, columns: Columns | None = None
-    ) -> "duckdb.DuckDBPyConnection":
-        """A connection of one's own in which the views named stand, ``spans`` always.
+        self,
+        names: Collection[str] = NAMES,
+        columns: Collection[str] | None = None,
+        *,
+        query: str = "",
+        parameters: Sequence[object] = (),
+    ) -> Reader:
+        """Return a connection of one's own in which the views named stand, ``spans`` always.
 
         Args:
             names: Which views.
             columns: Those of ``spans`` that will be looked at; all by default. An engine elsewhere
-                leaves the others empty; one whose data DuckDB reads where it lies has them all.
+                leaves the others empty; one whose data DuckDB reads where it lies may have them.
+            query: The one query that will be put, if it is one: it tells the views and columns.
+            parameters: What stands for its question marks.
         """
 
     def add(self, spans: Iterable[Span]) -> None:
@@ -165,101 +154,60 @@ class SpanSource(Protocol):
 class LocalSource:
     """A catalogue with its segments and Parquet files on this machine's disk."""
 
-    def __init__(self, layout: Layout, *, is_brief: bool = False) -> None:
+    def __init__(self, layout: Layout) -> None:
         """Name the files.
 
         Args:
             layout: The store's paths.
-            is_brief: Whether every connection is read at once, and shows what counted when it was
-                opened: that takes half of the time, and a third of the memory.
         """
         self.layout = layout
         self.name = str(layout.catalogue)
-        self._is_brief = is_brief
 
     def connect(
-        self, names: Wanted = views.NAMES, columns: Columns | None = None
-    ) -> "duckdb.DuckDBPyConnection":
-        """An in-memory DuckDB over the files.
+        self,
+        names: Collection[str] = NAMES,
+        columns: Collection[str] | None = None,
+        *,
+        query: str = "",
+        parameters: Sequence[object] = (),
+    ) -> Reader:
+        """Return an in-memory DuckDB over the files.
 
         Raises:
             StoreMissingError: There is no store.
             StoreVersionError: A newer version wrote it.
             StoreError: It cannot be read.
         """
-        import duckdb
-
         prepare(self.layout)
         con = new_connection()
-        names = names(con) if callable(names) else names
-        try:
-            self._define(con, names)
-        except duckdb.Error as exc:
-            if not damage.mend(con, exc, self.layout):
-                raise StoreError(
-                    f"cannot read {self.layout.catalogue}: {exc}; see: lightning-otel doctor"
-                ) from exc
-            self._define(con, names)
-        damage.tell(self.layout)
-        return con
+        names = views_of(con, query) if query else names
 
-    def _define(self, con: "duckdb.DuckDBPyConnection", names: Collection[str]) -> None:
-        layout = self.layout
-        alive = living(layout) if "rollouts" in names else ()
-        if self._is_brief:
-            now = moment_of(layout)
-            is_small = are_small(now.segments)
-            query = listed_query(layout, now.files, now.segments, are_small=is_small)
-            con.execute(f"CREATE OR REPLACE VIEW spans AS {query}")
-            statements = views.derived_view_statements(names, alive)
-        else:
-            settled, avoided = damage.settled(layout), damage.avoided(layout)
-            waiting = [path for path in layout.segments() if path.name not in settled]
-            statements = views.view_statements(
-                layout, settled, names, avoided, alive, are_small=are_small(waiting)
-            )
-        for statement in statements:
-            con.execute(statement)
+        def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
+            if snapshot.is_small:
+                con.execute("SET threads = 1")
+            define_views(con, snapshot, names, columns)
+
+        return Reader(con, self.layout, define)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
-        """The selected spans."""
+        """Return the selected spans."""
         if con is None and selection.trace_ids and selection.also is None:
-            con = self._near(selection.trace_ids)
-        con = con or self.connect(("spans",))
-        return Query(con, *selection.query(), layout=self.layout)
+            con = self._connect_traces(selection.trace_ids)
+        return Query(con or self.connect(("spans",)), *selection.query())
+
+    def _connect_traces(self, trace_ids: Sequence[str]) -> Reader:
+        """Return a connection whose ``spans`` are those of a few traces: other files stay shut."""
+
+        def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
+            query = snapshot.of_traces(con, trace_ids).spans_sql(trace_condition(trace_ids))
+            con.execute(f"CREATE OR REPLACE VIEW spans AS {query}")
+
+        prepare(self.layout)
+        return Reader(new_connection(), self.layout, define)
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep complete spans in this process's segment."""
         _add(self.writer(), spans)
-
-    def _near(self, trace_ids: Sequence[str]) -> "duckdb.DuckDBPyConnection":
-        """A connection whose ``spans`` are those of a few traces: all other files stay shut.
-
-        What counts is decided here and not by the query, which must come soon; see
-        :mod:`moment`.
-        """
-        import duckdb
-
-        layout = self.layout
-        prepare(layout)
-        now = moment_of(layout)
-        con = new_connection()
-        try:
-            query = listed_query(
-                layout,
-                _holding(con, layout, now.files, trace_ids),
-                [path for path in now.segments if _mentions(path, trace_ids)],
-                f"trace_id IN ({', '.join(map(quoted, trace_ids))})",
-            )
-            con.execute(f"CREATE VIEW spans AS {query}")
-        except duckdb.Error as exc:
-            if damage.damage_of(exc, layout) is None:
-                raise StoreError(
-                    f"cannot read {layout.catalogue}: {exc}; see: lightning-otel doctor"
-                ) from exc
-            return self.connect(("spans",))
-        damage.tell(layout)
-        return con
 
     def writer(self) -> SpanWriter:
         """This process's writer of the store, made if it is not there."""
@@ -269,15 +217,6 @@ class LocalSource:
 def _add(writer: SpanWriter, spans: Iterable[Span]) -> None:
     for span in spans:
         writer.add(span)
-
-
-def new_connection(path: str = ":memory:") -> "duckdb.DuckDBPyConnection":
-    """A DuckDB connection that keeps stdout clean."""
-    import duckdb
-
-    con = duckdb.connect(path)
-    keep_quiet(con)
-    return con
 
 
 def prepare(layout: Layout) -> None:
@@ -294,108 +233,116 @@ def prepare(layout: Layout) -> None:
     ensure_catalogue(layout)
 
 
-def ensure_catalogue(layout: Layout) -> None:
-    """Make ``X.duckdb`` and the files without rows, unless they stand there and are up to date.
-
-    Where they cannot be made, as on a disk one may only read, what is there is read without them.
+def connect_lastingly(layout: Layout) -> "duckdb.DuckDBPyConnection":
+    """Return a connection that may stay open: what counts is decided at each of its queries.
 
     Raises:
-        StoreError: The manifest cannot be read.
+        StoreMissingError: There is no store.
+        StoreVersionError: A newer version wrote it.
+        StoreError: It cannot be read.
     """
-    import duckdb
 
-    with contextlib.suppress(OSError):
-        if not (layout.live / EMPTY_LIVE).exists():  # somebody emptied the folder, or removed it
-            layout.make_folders()
-    statements = views.view_statements(layout, damage.settled(layout))
-    text = hashlib.sha256("\n".join(statements).encode()).hexdigest()
-    has_data = (layout.data / EMPTY_DATA).exists()
-    if has_data and _stamp(layout) == f"{text} {_state(layout.catalogue)}":
-        return
-    try:
-        damage.write_empty_data(layout)  # anew: it names every column of this schema
-        with new_connection() as con:
-            _write_catalogue(con, layout, statements)
-        made = _made(layout, STAMP)
-        write_private(made, f"{text} {_state(layout.catalogue)}".encode())
-        _put(made, layout.root / STAMP)
-    except (OSError, duckdb.Error):
-        log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
+    def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
+        settled = layout.read_manifest().settled_by(now_us())
+        for statement in catalogue_statements(layout, settled | snapshot.excluded, living(layout)):
+            con.execute(statement)
+
+    prepare(layout)
+    return Reader(new_connection(), layout, define).con
 
 
-def _state(catalogue: Path) -> str:
-    """Size and time of change, which tell whether somebody else wrote into it or damaged it."""
-    try:
-        found = catalogue.stat()
-    except OSError:
-        return "missing"
-    return f"{found.st_size} {found.st_mtime_ns}"
-
-
-def are_small(segments: Sequence[Path]) -> bool:
-    """Whether segments are so many and so small that opening them takes longest."""
-    return len(segments) > _MANY and total_bytes(segments) < _SMALL_BYTES * len(segments)
-
-
-def _holding(
+def define_views(
     con: "duckdb.DuckDBPyConnection",
-    layout: Layout,
-    files: Sequence[DataFile],
-    trace_ids: Sequence[str],
-) -> list[DataFile]:
-    """The files that hold spans of some traces, told by one narrow column: the others cost less."""
-    if len(files) <= _FEW:
-        return list(files)
-    ids = ", ".join(map(quoted, trace_ids))
-    paths = [layout.data / file.name for file in files]
-    rows = con.execute(
-        f"SELECT DISTINCT parse_filename(filename) FROM read_parquet({listed(paths)}, "
-        f"filename=true) WHERE trace_id IN ({ids})"
-    ).fetchall()
-    names = {name for (name,) in rows}
-    return [file for file in files if file.name in names]
-
-
-def _mentions(path: Path, texts: Iterable[str]) -> bool:
-    """Whether a segment holds one of some ids, which are never escaped in JSON."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return True  # DuckDB shall say what is wrong with it
-    return any(text.encode() in content for text in texts)
-
-
-def _stamp(layout: Layout) -> str:
-    """What the catalogue was written for, and how it looked then."""
-    try:
-        return (layout.root / STAMP).read_text()
-    except OSError:
-        return ""
-
-
-def _write_catalogue(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, statements: Iterable[str]
+    snapshot: Snapshot,
+    names: Collection[str],
+    columns: Collection[str] | None = None,
 ) -> None:
-    """Put ``X.duckdb`` there by rename: a reader of the old one is not disturbed."""
-    made = _made(layout, "catalogue.duckdb")
-    # In a format that older DuckDB shells read too.
-    con.execute(f"ATTACH {quoted(str(made))} AS catalogue (STORAGE_VERSION 'v1.4.0')")
-    con.execute("USE catalogue")
-    for statement in statements:
-        con.execute(statement)
-    con.execute("USE memory")
-    con.execute("DETACH catalogue")
-    _put(made, layout.catalogue)
+    """Define ``spans`` over a snapshot, and the views named over ``spans``.
+
+    Args:
+        con: A connection of nobody else.
+        snapshot: What counts.
+        names: Which views.
+        columns: Those of ``spans`` that will be looked at; all by default.
+    """
+    if snapshot.is_small:
+        con.execute("CREATE SCHEMA IF NOT EXISTS reading")
+        con.execute(f"CREATE OR REPLACE TABLE reading.spans AS {snapshot.spans_sql()}")
+        spans = "FROM reading.spans"
+    elif snapshot.segments and _SUMMARIES & set(names) and not _is_wide(names, columns):
+        spans = _hold_live(con, snapshot)
+    else:
+        spans = snapshot.spans_sql()
+    con.execute(f"CREATE OR REPLACE VIEW spans AS {spans}")
+    define_derived(con, names, living(snapshot.layout) if "rollouts" in names else ())
 
 
-def _made(layout: Layout, name: str) -> Path:
-    """A path of one's own for a file being made: others may be at it too."""
-    return layout.new / f"{os.getpid()}-{secrets.token_hex(4)}-{name}"
+def _is_wide(names: Collection[str], columns: Collection[str] | None) -> bool:
+    """Tell whether content may be looked at."""
+    if columns is None:
+        return not set(names) <= _SUMMARIES
+    return not set(columns) <= _SUMMARY_COLUMNS
 
 
-def _put(made: Path, final: Path) -> None:
-    made.chmod(0o600)
-    os.replace(made, final)
+def _hold_live(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> str:
+    """Hold in a table what only segments have, without content; SELECT of that and the files.
+
+    To parse a segment costs more than all else, and the views look at the spans eight times.
+    """
+    con.execute("CREATE SCHEMA IF NOT EXISTS reading")
+    held = "CREATE OR REPLACE TABLE reading.live AS SELECT"
+    con.execute(f"{held} {_SUMMARY} FROM ({snapshot.live_sql()})")
+    ((low, high),) = con.execute("SELECT min(start_ns), max(start_ns) FROM reading.live").fetchall()
+    near = [
+        file
+        for file in snapshot.files
+        if low is not None
+        and file.min_start_ns <= high + SAME_SPAN_NS
+        and file.max_start_ns >= low - SAME_SPAN_NS
+    ]
+    if near:  # as a sender does that heard no answer, some may have come once more
+        con.execute(
+            f"{held} live.* FROM reading.live ANTI JOIN {rows_of(snapshot.layout, near)} "
+            f"AS settled ON {is_one_span('settled', 'live')}"
+        )
+    return (
+        f"SELECT {_SUMMARY} FROM {rows_of(snapshot.layout, snapshot.files)} "
+        "UNION ALL FROM reading.live"
+    )
+
+
+def overview(
+    source: SpanSource, query: str, parameters: Sequence[object] = ()
+) -> list[dict[str, Any]]:
+    """Return the rows of a query over ``rewards``, ``rollouts`` and ``spans`` without content.
+
+    Args:
+        source: Where the spans are.
+        query: One SELECT.
+        parameters: What stands for its question marks.
+
+    Raises:
+        StoreMissingError: There is no store.
+        StoreError: It cannot be read.
+    """
+    columns = None if source.layout is None else tuple(_SUMMARY_COLUMNS)
+    con = source.connect(columns=columns, query=query, parameters=parameters)
+    return list(Query(con, query, parameters).dicts())
+
+
+def rollout_rewards(source: SpanSource) -> dict[str, float]:
+    """Return the reward of each rollout that has one: its last attempt's.
+
+    Args:
+        source: Where the spans are.
+
+    Raises:
+        StoreMissingError: There is no store.
+        StoreError: It cannot be read.
+    """
+    query = f"SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY rollout_id"
+    rows = overview(source, query)
+    return {row["rollout_id"]: row["reward"] for row in rows if row["reward"] is not None}
 
 
 class MemorySource:
@@ -407,21 +354,23 @@ class MemorySource:
         self._writer = SpanWriter(None)
 
     def connect(
-        self, names: Wanted = views.NAMES, columns: Columns | None = None
-    ) -> "duckdb.DuckDBPyConnection":
-        """An in-memory DuckDB with the spans recorded so far."""
+        self,
+        names: Collection[str] = NAMES,
+        columns: Collection[str] | None = None,
+        *,
+        query: str = "",
+        parameters: Sequence[object] = (),
+    ) -> Reader:
+        """Return an in-memory DuckDB with the spans recorded so far."""
         con = new_connection()
-        names = names(con) if callable(names) else names
-        with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
-            # The files' own views, read once into a table: one definition of what a span is.
-            layout = Layout(Path(folder) / "memory.duckdb")
-            layout.create()
-            damage.write_empty_data(layout)
-            (layout.live / "memory.ndjson").write_bytes(b"".join(self._writer.lines))
-            con.execute(f"CREATE TABLE spans AS {spans_query(layout)}")
-        for statement in views.derived_view_statements(names, (self._writer.process,)):
-            con.execute(statement)
-        return con
+        with tempfile.NamedTemporaryFile(suffix=".ndjson") as file:
+            size = file.write(b"".join(self._writer.lines))
+            file.flush()
+            spans = live_query([Path(file.name)], live_bytes=size)
+            con.execute(f"CREATE TABLE spans AS {spans}")
+        names = views_of(con, query) if query else names
+        define_derived(con, names, (self._writer.process,))
+        return Reader(con)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans."""

@@ -34,3 +34,12 @@ def keep_quiet(con: "duckdb.DuckDBPyConnection") -> None:
     # In a Jupyter kernel without ipywidgets there is none, and the setting is refused.
     with contextlib.suppress(duckdb.InvalidInputException):
         con.execute("SET enable_progress_bar = false")
+
+
+def new_connection(path: str = ":memory:") -> "duckdb.DuckDBPyConnection":
+    """Return a DuckDB connection that keeps stdout clean."""
+    import duckdb
+
+    con = duckdb.connect(path)
+    keep_quiet(con)
+    return con

@@ -26,15 +26,14 @@ import orjson
 from lightning_otel import markup
 from lightning_otel.errors import (
     ConfigError,
-    LightningOtelError,
     NotInstalledError,
     QueryError,
-    StoreError,
+    StoreDamagedError,
 )
 from lightning_otel.store import zones
-from lightning_otel.store.damage import damage_of, mend, renew
-from lightning_otel.store.layout import Layout, write_private
-from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS, span_of
+from lightning_otel.store.layout import write_private
+from lightning_otel.store.reader import Reader
+from lightning_otel.store.schema import span_of
 from lightning_otel.store.sql import keep_quiet, quoted
 from lightning_otel.store.views import NAMES
 from lightning_otel.types import Report, Span, Transition
@@ -76,7 +75,6 @@ class Query:
         text: str,
         parameters: Sequence[object] = (),
         *,
-        layout: Layout | None = None,
         is_spilled: bool = False,
     ) -> None:
         """Hold a query.
@@ -85,14 +83,13 @@ class Query:
             con: A connection for this query alone.
             text: One SELECT.
             parameters: What stands for its question marks.
-            layout: The paths of the store, if it reads files.
             is_spilled: Whether the connection is one of :func:`query_of`.
         """
-        self._con = con
+        self._con = con if isinstance(con, Reader) else Reader(con)
         self._is_spilled = is_spilled
         self._text = text
         self._parameters = list(parameters)
-        self._layout = layout
+        self._is_used = False
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow C stream interface."""
@@ -105,11 +102,12 @@ class Query:
             QueryError: DuckDB refuses the query.
             StoreError: A file cannot be read.
         """
+        con = self._con.con
 
         def act() -> T:
-            return get(self._con.sql(self._text, params=self._parameters or None))
+            return get(con.sql(self._text, params=self._parameters or None))
 
-        return self._again(lambda: spill(self._con, act) if self._is_spilled else act())
+        return self._answered(lambda: spill(con, act) if self._is_spilled else act())
 
     def count(self) -> int:
         """How many rows there are.
@@ -155,7 +153,7 @@ class Query:
             StoreError: A file cannot be read.
         """
         # A cursor of its own: DuckDB 2 refuses a connection whose result is half read.
-        cursor = self._con.cursor()
+        cursor = self._con.con.cursor()
         names: list[str] = []
 
         def first() -> list[Any]:
@@ -169,39 +167,27 @@ class Query:
         def following(rows: list[Any]) -> Iterator[list[Any]]:
             while rows:
                 yield rows
-                rows = self._again(lambda: cursor.fetchmany(size), times=0)
+                rows = self._fetched(lambda: cursor.fetchmany(size))
 
-        rows = self._again(first)
-        return names, following(rows)
+        return names, following(self._answered(first))
 
-    def _again(self, act: Callable[[], T], times: int = 5) -> T:
-        """What reading gives, tried again if a settler took a file away that was listed already."""
+    def _answered(self, act: Callable[[], T]) -> T:
+        """Read what counts now, again where a part of the store turns out to be damaged or gone."""
+        if self._is_used:
+            self._con.refresh()
+        self._is_used = True
+        return self._fetched(lambda: self._con.attempt(act))
+
+    def _fetched(self, act: Callable[[], T]) -> T:
         import duckdb
 
-        while True:
-            times -= 1
-            try:
-                return act()
-            except duckdb.Error as exc:
-                if times > 0 and isinstance(exc, duckdb.IOException):
-                    if self._layout is not None:
-                        renew(self._con, self._layout)
-                    continue
-                if times >= 0 and self._is_mended(exc):
-                    times = max(times, 1)
-                    continue
-                raise self._error(exc) from exc
-
-    def _is_mended(self, exc: "duckdb.Error") -> bool:
-        return self._layout is not None and mend(self._con, exc, self._layout)
-
-    def _error(self, exc: "duckdb.Error") -> LightningOtelError:
-        import duckdb
-
-        found = damage_of(exc, self._layout) if self._layout is not None else None
-        if found is None and isinstance(exc, duckdb.IOException):
-            return StoreError(f"cannot read the store ({exc}); see: lightning-otel doctor")
-        return found or QueryError(f"DuckDB refused the query: {exc}")
+        try:
+            return act()
+        except duckdb.Error as exc:
+            error = self._con.error(exc)
+            if isinstance(exc, duckdb.IOException) or isinstance(error, StoreDamagedError):
+                raise error from exc
+            raise QueryError(f"DuckDB refused the query: {exc}") from exc
 
 
 class Table(Generic[T]):
@@ -588,31 +574,6 @@ def views_of(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
     # Whoever names no view of ours, or asks DuckDB for a list of them, shall find them all.
     is_told = names and names <= NAMES and "duckdb_" not in query.lower()
     return names if is_told else NAMES
-
-
-def columns_of(
-    con: "duckdb.DuckDBPyConnection", query: str, parameters: Sequence[object] = ()
-) -> Collection[str]:
-    """Names of the columns of ``spans`` that a query reads, and maybe more.
-
-    Args:
-        con: A connection with the views over a ``spans`` that may be empty.
-        query: The query.
-        parameters: What stands for its question marks.
-    """
-    import duckdb
-
-    try:
-        # That there is no row must not make the plan shorter.
-        con.execute("SET disabled_optimizers = 'statistics_propagation,empty_result_pullup'")
-        rows = con.execute(f"EXPLAIN (FORMAT JSON) {query}", list(parameters)).fetchall()
-    except duckdb.Error:
-        return tuple(COLUMNS)
-    finally:
-        con.execute("RESET disabled_optimizers")
-    # Whatever is read is named in the plan; what is named there by chance is read too.
-    words = set(re.findall(r"\w+", " ".join(map(str, rows))))
-    return (*NARROW_COLUMNS, *(name for name in WIDE_COLUMNS if name in words))
 
 
 def windows(starts: Query, spans: int) -> list[tuple[int, int]]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lightning_otel.store.catalogue import ensure_catalogue
 from lightning_otel.store.damage import avoid, avoided, look, tell
 from lightning_otel.store.layout import EMPTY_DATA, Layout
 from lightning_otel.store.position import Key, key_of
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.source import ensure_catalogue, new_connection
-from lightning_otel.store.sql import quoted
+from lightning_otel.store.sql import new_connection, quoted
 from lightning_otel.store.tail import Found, Numbers
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import Final, Self
 
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError
+from lightning_otel.store.catalogue import ensure_catalogue
 from lightning_otel.store.compact import compact_some, hold_size
 from lightning_otel.store.damage import reading
 from lightning_otel.store.layout import Layout
@@ -20,7 +21,6 @@ from lightning_otel.store.settle import (
     sealed,
     settle_some,
 )
-from lightning_otel.store.source import ensure_catalogue
 
 log = logging.getLogger(__name__)
 _warned: set[str] = set()

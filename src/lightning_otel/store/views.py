@@ -1,13 +1,14 @@
 """The views: how spans read as calls, rewards and rollouts, and the statements that make them."""
 
-from collections.abc import Collection, Iterable
-from typing import Final
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.store.earnings import EARNED, IS_LONE
-from lightning_otel.store.layout import Layout
-from lightning_otel.store.spans import MANIFEST_COLUMNS, read_ndjson, spans_query
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
+
+if TYPE_CHECKING:
+    import duckdb
 
 _CALL_OPERATIONS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
 
@@ -222,58 +223,12 @@ DERIVED: Final = {"calls": CALLS, "rewards": REWARDS, "rollouts": ROLLOUTS}
 NAMES: Final = frozenset({"spans", *DERIVED})
 
 
-def view_statements(
-    layout: Layout,
-    settled: Iterable[str] = (),
-    names: Collection[str] = NAMES,
-    avoided: Collection[str] = (),
-    alive: Collection[str] | None = None,
-    *,
-    are_small: bool = False,
-) -> list[str]:
-    """``CREATE VIEW`` for the views wanted, in order; see :func:`spans_query`.
-
-    To bind a view takes as long as to read a little, so ask for no more than are looked at.
-    ``spans`` is always among them: the others stand on it.
+def view_statements(names: Collection[str] = NAMES) -> list[str]:
+    """Return ``CREATE VIEW`` of the views over ``spans``, be that a view or a table.
 
     Args:
-        layout: The store's paths.
-        settled: As :func:`spans_query` takes it.
-        names: The views.
-        avoided: As :func:`spans_query` takes it.
-        alive: Processes that live; by default those with a segment that nobody settled.
-        are_small: As :func:`spans_query` takes it.
+        names: Which. To bind one takes as long as to read a little, so take no more than needed.
     """
-    query = spans_query(layout, settled, avoided, are_small=are_small)
-    spans = f"CREATE OR REPLACE VIEW spans AS {query}"
-    macro = _alive_statement(_unsettled(layout)) if alive is None else alive_statement(alive)
-    return [spans, macro, *_derived(names)]
-
-
-def derived_view_statements(
-    names: Collection[str] = NAMES, alive: Collection[str] = ()
-) -> list[str]:
-    """``CREATE VIEW`` for the views over ``spans``, be that a view or a table.
-
-    Args:
-        names: Which.
-        alive: Processes that may still end what they began.
-    """
-    return [alive_statement(alive), *_derived(names)]
-
-
-def alive_statement(alive: Collection[str]) -> str:
-    """What tells SQL which processes live, as only their locks do."""
-    return _alive_statement(
-        f"contains({quoted('/'.join(['', *alive, '']))}, '/' || process || '/')"
-    )
-
-
-def _alive_statement(condition: str) -> str:
-    return f"CREATE OR REPLACE MACRO is_alive(process) AS {condition}"
-
-
-def _derived(names: Collection[str]) -> list[str]:
     return [
         f"CREATE OR REPLACE VIEW {name} AS {query}"
         for name, query in DERIVED.items()
@@ -281,10 +236,21 @@ def _derived(names: Collection[str]) -> list[str]:
     ]
 
 
-def _unsettled(layout: Layout) -> str:
-    """Whether a process has a segment that nobody settled: as near as SQL comes to its lock."""
-    manifest = read_ndjson(quoted(str(layout.whole_manifest())), MANIFEST_COLUMNS)
-    return rf"""process IN (
-  SELECT regexp_extract(parse_filename(file), '^(.+)-[0-9]+\.ndjson$', 1)
-  FROM glob({quoted(str(layout.live / "*.ndjson"))})
-  WHERE parse_filename(file) NOT IN (SELECT name FROM {manifest} WHERE kind = 'segment'))"""
+def alive_statement(alive: Collection[str]) -> str:
+    """Return the macro that tells SQL which processes live, as only their locks do."""
+    known = quoted("/".join(["", *alive, ""]))
+    return f"CREATE OR REPLACE MACRO is_alive(process) AS contains({known}, '/' || process || '/')"
+
+
+def define_derived(
+    con: "duckdb.DuckDBPyConnection", names: Collection[str], alive: Collection[str] = ()
+) -> None:
+    """Define the views over ``spans`` on a connection.
+
+    Args:
+        con: The connection.
+        names: Which.
+        alive: Processes that may still end what they began.
+    """
+    for statement in (alive_statement(alive), *view_statements(names)):
+        con.execute(statement)

@@ -6,7 +6,6 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.outline import Outline, outline
 from lightning_otel.dataset.batches import incomplete, whole
-from lightning_otel.store.damage import answered
 from lightning_otel.store.find import rollout_of
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
@@ -59,25 +58,19 @@ def _rollout(source: SpanSource, rollout_id: str) -> list[Span]:
 
 def _rollout_of(source: SpanSource, noun: str, whole_id: str) -> str:
     con = source.connect(("spans",), INDEX_COLUMNS)
-    return answered(con, source.layout, lambda: rollout_of(con, noun, whole_id))
+    return rollout_of(con, noun, whole_id)
 
 
 def _elsewhere(source: SpanSource, whole_id: str, column: str) -> Outline:
     """Rewards that judge another rollout than their own, with the steps they were given to."""
     con = source.connect(("spans", "rewards"), INDEX_COLUMNS)
-
-    def ask() -> tuple[set[tuple[str, str]], list[str]]:
-        names = con.execute(
-            f"SELECT trace_id, span_id FROM spans WHERE {column} = ?", [whole_id]
-        ).fetchall()
-        homes = con.execute(
-            "SELECT DISTINCT rollout_id FROM rewards WHERE span_id IN (SELECT unnest(?))",
-            [[span_id for _, span_id in names]],
-        ).fetchall()
-        return set(names), [rollout_id for (rollout_id,) in homes]
-
-    names, homes = answered(con, source.layout, ask)
-    found = _outlined(source, [span for home in homes for span in _rollout(source, home)])
+    own = f"SELECT trace_id, span_id FROM spans WHERE {column} = ?"
+    names = set(con.execute(own, [whole_id]).fetchall())
+    homes = con.execute(
+        "SELECT DISTINCT rollout_id FROM rewards WHERE span_id IN (SELECT unnest(?))",
+        [[span_id for _, span_id in names]],
+    ).fetchall()
+    found = _outlined(source, [span for (home,) in homes for span in _rollout(source, home)])
     kept = {i for i, n in enumerate(found.nodes) if (n.span.trace_id, n.span.span_id) in names}
     kept.update([target for i in kept for target in found.nodes[i].credited])
     return found.part([i in kept for i in range(len(found.nodes))])

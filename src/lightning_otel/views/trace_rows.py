@@ -5,7 +5,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.store.damage import answered
 from lightning_otel.store.near import GIVEN, Near
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, span_of
 from lightning_otel.store.source import Selection, SpanSource
@@ -126,7 +125,7 @@ def trace_rows(source: SpanSource, trace_id: str) -> TraceRows:
             return TraceRows([], [])
         return TraceRows(own, _later(con, near, trace_id, own))
 
-    return answered(con, source.layout, ask)
+    return con.answered(ask)
 
 
 class Size(NamedTuple):
@@ -149,7 +148,7 @@ def size_of(source: SpanSource, trace_id: str) -> Size:
         found = con.execute(_SIZE.format(spans=spans), [trace_id]).fetchone()
         return Size(*(found or (0, 0)))
 
-    return answered(con, source.layout, ask)
+    return con.answered(ask)
 
 
 def spans_around(
@@ -177,7 +176,7 @@ def spans_around(
         found = con.execute(_TRACES.format(spans=near), [sorted(rollouts), low - SAME_SPAN_NS])
         return [name for (name,) in found.fetchall()]
 
-    traces = dict.fromkeys([trace_id, *answered(con, source.layout, ask)])
+    traces = dict.fromkeys([trace_id, *con.answered(ask)])
     traces |= dict.fromkeys(trace for trace, _ in names)
     selection = Selection(trace_ids=list(traces), is_ordered=True, columns=columns)
     spans = map(span_of, source.fetch(selection).dicts())

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.messages import parse_messages, plain_text
-from lightning_otel.store.damage import answered
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.live import living
 from lightning_otel.store.near import Near
+from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
@@ -31,7 +31,7 @@ from lightning_otel.views.trace_filters import (
 )
 
 if TYPE_CHECKING:
-    import duckdb
+    pass
 
 __all__ = ["STATUSES", "Cursor", "Status", "TraceFilter", "TracePage", "TraceRow", "find_traces"]
 
@@ -129,15 +129,13 @@ def find_traces(
     wanted = wanted or TraceFilter()
     views = ("spans", "rollouts") if wanted.is_about_rewards else ("spans",)
     con = source.connect(views, None if wanted.is_wide else INDEX_COLUMNS)
-    return answered(con, source.layout, lambda: _Look(con, source, wanted).page(after, limit))
+    return con.answered(lambda: _Look(con, source, wanted).page(after, limit))
 
 
 class _Look:
     """One look at the list, on a connection of its own."""
 
-    def __init__(
-        self, con: "duckdb.DuckDBPyConnection", source: SpanSource, wanted: TraceFilter
-    ) -> None:
+    def __init__(self, con: Reader, source: SpanSource, wanted: TraceFilter) -> None:
         con.execute(f"SET memory_limit = '{_MEMORY}'")
         self._con = con
         self._wanted = wanted

@@ -15,8 +15,8 @@ from lightning_otel.serve.api.operation import Answer, Operation, Told, routes, 
 from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.viewer.page import run
 from lightning_otel.store.layout import total_bytes
-from lightning_otel.store.overview import overview
 from lightning_otel.store.settle import sealed
+from lightning_otel.store.source import overview
 
 EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "lightning_otel"

@@ -119,7 +119,7 @@ async def run(
     state = request.app.state
     own = state.long_readers if is_long else state.readers
     try:
-        return await _unless_left(request, (readers or own).run(partial(work, state.brief)))
+        return await _unless_left(request, (readers or own).run(partial(work, state.store)))
     except LightningOtelError as exc:
         status = next((status for kind, status in _STATUSES if isinstance(exc, kind)), 400)
         raise RefusalError(status, str(exc)) from exc

@@ -17,7 +17,7 @@ from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.beside import required, state_of
 from lightning_otel.serve.viewer.differing import compared, folded
 from lightning_otel.serve.viewer.said import value_part
-from lightning_otel.store.overview import rollout_rewards
+from lightning_otel.store.source import rollout_rewards
 from lightning_otel.types import Resource, Transition
 
 if TYPE_CHECKING:

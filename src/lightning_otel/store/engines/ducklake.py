@@ -6,7 +6,7 @@ lake needs the ones installed beside DuckDB (extra ``lake``), or those a user in
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
-from lightning_otel.store import views
 from lightning_otel.store.engines.remote import timed
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout
+from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.source import Columns, Selection, Wanted
+from lightning_otel.store.source import Selection
 from lightning_otel.store.spans import same_span
 from lightning_otel.store.sql import keep_quiet, quoted
-from lightning_otel.store.table import Query
+from lightning_otel.store.table import Query, views_of
+from lightning_otel.store.views import NAMES, define_derived
 from lightning_otel.store.writer import SpanWriter, writer_for
 from lightning_otel.types import Span
 
@@ -54,13 +55,14 @@ class DuckLakeSource:
         self.local = Layout(address.local or config.DEFAULT_STORE)
 
     def connect(
-        self, names: Wanted = views.NAMES, columns: Columns | None = None
-    ) -> "duckdb.DuckDBPyConnection":
-        """An in-memory DuckDB in which the lake is attached, read-only, as ``lake``.
-
-        Args:
-            names: Which views.
-            columns: Not needed: DuckDB reads only what a query looks at.
+        self,
+        names: Collection[str] = NAMES,
+        columns: Collection[str] | None = None,
+        *,
+        query: str = "",
+        parameters: Sequence[object] = (),
+    ) -> Reader:
+        """Return an in-memory DuckDB in which the lake is attached, read-only, as ``lake``.
 
         Raises:
             ConfigError: DuckDB has no extension for it here.
@@ -70,12 +72,11 @@ class DuckLakeSource:
         """
         con, held = self._opened()
         with telling(self.address):
-            names = names(con) if callable(names) else names
+            names = views_of(con, query) if query else names
             con.execute(f"CREATE TABLE reading.later AS {_later(held)}")
             con.execute(f"CREATE VIEW spans AS {held.each_once('true')}")
-            for statement in views.derived_view_statements(names):
-                con.execute(statement)
-        return con
+            define_derived(con, names)
+        return Reader(con)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans; files and row groups that hold none of them are not read."""

@@ -5,23 +5,19 @@ are answered here, on what came; so every engine gives the same rows, and none o
 a call, a reward or a transition is.
 """
 
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from lightning_otel.errors import ConfigError
-from lightning_otel.store import views
 from lightning_otel.store.engines.ipc import Arrival
-from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.source import (
-    REWARD_ATTRIBUTES,
-    Columns,
-    Selection,
-    Wanted,
-    new_connection,
-)
-from lightning_otel.store.sql import ROLLOUT
-from lightning_otel.store.table import Query
+from lightning_otel.store.reader import Reader
+from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
+from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
+from lightning_otel.store.sql import ROLLOUT, new_connection
+from lightning_otel.store.table import Query, views_of
+from lightning_otel.store.views import NAMES, define_derived
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
@@ -80,21 +76,26 @@ class RemoteSource:
         self._window = window
 
     def connect(
-        self, names: Wanted = views.NAMES, columns: Columns | None = None
-    ) -> "duckdb.DuckDBPyConnection":
-        """An in-memory DuckDB into which the columns asked for were fetched.
+        self,
+        names: Collection[str] = NAMES,
+        columns: Collection[str] | None = None,
+        *,
+        query: str = "",
+        parameters: Sequence[object] = (),
+    ) -> Reader:
+        """Return an in-memory DuckDB into which the columns asked for were fetched.
 
         Raises:
             StoreError: The engine cannot be reached, or refuses.
         """
         con = new_connection()
-        names = names(con) if callable(names) else names
+        names = views_of(con, query) if query else names
         con.execute(_EMPTY)
-        for statement in views.derived_view_statements(names):
-            con.execute(statement)
-        wanted = columns(con) if callable(columns) else columns
-        self._load(con, Selection(columns=tuple(COLUMNS) if wanted is None else wanted))
-        return con
+        define_derived(con, names)
+        if columns is None:
+            columns = _columns_of(con, query, parameters) if query else tuple(COLUMNS)
+        self._load(con, Selection(columns=columns))
+        return Reader(con)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """The selected spans.
@@ -168,3 +169,28 @@ def _later(one: int | None, other: int | None) -> int | None:
 
 def _earlier(one: int | None, other: int | None) -> int | None:
     return other if one is None else one if other is None else min(one, other)
+
+
+def _columns_of(
+    con: "duckdb.DuckDBPyConnection", query: str, parameters: Sequence[object]
+) -> Collection[str]:
+    """Names of the columns of ``spans`` that a query reads, and maybe more.
+
+    Args:
+        con: A connection with the views over a ``spans`` that may be empty.
+        query: The query.
+        parameters: What stands for its question marks.
+    """
+    import duckdb
+
+    try:
+        # That there is no row must not make the plan shorter.
+        con.execute("SET disabled_optimizers = 'statistics_propagation,empty_result_pullup'")
+        rows = con.execute(f"EXPLAIN (FORMAT JSON) {query}", list(parameters)).fetchall()
+    except duckdb.Error:
+        return tuple(COLUMNS)
+    finally:
+        con.execute("RESET disabled_optimizers")
+    # Whatever is read is named in the plan; what is named there by chance is read too.
+    words = set(re.findall(r"\w+", " ".join(map(str, rows))))
+    return (*NARROW_COLUMNS, *(name for name in WIDE_COLUMNS if name in words))

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from lightning_otel.errors import LightningOtelError
-from lightning_otel.store import views
-from lightning_otel.store.damage import avoided, reading
-from lightning_otel.store.layout import Layout, now_us
-from lightning_otel.store.live import living
-from lightning_otel.store.source import new_connection, prepare
+from lightning_otel.store.damage import avoided
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.reader import Reader
+from lightning_otel.store.snapshot import Snapshot
+from lightning_otel.store.source import define_views, prepare
+from lightning_otel.store.sql import new_connection
 from lightning_otel.store.table import Query, views_of
 from lightning_otel.views.sandbox import Limits, landlock
 from lightning_otel.views.sandbox.statement import check
@@ -86,7 +87,7 @@ def _answer(out: int, store: Path, text: str, limits: Limits) -> None:
     landlock.give_up()
     inside = _inside(layout)
     con = _connection(inside, text, limits)
-    query = Query(con, text, layout=inside)
+    query = Query(con, text)
     columns, batches = query.batches(_BATCH)
     _send(out, {"columns": columns, "avoided": sorted(avoided(inside))})
     rows, size, cut = 0, 0, ""
@@ -116,10 +117,8 @@ def _inside(layout: Layout) -> Layout:
     return inside
 
 
-def _connection(inside: Layout, text: str, limits: Limits) -> "duckdb.DuckDBPyConnection":
+def _connection(inside: Layout, text: str, limits: Limits) -> Reader:
     """A database with the views the statement reads, in which no setting can be changed."""
-    now = now_us()
-    settled = inside.read_manifest().settled_by(now)
     con = new_connection()
     # Three quarters: DuckDB does not count all that it takes.
     con.execute(f"SET memory_limit = '{limits.memory_bytes * 3 // 4} B'")
@@ -128,14 +127,14 @@ def _connection(inside: Layout, text: str, limits: Limits) -> "duckdb.DuckDBPyCo
     _confine(limits)
     check(con, text)
     names = views_of(con, text)
-    # Their locks are looked at here: the statement shall not list what lies beside the store.
-    alive = living(inside) if "rollouts" in names else ()
-    with reading(inside):
-        for statement in views.view_statements(inside, settled, names, avoided(inside), alive):
-            con.execute(statement)
+
+    def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
+        define_views(con, snapshot, names)
+
+    found = Reader(con, inside, define)
     for name, value in _LOCKS.items():
         con.execute(f"SET {name} = {value}")
-    return con
+    return found
 
 
 def _confine(limits: Limits) -> None:

@@ -1,22 +1,15 @@
-"""A look at a whole store tells what the views tell, of whatever lies in it."""
+"""What counts is the same however it is read."""
 
 import os
 import random
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.errors import StoreMissingError
-from lightning_otel.store import overview as module
-from lightning_otel.store import settle
-from lightning_otel.store.compact import compact
-from lightning_otel.store.moment import moment_of
-from lightning_otel.store.overview import overview
+from lightning_otel.store import settle, snapshot
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -71,10 +64,17 @@ def _kind(chance: random.Random, rank: int, index: int) -> tuple[dict[str, Any],
     return chance.choice(kinds), scope
 
 
-def agree(store: Store) -> None:
-    """Every query has the same rows either way."""
+def agree(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every query has the same rows of a small store, of a large one, and where SQL decides."""
+    con = store.connect()
     for query in QUERIES:
-        assert overview(store.source, query) == list(store.sql(query))
+        expected = con.execute(query).fetchall()
+        found = [tuple(row.values()) for row in store.sql(query)]
+        with monkeypatch.context() as patched:
+            patched.setattr(snapshot, "_SMALL_BYTES", 0)
+            large = [tuple(row.values()) for row in store.sql(query)]
+        assert found == expected
+        assert large == expected
 
 
 def keep(store: Store, spans: list[Span]) -> None:
@@ -87,44 +87,35 @@ def keep(store: Store, spans: list[Span]) -> None:
     writer.seal()
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_an_overview_is_what_the_views_tell(store: Store, number: int) -> None:
-    """Settled, waiting and sent again; with rewards and calls that belong elsewhere."""
+@pytest.mark.parametrize("number", range(2))
+def test_every_way_to_read_gives_the_same_rows(
+    store: Store, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settled, waiting, sent again and packed anew; with rewards that belong elsewhere."""
     spans = list(recorded(number))
     third = len(spans) // 3
 
     keep(store, spans[:third])
     store.settle()
     keep(store, spans[third : 2 * third])
-    agree(store)
     store.settle()
     keep(store, spans[third - 5 : third + 5])  # once more, as by a sender that heard no answer
     store.add(spans[2 * third :])
-    agree(store)
+    agree(store, monkeypatch)
+    store.compact()
+    agree(store, monkeypatch)
 
-    (found,) = overview(store.source, "SELECT count(*) AS n FROM spans")
-    assert found["n"] == len(spans)
-
-
-def test_an_overview_of_compacted_files_is_the_same(store: Store) -> None:
-    """Files that ceased to count are not read, though they still lie there."""
-    spans = list(recorded(9))
-    for part in (spans[::2], spans[1::2]):
-        keep(store, part)
-        store.settle()
-    assert store.layout is not None
-    compact(store.layout)
-
-    agree(store)
+    assert store.sql("SELECT count(*) AS n FROM spans").rows() == [{"n": len(spans)}]
 
 
+@pytest.mark.parametrize("query", ["SELECT count(*) AS n, sum(start_ns) FROM spans", "FROM calls"])
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_an_overview_without_what_is_damaged(
-    store: Store, make_span: Callable[..., Span], is_seen: bool
+def test_damaged_file_is_left_out(
+    store: Store, make_span: Callable[..., Span], is_seen: bool, query: str
 ) -> None:
-    """The rest is told, be the damage seen at a glance or only by who reads the file."""
+    """The rest is read, be the damage seen at a glance or only by who reads the file."""
     for _ in range(2):
-        keep(store, [make_span() for _ in range(50)])
+        keep(store, [make_span(attributes={c.OPERATION: c.CHAT}) for _ in range(50)])
         store.settle()
     assert store.layout is not None
     for segment in store.layout.segments():  # else its spans are read from there
@@ -135,54 +126,16 @@ def test_an_overview_without_what_is_damaged(
     if not is_seen:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    (found,) = overview(store.source, "SELECT count(*) AS n, sum(start_ns) AS at FROM spans")
+    found = store.sql(query).rows()
 
-    assert found["n"] == 50
+    assert found[0].get("n", len(found)) == 50
 
 
-def test_an_overview_looks_again_where_a_file_was_taken_away(
+def test_many_small_segments_are_read(
     store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was listed may be gone when it is read, where reading takes longer than the grace."""
-    keep(store, [make_span()])
-    store.settle()
-    assert store.layout is not None
-    for _ in range(500):  # until the file counts
-        moments = [moment_of(store.layout)]
-        if moments[0].files:
-            break
-        time.sleep(0.01)
-    gone = [replace(file, name="spans-gone.parquet") for file in moments[0].files]
-    assert gone
-    moments.append(moments[0]._replace(files=gone))
-    monkeypatch.setattr(module, "moment_of", lambda layout: moments.pop())
-
-    (found,) = overview(store.source, "SELECT count(*) AS n, sum(start_ns) AS at FROM spans")
-
-    assert (found["n"], moments) == (1, [])
-
-
-def test_an_overview_of_other_stores(
-    store: Store, served: Callable[..., str], make_span: Callable[..., Span]
-) -> None:
-    """Behind a server and in memory it is the same question; of no store there is none."""
-    with pytest.raises(StoreMissingError):
-        overview(store.source, QUERIES[0])
-    memory = Store(":memory:")
-    spans = [make_span(attributes={c.REWARD_VALUE: 0.5}), make_span()]
-    for each in (store, memory):
-        each.add(spans)
-
-    found = overview(store.source, QUERIES[0])
-
-    assert overview(Store(served(store)).source, QUERIES[0]) == found
-    assert overview(memory.source, QUERIES[0]) == found
-    assert [row["reward"] for row in found] == [0.5, None]
-
-
-def test_many_small_segments_are_told(store: Store, make_span: Callable[..., Span]) -> None:
     """They are read in another way, and tell the same."""
     for _ in range(70):
         keep(store, [make_span(attributes={c.REWARD_VALUE: 1.0})])
 
-    agree(store)
+    agree(store, monkeypatch)

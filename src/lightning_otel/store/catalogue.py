@@ -1,0 +1,208 @@
+"""The catalogue ``X.duckdb``: the views, for whoever opens the store with DuckDB alone.
+
+What counts is decided by the manifest at each query, as of the start of the query's transaction; so
+a catalogue, once written, stays right whatever is recorded or settled after.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lightning_otel.store.damage import write_empty_data
+from lightning_otel.store.layout import (
+    EMPTY_DATA,
+    EMPTY_LIVE,
+    FURTHEST_AHEAD_US,
+    SCHEMA_VERSION,
+    Layout,
+    write_private,
+)
+from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.spans import (
+    IS_SPAN,
+    ONE_LINE_EACH,
+    SEGMENT_COLUMNS,
+    read_ndjson,
+    rebuilt,
+    settled_and_live,
+)
+from lightning_otel.store.sql import new_connection, quoted
+from lightning_otel.store.views import alive_statement, view_statements
+
+if TYPE_CHECKING:
+    import duckdb
+
+log = logging.getLogger(__name__)
+
+STAMP: Final = "catalogue.stamp"
+MANIFEST_COLUMNS: Final = {
+    "kind": "VARCHAR",
+    "name": "VARCHAR",
+    "schema": "BIGINT",
+    "added_us": "BIGINT",
+    "dropped_us": "BIGINT",
+    "settled_us": "BIGINT",
+    "rows": "BIGINT",
+    "size_bytes": "BIGINT",
+    "damaged": "BIGINT",
+    "conflicts": "BIGINT",
+    "lost": "BIGINT",
+}
+
+
+def ensure_catalogue(layout: Layout) -> None:
+    """Make ``X.duckdb`` and the files without rows, unless they stand there and are up to date.
+
+    Where they cannot be made, as on a disk one may only read, what is there is read without them.
+
+    Raises:
+        StoreError: The manifest cannot be read.
+    """
+    import duckdb
+
+    with contextlib.suppress(OSError):
+        if not (layout.live / EMPTY_LIVE).exists():  # somebody emptied the folder, or removed it
+            layout.make_folders()
+    statements = catalogue_statements(layout)
+    text = hashlib.sha256("\n".join(statements).encode()).hexdigest()
+    has_data = (layout.data / EMPTY_DATA).exists()
+    if has_data and _read_stamp(layout) == f"{text} {_state(layout.catalogue)}":
+        return
+    try:
+        write_empty_data(layout)  # anew: it names every column of this schema
+        with new_connection() as con:
+            _write(con, layout, statements)
+        made = _new_path(layout, STAMP)
+        write_private(made, f"{text} {_state(layout.catalogue)}".encode())
+        _put(made, layout.root / STAMP)
+    except (OSError, duckdb.Error):
+        log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
+
+
+def catalogue_statements(
+    layout: Layout, excluded: Collection[str] = (), alive: Collection[str] | None = None
+) -> list[str]:
+    """Return ``CREATE VIEW`` of every view, for connections that stay open.
+
+    Args:
+        layout: The store's paths.
+        excluded: Names of files and segments not to be opened: damaged, or settled for good.
+        alive: Processes that live; by default those with a segment that nobody settled.
+    """
+    macro = _unsettled(layout) if alive is None else alive_statement(alive)
+    spans = f"CREATE OR REPLACE VIEW spans AS {_spans_sql(layout, excluded)}"
+    return [spans, macro, *view_statements()]
+
+
+def _spans_sql(layout: Layout, excluded: Collection[str]) -> str:
+    """SELECT every span once, an unended one with an empty ``end_ns``.
+
+    The manifest is read where it is needed, not materialized: with that, DuckDB 2.0 reads every
+    column of every file for a mere count.
+    """
+    manifest = read_ndjson(quoted(str(layout.whole_manifest())), MANIFEST_COLUMNS)
+    segments = read_ndjson(quoted(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
+    columns = ", ".join(COLUMNS)
+    return f"""
+WITH manifest AS NOT MATERIALIZED (
+  SELECT kind, name, coalesce(schema, 1) AS schema FROM {manifest}
+  WHERE NOT {_is_ahead("coalesce(added_us, settled_us)")}
+    AND (dropped_us IS NULL OR {_is_ahead("dropped_us")})
+),
+settled AS NOT MATERIALIZED (
+  {_settled_sql(layout, excluded)}
+),
+live AS NOT MATERIALIZED (
+  SELECT {columns} FROM {segments}
+  WHERE {IS_SPAN} AND {_is_in_none_of(excluded)}
+    AND parse_filename(filename) NOT IN (SELECT name FROM manifest WHERE kind = 'segment')
+  {ONE_LINE_EACH}
+)
+{settled_and_live(columns)}"""
+
+
+def _settled_sql(layout: Layout, excluded: Collection[str]) -> str:
+    """SELECT the spans of files; those of older schemas are made into ours.
+
+    Apart from the others: what a column lacks is looked for in the attributes, which cost 150 times
+    more to read than a narrow column.
+    """
+    is_mixed = any(file.schema < SCHEMA_VERSION for file in layout.read_manifest().live_files)
+    options = "filename=true, union_by_name=true" if is_mixed else "filename=true"
+    damaged = [name for name in excluded if name.endswith(".parquet")]
+    listed = f"""FROM read_parquet({quoted(str(layout.data / "*.parquet"))}, {options})
+  WHERE {_is_in_none_of(damaged)}
+    AND parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file'"""
+    ours = f"SELECT {', '.join(COLUMNS)} {listed}"
+    if not is_mixed:
+        return f"{ours})"
+    older = f"SELECT {', '.join(map(rebuilt, COLUMNS))} {listed}"
+    return (
+        f"{ours} AND schema >= {SCHEMA_VERSION})\n  UNION ALL\n"
+        f"  {older} AND schema < {SCHEMA_VERSION})"
+    )
+
+
+def _is_in_none_of(names: Collection[str]) -> str:
+    # One text, not a list of values: DuckDB looks into that for each file, a list takes it longer.
+    known = quoted("/".join(["", *sorted(names), ""]))
+    return f"NOT contains({known}, '/' || parse_filename(filename) || '/')" if names else "true"
+
+
+def _is_ahead(time_us: str) -> str:
+    """As ``layout.is_in_effect``, the other way round."""
+    return f"({time_us} - epoch_us(now()) BETWEEN 1 AND {FURTHEST_AHEAD_US})"
+
+
+def _unsettled(layout: Layout) -> str:
+    """Take a process for alive that has a segment nobody settled: as near as SQL comes to locks."""
+    manifest = read_ndjson(quoted(str(layout.whole_manifest())), MANIFEST_COLUMNS)
+    return rf"""CREATE OR REPLACE MACRO is_alive(process) AS process IN (
+  SELECT regexp_extract(parse_filename(file), '^(.+)-[0-9]+\.ndjson$', 1)
+  FROM glob({quoted(str(layout.live / "*.ndjson"))})
+  WHERE parse_filename(file) NOT IN (SELECT name FROM {manifest} WHERE kind = 'segment'))"""
+
+
+def _state(catalogue: Path) -> str:
+    """Size and time of change, which tell whether somebody else wrote into it or damaged it."""
+    try:
+        found = catalogue.stat()
+    except OSError:
+        return "missing"
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def _read_stamp(layout: Layout) -> str:
+    """Return what the catalogue was written for, and how it looked then."""
+    try:
+        return (layout.root / STAMP).read_text()
+    except OSError:
+        return ""
+
+
+def _write(con: "duckdb.DuckDBPyConnection", layout: Layout, statements: Iterable[str]) -> None:
+    """Put ``X.duckdb`` there by rename: a reader of the old one is not disturbed."""
+    made = _new_path(layout, "catalogue.duckdb")
+    # In a format that older DuckDB shells read too.
+    con.execute(f"ATTACH {quoted(str(made))} AS catalogue (STORAGE_VERSION 'v1.4.0')")
+    con.execute("USE catalogue")
+    for statement in statements:
+        con.execute(statement)
+    con.execute("USE memory")
+    con.execute("DETACH catalogue")
+    _put(made, layout.catalogue)
+
+
+def _new_path(layout: Layout, name: str) -> Path:
+    """Return a path of one's own for a file being made: others may be at it too."""
+    return layout.new / f"{os.getpid()}-{secrets.token_hex(4)}-{name}"
+
+
+def _put(made: Path, final: Path) -> None:
+    made.chmod(0o600)
+    os.replace(made, final)
