@@ -97,7 +97,7 @@ ENVIRONMENTS = {
             "openai-agents>=0.24",
             "sqlalchemy>=2.0.40",
         ),
-        TOGETHER,
+        (*TOGETHER, "tests/instrumentors/contract"),
         TOGETHER_SHOWN,
     ),
     "oldest": Environment(
@@ -126,6 +126,7 @@ ENVIRONMENTS = {
         ("crewai[litellm]>=1.15",),
         (
             "tests/instrumentors/crewai",
+            "tests/instrumentors/contract",
             # CrewAI keeps openai below its third release: it is called in the same ways there.
             "tests/instrumentors/openai/test_surfaces.py",
             example("crewai_crew"),
@@ -135,7 +136,12 @@ ENVIRONMENTS = {
     ),
     "ag2": Environment(
         ("ag2[openai]>=0.14,<1",),
-        ("tests/instrumentors/ag2/test_classic.py", example("ag2_chat"), example("ag2_async")),
+        (
+            "tests/instrumentors/ag2/test_classic.py",
+            "tests/instrumentors/contract",
+            example("ag2_chat"),
+            example("ag2_async"),
+        ),
         ("ag2", "openai"),
     ),
     "ag2-1": Environment(
@@ -159,7 +165,7 @@ ENVIRONMENTS = {
     "litellm": Environment(
         # Without mcp, completion() of 1.106 cannot take tools.
         ("litellm[mcp]>=1.106",),
-        ("tests/instrumentors/litellm", example("litellm_loop")),
+        ("tests/instrumentors/litellm", "tests/instrumentors/contract", example("litellm_loop")),
         ("litellm", "openai"),
     ),
     # DuckDB's extensions stop at a release that is older than what the rest is tested with. A

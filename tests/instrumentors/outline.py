@@ -42,7 +42,9 @@ def calls_of(recording: Recording) -> list[Span]:
     ]
 
 
-def assert_each_call_once(recording: Recording, server: DemoServer, facts: Any) -> None:
+def assert_each_call_once(
+    recording: Recording, server: DemoServer, facts: Any, **more: Any
+) -> None:
     """Every request the server saw is one call span that says exactly what was sent and answered.
 
     Of a failed request only the number is compared.
@@ -52,7 +54,7 @@ def assert_each_call_once(recording: Recording, server: DemoServer, facts: Any) 
     assert len(calls_of(recording)) == len(server.log)
     assert {call for call in calls if call is not None} == set(answered)
     for response_id, exchange in answered.items():
-        facts.agree(calls[response_id], exchange)
+        facts.agree(calls[response_id], exchange, **more)
 
 
 def agents_of(recording: Recording) -> list[str]:

@@ -34,6 +34,8 @@ class Driver:
         ask_async: Asks in a coroutine.
         stream: Gives the answer piece by piece.
         stream_async: Likewise, asynchronously.
+        provider: Whom its calls name.
+        can_fork: Whether it works in a forked child at all; CrewAI's own threads do not.
     """
 
     name: str
@@ -44,10 +46,11 @@ class Driver:
     ask_async: Callable[[str, str], Coroutine[Any, Any, str]] | None = None
     stream: Callable[[str, str], Iterator[Any]] | None = None
     stream_async: Callable[[str, str], AsyncIterator[Any]] | None = None
+    provider: str = "openai"
+    can_fork: bool = True
 
     def way(self, name: str) -> Any:
         """Return one of its ways, or skip the test."""
-        pytest.importorskip(self.needs)
         found = getattr(self, name)
         if found is None:
             pytest.skip(f"{self.name} has no such way")
@@ -187,10 +190,15 @@ async def _litellm_ask_async(base_url: str, model: str) -> str:
     return str(answer.choices[0].message.content)
 
 
-def _litellm_stream(base_url: str, model: str) -> Iterator[Any]:
+async def _litellm_stream_async(base_url: str, model: str) -> AsyncIterator[Any]:
     import litellm
 
-    yield from litellm.completion(stream=True, **_litellm_options(base_url, model))
+    stream = await litellm.acompletion(stream=True, **_litellm_options(base_url, model))
+    try:
+        async for chunk in stream:
+            yield chunk
+    finally:
+        await stream.aclose()
 
 
 # --- CrewAI ---------------------------------------------------------------------------------------
@@ -269,7 +277,8 @@ DRIVERS = [
         (("litellm.llms.custom_httpx.http_handler", "HTTPHandler", "post"),),
         _litellm_ask,
         _litellm_ask_async,
-        _litellm_stream,
+        stream_async=_litellm_stream_async,
+        provider="hosted_vllm",
     ),
     Driver(
         "crewai",
@@ -277,6 +286,7 @@ DRIVERS = [
         "invoke_agent ann\n  chat toy",
         (("crewai", "Agent", "execute_task"),),
         _crewai_ask,
+        can_fork=False,
     ),
     Driver(
         "ag2",
