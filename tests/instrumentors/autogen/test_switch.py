@@ -142,18 +142,6 @@ def test_streams_are_async_generators(stage: Stage) -> None:
     stage.check()
 
 
-def test_it_is_off_again(stage: Stage) -> None:
-    """After uninstrument nothing of AutoGen is recorded by us, nor are later teams known."""
-
-    async def program(client: Any) -> Any:
-        provider.uninstrument()
-        return await programs.round_robin(client)
-
-    stage.trace(program)
-
-    assert [span.name for span in stage.spans if span.scope == c.SCOPE] == [c.SPAN_ROLLOUT]
-
-
 def test_autogen_makes_its_own_spans_outside_recordings(
     stage: Stage, exported: InMemorySpanExporter
 ) -> None:

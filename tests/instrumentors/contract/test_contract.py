@@ -283,3 +283,7 @@ def test_switched_off_it_is_as_it_was(driver: Driver, server: DemoServer, store:
         assert outline(recording) == driver.outline
         provider.uninstrument()
         assert methods() == before
+    with auto_trace(store=store) as recording:
+        provider.uninstrument()
+        driver.ask_somehow(server.base_url)
+    assert not calls_of(recording)

@@ -221,17 +221,6 @@ def test_stream_that_is_left_ends_its_span(server: DemoServer, chat: Chat, store
     assert tree.named("chat legion")[0].attributes[c.ABANDONED] is True
 
 
-def test_span_between_two_chunks_is_no_child_of_the_stream(chat: Chat, store: Store) -> None:
-    """What the program does while it reads stands beside the stream."""
-    with auto_trace(store=store) as recording:
-        for _ in chat().stream("hello"):
-            chat(model="between").invoke("next")
-
-    lines = Tree(recording).check().lines()
-    assert lines[0] == "chat toy"
-    assert set(lines[1:]) == {"chat between"}
-
-
 def test_async_span_between_two_chunks_is_no_child_of_the_stream(chat: Chat, store: Store) -> None:
     """The same of async streams, also of one that another task closes."""
 
@@ -246,20 +235,3 @@ def test_async_span_between_two_chunks_is_no_child_of_the_stream(chat: Chat, sto
         asyncio.run(main())
 
     assert Tree(recording).check().lines() == ["chat toy", "chat between"]
-
-
-def test_cancelled_call_ends_its_span(silent: Any, chat: Chat, store: Store) -> None:
-    """A call that is cancelled while it waits ends with that."""
-
-    async def main() -> None:
-        call = asyncio.create_task(chat(base_url=silent.base_url).ainvoke("hello"))
-        await silent.asked(1)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-
-    with auto_trace(store=store) as recording:
-        asyncio.run(main())
-
-    (span,) = Tree(recording).check().named("chat toy")
-    assert span.attributes[c.ERROR_TYPE] == "asyncio.exceptions.CancelledError"

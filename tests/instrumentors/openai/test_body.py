@@ -14,7 +14,6 @@ from typing import Any
 
 import openai
 import pytest
-from opentelemetry import trace
 from tests.instrumentors.transport import http
 
 from lightning_otel import Store, auto_trace
@@ -270,20 +269,6 @@ def test_stream_delays_no_chunk(store: Store, server: DemoServer, client: openai
     assert first.choices
     assert unfinished == []
     assert len(rest) > 3
-
-
-def test_span_started_between_two_chunks_is_no_child_of_the_stream(
-    store: Store, client: openai.OpenAI, facts: Any
-) -> None:
-    """While a stream is open its span is not the current one."""
-    with auto_trace(store=store) as recording:
-        for number, _ in enumerate(opened(client)):
-            if number == 1:
-                trace.get_tracer("program").start_span("between").end()
-
-    (between,) = [span for span in recording.spans() if span.name == "between"]
-    assert between.parent_span_id == recording.span_id
-    assert len(facts.calls(recording)) == 1
 
 
 def test_two_streams_read_in_turns_keep_their_own_words(
