@@ -4,10 +4,15 @@ The host does not notice, what waited is written when the disk answers, and each
 """
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.faults.harness import Host, note, trials
+
+from lightning_otel.store.layout import Layout
 
 STORE = """
 import glob, resource, shutil
@@ -94,6 +99,23 @@ def test_disk_full_to_the_end_says_what_is_lost(tmp_path: Path) -> None:
     assert "500 spans are lost" in done.errors
     assert (found.ended, found.stored, found.dropped) == (600, 100, {"disk": 500})
     note("L9", counts, counted=500)
+
+
+def test_run_on_a_full_disk_says_what_was_not_stored(tmp_path: Path) -> None:
+    """R20: the program ends as it would, and no error of DuckDB is shown."""
+    store = tmp_path / "s.duckdb"
+    Layout(store).create()
+    command = ["-m", "lightning_otel", "run", "--store", str(store), "--", "python", "-c"]
+    shown = shlex.join([sys.executable, *command, "import lightning_otel; print('done')"])
+
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 0; exec {shown}"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert "1 span not stored: the disk did not take them" in done.stderr
+    assert "error" not in done.stderr.lower()
 
 
 def test_disk_that_takes_back_what_it_refused_keeps_each_line_whole(tmp_path: Path) -> None:

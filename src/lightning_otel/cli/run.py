@@ -238,7 +238,8 @@ class _Run:
         self._tell_losses(has_root=bool(counts["has_root"]))
         self._tell_forwarding(int(counts["ended"]), store)
         if not captured:
-            talk(f"  warning: {_FAILED_FIRST if self._code else _NO_SPAN}")
+            if counts["has_root"]:
+                talk(f"  warning: {_FAILED_FIRST if self._code else _NO_SPAN}")
             suggest("doctor", store)
             return 0
         if not counts["rewards"]:

@@ -17,6 +17,7 @@ from lightning_otel.store.sql import attribute, listed, quoted
 
 _MANY: Final = 64
 _SMALL_BYTES: Final = 128 << 10
+_NO_COLUMNS: Final = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
 SAME_SPAN_NS: Final = 86_400_000_000_000
 """Of two spans with one id that start within a day the first wins; older files are not asked."""
 
@@ -118,6 +119,8 @@ def rows_of(layout: Layout, files: Sequence[DataFile], folder: Path | None = Non
         files: Which; where there is none, there is no row.
         folder: Where they lie, if not where they belong.
     """
+    if not files:
+        return f"(SELECT {_NO_COLUMNS}, ''::VARCHAR AS filename, 0 AS file_row_number LIMIT 0)"
     options = "filename=true, file_row_number=true"
     # The file without rows names every column.
     empty = layout.data / EMPTY_DATA
@@ -125,8 +128,6 @@ def rows_of(layout: Layout, files: Sequence[DataFile], folder: Path | None = Non
     ours = [folder / file.name for file in files if file.schema >= SCHEMA_VERSION]
     older = [folder / file.name for file in files if file.schema < SCHEMA_VERSION]
     parts = []
-    if not files:
-        ours = [empty]
     if ours:
         parts.append(
             f"SELECT {', '.join(COLUMNS)}, filename, file_row_number "
@@ -150,5 +151,4 @@ def rebuilt(column: str) -> str:
 
 def empty_data_statement(path: Path) -> str:
     """Writes the data file without rows that keeps the glob from matching nothing."""
-    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
-    return f"COPY (SELECT {columns} LIMIT 0) TO {quoted(str(path))} (FORMAT parquet)"
+    return f"COPY (SELECT {_NO_COLUMNS} LIMIT 0) TO {quoted(str(path))} (FORMAT parquet)"
