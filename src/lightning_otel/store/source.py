@@ -271,6 +271,7 @@ def define_views(
         spans = "FROM reading.spans"
     elif snapshot.segments and _SUMMARIES & set(names) and not _is_wide(names, columns):
         spans = _hold_live(con, snapshot)
+        names = _SUMMARIES & set(names)  # the others would show content
     else:
         spans = snapshot.spans_sql()
     con.execute(f"CREATE OR REPLACE VIEW spans AS {spans}")
