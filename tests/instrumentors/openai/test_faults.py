@@ -52,6 +52,8 @@ HOST = {"_iter_bytes", "_aiter_bytes", "_close", "_aclose", "attached"}
 """What the program's own work runs through: failing there is failing to do it."""
 SET_UP = {"around", "_send", "_send_async"}
 """What runs when instrumentation is switched on, tried apart."""
+BOUND = {"_begin", "_note_response"}
+"""What the wrapped methods hold since then: broken before it is switched on."""
 
 Place = tuple[Any, str]
 
@@ -164,12 +166,19 @@ def test_fault_in_any_function_stays_with_us(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With one function of ours broken, every call gives what it gives without us."""
+    if place[1] in BOUND:
+        provider.uninstrument()
+        monkeypatch.setattr(*place, broken)
+    before = capture.faults()
     with auto_trace(store=store):
         monkeypatch.setattr(*place, broken)
         found = use_all()
         monkeypatch.undo()
+    if place[1] in BOUND:
+        provider.uninstrument()
 
     assert found == untraced
+    assert place[1] not in BOUND or capture.faults() > before
 
 
 def test_fault_while_switching_on_leaves_the_program_untraced(
