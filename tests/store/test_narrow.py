@@ -19,7 +19,7 @@ from tests.adapter.forests import forests
 
 from lightning_otel import Store, TripletAdapter
 from lightning_otel import conventions as c
-from lightning_otel.adapter import straight
+from lightning_otel.adapter import WAITING, straight
 from lightning_otel.dataset import narrow
 from lightning_otel.dataset.narrow import without_bodies
 from lightning_otel.dataset.plain import Plain
@@ -364,6 +364,17 @@ def test_tables_without_bodies_hold_what_is_wanted(store: Store, wanted: dict[st
         store.add(Agent(number, 0.1).work())
 
     _same(store, **wanted)
+
+
+def test_a_reward_alone_waits_without_bodies_too(
+    store: Store, make_span: Callable[..., Span]
+) -> None:
+    """It names an attempt, and nothing else of it is in the store."""
+    own = {**reward_attributes(0.5), c.ATTEMPT_ID: "1"}
+    store.add([make_span(name=c.SPAN_ANNOTATION, scope=c.SCOPE, attributes=own)])
+
+    _same(store, include_incomplete=True)
+    assert store.report(include_incomplete=True).reasons() == {WAITING: 1}
 
 
 @settings(max_examples=10, deadline=None, phases=[Phase.generate])  # each makes a store

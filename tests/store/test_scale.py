@@ -10,7 +10,8 @@ import pytest
 from lightning_otel import Store
 from lightning_otel.cli.listing import list_rollouts, list_traces
 from lightning_otel.store import settle as settle_module
-from lightning_otel.store import source
+from lightning_otel.store import snapshot
+from lightning_otel.store import spans as spans_module
 from lightning_otel.store.quarantine import notes
 from lightning_otel.store.schema import BODY_COLUMNS
 from lightning_otel.store.writer import SpanWriter
@@ -31,7 +32,7 @@ def test_spans_of_a_trace_are_found_in_files_and_segments(
     store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what holds the trace is read, and nothing of it is missing or doubled."""
-    monkeypatch.setattr(source, "_FEW", 1)
+    monkeypatch.setattr(snapshot, "_FEW_FILES", 1)
     monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
     wanted = [make_span(trace_id="a" * 32, attributes={"n": n}) for n in range(6)]
     _write(store, [wanted[0], make_span(), wanted[1]])
@@ -77,7 +78,7 @@ def test_many_small_segments_read_like_few_large_ones(
     path.write_bytes(b'{"torn\n[]\n{"record": "span"}\n' + path.read_bytes() + b'{"record": "sp')
     query = "SELECT * EXCLUDE (process) FROM spans ORDER BY span_id"
     usual = list(store.sql(query))
-    monkeypatch.setattr(source, "_MANY", 1)
+    monkeypatch.setattr(spans_module, "_MANY", 1)
 
     other = list(store.sql(query))
 
@@ -87,8 +88,11 @@ def test_many_small_segments_read_like_few_large_ones(
 
 
 @pytest.fixture
-def damaged_bodies(store: Store, make_span: Callable[..., Span]) -> Store:
+def damaged_bodies(
+    store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
+) -> Store:
     """A store in whose data file no body can be read any more."""
+    monkeypatch.setattr(snapshot, "_SMALL_BYTES", 0)  # of a small store all is read at once
     _write(
         store,
         [

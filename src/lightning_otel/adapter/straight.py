@@ -146,6 +146,8 @@ def adapt(key: AttemptKey, rows: Iterable[Row]) -> Straight | None:
             _is_after_all(walk, position) and _STEPS[kind](walk, position)
         ):
             return None
+    if walk.given == len(walk.rows):
+        return None  # rewards alone may wait for what they judge
     return _made(key, walk)
 
 

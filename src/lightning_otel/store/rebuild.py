@@ -77,12 +77,15 @@ def restore(layout: Layout) -> None:
     why = _find_damage(layout)
     if not why:
         return
+    unreadable: dict[str, str] = {}
     try:
         manifest, source = layout.read_manifest(), "its copy"
     except StoreDamagedError:
-        manifest, source = _rebuild(layout), "the data files"
+        manifest, source = _rebuild(layout, unreadable), "the data files"
     quarantine.keep_manifest(layout, why)
     layout.write_manifest(manifest)
+    if unreadable:
+        quarantine.put_aside(layout, unreadable)
     log.warning("%s: %s; it was written anew from %s", layout.catalogue, why, source)
 
 
@@ -94,11 +97,15 @@ def _find_damage(layout: Layout) -> str:
     return "" if whole == layout.manifest_path else "the manifest was damaged or missing"
 
 
-def _rebuild(layout: Layout) -> Manifest:
+def _rebuild(layout: Layout, unreadable: dict[str, str]) -> Manifest:
     """Return what the data files hold, each span once.
 
     The footer of a rewritten file tells which files it stands for, and which segments. Where none
     does, spans that newer files hold are left out, and segments are settled anew.
+
+    Args:
+        layout: The store's paths.
+        unreadable: Filled with the names of damaged files, and why each is.
     """
     import duckdb
 
@@ -116,8 +123,9 @@ def _rebuild(layout: Layout) -> Manifest:
             try:
                 file = _take_file(con, layout, path, schema)
             except duckdb.Error as exc:
-                # It stays where it is: who reads it finds the damage, and puts it aside.
                 log.warning("%s cannot be read (%s); its spans are left out", path, exc)
+                if not isinstance(exc, duckdb.IOException):
+                    unreadable[path.name] = str(exc)
                 continue
             if file is not None:
                 files.append(file)

@@ -120,6 +120,7 @@ def test_training_is_asked_for_once_per_key(client: Client) -> None:
 
 def test_status_counts_by_category(client: Client) -> None:
     """Spans, rewarded shares and average reward, of all and of each kind of task."""
+    time.sleep(1.5)  # the status may be a second old, and of the test before
     before = client.get("/training/status")
     client.act("s1", 1.0, category="status")
     client.act("s2", 0.0, category="status")
