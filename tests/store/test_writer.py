@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -18,7 +19,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import Tracer
 
-from lightning_otel import Store
+from lightning_otel import Store, auto_trace, operation
 from lightning_otel.store import appender as appender_module
 from lightning_otel.store import backlog as backlog_module
 from lightning_otel.store import writer as writer_module
@@ -568,7 +569,7 @@ def test_writer_opens_a_new_segment_after_a_refused_one(
 FORKS = """
 import os, sys, threading, time
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from lightning_otel import Store
+from lightning_otel import Store, auto_trace, operation
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import writer_for
 writer = writer_for(Layout(sys.argv[1]))
@@ -768,3 +769,28 @@ def test_traced_process_imports_no_duckdb(run_python: Callable[..., str]) -> Non
     """
 
     assert run_python(script).strip() == "[]"
+
+
+def test_what_waits_for_a_slow_disk_is_read_in_its_own_process(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write of more than half a second is followed by a rest, and spans wait in memory."""
+    write = os.write
+
+    def write_slowly(descriptor: int, data: bytes) -> int:
+        monkeypatch.setattr(os, "write", write)
+        time.sleep(0.6)
+        return write(descriptor, data)
+
+    with auto_trace(store=store) as recording:
+        monkeypatch.setattr(os, "write", write_slowly)
+        for _ in range(6):
+            with operation("step"):
+                pass
+        waiting = store.writer().accounting().pending
+        live = [span for span in recording.spans() if span.parent_span_id == recording.span_id]
+        read = [span for span in store.spans() if span.parent_span_id == recording.span_id]
+
+    assert waiting > 0
+    assert [len(found) for found in (live, read)] == [6, 6]
+    assert all(span.end_ns is not None for span in live + read)

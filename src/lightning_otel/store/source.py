@@ -19,7 +19,7 @@ from lightning_otel.store.spans import SAME_SPAN_NS, is_one_span, live_query, ro
 from lightning_otel.store.sql import ROLLOUT, new_connection
 from lightning_otel.store.table import Query, views_of
 from lightning_otel.store.views import BARE, NAMES, define_derived
-from lightning_otel.store.writer import SpanWriter, writer_for
+from lightning_otel.store.writer import SpanWriter, writer_for, writer_if_any
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -228,6 +228,9 @@ def prepare(layout: Layout) -> None:
         StoreError: It cannot be read.
     """
     layout.require()
+    writer = writer_if_any(layout)
+    if writer is not None:
+        writer.flush()  # who reads what this process recorded finds all of it, however slow the disk
     mend_manifest(layout)
     avoid(layout, look(layout, layout.read_manifest()))
     ensure_catalogue(layout)

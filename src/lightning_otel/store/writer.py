@@ -193,6 +193,7 @@ class SpanWriter(Appender):
         Returns:
             Parsed lines in order; None if a segment was settled and is gone.
         """
+        self.flush()
         index, offset = since
         wanted = [mention.encode("utf-8", "replace") for mention in mentions]
         lines = self.lines[offset:] if self.layout is None else []
