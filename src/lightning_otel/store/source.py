@@ -230,7 +230,7 @@ def prepare(layout: Layout) -> None:
     layout.require()
     writer = writer_if_any(layout)
     if writer is not None:
-        writer.flush()  # who reads what this process recorded finds all of it, however slow the disk
+        writer.flush()  # what this process recorded is found, however slow the disk
     mend_manifest(layout)
     avoid(layout, look(layout, layout.read_manifest()))
     ensure_catalogue(layout)
