@@ -13,7 +13,7 @@ from lightning_otel.store.gist import GIST, ODD, with_gist
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.snapshot import Snapshot
-from lightning_otel.store.spans import same_span
+from lightning_otel.store.spans import is_one_span
 from lightning_otel.store.sql import ROLLOUT, listed, quoted
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ class NarrowRows:
                 loose = _CHOSEN.format(source="loose")
                 self._con.execute(
                     f"INSERT INTO chosen SELECT * FROM ({loose}) AS late ANTI JOIN chosen "
-                    "ON chosen.trace_id = late.trace_id AND chosen.span_id = late.span_id "
-                    f"AND {same_span('chosen', 'late')}",
+                    f"ON {is_one_span('chosen', 'late')}",
                     given,
                 )
 

@@ -23,9 +23,9 @@ from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.spans import (
     IS_SPAN,
     SEGMENT_COLUMNS,
+    is_one_span,
     read_ndjson,
     rows_of,
-    same_span,
 )
 from lightning_otel.store.sql import ROLLOUT, listed
 
@@ -129,8 +129,7 @@ def _leave_out_settled(
         f"""
         CREATE TABLE twice AS
         SELECT f.trace_id, f.span_id FROM {files} f SEMI JOIN chosen
-          ON f.trace_id = chosen.trace_id AND f.span_id = chosen.span_id
-         AND {same_span("f", "chosen")}
+          ON {is_one_span("f", "chosen")}
         """
     )
     if row_of(con, "SELECT count(*) FROM twice") == (0,):

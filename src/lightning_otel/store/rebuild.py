@@ -31,7 +31,7 @@ from lightning_otel.store.parquet import (
     write_file,
 )
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.spans import rows_of, same_span
+from lightning_otel.store.spans import is_one_span, rows_of
 from lightning_otel.store.sql import quoted
 
 if TYPE_CHECKING:
@@ -42,10 +42,7 @@ log = logging.getLogger(__name__)
 _WAIT_S = 2.0
 HELD: Final = "held (trace_id VARCHAR, span_id VARCHAR, start_ns BIGINT, is_ended BOOLEAN)"
 """A table of spans that stand in files already."""
-IS_HELD: Final = (
-    "EXISTS (SELECT 1 FROM held WHERE held.trace_id = f.trace_id AND held.span_id = f.span_id "
-    f"AND {same_span('held', 'f')})"
-)
+IS_HELD: Final = f"EXISTS (SELECT 1 FROM held WHERE {is_one_span('held', 'f')})"
 """A condition on rows of ``f``."""
 
 

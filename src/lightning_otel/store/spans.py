@@ -74,18 +74,16 @@ def read_many_ndjson(paths: str, columns: dict[str, str]) -> str:
     )
 
 
-def same_span(one: str, other: str) -> str:
-    """Whether two rows with the same ids are taken for one span; see ``SAME_SPAN_NS``."""
+def is_one_span(one: str, other: str) -> str:
+    """Return the condition that rows of two tables are one span; of two the first one kept wins.
+
+    They have the same ids and began near each other; see ``SAME_SPAN_NS``.
+    """
     return (
-        f"{one}.start_ns BETWEEN {other}.start_ns - {SAME_SPAN_NS} "
+        f"{one}.trace_id = {other}.trace_id AND {one}.span_id = {other}.span_id "
+        f"AND {one}.start_ns BETWEEN {other}.start_ns - {SAME_SPAN_NS} "
         f"AND {other}.start_ns + {SAME_SPAN_NS}"
     )
-
-
-def is_one_span(one: str, other: str) -> str:
-    """Return the condition that rows of two tables are one span; of two the first one kept wins."""
-    ids = f"{one}.trace_id = {other}.trace_id AND {one}.span_id = {other}.span_id"
-    return f"{ids} AND {same_span(one, other)}"
 
 
 def settled_and_live(columns: str) -> str:

@@ -20,7 +20,7 @@ from lightning_otel.store.layout import SCHEMA_VERSION, Layout
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import Selection
-from lightning_otel.store.spans import same_span
+from lightning_otel.store.spans import is_one_span
 from lightning_otel.store.sql import keep_quiet, quoted
 from lightning_otel.store.table import Query, views_of
 from lightning_otel.store.views import NAMES, define_derived
@@ -279,9 +279,8 @@ class _Held:
         """The same for a few traces, without a table ``later``."""
         return (
             f"SELECT {self._projection()} FROM {self.table('s')} WHERE {where} AND NOT EXISTS ("
-            f"SELECT 1 FROM {self.table('earlier')} WHERE earlier.trace_id = s.trace_id "
-            "AND earlier.span_id = s.span_id AND earlier.rowid < s.rowid "
-            f"AND {same_span('earlier', 's')})"
+            f"SELECT 1 FROM {self.table('earlier')} WHERE {is_one_span('earlier', 's')} "
+            "AND earlier.rowid < s.rowid)"
         )
 
     def _projection(self) -> str:
@@ -342,8 +341,7 @@ WITH doubtful AS (
     SELECT hash(trace_id, span_id) FROM {held.table("s")} GROUP BY 1 HAVING count(*) > 1)
 )
 SELECT DISTINCT later.line FROM doubtful AS later JOIN doubtful AS earlier
-  ON earlier.trace_id = later.trace_id AND earlier.span_id = later.span_id
- AND earlier.line < later.line AND {same_span("earlier", "later")}"""
+  ON {is_one_span("earlier", "later")} AND earlier.line < later.line"""
 
 
 @dataclass(frozen=True, slots=True)
