@@ -103,7 +103,6 @@ PLUMBING_KEYS: Final = (
     "messaging.system",
 )
 """A span with one of these tells of a request, query or message that carries what agents do."""
-EXCEPTION_EVENT: Final = "exception"
 EXCEPTION_TYPE: Final = "exception.type"
 EXCEPTION_MESSAGE: Final = "exception.message"
 EXCEPTION_STACKTRACE: Final = "exception.stacktrace"

@@ -11,6 +11,7 @@ from lightning_otel.adapter.attributes import number
 from lightning_otel.adapter.gaps import Gap, children_of, salient
 from lightning_otel.adapter.outline import Node, Outline
 from lightning_otel.markup import safe
+from lightning_otel.types.wording import count_noun
 
 _WIDTH: Final = 960
 _NAMES: Final = 320
@@ -118,9 +119,9 @@ class _Picture:
         ids = dict.fromkeys(node.span.rollout_id for node in self._nodes)
         named = ", ".join([*ids][:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
         return (
-            f"{named or 'nothing recorded'} · {_counted(len(self._nodes), 'span')} · "
-            f"{_counted(report.transitions, 'step')} · "
-            f"{report.rewards_placed:,} of {_counted(report.rewards, 'reward')} credited"
+            f"{named or 'nothing recorded'} · {count_noun(len(self._nodes), 'span')} · "
+            f"{count_noun(report.transitions, 'step')} · "
+            f"{report.rewards_placed:,} of {count_noun(report.rewards, 'reward')} credited"
         )
 
     def _legend(self) -> list[tuple[str, str]]:
@@ -352,7 +353,3 @@ def _seconds(duration_ns: int) -> str:
             return f"{duration_ns / 1e9 / (60 if unit == 'min' else size):.3g} {unit}"
     found = duration_ns / 1e9
     return f"{found:.3g} s" if found >= 1 else f"{found * 1e3:.3g} ms"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

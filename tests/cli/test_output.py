@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from lightning_otel.cli.output import (
     age,
-    counted,
+    count_noun,
     cut,
     json_text,
     plain,
@@ -140,4 +140,4 @@ def test_size_has_a_unit(size_bytes: int, wanted: str) -> None:
 
 def test_counted_takes_an_s() -> None:
     """One span, no spans, two spans."""
-    assert [counted(number, "span") for number in (0, 1, 2)] == ["0 spans", "1 span", "2 spans"]
+    assert [count_noun(number, "span") for number in (0, 1, 2)] == ["0 spans", "1 span", "2 spans"]

@@ -12,8 +12,6 @@ from lightning_otel.markup import width_of
 from lightning_otel.plot import Chart, bar, chart_lines
 from lightning_otel.plot.characters import sparkline
 
-NUMBERS = st.lists(st.floats(-1e6, 1e6), max_size=40)
-
 
 @pytest.mark.parametrize(
     ("values", "picture"),

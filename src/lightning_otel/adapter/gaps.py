@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from lightning_otel.adapter.outline import Node
 from lightning_otel.adapter.tree import NO_PARENT
+from lightning_otel.types.wording import count_noun
 
 
 class Gap(NamedTuple):
@@ -21,12 +22,8 @@ class Gap(NamedTuple):
             (sum(node.span.status == "ERROR" for node in nodes), "error"),
             (sum(node.span.is_incomplete for node in nodes), "incomplete span"),
         ]
-        told = ", ".join(_counted(count, noun) for count, noun in counts if count)
-        return f"⋯ {_counted(len(nodes), 'more span')}{': ' if told else ''}{told}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+        told = ", ".join(count_noun(count, noun) for count, noun in counts if count)
+        return f"⋯ {count_noun(len(nodes), 'more span')}{': ' if told else ''}{told}"
 
 
 def children_of(

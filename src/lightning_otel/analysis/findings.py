@@ -13,6 +13,7 @@ from lightning_otel.analysis.episode import (
     is_counted,
 )
 from lightning_otel.markup import one_line
+from lightning_otel.types.wording import count_noun
 
 Kind: TypeAlias = Literal[
     "error", "incomplete", "abandoned", "retried", "no_steps", "no_reward", "uncredited",
@@ -73,9 +74,9 @@ def _errors(found: Outline) -> Iterator[Finding]:
 
 def _broken_off(found: Outline) -> Iterator[Finding]:
     if left := [node for node in found.nodes if node.span.is_incomplete]:
-        yield Finding("incomplete", f"{_counted(len(left), 'span')} never ended", _ids(left))
+        yield Finding("incomplete", f"{count_noun(len(left), 'span')} never ended", _ids(left))
     if left := [node for node in found.nodes if node.span.attributes.get(c.ABANDONED)]:
-        told = f"{_counted(len(left), 'stream')} left before the end"
+        told = f"{count_noun(len(left), 'stream')} left before the end"
         yield Finding("abandoned", told, _ids(left))
 
 
@@ -99,7 +100,7 @@ def _left_out(found: Outline) -> Iterator[Finding]:
     # Another record of a call that is in a step is no loss.
     lost = [n for n in found.nodes if n.step is None and (is_counted(n) or n.kind == "mark")]
     for reason, nodes in _grouped(lost, lambda node: node.left_out):
-        calls = _counted(len(nodes), "call")
+        calls = count_noun(len(nodes), "call")
         yield Finding("left_out", _line(f"{calls} in no step: {reason}"), _ids(nodes))
 
 
@@ -133,7 +134,7 @@ def _cut_off(steps: Sequence[Step]) -> Iterator[Finding]:
 def _inexact(steps: Sequence[Step]) -> Iterator[Finding]:
     inexact = [step for step in steps if step.capture != "exact"]
     for reason, held in _grouped(inexact, lambda step: step.inexact or "no token ids"):
-        told = f"{len(held)} of {_counted(len(steps), 'step')} not exact: {reason}"
+        told = f"{len(held)} of {count_noun(len(steps), 'step')} not exact: {reason}"
         yield Finding("inexact", _line(told), _ids(held))
 
 
@@ -149,16 +150,18 @@ def _slow(steps: Sequence[Step], totals: Totals) -> Iterator[Finding]:
 
 def _moved(found: Outline) -> Iterator[Finding]:
     for rule, nodes in _grouped(found.nodes, lambda node: node.repair):
-        told = _line(f"{_counted(len(nodes), 'span')} moved: {rule}")
+        told = _line(f"{count_noun(len(nodes), 'span')} moved: {rule}")
         yield Finding("moved", told, _ids(nodes))
 
 
 def _uncounted(totals: Totals) -> Iterator[Finding]:
     if totals.uncounted:
-        calls = _counted(totals.uncounted, "call")
+        calls = count_noun(totals.uncounted, "call")
         yield Finding("uncounted", f"nothing says how many tokens {calls} took")
     if totals.unpriced:
-        yield Finding("unpriced", f"{_counted(totals.unpriced, 'call')} not in the cost: no price")
+        yield Finding(
+            "unpriced", f"{count_noun(totals.unpriced, 'call')} not in the cost: no price"
+        )
 
 
 def _error(node: Node) -> str:
@@ -188,7 +191,3 @@ def _grouped(items: Iterable[_T], reason_of: Callable[[_T], str]) -> Iterator[tu
         if reason := reason_of(item):
             groups.setdefault(reason, []).append(item)
     yield from groups.items()
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

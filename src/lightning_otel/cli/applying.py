@@ -11,7 +11,7 @@ import click
 
 from lightning_otel.cli.options import rollout_id_of, rollout_option, rows_options, when_options
 from lightning_otel.cli.output import (
-    counted,
+    count_noun,
     print_json,
     print_rows,
     progress_bar,
@@ -118,8 +118,8 @@ def _lines(done: "Applied", *, is_dry_run: bool) -> Iterator[str]:
     behind = f"@{done.version}" if done.version else ""
     where = " (dry run: nothing was kept)" if is_dry_run else ""
     yield (
-        f"⚡ {done.name}{behind}: {counted(done.rewards, 'reward')}{mean}, of "
-        f"{counted(done.attempts, 'attempt')}{where}"
+        f"⚡ {done.name}{behind}: {count_noun(done.rewards, 'reward')}{mean}, of "
+        f"{count_noun(done.attempts, 'attempt')}{where}"
     )
     if done.held:
         yield f"  {done.held} judged by it before"

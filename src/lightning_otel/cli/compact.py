@@ -8,7 +8,7 @@ import click
 from lightning_otel import config
 from lightning_otel.cli.options import Id, rollout_id_of
 from lightning_otel.cli.output import (
-    counted,
+    count_noun,
     print_json,
     progress_bar,
     size,
@@ -90,20 +90,20 @@ def _lines(done: "Compacted", *, is_dry_run: bool) -> Iterator[str]:
 
     would = "would be " if is_dry_run else ""
     if done.segments:
-        yield f"settled    {counted(done.segments, 'segment')} {would}settled first"
+        yield f"settled    {count_noun(done.segments, 'segment')} {would}settled first"
     for reason, each in done.dropped.items():
         yield (
-            f"dropped    {counted(each.rollouts, 'rollout')} with {counted(each.spans, 'span')} "
-            f"{would}dropped: {REASONS[reason]}"
+            f"dropped    {count_noun(each.rollouts, 'rollout')} with "
+            f"{count_noun(each.spans, 'span')} {would}dropped: {REASONS[reason]}"
         )
     for reason, count in done.rejected.items():
-        yield f"left out   {counted(count, 'span')}: {REASONS[reason]}"
+        yield f"left out   {count_noun(count, 'span')}: {REASONS[reason]}"
     if done.unlinked:
-        yield f"unlinked   {counted(done.unlinked, 'file')} {would}dropped whole"
+        yield f"unlinked   {count_noun(done.unlinked, 'file')} {would}dropped whole"
     if done.merged:
-        yield f"merged     {counted(done.merged, 'file')} {would}merged into {done.made}"
+        yield f"merged     {count_noun(done.merged, 'file')} {would}merged into {done.made}"
     if done.left:
-        yield f"left       {counted(done.left, 'file')}: too wide for the memory allowed"
+        yield f"left       {count_noun(done.left, 'file')}: too wide for the memory allowed"
     if not any((done.segments, done.dropped, done.unlinked, done.merged, done.left)):
         yield "nothing to do: the files are packed, and everything is kept"
     if is_dry_run:

@@ -8,7 +8,7 @@ import click
 from lightning_otel.cli import Guessing
 from lightning_otel.cli.options import Form, rows_options
 from lightning_otel.cli.output import (
-    counted,
+    count_noun,
     print_rows,
     print_table,
     store_option,
@@ -58,7 +58,7 @@ def config(ctx: click.Context, form: Form | None, store: str | None) -> None:
         print_rows(rows, _COLUMNS, form=form)
     faults = [each for each in find_faults() if each.level == "problem"]
     if faults:
-        talk(f"{counted(len(faults), 'problem')} with what is set")
+        talk(f"{count_noun(len(faults), 'problem')} with what is set")
     suggest("config check" if faults else "doctor", None)
 
 
@@ -78,7 +78,7 @@ def check(form: Form | None) -> int:
     for each in faults:
         click.echo(f"{'✗' if each.level == 'problem' else '!'} {each.name}: {each.text}")
         click.echo(f"    {each.remedy}")
-    click.echo(counted(problems, "problem") if problems else "nothing wrong")
+    click.echo(count_noun(problems, "problem") if problems else "nothing wrong")
     return 1 if problems else 0
 
 

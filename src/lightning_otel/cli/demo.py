@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lightning_otel.cli.output import counted, print_table, program, shown, suggest
+from lightning_otel.cli.output import count_noun, print_table, program, shown, suggest
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -69,8 +69,9 @@ def _show_spans(opened: "Store", started_ns: int) -> None:
         [started_ns],
     )
     click.echo(
-        f"3. Each span was kept as it ended: {counted(found['spans'], 'span')}, "
-        f"{counted(found['calls'], 'call')}, {counted(found['traces'], 'trace')} → {opened.name}"
+        f"3. Each span was kept as it ended: {count_noun(found['spans'], 'span')}, "
+        f"{count_noun(found['calls'], 'call')}, {count_noun(found['traces'], 'trace')} "
+        f"→ {opened.name}"
     )
 
 
@@ -82,8 +83,8 @@ def _show_transitions(opened: "Store", started_ns: int, lesson: "Lesson") -> Non
     steps = [step for step in found if step.rollout_id in ours]
     exact = sum(step.capture == "exact" for step in steps)
     click.echo(
-        f"4. Spans became {counted(len(steps), 'transition')}, {exact} with the server's own token "
-        "ids; the last few:\n"
+        f"4. Spans became {count_noun(len(steps), 'transition')}, {exact} with the server's own "
+        "token ids; the last few:\n"
     )
     rows = [
         {
@@ -104,7 +105,7 @@ def _show_rewards(opened: "Store", started_ns: int, lesson: "Lesson", picture: s
     from lightning_otel.cli.plotting import print_charts
     from lightning_otel.plot import bar, plot_training_metrics
 
-    rounds = counted(len(lesson.versions), "time")
+    rounds = count_noun(len(lesson.versions), "time")
     dealt = ", dealt out at random" if lesson.is_shuffled else ""
     click.echo(
         f"\n5. The policy learnt {rounds} from such transitions, read back from DuckDB; what "

@@ -6,7 +6,7 @@ import click
 
 from lightning_otel.cli.options import Form, Id, rows_options
 from lightning_otel.cli.output import (
-    counted,
+    count_noun,
     has_colours,
     print_json,
     print_rows,
@@ -93,7 +93,7 @@ def _print_said(found: "Difference", *, every: bool) -> None:
     if not changed:
         talk("they say the same")
     if skipped:
-        talk(f"{counted(skipped, 'line')} the same on both sides · --all shows them")
+        talk(f"{count_noun(skipped, 'line')} the same on both sides · --all shows them")
     if found.left_a or found.left_b:
         talk(
             f"{found.left_a} and {found.left_b} further lines were not laid beside each other · "

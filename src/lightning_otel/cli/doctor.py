@@ -5,7 +5,7 @@ from dataclasses import asdict
 import click
 
 from lightning_otel.cli.options import Form, rows_options
-from lightning_otel.cli.output import counted, print_rows, shown, store_option, talk
+from lightning_otel.cli.output import count_noun, print_rows, shown, store_option, talk
 
 _SIGNS = {"ok": "✓", "note": "!", "problem": "✗"}
 
@@ -37,9 +37,9 @@ def doctor(form: Form | None, is_repair: bool, store: str | None) -> int:
         if finding.remedy:
             click.echo(f"    {shown(finding.remedy)}")
     if problems or not gone:
-        click.echo(counted(problems, "problem") if problems else "nothing wrong")
+        click.echo(count_noun(problems, "problem") if problems else "nothing wrong")
     if gone:
-        click.echo(f"repaired, but {counted(gone, 'span')} could not be got back")
+        click.echo(f"repaired, but {count_noun(gone, 'span')} could not be got back")
     if any(finding.level != "ok" for finding in findings):
         talk("what each [code] means: docs/settings.md")
     return 1 if problems or gone else 0

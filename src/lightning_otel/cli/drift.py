@@ -6,7 +6,7 @@ import click
 
 from lightning_otel.cli.options import Form, rollout_id_of, rollout_option, rows_options
 from lightning_otel.cli.output import (
-    counted,
+    count_noun,
     print_json,
     print_rows,
     store_option,
@@ -58,7 +58,7 @@ def drift(source: str, rollout: str | None, form: Form | None, store: str | None
     else:
         print_rows([_shown(each) for each in found.parts], _COLUMNS)
     if found.skipped:
-        talk(f"{counted(found.skipped, 'transition')} without token ids to compare with")
+        talk(f"{count_noun(found.skipped, 'transition')} without token ids to compare with")
     if found.parts:
         suggest("stats", store)
     else:

@@ -15,7 +15,7 @@ from lightning_otel.cli import Guessing
 from lightning_otel.cli.funnel import document, left_out_file, lines
 from lightning_otel.cli.options import Agent, rollout_id_of, rollout_option, when_options
 from lightning_otel.cli.output import (
-    counted,
+    count_noun,
     json_text,
     print_json,
     size,
@@ -147,7 +147,7 @@ def spans(
         talk(f"spans → {place} ({size(Path(place).stat().st_size)})")
         return
     count = _write_lines(place, map(sdk_json, table))
-    talk(f"{counted(count, 'span')} → {_named(place)}")
+    talk(f"{count_noun(count, 'span')} → {_named(place)}")
 
 
 def _command(name: str, made: "Format") -> click.Command:
@@ -344,7 +344,7 @@ def pack(out: str, store: str | None) -> None:
     give_waiting(opened)
     count = opened.pack(out)
     if "://" in out:
-        talk(f"{counted(count, 'new span')} → {Store(out).name}")
+        talk(f"{count_noun(count, 'new span')} → {Store(out).name}")
         return
-    talk(f"{counted(count, 'span')} → {out} ({size(Path(out).stat().st_size)})")
+    talk(f"{count_noun(count, 'span')} → {out} ({size(Path(out).stat().st_size)})")
     talk(f"→ duckdb {out} 'SELECT * FROM rollouts'")

@@ -6,7 +6,7 @@ import re
 from urllib.parse import urlsplit
 
 from lightning_otel import config
-from lightning_otel.cli.output import counted, talk
+from lightning_otel.cli.output import count_noun, talk
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.forwarding import Forwarder
 from lightning_otel.forwarding.background import Background
@@ -28,7 +28,7 @@ class Forwarding(Background):
         """
         if is_quiet and not waiting and not self.rejected:
             return
-        text = f"  OTLP: {counted(self.delivered, 'span')} delivered"
+        text = f"  OTLP: {count_noun(self.delivered, 'span')} delivered"
         for reason, number in self.rejected.most_common():
             text += f", {number} REJECTED: {reason}"
         if waiting or waiting is None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lightning_otel.cli.output import counted, json_text
+from lightning_otel.cli.output import count_noun, json_text
 
 if TYPE_CHECKING:
     from lightning_otel.dataset.export import Exported
@@ -30,9 +30,9 @@ def lines(done: "Exported", made: "Format", place: str, *, is_selected: bool) ->
     for reason, number in report.notes.items():
         yield f"  note: {number} × {reason}"
     for reason, number in done.left_out.items():
-        yield f"  in no row: {counted(number, 'step')}: {reason}"
+        yield f"  in no row: {count_noun(number, 'step')}: {reason}"
     for reason, number in done.partial.items():
-        yield f"  in a row without: {counted(number, 'step')}: {reason}"
+        yield f"  in a row without: {count_noun(number, 'step')}: {reason}"
     if not done.rows:
         yield f"nothing to train on: {_why(done, made, is_selected=is_selected)}"
 

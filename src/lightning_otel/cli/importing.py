@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from lightning_otel.cli.output import counted, store_option, suggest, talk
+from lightning_otel.cli.output import count_noun, store_option, suggest, talk
 from lightning_otel.errors import ConfigError, ReceiveError, StoreError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def import_files(files: tuple[Path, ...], store: str | None) -> int:
         found.read(path)
     opened.writer().seal()
     new = _count(opened) - before
-    talk(f"⚡ {counted(found.spans, 'span')} read, {new} new → {opened.name}")
+    talk(f"⚡ {count_noun(found.spans, 'span')} read, {new} new → {opened.name}")
     found.tell()
     if new:
         suggest("ls", store)

@@ -10,7 +10,7 @@ from lightning_otel.cli import say_error
 from lightning_otel.cli.options import Form, Id, rows_options, when_options
 from lightning_otel.cli.output import (
     age,
-    counted,
+    count_noun,
     print_json,
     print_rows,
     print_table,
@@ -31,7 +31,6 @@ _ROLLOUT_COLUMNS = (
     "rollout", "status", "age", "agents", "calls", "tokens", "time", "reward", "task",
 )  # fmt: skip
 _TRACE_COLUMNS = ("trace", "age", "agents", "input", "output", "calls", "tokens", "time", "reward")
-_STEP_COLUMNS = ("agent", "step", "observation", "action", "reward", "done", "capture", "tokens")
 _TEXT_COLUMNS = ("task", "agents", "agent", "input", "output", "observation", "action")
 _SHORTEST_ID = {"rollout": 16, "trace": 8}
 _SQL_S = 300.0
@@ -195,14 +194,14 @@ def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
     unfinished = [name for name in ("running", "incomplete") if found.get(name)]
     return [
         ("store", found["store"]),
-        ("spans", f"{funnel['spans']} in {counted(funnel['rollouts'], 'rollout')}"),
-        *((name, counted(found[name], "rollout")) for name in unfinished),
+        ("spans", f"{funnel['spans']} in {count_noun(funnel['rollouts'], 'rollout')}"),
+        *((name, count_noun(found[name], "rollout")) for name in unfinished),
         ("calls", funnel["calls"]),
         ("transitions", f"{funnel['transitions']}, {funnel['exact']} with exact token ids"),
         *(("not exact", f"{count} × {reason}") for reason, count in funnel["inexact"].items()),
         *(("note", f"{count} × {reason}") for reason, count in funnel["notes"].items()),
         ("rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"),
-        ("rewarded", f"{funnel['rewarded']} of {counted(funnel['transitions'], 'transition')}"),
+        ("rewarded", f"{funnel['rewarded']} of {count_noun(funnel['transitions'], 'transition')}"),
         *(_kept_lines(found) if "accounting" in found else ()),
         *(("left out", f"{count} × {reason}") for reason, count in found["left_out"].items()),
     ]
@@ -213,8 +212,8 @@ def _kept_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
     from lightning_otel.store.counts import Accounting
 
     kept = [
-        counted(found["files"], "file"),
-        counted(found["segments"], "segment"),
+        count_noun(found["files"], "file"),
+        count_noun(found["segments"], "segment"),
         size(found["bytes"]),
     ]
     accounting = dict(found["accounting"])
@@ -232,17 +231,17 @@ def _kept_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
 def _slowness(account: "Accounting") -> list[tuple[str, object]]:
     if not account.slow_writes:
         return []
-    hung = f"{account.slow_writes} ×, {counted(account.slow_held, 'span')} waited in memory"
+    hung = f"{account.slow_writes} ×, {count_noun(account.slow_held, 'span')} waited in memory"
     return [("disk hung", hung)]
 
 
 def _damage_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
     lines: list[tuple[str, object]] = []
     if found["missing"]:
-        count = counted(found["missing"], "span")
+        count = count_noun(found["missing"], "span")
         lines.append(("missing", f"{count} in damaged files; see: lightning-otel doctor"))
     if found["gone"]:
-        lines.append(("gone", f"{counted(found['gone'], 'span')} with damaged files"))
+        lines.append(("gone", f"{count_noun(found['gone'], 'span')} with damaged files"))
     return lines
 
 
@@ -268,7 +267,9 @@ def sql(query: str, form: Form | None, store: str | None) -> int:
         talk("no rows")
         suggest('sql "DESCRIBE spans"', store)
     if cut:
-        talk(f"these are the first {counted(len(rows), 'row')}: more {cut} than fit; add a LIMIT")
+        talk(
+            f"these are the first {count_noun(len(rows), 'row')}: more {cut} than fit; add a LIMIT"
+        )
     return 0
 
 

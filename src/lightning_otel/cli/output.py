@@ -302,11 +302,11 @@ def program() -> str:
     return shlex.quote(near if len(near) < len(str(beside)) else str(beside))
 
 
-def counted(count: int, noun: str) -> str:
+def count_noun(count: int, noun: str) -> str:
     """A number and its noun, which takes an s where there is not exactly one."""
     from lightning_otel.types import wording
 
-    return wording.counted(count, noun)
+    return wording.count_noun(count, noun)
 
 
 def size(size_bytes: int) -> str:

@@ -2,7 +2,7 @@
 
 import click
 
-from lightning_otel.cli.output import counted, store_option, suggest, talk
+from lightning_otel.cli.output import count_noun, store_option, suggest, talk
 from lightning_otel.cli.waiting import give_waiting
 
 
@@ -26,7 +26,7 @@ def publish(lake: str | None, is_rest_included: bool, store: str | None) -> None
     to = Store(lake) if lake is not None else opened
     give_waiting(opened.local)
     done = opened.local.publish(to, is_rest_included=is_rest_included)
-    talk(f"{counted(done.spans, 'span')} in {counted(done.files, 'file')} → {to.name}")
+    talk(f"{count_noun(done.spans, 'span')} in {count_noun(done.files, 'file')} → {to.name}")
     if done.waiting:
-        talk(f"{counted(done.waiting, 'span')} wait for more; --all publishes them now")
+        talk(f"{count_noun(done.waiting, 'span')} wait for more; --all publishes them now")
     suggest("stats", lake if lake is not None else store)

@@ -11,7 +11,7 @@ from lightning_otel.cli import Guessing
 from lightning_otel.cli.options import Form, rows_options
 from lightning_otel.cli.output import (
     age,
-    counted,
+    count_noun,
     print_json,
     print_rows,
     store_option,
@@ -56,7 +56,7 @@ def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
         form=form,
     )
     for each in reasons:
-        attempts = counted(int(str(each["attempts"])), "attempt")
+        attempts = count_noun(int(str(each["attempts"])), "attempt")
         talk(f"{attempts} {each['status']}: {each['reason']}")
     if opened.is_paused:
         talk("paused: nobody takes anything")

@@ -10,7 +10,7 @@ import click
 
 from lightning_otel.cli.options import Form, Id, rows_options
 from lightning_otel.cli.output import (
-    counted,
+    count_noun,
     print_json,
     print_rows,
     progress_bar,
@@ -119,13 +119,13 @@ def _is_undone(done: "Redacted") -> bool:
 def _lines(done: "Redacted", *, is_dry_run: bool) -> Iterator[str]:
     would = "would be " if is_dry_run else ""
     yield (
-        f"redacted   {counted(done.spans, 'span')} of {counted(done.rollouts, 'rollout')} "
+        f"redacted   {count_noun(done.spans, 'span')} of {count_noun(done.rollouts, 'rollout')} "
         f"{would}changed"
     )
     for reason, count in sorted(done.values.items()):
         yield f"values     {count} {_REASONS.get(reason, reason)}"
     if done.files:
-        yield f"files      {counted(done.files, 'file')} written anew"
+        yield f"files      {count_noun(done.files, 'file')} written anew"
     if done.in_ids:
         yield (
             f"in ids     {done.in_ids} × an id holds it, and stays: it tells what belongs "
@@ -133,18 +133,18 @@ def _lines(done: "Redacted", *, is_dry_run: bool) -> Iterator[str]:
         )
     if done.open_spans:
         yield (
-            f"not yet    {counted(done.open_spans, 'span')} that a living process holds open; do "
-            "it again when it has written on, or ended"
+            f"not yet    {count_noun(done.open_spans, 'span')} that a living process holds open; "
+            "do it again when it has written on, or ended"
         )
     if done.left:
-        yield f"left       {counted(done.left, 'file')}: too wide for the memory allowed"
+        yield f"left       {count_noun(done.left, 'file')}: too wide for the memory allowed"
     if done.aside:
         yield (
-            f"unknown    {counted(done.aside, 'damaged part')} in quarantine cannot be looked "
+            f"unknown    {count_noun(done.aside, 'damaged part')} in quarantine cannot be looked "
             "into; remove them if they may hold it"
         )
     if done.published:
-        yield f"elsewhere  {counted(done.published, 'span')} may stand in a lake as they were"
+        yield f"elsewhere  {count_noun(done.published, 'span')} may stand in a lake as they were"
     if is_dry_run:
         yield "nothing was changed"
     elif done.is_gone:

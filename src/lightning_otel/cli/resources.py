@@ -11,7 +11,7 @@ from lightning_otel.cli import Guessing
 from lightning_otel.cli.options import Form, rows_options
 from lightning_otel.cli.output import (
     age,
-    counted,
+    count_noun,
     print_json,
     print_rows,
     shown,
@@ -288,7 +288,7 @@ def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
         return
     click.echo(f"{found}: {found.verdict}")
     for reason, count in found.left_out.items():
-        talk(f"{counted(count, 'rollout')} left out: {reason}")
+        talk(f"{count_noun(count, 'rollout')} left out: {reason}")
     if found.is_worse and opened.aliases(name).get("canary") == found.b:
         suggest(f"resources withdraw {name}", store)
 

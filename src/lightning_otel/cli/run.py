@@ -14,7 +14,7 @@ import click
 
 from lightning_otel.cli import hush, say_error
 from lightning_otel.cli.child import ProgramError, exit_code, find_program, name_of, run_child
-from lightning_otel.cli.output import counted, store_option, suggest, talk
+from lightning_otel.cli.output import count_noun, store_option, suggest, talk
 from lightning_otel.errors import ConfigError, LightningOtelError, StoreError
 
 if TYPE_CHECKING:
@@ -232,8 +232,8 @@ class _Run:
             return captured
         exact = f" ({counts['exact']} with token ids)" if counts["exact"] else ""
         talk(
-            f"⚡ {counted(captured, 'span')}, {counted(counts['calls'], 'call')}{exact}, "
-            f"{counted(counts['rewards'], 'reward')} → {self._opened.name}"
+            f"⚡ {count_noun(captured, 'span')}, {count_noun(counts['calls'], 'call')}{exact}, "
+            f"{count_noun(counts['rewards'], 'reward')} → {self._opened.name}"
         )
         self._tell_losses(has_root=bool(counts["has_root"]))
         self._tell_forwarding(int(counts["ended"]), store)
@@ -302,9 +302,9 @@ class _Run:
         for each in self._opened.accounting_by_process(since_ns=self._started_ns).values():
             for reason, count in each.reasons():
                 if reason not in MEANT:
-                    talk(f"  {counted(count, 'span')} not stored: {reason}")
+                    talk(f"  {count_noun(count, 'span')} not stored: {reason}")
             if each.pending:
-                talk(f"  {counted(each.pending, 'span')} not stored: the disk did not take them")
+                talk(f"  {count_noun(each.pending, 'span')} not stored: the disk did not take them")
             if each.missing:
                 talk(f"  a process's numbers do not add up: {each.sentence()}")
                 suggest("doctor", self._opened.name)

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import click
 
-from lightning_otel.cli.output import counted, store_option, talk
+from lightning_otel.cli.output import count_noun, store_option, talk
 from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.markup import safe
 
@@ -180,9 +180,9 @@ def _run(
     listening = _Listening(door, layout, link, port, bool(token))
     counts = server.run(opened, door, access, lambda: ready(listening))
     refused = sum(counts.refused.values())
-    talk(f"⚡ {counted(counts.stored, 'span')} taken → {opened.name}")
+    talk(f"⚡ {count_noun(counts.stored, 'span')} taken → {opened.name}")
     if counts.rejected:
         talk(f"  rejected: {said(counts.rejected)}")
     if refused:
-        talk(f"  {counted(refused, 'request')} refused")
+        talk(f"  {count_noun(refused, 'request')} refused")
     return 0

@@ -10,7 +10,7 @@ from lightning_otel.adapter.gaps import salient
 from lightning_otel.adapter.outline import Outline
 from lightning_otel.cli.options import Form
 from lightning_otel.cli.output import (
-    counted,
+    count_noun,
     has_colours,
     print_rows,
     print_table,
@@ -57,7 +57,7 @@ def print_tree(found: Outline, *, every: bool, with_attributes: bool) -> None:
             click.echo(f"  {shown(key):<{indent}}  {shown(value)}")
     if is_shown is not None:
         talk(
-            f"{_MANY} of {counted(len(found.nodes), 'span')} · --all for the rest, "
+            f"{_MANY} of {count_noun(len(found.nodes), 'span')} · --all for the rest, "
             "or show SPAN for what is below one"
         )
 
@@ -100,12 +100,13 @@ def print_transitions(found: Outline, *, every: bool) -> None:
         talk("no transitions" + (f" in {found.nodes[0].span.rollout_id}" if found.nodes else ""))
     if len(shown_rows) < len(rows):
         talk(
-            f"the first and last {_MANY // 2} of {counted(len(rows), 'step')} · --all for the rest"
+            f"the first and last {_MANY // 2} of {count_noun(len(rows), 'step')} · "
+            "--all for the rest"
         )
     for reason, count in found.report.reasons().items():
         talk(f"left out: {count} × {reason}")
     for rule, count in _counts(each.rule for each in found.report.repairs).items():
-        talk(f"moved: {counted(count, 'span')}: {rule}")
+        talk(f"moved: {count_noun(count, 'span')}: {rule}")
 
 
 def _counts(names: Iterator[str]) -> dict[str, int]:
@@ -160,4 +161,4 @@ def write_picture(found: Outline, path: str) -> None:
         return
     with private_file(path) as made:
         made.write_text(drawn, encoding="utf-8")
-    talk(f"{counted(len(found.nodes), 'span')} → {path}")
+    talk(f"{count_noun(len(found.nodes), 'span')} → {path}")

@@ -15,7 +15,7 @@ import click
 
 from lightning_otel.cli.options import Agent, When
 from lightning_otel.cli.output import (
-    counted,
+    count_noun,
     has_colours,
     json_text,
     store_option,
@@ -87,10 +87,10 @@ def tail(
                 for line in lines:
                     click.echo(styled(line, width, is_coloured=is_coloured))
             sys.stdout.flush()
-    counts = [counted(chat.counts.get(kind, 0), word) for kind, word in _WORDS]
-    rest = f"; {counted(passed, 'span')} of others" if passed else ""
+    counts = [count_noun(chat.counts.get(kind, 0), word) for kind, word in _WORDS]
+    rest = f"; {count_noun(passed, 'span')} of others" if passed else ""
     whole = sum(number for kind, number in chat.counts.items() if kind != "error")
-    talk(f"⚡ {counted(whole, 'span')}, {shown_spans} shown: {', '.join(counts)}{rest}")
+    talk(f"⚡ {count_noun(whole, 'span')}, {shown_spans} shown: {', '.join(counts)}{rest}")
     suggest("show @last", store)
 
 

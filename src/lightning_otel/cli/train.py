@@ -16,7 +16,7 @@ import click
 
 from lightning_otel.cli.options import Form, rows_options
 from lightning_otel.cli.output import (
-    counted,
+    count_noun,
     print_json,
     print_rows,
     store_option,
@@ -165,7 +165,7 @@ def _work(
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-    talk(f"{counted(done, 'request')} done")
+    talk(f"{count_noun(done, 'request')} done")
 
 
 def _loaded(where: str) -> Any:
@@ -252,7 +252,7 @@ def _told(fit: "Fit") -> dict[str, Any]:
 
 def _say(fit: "Fit", store: str | None) -> None:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(fit.metrics.items()))
-    talk(f"{fit.run.run_id} {fit.run.status} after {counted(fit.run.step, 'step')}: {metrics}")
+    talk(f"{fit.run.run_id} {fit.run.status} after {count_noun(fit.run.step, 'step')}: {metrics}")
     for name, made in fit.resources.items():
         where = "live" if name in fit.promoted else "canary"
         where = "withdrawn" if name in fit.withdrawn else where

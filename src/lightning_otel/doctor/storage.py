@@ -13,7 +13,7 @@ from lightning_otel.errors import LightningOtelError, NotInstalledError, StoreDa
 from lightning_otel.store import damage, quarantine
 from lightning_otel.store.counts import MEANT
 from lightning_otel.store.layout import Layout
-from lightning_otel.types.wording import counted
+from lightning_otel.types.wording import count_noun
 
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "fuse.sshfs", "afs")
 _FEW_NOTES = 5
@@ -186,9 +186,9 @@ def _accounting(store: Store, *, is_whole: bool) -> Iterator[Finding]:
         return  # as was said of what cannot be read
     for reason, count in found.reasons():
         level: Literal["ok", "note"] = "ok" if reason in MEANT else "note"
-        yield Finding("not-stored", level, f"not stored: {counted(count, 'span')}: {reason}")
+        yield Finding("not-stored", level, f"not stored: {count_noun(count, 'span')}: {reason}")
     if found.pending:
-        text = f"waiting in memory for the disk: {counted(found.pending, 'span')}"
+        text = f"waiting in memory for the disk: {count_noun(found.pending, 'span')}"
         yield note("waiting", text)
     if found.slow_writes:
         yield note(

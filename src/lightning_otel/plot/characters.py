@@ -10,12 +10,12 @@ from lightning_otel.plot.curves import (
     Series,
     axis_labels,
     axis_title,
-    count_noun,
     labels,
     number,
     share,
     ticks,
 )
+from lightning_otel.types.wording import count_noun
 
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"

@@ -173,11 +173,6 @@ def standard_error(values: Sequence[float]) -> float | None:
     return spread / math.sqrt(len(values) * (len(values) - 1)) / _SCALE
 
 
-def count_noun(count: int, noun: str) -> str:
-    """Return a number of things in words."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def widened(low: float, high: float) -> tuple[float, float]:
     """Return bounds that are apart enough for a scale, around the same middle."""
     if high / 2 - low / 2 > _LEAST:

@@ -16,7 +16,6 @@ from lightning_otel.plot.curves import (
     Point,
     Series,
     Value,
-    count_noun,
     make_series,
     mean_of,
     standard_error,
@@ -24,6 +23,7 @@ from lightning_otel.plot.curves import (
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.source import overview
 from lightning_otel.store.sql import ROLLOUT, quoted
+from lightning_otel.types.wording import count_noun
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
-from lightning_otel.plot.curves import MOST_POINTS, Chart, Value, count_noun, make_series
+from lightning_otel.plot.curves import MOST_POINTS, Chart, Value, make_series
 from lightning_otel.state.tables import METRICS
+from lightning_otel.types.wording import count_noun
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection

@@ -27,7 +27,7 @@ from lightning_otel.store.transforms import Transform, TransformingSink
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.tracing.blocks import is_clean
 from lightning_otel.tracing.recording import Recording
-from lightning_otel.types.wording import counted
+from lightning_otel.types.wording import count_noun
 
 log = logging.getLogger(__name__)
 
@@ -294,7 +294,7 @@ class Scope:
         store = self.recording.store
         lost = store.writer().lost - before
         if lost > 0:
-            log.warning("%s lost: %s refused them", counted(lost, "span"), store.name)
+            log.warning("%s lost: %s refused them", count_noun(lost, "span"), store.name)
 
 
 @functools.lru_cache(maxsize=16)

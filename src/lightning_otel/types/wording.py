@@ -13,9 +13,9 @@ def plain_text(messages: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(_line(part) for item in messages for part in _parts(item))
 
 
-def counted(count: int, noun: str) -> str:
-    """A number and its noun, which takes an s where there is not exactly one."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def count_noun(count: int, noun: str) -> str:
+    """Return a number and its noun, with an s unless there is exactly one: ``1,000 spans``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(duration_s: float) -> str:

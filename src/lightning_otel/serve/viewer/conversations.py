@@ -33,7 +33,6 @@ MESSAGES: Final = 200
 TEXT: Final = 200
 _REWARDS: Final = 100
 _GENERATIVE: Final = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
-_TURNS: Final = f"operation IN ({_GENERATIVE}) OR name = {quoted(c.SPAN_ANNOTATION)}"
 
 # A look for the text costs a third of parsing the JSON, and most spans have no such attribute.
 _NAME: Final = f"""CASE WHEN contains(attributes::VARCHAR, '"{c.CONVERSATION_ID}"')
