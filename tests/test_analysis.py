@@ -56,7 +56,7 @@ def test_steps_say_what_was_seen_done_and_earned() -> None:
     one, two = found.steps
     assert (one.label, one.observation, one.action, one.reward) == ("#0", "hello", "first", 0.5)
     assert (one.input_tokens, one.output_tokens, one.capture, one.duration_s) == (3, 2, "exact", 1)
-    assert (one.credit, two.credit) == (("0.5 by next",), ("1 by link",))
+    assert (one.credit, two.credit) == (("0.5 by previous",), ("1 by link",))
     assert len(two.action) <= 200
     assert two.action.endswith("…")
     assert [(each.name, each.value, each.steps) for each in found.rewards] == [
@@ -225,6 +225,6 @@ def test_an_episode_is_found_in_a_store(store: Store) -> None:
     assert told(lonely)["no_advantage"] == [
         "no advantage: nothing says which task its rollout is about"
     ]
-    assert json.loads(json.dumps(found.as_json()))["steps"][0]["credit"] == ["1 by next"]
+    assert json.loads(json.dumps(found.as_json()))["steps"][0]["credit"] == ["1 by previous"]
     with pytest.raises(NotFoundError):
         analyze_episode("nobody", store)

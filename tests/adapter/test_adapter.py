@@ -15,8 +15,13 @@ from lightning_otel.types import Dropped, Report
 
 def test_adapter_refuses_an_unknown_rule() -> None:
     """A rule that does not exist is refused by name, with those that do."""
-    with pytest.raises(ConfigError, match=r"'first'.*next, last, sibling, discounted"):
+    with pytest.raises(ConfigError, match=r"'first'.*previous, last, sibling, discounted"):
         TripletAdapter("first")  # type: ignore[arg-type]  # what a user may mistype
+
+
+def test_the_old_name_of_the_rule_previous_is_understood() -> None:
+    """Both names are one rule."""
+    assert TripletAdapter("next") == TripletAdapter("previous") == TripletAdapter()
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan")])

@@ -135,10 +135,10 @@ def read(spans: list[lo.Span]) -> None:
     """Reading a store, and adapting spans."""
     store = lo.Store()
     store.connect()
-    table = store.transitions(agents="planner*", credit="next")
+    table = store.transitions(agents="planner*", credit="previous")
     for step in table:
         assert_type(step.reward, float | None)
-    assert_type(lo.TripletAdapter(credit="next").adapt(spans), list[lo.Trajectory])
+    assert_type(lo.TripletAdapter(credit="previous").adapt(spans), list[lo.Trajectory])
 
 
 def credit(store: lo.Store) -> None:

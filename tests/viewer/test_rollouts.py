@@ -51,7 +51,7 @@ def test_a_rollout_tells_all_that_is_known(store: Store) -> None:
     assert [each.step.reward for each in found["steps"]] == [None, 0.5]
     assert [each.told["observation"] for each in found["steps"]] == ["seen 1", "seen 2"]
     (reward,) = found["rewards"]
-    assert found["by"][reward["span_id"]].by == "next"
+    assert found["by"][reward["span_id"]].by == "previous"
     assert found["versions"] == [("prompt", "3")]
     assert [each.status for each in found["tries"]] == ["succeeded"]
     assert found["task"].text == "a task"

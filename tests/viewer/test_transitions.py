@@ -78,7 +78,7 @@ def test_rows_tell_what_was_seen_done_and_earned_by_what(filled: Store) -> None:
     assert [row["reward"] for row in found["rows"]] == [None, 1.0, 0.5, 0.0]
     assert found["rows"][1]["observation"] == f"question 2 {HOSTILE}"
     assert found["rows"][1]["action"] == "answer 2"
-    assert [credit.by for credit in found["rows"][1]["credits"]] == ["next"]
+    assert [credit.by for credit in found["rows"][1]["credits"]] == ["previous"]
     assert found["rows"][0]["credits"] == ()
     assert found["total"] == 4
 

@@ -60,12 +60,13 @@ class TripletAdapter:
 
     Attributes:
         credit: How a reward reaches a call, if it has no link and was not given inside a call; it
-            never goes to another agent's. ``next``: to the latest call that ended before it, in the
-            smallest part of the tree around it that has one; of two for one call the first counts.
-            ``step``: to every call of that part since its last reward. ``agents``: as ``next``, but
-            one given outside any agent to each agent's latest call. ``last``: the rollout's final
-            reward goes to its last call. ``sibling``: to the latest call that ended before it and
-            has the same parent. ``discounted``: placed like ``next``, then each step gets its
+            never goes to another agent's. ``previous``: to the latest call that ended before it, in
+            the smallest part of the tree around it that has one; of two for one call the first
+            counts. ``step``: to every call of that part since its last reward. ``agents``: as
+            ``previous``, but one given outside any agent to each agent's latest call. ``last``: the
+            rollout's final reward goes to its last call. ``sibling``: to the latest call that ended
+            before it and has the same parent. ``discounted``: placed like ``previous``, then each
+            step gets its
             discounted return. Or a function of a reward and the calls it may judge.
         gamma: Discount per step under ``discounted``, 0 to 1.
         compose: Makes the reward of several named ones, such as a :class:`Composition`; by default
@@ -75,7 +76,7 @@ class TripletAdapter:
         is_reward: Likewise whether it is a reward.
     """
 
-    credit: Credit | CreditRule = "next"
+    credit: Credit | CreditRule = "previous"
     gamma: float = 0.99
     compose: Compose = composition.primary
     advantage: Advantage | Estimator | None = None
@@ -83,6 +84,8 @@ class TripletAdapter:
     is_reward: Matcher | None = None
 
     def __post_init__(self) -> None:
+        if self.credit == "next":
+            object.__setattr__(self, "credit", "previous")
         if not callable(self.credit) and self.credit not in get_args(Credit):
             raise ConfigError(
                 f"credit is {self.credit!r}; it must be one of {', '.join(get_args(Credit))}, "

@@ -63,7 +63,7 @@ def place(
         calls: What became transitions, by position, in order.
         duplicates: For each call dropped as a duplicate the one that was kept.
         rewards: Rewards with their positions, in order.
-        rule: For rewards without a link; ``discounted`` places them like ``next``.
+        rule: For rewards without a link; ``discounted`` places them like ``previous``.
     """
     done = Placement()
     if not rewards:

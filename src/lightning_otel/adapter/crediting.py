@@ -16,7 +16,7 @@ from lightning_otel.types import Call, Credited, Reward, Span
 
 
 def credited(spans: Iterable[Span], steps: Collection[tuple[str, str]]) -> list[Credited]:
-    """Where each reward went under the rule ``next``, those that went nowhere left out.
+    """Where each reward went under the rule ``previous``, those that went nowhere left out.
 
     Args:
         spans: Those of whole rollouts, in any order; messages, tools and tokens may be missing.
@@ -35,7 +35,7 @@ def _credited(tree: Tree, steps: Collection[tuple[str, str]]) -> Iterator[Credit
     own = [at for at, span in enumerate(spans) if (span.trace_id, span.span_id) in steps]
     # Rules by name look at where a call stands, and not at what was said in it.
     calls = dict.fromkeys(own, cast(Call, None))
-    placement = credit.place(tree, calls, _duplicates(tree, own), rewards, "next")
+    placement = credit.place(tree, calls, _duplicates(tree, own), rewards, "previous")
     for reward, positions, by in placement.placed:
         targets = tuple(spans[position].span_id for position in positions)
         yield Credited(reward.span.span_id, reward.span.trace_id, targets, by)

@@ -54,7 +54,7 @@ def following(done: Placement, tree: Tree, calls: Sequence[int], rewards: Reward
     """To the latest call before the reward, within the smallest part of the tree that has one."""
     for position, reward, finished in _with_finished(tree, calls, rewards):
         call = None if finished is None else finished.nearest(position)
-        done.give(call, reward, "next", NO_CALL_BEFORE)
+        done.give(call, reward, "previous", NO_CALL_BEFORE)
 
 
 def step(done: Placement, tree: Tree, calls: Sequence[int], rewards: Rewards) -> None:
@@ -72,7 +72,7 @@ def step(done: Placement, tree: Tree, calls: Sequence[int], rewards: Rewards) ->
 
 
 def agents(done: Placement, tree: Tree, calls: Sequence[int], rewards: Rewards) -> None:
-    """As ``next``; one given outside any agent to the latest call of each agent in that part."""
+    """Credit as ``previous`` does; a reward outside any agent goes to each agent's latest call."""
     by_agent: dict[str, list[int]] = {}
     for call in calls:
         by_agent.setdefault(tree.agents[call], []).append(call)
@@ -96,7 +96,7 @@ def agents(done: Placement, tree: Tree, calls: Sequence[int], rewards: Rewards) 
 
 
 NAMED: Final[Mapping[str, Rule]] = {
-    "next": following,
+    "previous": following,
     "discounted": following,
     "last": last,
     "sibling": sibling,

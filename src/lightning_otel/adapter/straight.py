@@ -121,7 +121,7 @@ def can_stand_for(adapter: object) -> bool:
 
 
 def adapt(key: AttemptKey, rows: Iterable[Row]) -> Straight | None:
-    """The transitions of an attempt under the rule ``next``; None if it must go the general way.
+    """Return an attempt's transitions by the rule ``previous``; None if it must go the general way.
 
     Args:
         key: The attempt.

@@ -165,7 +165,7 @@ def _command(name: str, made: "Format") -> click.Command:
     @_selecting
     @click.option("--adapter", metavar="NAME", help="Another adapter; see docs/transitions.md.")
     @click.option(
-        "--credit", type=click.Choice(get_args(Credit)), default="next", metavar="RULE",
+        "--credit", type=click.Choice(get_args(Credit)), default="previous", metavar="RULE",
         help=", ".join(get_args(Credit)),
     )  # fmt: skip
     @click.option("--gamma", type=float, default=0.99, show_default=True, help="For discounted.")

@@ -154,12 +154,12 @@ class Recording:
         )
 
     def trajectories(
-        self, *, credit: Credit | CreditRule = "next", gamma: float = 0.99
+        self, *, credit: Credit | CreditRule = "previous", gamma: float = 0.99
     ) -> list[Trajectory]:
         """The rollout's trajectories so far."""
         return self._adapt(credit, gamma).trajectories
 
-    def report(self, *, credit: Credit | CreditRule = "next", gamma: float = 0.99) -> Report:
+    def report(self, *, credit: Credit | CreditRule = "previous", gamma: float = 0.99) -> Report:
         """What became of the rollout's calls and rewards, with a reason for each left behind."""
         return self._adapt(credit, gamma).report
 

@@ -26,8 +26,8 @@ BranchCause: TypeAlias = Literal[
 ]
 """Why a trajectory of its own begins where it does; see ``docs/transitions.md`` for the rules."""
 
-Credit: TypeAlias = Literal["next", "last", "sibling", "discounted", "step", "agents"]
-"""The rule by which a reward without a link reaches a call."""
+Credit: TypeAlias = Literal["previous", "last", "sibling", "discounted", "step", "agents", "next"]
+"""The rule by which a reward without a link reaches a call; ``next`` is ``previous``'s old name."""
 
 CreditRule: TypeAlias = Callable[["Reward", Sequence["Call"]], "Call | Iterable[Call] | str | None"]
 """A rule of one's own: a reward, and the calls it may judge, to the one or those it does judge.

@@ -82,7 +82,7 @@ class TransitionsQuery(Asked):
     """Whether spans that came over the network count, rewards among them."""
     include_incomplete: bool = False
     """Also what rollouts did that broke off."""
-    credit: Credit = "next"
+    credit: Credit = "previous"
     """How a reward without a link reaches a step."""
     bodies: bool = True
     """Whether messages and tokens are among the columns."""
