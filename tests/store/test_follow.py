@@ -23,11 +23,10 @@ from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
-from lightning_otel.store import appender, tail
+from lightning_otel.store import appender, arrivals
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.layout import DataFile, Layout, Manifest
 from lightning_otel.store.lines import checked_line
-from lightning_otel.store.position import position_names
 from lightning_otel.store.settle import settle
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -218,8 +217,8 @@ def test_follow_keeps_consumers_apart(
         again = names(one.batch())
 
     assert (first, second, rest, again) == (["a", "b"], ["a", "b", "c"], ["c"], ["a", "b", "c"])
-    assert position_names(layout) == ["one", "two"]
     folder = layout.root / "followers"
+    assert sorted(path.stem for path in folder.glob("*.position")) == ["one", "two"]
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
@@ -259,7 +258,11 @@ def test_follow_delivers_a_span_sent_twice_once(
 
 
 def test_follow_passes_over_damage(
-    store: Store, layout: Layout, make_span: Callable[..., Span], caplog: pytest.LogCaptureFixture
+    store: Store,
+    layout: Layout,
+    make_span: Callable[..., Span],
+    caplog: pytest.LogCaptureFixture,
+    at_once: None,
 ) -> None:
     """Damage costs no other span, nor what segments hold; half a line is waited for."""
     put(layout, [make_span(name="settled")])
@@ -281,7 +284,8 @@ def test_follow_passes_over_damage(
         second = follower.batch()
     writer.seal()
 
-    assert (names(first), names(second)) == (["whole"], ["settled", "later"])
+    assert sorted(names(first + second)) == ["later", "settled", "whole"]
+    assert names(second)[-1] == "later"
     assert (layout.quarantine / file.name).exists()
     assert caplog.records == []  # no span is missing for it
 
@@ -321,7 +325,7 @@ def test_follow_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A line the disk refused never comes: what ended after it is delivered all the same."""
-    monkeypatch.setattr(tail, "HOLD_S", 0.1)
+    monkeypatch.setattr(arrivals, "HOLD_S", 0.1)
     writer = SpanWriter(layout)
     tracer = tracer_of(writer)
     for number in range(3):
@@ -347,7 +351,7 @@ def test_follow_keeps_order_across_segments_and_files(
 ) -> None:
     """Eight threads, small segments, a settler: each process's spans come in order, each once."""
     monkeypatch.setattr(appender, "ROTATE_BYTES", 40_000)
-    monkeypatch.setattr(tail, "HOLD_S", 20)
+    monkeypatch.setattr(arrivals, "HOLD_S", 20)
     writers = [SpanWriter(layout) for _ in range(2)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -518,13 +522,17 @@ def test_follow_selects_by_time(
 
 @pytest.mark.pain(23)
 def test_follow_reads_little_of_what_it_knows(
-    store: Store, layout: Layout, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    layout: Layout,
+    make_span: Callable[..., Span],
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: None,
 ) -> None:
     """A file whose spans are delivered is looked into once, under whichever name it comes."""
-    from lightning_otel.store import source, unread
+    from lightning_otel.store import sql
 
     looked: list[Any] = []
-    real = source.new_connection
+    real = sql.new_connection
 
     def counting(*args: Any) -> Any:
         looked.append(args)
@@ -532,7 +540,7 @@ def test_follow_reads_little_of_what_it_knows(
 
     put(layout, [make_span()])
     settle(layout)
-    monkeypatch.setattr(unread, "new_connection", counting)
+    monkeypatch.setattr(sql, "new_connection", counting)
     with store.follow("trainer") as follower:
         for _ in range(3):
             follower.batch()

@@ -1,8 +1,6 @@
 """``tail``: what agents do just now, for a person who looks on."""
 
 import contextlib
-import os
-import secrets
 import signal
 import sys
 import time
@@ -24,14 +22,13 @@ from lightning_otel.cli.output import (
     talk,
     terminal_width,
 )
-from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.layout import Layout
     from lightning_otel.types import Span
 
-_NAME: Final = "tail-"
 _LONGEST_NS: Final = 86_400_000_000_000
 """Of spans that ended since a time, those that began earlier than this before it are not found."""
 _MOST_TRACES: Final = 10_000
@@ -137,10 +134,9 @@ def _following(
 
     is_new = not is_once and _wait(layout, stop)
     layout.require()
-    _forget_dead(layout)
     follower = Follower(
         layout,
-        f"{_NAME}{os.getpid()}-{secrets.token_hex(3)}",
+        None,
         idle_s=0 if is_once else None,
         since_ns=0 if since is None else max(0, since - _LONGEST_NS),
         select=None if since is None else lambda span: (span.end_ns or 0) >= since,
@@ -154,17 +150,7 @@ def _following(
             follower.stop()
         yield follower
     finally:
-        follower.close(is_done=True)
-
-
-def _forget_dead(layout: "Layout") -> None:
-    """Take away the positions of those that were killed."""
-    from lightning_otel.store.position import Position, position_names
-
-    for name in position_names(layout):
-        if name.startswith(_NAME):
-            with contextlib.suppress(StoreError):  # it is at work
-                Position(layout, name).remove()
+        follower.close()
 
 
 class _Wanted:

@@ -17,7 +17,6 @@ from lightning_otel import Store
 from lightning_otel.serve.api import hub as module
 from lightning_otel.serve.api.hub import Hub
 from lightning_otel.serve.api.rooms import Rooms
-from lightning_otel.store.watch import Watch
 
 
 class Heard(NamedTuple):
@@ -130,29 +129,6 @@ def test_listeners_are_bounded_and_do_not_hold_the_server(tmp_path: Path) -> Non
 
     assert (refused.status, healthy.status, code) == (503, 200, 0)
     assert took_s < 5
-
-
-def test_a_watch_sees_what_is_written_from_then_on(store: Store) -> None:
-    """Whole lines, each once; what stood there before is not news."""
-    from lightning_otel.types import Span
-
-    def span(number: int) -> Span:
-        return Span(f"{number:032x}", f"{number:016x}", None, f"n{number}", number, number + 1)
-
-    store.add([span(1)])
-    assert store.layout is not None
-    watch = Watch(store.layout)
-    first = watch.look()
-    store.add([span(2), span(3)])
-    (path,) = store.layout.segments()
-    with path.open("ab") as file:
-        file.write(b'{"record":"span","trace_id":"torn')
-    second, third = watch.look(), watch.look()
-
-    assert first.records == []
-    assert [record["name"] for record in second.records] == ["n2", "n3"]
-    assert third.records == []
-    assert [each.is_gap for each in (first, second, third)] == [False] * 3
 
 
 @pytest.mark.parametrize("is_slow", [False, True])

@@ -19,8 +19,8 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api.rooms import Rooms
-from lightning_otel.store.schema import Record
-from lightning_otel.store.watch import Watch
+from lightning_otel.store.follow import Follower
+from lightning_otel.store.schema import Record, record_of_span
 
 if TYPE_CHECKING:
     from lightning_otel.state.runs import TrainingRun
@@ -142,15 +142,18 @@ class Hub:
     async def _begin(self) -> None:
         self._epoch = secrets.token_hex(4)
         self._ring.clear()
-        watch, known = await asyncio.to_thread(self._prepared)
+        follower, known = await asyncio.to_thread(self._prepared)
         if self._task is None or self._task.done():  # another listener may have come first
-            self._task = asyncio.create_task(self._make(watch, known))
+            self._task = asyncio.create_task(self._make(follower, known))
 
-    def _prepared(self) -> tuple[Watch | None, dict[str, "TrainingRun"]]:
+    def _prepared(self) -> tuple[Follower | None, dict[str, "TrainingRun"]]:
         layout = self._store.layout
-        return None if layout is None else Watch(layout), self._runs()
+        follower = None if layout is None else Follower(layout, None)
+        if follower is not None:
+            follower.skip()
+        return follower, self._runs()
 
-    async def _make(self, watch: Watch | None, known: dict[str, "TrainingRun"]) -> None:
+    async def _make(self, follower: Follower | None, known: dict[str, "TrainingRun"]) -> None:
         """Look, again and again, until nobody has listened for a while."""
         left_s, runs_s = time.monotonic(), 0.0
         while not self._is_closed:
@@ -162,7 +165,7 @@ class Hub:
             has_runs = now_s - runs_s >= RUNS_S
             runs_s = now_s if has_runs else runs_s
             try:
-                made = await asyncio.to_thread(self._look, watch, known if has_runs else None)
+                made = await asyncio.to_thread(self._look, follower, known if has_runs else None)
             except (LightningOtelError, OSError) as exc:
                 log.warning("%s could not be looked at: %s", self._store.name, exc)
                 made = [("reset", {})]
@@ -171,14 +174,11 @@ class Hub:
             await asyncio.sleep(LOOK_S)
 
     def _look(
-        self, watch: Watch | None, known: "dict[str, TrainingRun] | None"
+        self, follower: Follower | None, known: "dict[str, TrainingRun] | None"
     ) -> list[tuple[str, Mapping[str, Any]]]:
         found: list[tuple[str, Mapping[str, Any]]] = []
-        if watch is not None:
-            seen = watch.look()
-            if seen.is_gap:
-                found.append(("reset", {}))
-            found += _events_of(seen.records)
+        if follower is not None:
+            found += _events_of([record_of_span(span) for span in follower.batch()])
         if known is not None:
             runs = self._runs()
             for run_id, run in runs.items():
