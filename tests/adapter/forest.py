@@ -1,6 +1,7 @@
 """Spans for the adapter's tests, built by hand on a clock that counts."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -99,6 +100,7 @@ class _Open:
     name: str
     start: int
     attributes: dict[str, Any]
+    stamps: dict[str, Any]
     end: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -130,6 +132,22 @@ class Forest:
             self._stamps[c.ATTEMPT_ID] = attempt_id
         self._made: dict[str, _Open] = {}
         self._around: list[str] = []
+        self._now: dict[str, Any] = {}
+        self.named: dict[str, str] = {}
+
+    def turn(
+        self, *, tick: str = "", trace: str = "", process: str = "", counted: str = "", **ids: str
+    ) -> None:
+        """Have the spans that follow be of another time, process, trace or attempt."""
+        self.tick = int(tick or self.tick)
+        self._is_counted = self._is_counted and not counted
+        if trace:
+            self._now["trace_id"] = trace * 32
+        if process:
+            self._now["process"] = process
+        keys = {"rollout": c.ROLLOUT_ID, "attempt": c.ATTEMPT_ID}
+        stamps = {**self._stamps, **{keys[name]: value for name, value in ids.items()}}
+        self._stamps = {key: value for key, value in stamps.items() if value}
 
     @property
     def spans(self) -> list[Span]:
@@ -145,7 +163,7 @@ class Forest:
             "name": made.name,
             "start_ns": made.start * SECOND,
             "end_ns": None if made.end is None else made.end * SECOND,
-            "attributes": {**self._stamps, **made.attributes},
+            "attributes": {**made.stamps, **made.attributes},
             "process": self._process,
             "sequence": made.start if self._is_counted else -1,
             "end_sequence": end_sequence,
@@ -169,7 +187,8 @@ class Forest:
         if parent is None and self._around:
             parent = self._around[-1]
         span_id = f"{self._process}{len(self._made):014x}"
-        made = _Open(span_id, parent, name, self._next(), dict(attributes or {}), extra=extra)
+        made = _Open(span_id, parent, name, self._next(), dict(attributes or {}), self._stamps)
+        made.extra = {**self._now, **extra}
         self._made[span_id] = made
         return span_id
 
@@ -248,3 +267,121 @@ class Forest:
         if steps:
             attributes[c.REWARD_STEPS] = json.dumps(list(steps))
         return self.make(c.SPAN_ANNOTATION, attributes, parent=parent)
+
+
+# --- forests as text -----------------------------------------------------------------------------
+
+_WORD = re.compile(r"(\+?)(?:([^/!@<]+)/)?([^@<(\[]+)((?:@[^@<(\[]+)*)(?:<([^(\[]*))?([(\[]?)")
+_KEYS = {"id": c.RESPONSE_ID, "model": c.REQUEST_MODEL, "tokens": c.INPUT_TOKENS}
+_LINKS = {"id": c.RESPONSE_ID, "span": c.LINK_SPAN_ID, "trace": c.LINK_TRACE_ID}
+_FIELDS = ("scope", "kind", "status", "process")
+_FLAGS: dict[str, dict[str, Any]] = {
+    "abandoned": {c.ABANDONED: True},
+    "exact": token_attributes([1], [2]),
+    "whole": {c.FINISH_REASONS: ["stop"]},
+}
+_MARKS = {"do": c.SPAN_ACTION, "see": c.SPAN_OBSERVATION}
+
+
+def conversation(*turns: str) -> list[dict[str, Any]]:
+    """Messages of a user and an assistant in turn; ``system:`` and ``tool:`` name other roles."""
+    found = []
+    for turn in turns:
+        role, _, text = turn.rpartition(":")
+        found.append(said(role or ("user", "assistant")[len(found) % 2], text))
+    return found
+
+
+def draw(text: str, **options: Any) -> Forest:
+    """Spans drawn as words, in order of time: ``A[ work( plan !.5 ) ] look<plan|done``.
+
+    - ``work(`` begins an operation, ``A[`` an agent, ``tool(`` a tool; ``)`` and ``]`` end it.
+    - ``plan`` is a call that answers so; ``look<a|b|c`` was asked a, answered b, asked c.
+    - ``+look`` and ``+work(`` stay open until ``-look``; ``work/look`` lies in that one.
+    - ``!.5`` and ``!ok=1,tone=.5`` are rewards, ``!:1,-,.5`` has a number for each step.
+    - ``do:left`` and ``see:wall`` are marks.
+    - ``@key=value`` is an attribute, a field of the span, or a link of a reward; ``@error``,
+      ``@abandoned``, ``@exact`` and ``@whole`` are flags.
+    - ``@as=name`` is what others call it by, ``@at=3-5`` its seconds on the clock.
+    - ``#rollout=r2,attempt=2,trace=b,process=p2,tick=9`` holds for all that follows; with
+      ``#counted=no`` no process counted its spans.
+    """
+    forest = Forest(**options)
+    for word in text.split():
+        if word in (")", "]"):
+            forest.close(forest._around.pop())
+        elif word[0] == "#":
+            forest.turn(**dict(pair.split("=") for pair in word[1:].split(",")))
+        elif word[0] == "-":
+            forest.close(forest.named[word[1:]])
+        else:
+            _draw(forest, word)
+    return forest
+
+
+def _draw(forest: Forest, word: str) -> None:
+    match = _WORD.fullmatch(word)
+    assert match, word
+    opened, parent, name, options, talk, bracket = match.groups()
+    attributes: dict[str, Any] = {}
+    extra: dict[str, Any] = {"parent": forest.named.get(parent, parent)}
+    links: list[tuple[str, str]] = []
+    title = name
+    for key, is_pair, value in (option.partition("=") for option in options.split("@")[1:]):
+        if key == "error":
+            extra["status"] = "ERROR"
+        elif not is_pair:
+            attributes |= _FLAGS[key]
+        elif key == "as":
+            title = value
+        elif key == "at":
+            start, _, end = value.partition("-")
+            extra |= {"start_ns": int(start) * SECOND, "end_ns": int(end or start) * SECOND}
+        elif name[0] == "!" and key[0] != ".":
+            target = {"trace": value * 32, "span": forest.named.get(value, value)}
+            links.append((_LINKS.get(key, key), target.get(key, value)))
+        elif key in _FIELDS:
+            extra[key] = value
+        else:
+            attributes[_KEYS.get(key, key.removeprefix("."))] = _value(value)
+    mark, _, content = name.partition(":")
+    if mark == "!":
+        steps = [None if each == "-" else float(each) for each in content.split(",")]
+        attributes |= reward_attributes(sum(step or 0.0 for step in steps))
+        attributes[c.REWARD_STEPS] = json.dumps(steps)
+        name = c.SPAN_ANNOTATION
+    elif name[0] == "!":
+        attributes |= reward_attributes(*map(_number, name[1:].split(",")))
+        name = c.SPAN_ANNOTATION
+    elif mark in _MARKS and content:
+        attributes[c.OBJECT_LITERAL] = content
+        name = _MARKS[mark]
+    elif bracket == "[":
+        attributes = {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: name, **attributes}
+        name = "invoke_agent"
+    elif bracket and name.startswith("tool"):
+        attributes[c.OPERATION] = c.EXECUTE_TOOL
+    elif not bracket:
+        asked = conversation(*talk.split("|")) if talk else "go on"
+        attributes = {**call_attributes(asked, name), **attributes}
+        name = "chat"
+    for index, (key, value) in enumerate(links):
+        attributes[f"{c.LINK_PREFIX}.{index}.key_match"] = key
+        attributes[f"{c.LINK_PREFIX}.{index}.value_match"] = value
+    span_id = forest.named[title] = forest.open(name, attributes, **extra)
+    if not opened and bracket:
+        forest._around.append(span_id)
+    elif not opened:
+        forest.close(span_id)
+
+
+def _number(text: str) -> float | tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    return (name, float(number)) if name else float(number)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
