@@ -107,7 +107,7 @@ LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch
         ("GET", "/traces", {"Sec-Fetch-Site": "cross-site"}, 403),
         ("GET", "/v1/transitions", LINK, 403),
         ("HEAD", "/traces", LINK, 403),
-        ("POST", "/theme", LINK, 403),
+        ("POST", "/resources/prompt@change", LINK, 403),
         ("POST", "/v1/traces", LINK, 403),
         ("GET", "/traces", {**LINK, "Origin": "http://evil.example"}, 403),
         ("GET", "/traces", {**LINK, "Host": "evil.example"}, 421),

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.viewer.visiting import KEY, prefix
 
-from lightning_otel import Store
+from lightning_otel import Span, Store
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -29,35 +29,38 @@ class _Session(NamedTuple):
     base: str
     prefix: str
     cookie: str
+    form: str
 
 
-def opened(base: str) -> _Session:
+def opened(base: str, form: str = "") -> _Session:
     """The path and the cookie that the link with the key leads to."""
     connection = http.client.HTTPConnection(urlsplit(base).netloc, timeout=20)
     connection.request("GET", f"/?key={KEY}")
     answer = connection.getresponse()
     cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
     connection.close()
-    return _Session(base, prefix(answer.getheader("location") or ""), cookie)
+    return _Session(base, prefix(answer.getheader("location") or ""), cookie, form)
 
 
-def posted(session: _Session, path: str = "/theme", **headers: str) -> int:
+def posted(session: _Session, path: str = "", **headers: str) -> int:
     """The status of a form that is sent with the cookie."""
     connection = http.client.HTTPConnection(urlsplit(session.base).netloc, timeout=20)
     sent = {"Content-Type": FORM, "Cookie": session.cookie}
     sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-    body = b"theme=dark&back=//evil.example/x"
-    connection.request("POST", session.prefix + path, body, sent)
+    body = b"reward=1&feedback_id=x&tab=//evil.example"  # sent twice, it is given once
+    connection.request("POST", session.prefix + (path or session.form), body, sent)
     answer = connection.getresponse()
-    assert not (answer.getheader("location") or "/").startswith("//")
+    assert "evil" not in (answer.getheader("location") or "")
     connection.close()
     return answer.status
 
 
 def test_a_form_comes_from_our_own_pages(served: Callable[..., str], store: Store) -> None:
     """From no other site, no other port, and no page that hides where it is."""
+    store.add([Span("1" * 32, "2" * 16, None, "work", 1, 2)])
     base = served(store, "", key=KEY)
-    port, session = urlsplit(base).port, opened(base)
+    port = urlsplit(base).port
+    session = opened(base, f"/traces/{'1' * 32}/spans/{'2' * 16}/reward")
     other = opened(served(store, "", key=KEY))
 
     assert posted(session, Origin=base) == 303

@@ -21,7 +21,6 @@ from lightning_otel.serve.viewer import (
     spans,
     sql,
     static,
-    theme,
     trace,
     traces,
     transitions,
@@ -40,7 +39,6 @@ ROUTES: Final[list[Route]] = [
     *spans.ROUTES,
     *sql.ROUTES,
     *static.ROUTES,
-    *theme.ROUTES,
     *trace.ROUTES,
     *traces.ROUTES,
 ]

@@ -104,6 +104,7 @@ def read(store: Store, name: str, number: int) -> Mapping[str, object]:
         NotFoundError: There is none of that name.
     """
     opened = _opened(store, f"resource {name!r}")
+    last_move = opened.last_move(name)  # first: a form refuses what moves from now on
     versions = opened.versions(name)[::-1]
     aliases = dict(sorted(opened.aliases(name).items(), key=_live_first))
     shown = versions[(number - 1) * ROWS : number * ROWS]
@@ -117,6 +118,7 @@ def read(store: Store, name: str, number: int) -> Mapping[str, object]:
         "size": ROWS,
         "number": number,
         "aliases": aliases,
+        "last_move": last_move,
         "by_version": _by_version(aliases),
         "share": opened.canary_weight(name),
         "previous": opened.previous(name),
@@ -200,6 +202,7 @@ def difference(
         NotFoundError: There is no such version.
     """
     opened = _opened(store, f"resource {name!r}")
+    last_move = opened.last_move(name)
     versions = opened.versions(name)
     aliases = opened.aliases(name)
     first = opened.get(name, _version(a) if a else aliases.get("live", versions[0].version))
@@ -220,6 +223,7 @@ def difference(
         "a": first,
         "b": second,
         "numbers": [each.version for each in versions][::-1],
+        "last_move": last_move,
         "by_version": _by_version(aliases),
         "lines": found if is_whole else folded(found),
         "left_out": left_out,

@@ -17,9 +17,6 @@ from lightning_otel.serve.session import placed
 from lightning_otel.serve.viewer.addresses import path_of, resource_page
 from lightning_otel.serve.viewer.static import address
 
-THEME_COOKIE: Final = "lightning_otel_theme"
-THEMES: Final = ("auto", "light", "dark")
-
 
 class Place(NamedTuple):
     """A page that the navigation leads to."""
@@ -47,12 +44,9 @@ def render(request: Request, template: str, shown: Mapping[str, object]) -> str:
     from lightning_otel.serve.viewer.page import url
 
     path = request.url.path
-    theme = request.cookies.get(THEME_COOKIE, "")
     text = _ENVIRONMENT.get_template(template).render(
         {
             "here": path,
-            "address": url(request),
-            "theme": theme if theme in THEMES else THEMES[0],
             "url": partial(url, request),
             "query": request.query_params,
             **shown,
@@ -124,7 +118,6 @@ def _environment() -> Environment:
     found.globals |= {
         "static": address,
         "places": PLACES,
-        "themes": THEMES,
         "count": count,
         "path_of": path_of,
         "resource_page": resource_page,

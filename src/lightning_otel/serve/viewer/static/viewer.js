@@ -107,7 +107,6 @@ const keys = new Map([
   ["k", () => move(-1)],
   ["/", () => ($('input[type="search"]') || $("main textarea, main input:not([type=hidden])"))?.focus()],
   ["?", () => toggle($("#keys"))],
-  [".", () => $("[data-theme-switch]")?.click()],
   ["[", () => $('[rel="prev"]')?.click()],
   ["]", () => $('[rel="next"]')?.click()],
 ]);
@@ -265,10 +264,6 @@ document.addEventListener("visibilitychange", () => {
 addEventListener("pagehide", () => { source?.close(); source = null; });
 addEventListener("pageshow", listen);
 setInterval(() => { for (const element of missed) { missed.delete(element); soon(element); } }, 2000);
-
-// Where the system chooses, only the browser knows what the other colours are.
-const isDark = matchMedia("(prefers-color-scheme: dark)");
-if (document.documentElement.dataset.theme === "auto" && isDark.matches) $("[data-theme-switch]").value = "light";
 
 for (const here of $$(".top [aria-current], .tabs [aria-current]")) here.scrollIntoView({ block: "nearest", inline: "center" });
 start(document);
