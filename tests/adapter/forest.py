@@ -135,18 +135,17 @@ class Forest:
         self._now: dict[str, Any] = {}
         self.named: dict[str, str] = {}
 
-    def turn(
-        self, *, tick: str = "", trace: str = "", process: str = "", counted: str = "", **ids: str
-    ) -> None:
+    def turn(self, *, tick: str = "", trace: str = "", process: str = "", **others: str) -> None:
         """Have the spans that follow be of another time, process, trace or attempt."""
         self.tick = int(tick or self.tick)
-        self._is_counted = self._is_counted and not counted
+        self._is_counted = self._is_counted and not others.pop("counted", "")
+        self._now["clock"] = int(others.pop("clock", self._now.get("clock", 0)))
         if trace:
             self._now["trace_id"] = trace * 32
         if process:
             self._now["process"] = process
         keys = {"rollout": c.ROLLOUT_ID, "attempt": c.ATTEMPT_ID}
-        stamps = {**self._stamps, **{keys[name]: value for name, value in ids.items()}}
+        stamps = {**self._stamps, **{keys[name]: value for name, value in others.items()}}
         self._stamps = {key: value for key, value in stamps.items() if value}
 
     @property
@@ -156,18 +155,20 @@ class Forest:
 
     def _span(self, made: _Open) -> Span:
         end_sequence = made.end if made.end is not None and self._is_counted else -1
+        extra = dict(made.extra)
+        ahead = extra.pop("clock", 0)
         fields: dict[str, Any] = {
             "trace_id": self.trace_id,
             "span_id": made.span_id,
-            "parent_span_id": made.parent,
+            "parent_span_id": self.named.get(made.parent or "", made.parent),
             "name": made.name,
-            "start_ns": made.start * SECOND,
-            "end_ns": None if made.end is None else made.end * SECOND,
+            "start_ns": (made.start + ahead) * SECOND,
+            "end_ns": None if made.end is None else (made.end + ahead) * SECOND,
             "attributes": {**made.stamps, **made.attributes},
             "process": self._process,
             "sequence": made.start if self._is_counted else -1,
             "end_sequence": end_sequence,
-            **made.extra,
+            **extra,
         }
         return Span(**fields)
 
@@ -274,7 +275,7 @@ class Forest:
 _WORD = re.compile(r"(\+?)(?:([^/!@<]+)/)?([^@<(\[]+)((?:@[^@<(\[]+)*)(?:<([^(\[]*))?([(\[]?)")
 _KEYS = {"id": c.RESPONSE_ID, "model": c.REQUEST_MODEL, "tokens": c.INPUT_TOKENS}
 _LINKS = {"id": c.RESPONSE_ID, "span": c.LINK_SPAN_ID, "trace": c.LINK_TRACE_ID}
-_FIELDS = ("scope", "kind", "status", "process")
+_FIELDS = ("scope", "kind", "status", "process", "parent", "span_id")
 _FLAGS: dict[str, dict[str, Any]] = {
     "abandoned": {c.ABANDONED: True},
     "exact": token_attributes([1], [2]),
@@ -283,12 +284,15 @@ _FLAGS: dict[str, dict[str, Any]] = {
 _MARKS = {"do": c.SPAN_ACTION, "see": c.SPAN_OBSERVATION}
 
 
+_ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+
+
 def conversation(*turns: str) -> list[dict[str, Any]]:
-    """Messages of a user and an assistant in turn; ``system:`` and ``tool:`` name other roles."""
+    """Messages of a user and an assistant in turn; ``s:``, ``u:``, ``a:``, ``t:`` name the role."""
     found = []
-    for turn in turns:
+    for index, turn in enumerate(turns):
         role, _, text = turn.rpartition(":")
-        found.append(said(role or ("user", "assistant")[len(found) % 2], text))
+        found.append(said(_ROLES.get(role, ("user", "assistant")[index % 2]), text))
     return found
 
 
@@ -303,8 +307,8 @@ def draw(text: str, **options: Any) -> Forest:
     - ``@key=value`` is an attribute, a field of the span, or a link of a reward; ``@error``,
       ``@abandoned``, ``@exact`` and ``@whole`` are flags.
     - ``@as=name`` is what others call it by, ``@at=3-5`` its seconds on the clock.
-    - ``#rollout=r2,attempt=2,trace=b,process=p2,tick=9`` holds for all that follows; with
-      ``#counted=no`` no process counted its spans.
+    - ``#rollout=r2,attempt=2,trace=b,process=p2,tick=9`` holds for all that follows, as does
+      ``clock=-60`` of clocks that are wrong; with ``#counted=no`` no process counted its spans.
     """
     forest = Forest(**options)
     for word in text.split():
@@ -368,7 +372,7 @@ def _draw(forest: Forest, word: str) -> None:
     for index, (key, value) in enumerate(links):
         attributes[f"{c.LINK_PREFIX}.{index}.key_match"] = key
         attributes[f"{c.LINK_PREFIX}.{index}.value_match"] = value
-    span_id = forest.named[title] = forest.open(name, attributes, **extra)
+    span_id = forest.named[title] = forest.open(name, {**attributes, "drawn": title}, **extra)
     if not opened and bracket:
         forest._around.append(span_id)
     elif not opened:

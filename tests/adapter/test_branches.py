@@ -1,118 +1,261 @@
-"""Which call follows which: conversations, time, and what ran side by side."""
+"""Which call follows which, and why each path begins: drawn forests with the paths in them.
+
+A path is its agent, its cause and its answers; ``?`` stands after the cause if it is a guess.
+"""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from tests.adapter.forest import Forest, answers, call_attributes, paths, said
+import pytest
+from tests.adapter.forest import Forest, call_attributes, conversation, draw, paths, said, text_of
 
+from lightning_otel import Store, TripletAdapter
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter, branches
+from lightning_otel.dataset.narrow import without_bodies
+from lightning_otel.types import Trajectory
+
+TASK = "s:you|u:fix"
+ONE, TWO, THREE, FOUR = (
+    "|".join([TASK, *(f"a:c{step}|t:r{step}" for step in range(steps))]) for steps in (1, 2, 3, 4)
+)
+CODING = f"c0<{TASK} c1<{ONE} c2<{TWO}"
+HANDOFF = f"handoff@{c.HANDOFF_TARGET}=billing( )"
+
+CASES: dict[str, tuple[str, str]] = {
+    # --- time and place
+    "calls in turn are one path": ("a b d", "start a b d"),
+    "calls at once are branches": (
+        "root( +a +b +d -a -b -d )",
+        "parallel a, parallel b, parallel d",
+    ),
+    "a call before several at once is shared": (
+        "root( plan +a +b +d -a -b -d )",
+        "start plan a, parallel plan b, parallel plan d",
+    ),
+    "operations at once are not mixed": (
+        "root( plan +x( +y( x/a1 y/b1 x/a2 y/b2 -x -y )",
+        "start plan a1 a2, parallel plan b1 b2",
+    ),
+    "after operations at once the one that ended last goes on": (
+        "root( +x( +y( x/a y/b -y -x d )",
+        "parallel a, parallel b d",
+    ),
+    "a nested call follows none that runs": ("+out out/in -out d", "start in, start out d"),
+    "calls of no length": ("#counted=no a@at=7 b@at=7 d@at=7", "start? a b d"),
+    "a stream that outlives its operation": (
+        "root( x( a +stream ) y( b ) -stream d )",
+        "parallel b, parallel a stream d",
+    ),
+    "a stream and what began beside it": (
+        "root( x( +stream ) b -stream )",
+        "parallel stream, parallel b",
+    ),
+    # --- agents
+    "agents have paths of their own": (
+        "root( +A[ +B[ A/a1 B/b1 A/a2 B/b2 -A -B )",
+        "A start a1 a2, B start b1 b2",
+    ),
+    "agents in turn start": ("root( A[ a ] B[ b ] )", "A start a, B start b"),
+    "an agent that works again goes on": ("root( A[ a ] A[ b ] )", "A start a b"),
+    "an agent at work twice at once": (
+        "root( +A@as=x[ +A@as=y[ x/a1 y/b1 x/a2 y/b2 -x -y )",
+        "A parallel a1 a2, A parallel b1 b2",
+    ),
+    "an agent in a span interrupts nothing": (
+        "A[ a1 x( B[ b ] ) a2 ]",
+        "A start a1 a2, B sub_agent b",
+    ),
+    "agents called by a tool and by one another": (
+        "boss[ a tool( worker[ b helper[ x( d ) ] ] ) ]",
+        "boss start a, worker sub_agent b, helper sub_agent d",
+    ),
+    "a sub-agent twice at once": (
+        "boss[ +A@as=x[ +A@as=y[ x/a y/b -x -y ]",
+        "A sub_agent a, A sub_agent b",
+    ),
+    "a span names who goes on": (
+        f"triage[ a {HANDOFF} billing[ b ] ]",
+        "triage start a, billing hand_off b",
+    ),
+    "a handoff names nobody who began before it": (
+        f"team( billing[ b ] triage[ a {HANDOFF} ] )",
+        "billing start b, triage start a",
+    ),
+    "another takes the conversation on": (
+        "team( triage[ a<s:sort|u:wrong ] billing[ b<s:bills|u:wrong|a:a|u:go ]"
+        " critic[ d<u:wrong|a:other|u:go ] )",
+        "triage start a, billing hand_off b, critic start d",
+    ),
+    # --- conversations
+    "conversations in turns": (
+        "a1<hello b1<other a2<hello|a1|more b2<other|b1|more a3<hello|a1|more|a2|end",
+        "parallel b1 b2, start a1 a2 a3",
+    ),
+    "the longest conversation goes on": (
+        "a1<hello a2<hello|a1|more b<other a3<hello|a1|more|a2|end",
+        "parallel b, start a1 a2 a3",
+    ),
+    "equal conversations go on where they were held": (
+        "root( +x( +y( x/same<q y/same<q x/a<q|same|why y/b<q|same|why -x -y )",
+        "parallel same a, parallel same b",
+    ),
+    "a second answer to one conversation": (
+        "a1<hello bad<hello|a1|and good<hello|a1|and end<hello|a1|and|good|thanks",
+        "start a1 bad, retry a1 good end",
+    ),
+    "a conversation that goes back": (
+        "a1<hello left<hello|a1|left right<hello|a1|right",
+        "start a1 left, rewind a1 right",
+    ),
+    "a summary after the task": (
+        f"{CODING} after<{TASK}|u:so-far",
+        "start c0 c1 c2, compaction after",
+    ),
+    "a window over the last messages": (
+        f"{CODING} c3<{THREE} c4<s:you|{FOUR.split('|', 4)[4]}",
+        "start c0 c1 c2 c3, compaction c4",
+    ),
+    "results left out": (
+        f"c0@tokens=10<{TASK} c1@tokens=500<{ONE} c2@tokens=900<{TWO}"
+        f" c3@tokens=300<{THREE.replace('r0', 'cut')}",
+        "start c0 c1 c2, compaction c3",
+    ),
+    "a new task is none": (f"{CODING} new<s:you|u:test", "start c0 c1 c2 new"),
+    # --- asked again
+    "after a failed call": ("root( lost@error<hello a<hello )", "retry a"),
+    "after an abandoned call": ("root( lost@abandoned<hello a<hello )", "retry a"),
+    "after a process died": ("root( +lost@process=died<hello a<hello )", "retry a"),
+    "beside a call that may still run": ("root( +lost<hello a<hello )", "start a"),
+    "with a remark": ("lost@error<hello a<hello|u:please", "retry a"),
+    "another question": ("lost@error<hello a<evening", "start a"),
+    "beside the failed one": ("root( +lost@error +a -lost -a )", "start a"),
+    "an answer not gone on with": ("a<hello b<hello d<hello|b|go", "start a, retry b d"),
+    "an answer its client refused": ("a@error@whole<parse b<parse", "start a, retry b"),
+    "an agent that repeats nothing": ("a<next b<next d<next", "start a b d"),
+    # --- tools that ask a model themselves
+    "no span tells of the tool": (
+        "plan<task in<page end<task|plan|sum",
+        "parallel in, start plan end",
+    ),
+    "the tool asks twice": (
+        "plan<task x<page y<page2 end<task|plan|both",
+        "parallel x y, start plan end",
+    ),
+    "the tool has a loop in it": (
+        "plan<task find<query found<query|find|page end<task|plan|found",
+        "parallel find found, start plan end",
+    ),
+    "a tool a turn": (
+        "plan<task x<page look<task|plan|x y<page2 end<task|plan|x|look|y",
+        "parallel x, parallel y, start plan look end",
+    ),
+    "nobody goes on with it": ("plan<task then<two end<three", "start plan then end"),
+    "a tool of an agent without a history": (
+        "A[ plan<task tool( in<page more<page2 ) end<result ]",
+        "A parallel in more, A start plan end",
+    ),
+    "a tool asks with the agent's history": (
+        "plan<task tool( reflect<task|plan|right? ) end<task|plan|it-is",
+        "parallel reflect, start plan end",
+    ),
+    "a tool ends the conversation": ("plan<task tool( end<task|plan|now )", "start plan end"),
+    "each call in a tool of its own": (
+        "tool( plan<task ) tool( end<task|plan|go )",
+        "start plan end",
+    ),
+    "a tool in a tool": (
+        "plan<task tool( in<page tool( deep<word ) out<next ) end<result",
+        "parallel deep, parallel in out, start plan end",
+    ),
+    "an agent that calls itself": (
+        "A[ plan<task tool( A[ in<part ] ) end<result ]",
+        "A parallel in, A start plan end",
+    ),
+    "another agent in a tool": (
+        "A[ plan<task tool( B[ x<part ] ) go<result tool( B[ y<part2 ] ) end<result2 ]",
+        "A start plan go end, B sub_agent x y",
+    ),
+    # --- processes
+    "one process's calls, judged by another": ("a b #trace=b,process=p2,tick=50 !1", "start a b"),
+    "calls of two processes are a guess": ("a #trace=b,process=p2,tick=50 b", "start? a b"),
+}
 
 
-def found_paths(forest: Forest) -> list[list[str]]:
-    """The answers along each path."""
-    return paths(TripletAdapter().adapt(forest.spans))
+def told(path: Trajectory) -> str:
+    """The agent of a trajectory, its cause and its answers."""
+    cause = f"{path.cause}{'?' * path.is_guess}"
+    return " ".join(
+        [path.agent, cause, *map(text_of, (s.action for s in path.transitions))]
+    ).strip()
 
 
-def conversation(*turns: str) -> list[dict[str, Any]]:
-    """Messages of a user and an assistant in turn."""
-    return [said("user" if i % 2 == 0 else "assistant", turn) for i, turn in enumerate(turns)]
+@pytest.mark.parametrize(("drawing", "expected"), CASES.values(), ids=CASES)
+def test_paths_follow_time_conversations_and_agents(drawing: str, expected: str) -> None:
+    """Every call is on a path; a step that several share is one, and sees what came next."""
+    found = TripletAdapter().adapt(draw(drawing).spans)
+
+    assert ", ".join(map(told, found)) == expected
+    steps = [step for path in found for step in path.transitions]
+    assert len({id(step) for step in steps}) == len({step.span_id for step in steps})
+    for path in found:
+        for step, after in zip(path.transitions, path.transitions[1:], strict=False):
+            assert step.is_shared or step.next_observation == after.observation
 
 
-def test_paths_run_from_every_root_to_every_leaf() -> None:
-    """A step that two others follow lies on two paths."""
-    assert branches.paths([-1, 0, 1, 1, -1]) == [[0, 1, 2], [0, 1, 3], [4]]
+def test_every_way_of_reading_a_store_says_the_same(tmp_path: Path) -> None:
+    """Rows without bodies are told from narrow columns alone where that can be."""
+    store = Store(tmp_path / "t.duckdb")
+    for number, (drawing, _) in enumerate(CASES.values()):
+        spans = draw(drawing, rollout_id=f"r{number}", process=f"p{number}-").spans
+        trace_id = {trace * 32: f"{number:030x}{ord(trace)}" for trace in "ab"}
+        store.add(replace(s, scope=c.SCOPE, trace_id=trace_id[s.trace_id]) for s in spans)
+
+    steps = store.transitions()
+
+    thin = store.transitions(bodies=False)
+    assert sorted(map(repr, thin)) == sorted(repr(without_bodies(step)) for step in steps)
+    assert sorted((row["span_id"], row["branch"]) for row in thin.dicts()) == sorted(
+        (row["span_id"], row["branch"]) for row in steps.dicts()
+    )
 
 
-def test_calls_one_after_the_other_are_one_path() -> None:
-    """Calls that share no conversation follow one another by time."""
-    forest = Forest()
-    for index in range(3):
-        forest.call(f"call {index}")
+def test_a_shortened_conversation_is_seen_by_the_step_before() -> None:
+    """What went on with it is its next observation, though it ends its path."""
+    found = TripletAdapter().adapt(draw(f"c0<{TASK} c1<{ONE} end<{TASK}|u:so-far").spans)
 
-    assert found_paths(forest) == [["call 0", "call 1", "call 2"]]
-
-
-def test_twenty_concurrent_calls_are_twenty_branches() -> None:
-    """Calls that overlap in time follow nothing and one another not."""
-    forest = Forest()
-    with forest.inside("root"):
-        forest.close(*[forest.open_call(f"call {index}") for index in range(20)])
-
-    assert found_paths(forest) == [[f"call {index}"] for index in range(20)]
-
-
-def test_a_call_before_five_parallel_ones_is_shared_by_five_paths() -> None:
-    """A plan and five calls that carry it out are five paths with one common transition."""
-    forest = Forest()
-    with forest.inside("root"):
-        forest.call("plan")
-        forest.close(*[forest.open_call(f"part {index}") for index in range(5)])
-
-    found = TripletAdapter().adapt(forest.spans)
-
-    assert paths(found) == [["plan", f"part {index}"] for index in range(5)]
-    assert len({id(path.transitions[0]) for path in found}) == 1
-
-
-def test_a_conversation_is_continued_by_its_history() -> None:
-    """Two interleaved conversations of one agent are two paths, told apart by their messages."""
-    forest = Forest()
-    forest.call("a1", conversation("hello"))
-    forest.call("b1", conversation("other"))
-    forest.call("a2", conversation("hello", "a1", "and then"))
-    forest.call("b2", conversation("other", "b1", "and then"))
-    forest.call("a3", conversation("hello", "a1", "and then", "a2", "at last"))
-
-    assert found_paths(forest) == [["b1", "b2"], ["a1", "a2", "a3"]]
+    before, after = (path.transitions[-1] for path in found)
+    assert before.done
+    assert before.next_observation == after.observation
 
 
 def test_a_conversation_is_continued_by_any_of_its_choices() -> None:
     """Where a model answered several times, the program may go on with any of the answers."""
     forest = Forest()
-    attributes = call_attributes("question", "unused")
-    choices = [said("assistant", "no"), said("assistant", "yes")]
-    forest.make("chat", {**attributes, c.OUTPUT_MESSAGES: json.dumps(choices)})
+    choices = json.dumps([said("assistant", "no"), said("assistant", "yes")])
+    forest.make("chat", {**call_attributes("question", "unused"), c.OUTPUT_MESSAGES: choices})
     forest.call("aside")
     forest.call("went on", conversation("question", "yes", "why"))
 
-    assert found_paths(forest) == [["aside"], ["no yes", "went on"]]
-
-
-def test_the_longest_conversation_is_continued() -> None:
-    """A call follows the latest turn of its conversation, not an earlier one."""
-    forest = Forest()
-    forest.call("a1", conversation("hello"))
-    forest.call("a2", conversation("hello", "a1", "more"))
-    forest.call("aside", "something else")
-    forest.call("a3", conversation("hello", "a1", "more", "a2", "end"))
-
-    assert found_paths(forest) == [["aside"], ["a1", "a2", "a3"]]
+    assert paths(TripletAdapter().adapt(forest.spans)) == [["aside"], ["no yes", "went on"]]
 
 
 def test_a_conversation_ignores_what_is_not_repeated() -> None:
     """Reasoning and empty text of an answer, and fields beside the parts, are not sent again."""
     forest = Forest()
-    answer = {
-        "role": "assistant",
-        "parts": [
-            {"type": "reasoning", "content": "hm"},
-            {"type": "text", "content": ""},
-            {"type": "tool_call", "id": "t1", "name": "add", "arguments": {"a": [1, 2]}},
-        ],
-        "finish_reason": "tool_calls",
-    }
-    repeated = {"role": "assistant", "parts": answer["parts"][2:]}
+    call = {"type": "tool_call", "id": "t1", "name": "add", "arguments": {"a": [1, 2]}}
+    more = [{"type": "reasoning", "content": "hm"}, {"type": "text", "content": ""}, call]
+    answer = {"role": "assistant", "parts": more, "finish_reason": "tool_calls"}
     result = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "t1", "response": 3}]}
-    asked = said("user", "1 + 2")
-    attributes = {**call_attributes("1 + 2", ""), c.OUTPUT_MESSAGES: json.dumps([answer])}
-    first = forest.make("chat", attributes)
+    first = forest.make(
+        "chat", {**call_attributes("1 + 2", ""), c.OUTPUT_MESSAGES: json.dumps([answer])}
+    )
     forest.call("aside")
-    last = forest.call("3", [asked, repeated, result])
+    last = forest.call("3", [said("user", "1 + 2"), {"role": "assistant", "parts": [call]}, result])
 
     found = TripletAdapter().adapt(forest.spans)
 
-    assert [[step.span_id for step in path.transitions][::2] for path in found][1] == [first]
     assert [step.span_id for step in found[1].transitions] == [first, last]
 
 
@@ -131,146 +274,10 @@ def test_messages_of_any_shape_are_compared() -> None:
     forest.call("first", strange)
     forest.call("aside")
     forest.call("second", [*strange, said("assistant", "first"), said("user", "on")])
+    odd = {**call_attributes([{"parts": []}, {"role": 7}], "x"), c.HANDOFF_TARGET: ["no", "text"]}
+    forest.make("chat", odd, status="ERROR")
 
-    found = TripletAdapter().explain(forest.spans)
-
-    assert found.report.transitions == 3
-    assert paths(found.trajectories) == [["aside"], ["first", "second"]]
-
-
-def test_equal_conversations_go_on_where_they_were_held() -> None:
-    """Of calls that left the same conversation behind, the one beside is continued."""
-    forest = Forest()
-    with forest.inside("root"):
-        operations = [forest.open("operation") for _ in range(3)]
-        for operation in operations:
-            forest.call("same", conversation("question"), parent=operation)
-        for index, operation in enumerate(operations):
-            turns = conversation("question", "same", "why")
-            forest.call(f"because {index}", turns, parent=operation)
-        forest.close(*operations)
-
-    assert found_paths(forest) == [["same", f"because {index}"] for index in range(3)]
-
-
-def test_concurrent_operations_are_not_mixed() -> None:
-    """Calls inside operations that ran side by side follow only calls of their own operation."""
-    forest = Forest()
-    with forest.inside("root"):
-        forest.call("plan")
-        left, right = forest.open("left"), forest.open("right")
-        forest.call("left 1", parent=left)
-        forest.call("right 1", parent=right)
-        forest.call("left 2", parent=left)
-        forest.call("right 2", parent=right)
-        forest.close(left, right)
-
-    assert found_paths(forest) == [["plan", "left 1", "left 2"], ["plan", "right 1", "right 2"]]
-
-
-def test_a_call_after_parallel_operations_follows_the_one_that_ended_last() -> None:
-    """What comes after a fan-out follows the latest call of it; the others end there."""
-    forest = Forest()
-    with forest.inside("root"):
-        left, right = forest.open("left"), forest.open("right")
-        forest.call("left", parent=left)
-        forest.call("right", parent=right)
-        forest.close(right, left)
-        forest.call("after")
-
-    assert found_paths(forest) == [["left"], ["right", "after"]]
-
-
-def test_concurrent_agents_of_one_name_are_not_mixed() -> None:
-    """Two runs of one agent at once are two branches, though their calls alternate."""
-    forest = Forest()
-    with forest.inside("root"):
-        one, two = (forest.open("agent", {c.AGENT_NAME: "worker"}) for _ in range(2))
-        for step in range(2):
-            forest.call(f"one {step}", parent=one)
-            forest.call(f"two {step}", parent=two)
-        forest.close(one, two)
-
-    found = TripletAdapter().adapt(forest.spans)
-
-    assert paths(found) == [["one 0", "one 1"], ["two 0", "two 1"]]
-    assert [(path.agent, path.branch) for path in found] == [("worker", 0), ("worker", 1)]
-
-
-def test_runs_of_an_agent_one_after_the_other_are_one_path() -> None:
-    """An agent invoked twice in turn goes on where it stopped."""
-    forest = Forest()
-    with forest.inside("root"):
-        for index in range(2):
-            with forest.agent("worker"):
-                forest.call(f"run {index}")
-
-    assert found_paths(forest) == [["run 0", "run 1"]]
-
-
-def test_agents_have_trajectories_of_their_own() -> None:
-    """Calls of concurrent agents, alternating, are one trajectory an agent."""
-    forest = Forest()
-    with forest.inside("root"):
-        a, b = (forest.open("agent", {c.AGENT_NAME: name}) for name in "AB")
-        for step in range(3):
-            forest.call(f"a{step}", parent=a)
-            forest.call(f"b{step}", parent=b)
-        forest.close(a, b)
-
-    found = TripletAdapter().adapt(forest.spans)
-
-    assert {path.agent: answers(path) for path in found} == {
-        "A": ["a0", "a1", "a2"],
-        "B": ["b0", "b1", "b2"],
-    }
-
-
-def test_a_sub_agent_inside_a_tool_interrupts_nothing() -> None:
-    """The calls of an agent go on after a tool in which another agent worked."""
-    forest = Forest()
-    with forest.agent("outer"):
-        forest.call("outer 1")
-        with forest.inside("tool"), forest.agent("inner"):
-            forest.call("inner 1")
-        forest.call("outer 2")
-
-    assert found_paths(forest) == [["outer 1", "outer 2"], ["inner 1"]]
-
-
-def test_nested_calls_follow_none_that_still_run() -> None:
-    """A call inside another began before that one ended, so it is no next step of it."""
-    forest = Forest()
-    outer = forest.open_call("outer")
-    forest.call("inner", parent=outer)
-    forest.close(outer)
-    forest.call("after")
-
-    assert found_paths(forest) == [["inner"], ["outer", "after"]]
-
-
-def test_calls_of_no_length_follow_one_another() -> None:
-    """On a clock too coarse to tell them apart calls still form one path, in order of their ids."""
-    forest = Forest(is_counted=False)
-    for index in range(3):
-        forest.call(f"call {index}", start_ns=7, end_ns=7)
-
-    assert found_paths(forest) == [["call 0", "call 1", "call 2"]]
-
-
-def test_a_call_that_outlives_its_operation_holds_up_the_next() -> None:
-    """What begins while a stream of the operation before still runs is a branch."""
-    forest = Forest()
-    with forest.inside("root"):
-        with forest.inside("operation"):
-            forest.call("before")
-            stream = forest.open_call("stream")
-        with forest.inside("operation"):
-            forest.call("meanwhile")
-        forest.close(stream)
-        forest.call("after")
-
-    assert found_paths(forest) == [["meanwhile"], ["before", "stream", "after"]]
+    assert paths(TripletAdapter().adapt(forest.spans)) == [["aside"], ["first", "second"]]
 
 
 def test_a_chain_of_nested_calls_beyond_the_recursion_limit_is_adapted() -> None:

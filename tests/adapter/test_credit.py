@@ -184,6 +184,14 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         "root( a +x +y +z -x -y -z !1@span=x !0@span=y )",
         {"discounted": "a=0.25 x=1 y=0 z=-"},
     ),
+    "an answer thrown away earns nothing": (
+        "a<hello b<hello d<hello|b|thanks !1",
+        {"discounted": "a=- b=0.5 d=1"},
+    ),
+    "a shortened conversation earns what comes of it": (
+        "a<s:you|u:fix b<s:you|u:fix|a:a|t:r0 d<s:you|u:fix|u:so-far !1",
+        {"discounted": "a=0.25 b=0.5 d=1"},
+    ),
     "every call of a step": (
         "root( x( a tool( b ) !.25 ) y( d tool( e ) !.5 ) )",
         {"step": "a=0.25 b=0.25 d=0.5 e=0.5"},
