@@ -76,7 +76,7 @@ def test_doctor_names_the_damage_and_the_command_that_mends_it(cli: Cli, store: 
     lines = found.stdout.splitlines()
     at = next(number for number, line in enumerate(lines) if path.name in line)
     assert found.returncode == 1
-    assert lines[at].startswith(f"✗ data file {path.name} is damaged (it is ")
+    assert lines[at].startswith(f"✗ data file {path.name} is damaged (the checksum")
     assert lines[at].endswith(": 2 of its 2 spans cannot be read [quarantined]")
     assert lines[at + 1] == f"    lightning-otel doctor --repair --store {store.name}"
     assert "missing      2 spans in damaged files" in stats.stdout

@@ -263,7 +263,7 @@ def test_damage_that_repair_cannot_heal_is_said(store: Store, layout: Layout) ->
     ]
 
     assert [each.returncode for each in done] == [1, 0]
-    assert "repaired, but 3000 spans could not be got back" in done[0].stdout
+    assert "repaired, but 3,000 spans could not be got back" in done[0].stdout
     assert "nothing wrong" not in done[0].stdout
     assert "3000 of 3000 spans are gone" in done[1].stdout
 

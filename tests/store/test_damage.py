@@ -1,4 +1,4 @@
-"""What is damaged is put aside and counted; every reader goes on with all the rest."""
+"""Damage is put aside and counted, every reader goes on with the rest, a repair gets back more."""
 
 import logging
 import os
@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import orjson
 import pytest
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.errors import QueryError, StoreDamagedError
+from lightning_otel.errors import QueryError, StoreDamagedError, StoreError, StoreVersionError
 from lightning_otel.store import damage, quarantine, settle
-from lightning_otel.store.damage import damage_of, lacks
+from lightning_otel.store.damage import lacks
 from lightning_otel.store.layout import EMPTY_DATA, Layout, Manifest
 from lightning_otel.types import Span
+
+MakeSpan = Callable[..., Span]
+Bytes = Callable[[bytes], bytes | None]
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "emptied": lambda content: b"",
@@ -37,42 +41,45 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def layout(store: Store, make_span: Callable[..., Span]) -> Layout:
+def layout(store: Store, make_span: MakeSpan) -> Layout:
     """The paths of a store of two data files with 400 spans each."""
-    layout = store.layout
-    assert layout is not None
     for batch in range(2):
         _write(store, make_span, batch)
         store.settle()
-    _let_commits_count(layout)
-    return layout
+    return _drop_segments(store)
 
 
-def _write(store: Store, make_span: Callable[..., Span], batch: int) -> None:
+def _write(store: Store, make_span: MakeSpan, batch: int, count: int = SPANS) -> None:
     store.add(
         make_span(
             trace_id=f"{batch + 1:032x}",
             span_id=f"{batch + 1:08x}{number:08x}",
             attributes={c.ROLLOUT_ID: f"r{batch}", "text": f"{number * 7919:0300x}"},
         )
-        for number in range(SPANS)
+        for number in range(count)
     )
     store.writer().seal()
 
 
-def _let_commits_count(layout: Layout) -> None:
+def _drop_segments(store: Store) -> Layout:
     """Wait until readers take the data files, no longer the segments, and take those away."""
-    manifest = layout.read_manifest()
+    assert store.layout is not None
+    layout, manifest = store.layout, store.layout.read_manifest()
     last_us = max(file.added_us for file in manifest.files)
     time.sleep(max(0.0, last_us / 1e6 - time.time()) + 0.01)
     layout.write_manifest(Manifest(manifest.files))
     for path in layout.segments():
         path.unlink()
+    return layout
+
+
+def _data_files(layout: Layout) -> list[Path]:
+    return sorted(layout.data.glob("spans-*.parquet"))
 
 
 def _damage(layout: Layout, how: str, *, is_unnoticed: bool = False) -> Path:
     """Damage the newest data file; unnoticed, as a disk does it, its time of change stays."""
-    path = sorted(layout.data.glob("spans-*.parquet"))[-1]
+    path = _data_files(layout)[-1]
     before = path.stat()
     path.write_bytes(DAMAGES[how](path.read_bytes()))
     if is_unnoticed:
@@ -87,23 +94,15 @@ def _is_put_aside(layout: Layout, path: Path) -> bool:
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("is_unnoticed", [False, True])
 def test_rest_is_read_without_the_damaged_file(
-    store: Store,
-    layout: Layout,
-    how: str,
-    is_unnoticed: bool,
-    caplog: pytest.LogCaptureFixture,
+    store: Store, layout: Layout, how: str, is_unnoticed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever is wrong with it, the file is put aside, and a warning says what is missing."""
     path = _damage(layout, how, is_unnoticed=is_unnoticed)
 
     with caplog.at_level(logging.WARNING):
-        found = [
-            len(store.spans().rows()),
-            len(store.spans().df()),
-            len(store.sql("SELECT * FROM spans").rows()),
-        ]
+        found = [len(store.spans().rows()), len(store.sql("SELECT * FROM spans").rows())]
 
-    assert found == [SPANS] * 3
+    assert found == [SPANS] * 2
     assert _is_put_aside(layout, path)
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "400 spans cannot be read" in warning
@@ -115,6 +114,7 @@ def test_rest_is_read_without_the_damaged_file(
 @pytest.mark.parametrize(
     "read",
     [
+        lambda store, folder: len(store.spans().df()),
         lambda store, folder: len(store.spans(rollout_id="r0").rows()),
         lambda store, folder: store.report().spans,
         lambda store, folder: len(list(store.trajectories())) + SPANS,
@@ -131,76 +131,40 @@ def test_every_reader_goes_on_without_the_damaged_file(
     store: Store, layout: Layout, tmp_path: Path, read: Callable[[Store, Path], Any]
 ) -> None:
     """What reads only a little, and what writes something of it, does so too."""
-    _damage(layout, "emptied")
-
-    assert read(store, tmp_path) == SPANS
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda store, folder: store.report().spans,
-        lambda store, folder: SPANS if store.find("r") == ("rollout", "r0") else 0,
-        lambda store, folder: store.pack(folder / "packed.duckdb"),
-        lambda store, folder: sum(row["spans"] for row in store.rollouts()),
-    ],
-)
-def test_damage_that_shows_in_a_query_is_put_aside_then(
-    store: Store, layout: Layout, tmp_path: Path, read: Callable[[Store, Path], Any]
-) -> None:
-    """Where nothing told of it before, the query is asked again without the damaged file."""
     path = _damage(layout, "beginning overwritten", is_unnoticed=True)
 
     assert read(store, tmp_path) == SPANS
     assert _is_put_aside(layout, path)
 
 
-def test_zeroed_bytes_that_duckdb_reads_are_noticed(store: Store, layout: Layout) -> None:
-    """DuckDB gives garbled texts without an error; the checksum does not match."""
-    path = sorted(layout.data.glob("spans-*.parquet"))[-1]
-    content = bytearray(path.read_bytes())
-    silent = next(
-        at for at in range(len(content) - 3000, 0, -7) if _reads(_zeroed(content, at), path)
-    )
-    path.write_bytes(_zeroed(content, silent))
+def test_damage_that_shows_in_a_query_is_put_aside_then(store: Store, layout: Layout) -> None:
+    """Where the file was whole before, the query is asked again without it."""
+    store.connect()
+    path = _damage(layout, "beginning overwritten", is_unnoticed=True)
 
     assert len(store.spans().rows()) == SPANS
     assert _is_put_aside(layout, path)
-    assert "checksum" in quarantine.notes(layout)[0].why
 
 
-def _zeroed(content: bytearray, at: int) -> bytes:
-    return bytes(content[:at]) + bytes(16) + bytes(content[at + 16 :])
-
-
-def _reads(content: bytes, beside: Path) -> bool:
-    made = beside.with_name("tried.parquet")
-    made.write_bytes(content)
-    try:
-        duckdb.connect().execute(f"SELECT bit_xor(hash(COLUMNS(*))) FROM '{made}'").fetchall()
-    except duckdb.Error:
-        return False
-    finally:
-        made.unlink()
-    return content != beside.read_bytes()
-
-
+@pytest.mark.parametrize("is_gone", [False, True])
 def test_what_segments_hold_is_read_and_settled_again(
-    store: Store, make_span: Callable[..., Span]
+    store: Store, make_span: MakeSpan, is_gone: bool
 ) -> None:
-    """A file damaged soon after it was made costs nothing: its segments are still there."""
+    """A file damaged or lost soon after it was made costs nothing: its segments are still there."""
     _write(store, make_span, 0)
     store.settle()
     layout = store.layout
     assert layout is not None
     path = _damage(layout, "footer overwritten")
+    if is_gone:
+        path.unlink()
 
-    before = store.spans().rows()
+    before = len(store.spans().rows())
     again = store.settle()
-    after = store.spans().rows()
+    _drop_segments(store)
 
-    assert _is_put_aside(layout, path)
-    assert again.rows == len(before) == len(after) == SPANS
+    assert before == (0 if is_gone else SPANS)
+    assert again.rows == len(store.spans().rows()) == SPANS
     assert lacks(layout) == {}
     assert not quarantine.notes(layout)[0].is_open
 
@@ -209,7 +173,7 @@ def test_missing_file_is_told_of_and_welcome_back(
     store: Store, layout: Layout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is not given up: with its disk it comes back."""
-    path = sorted(layout.data.glob("spans-*.parquet"))[-1]
+    path = _data_files(layout)[-1]
     path.rename(tmp_path / path.name)
 
     with caplog.at_level(logging.WARNING):
@@ -225,26 +189,8 @@ def test_missing_file_is_told_of_and_welcome_back(
     assert lacks(layout) == {}
 
 
-def test_missing_file_whose_segments_are_there_is_settled_again(
-    store: Store, make_span: Callable[..., Span]
-) -> None:
-    """What was lost with it is read from its segments, once."""
-    _write(store, make_span, 0)
-    store.settle()
-    layout = store.layout
-    assert layout is not None
-    next(layout.data.glob("spans-*.parquet")).unlink()
-
-    again = store.settle()
-    _let_commits_count(layout)
-
-    assert again.rows == SPANS
-    assert len(store.spans().rows()) == SPANS
-    assert lacks(layout) == {}
-
-
 def test_settling_beside_a_damaged_file_puts_it_aside(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan
 ) -> None:
     """A settler that must look into it does without, and the segment's spans are settled."""
     path = _damage(layout, "cut off", is_unnoticed=True)
@@ -258,58 +204,27 @@ def test_settling_beside_a_damaged_file_puts_it_aside(
     assert len(store.spans().rows()) == SPANS + 1
 
 
-def test_reader_that_may_not_write_leaves_the_file_and_reads_the_rest(
+def test_reader_that_may_not_change_the_store_reads_the_rest(
     store: Store, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a read-only disk; mocked, for root may write everywhere."""
+    """Beside a settler, or on a read-only disk; that one mocked, for root may write everywhere."""
     path = _damage(layout, "emptied")
 
     def refuse(*args: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(damage, "remove", refuse)
-
-    assert len(store.spans().rows()) == SPANS
-    assert path.exists()
-    assert lacks(layout) == {path.name: SPANS}
-
-
-def test_reader_beside_a_settler_leaves_the_file_and_reads_the_rest(
-    store: Store, layout: Layout
-) -> None:
-    """Who is not elected changes nothing; the next one puts it aside."""
-    path = _damage(layout, "emptied")
-
     with damage.settler_elected(layout) as is_elected:
-        beside = len(store.spans().rows())
-        was_there = path.exists()
-    after = len(store.spans().rows())
+        found = [len(store.spans().rows())]
+    with monkeypatch.context() as patched:
+        patched.setattr(damage, "remove", refuse)
+        found.append(len(store.spans().rows()))
+    was_there, lacking = path.exists(), lacks(layout)
+    found.append(len(store.spans().rows()))
 
     assert is_elected
-    assert was_there
-    assert (beside, after) == (SPANS, SPANS)
+    assert (was_there, lacking) == (True, {path.name: SPANS})
+    assert found == [SPANS] * 3
     assert _is_put_aside(layout, path)
-
-
-@pytest.mark.parametrize("words", ["Cannot open file", "Could not read from file"])
-def test_what_the_system_refuses_puts_no_file_aside(
-    store: Store, layout: Layout, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An I/O error, or too many open files, says nothing about a file; mocked, as disks do it."""
-    path = sorted(layout.data.glob("spans-*.parquet"))[-1]
-    os.utime(path)
-
-    def refuse(*args: object, **options: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(damage, "wounds_of", refuse)
-        found = damage_of(duckdb.IOException(f'{words} "{path}": Input/output error'), layout)
-        read = len(store.spans().rows())
-
-    assert found is None
-    assert path.exists()
-    assert read == 2 * SPANS
 
 
 def test_too_many_open_files_put_no_file_aside(
@@ -345,30 +260,13 @@ def test_too_many_open_files_put_no_file_aside(
     assert not layout.quarantine.exists()
 
 
-def test_error_that_names_no_file_leads_to_the_damaged_one(layout: Layout) -> None:
-    """DuckDB says so of texts that are no JSON, or not UTF-8, any more."""
-    path = _damage(layout, "a value flipped", is_unnoticed=True)
-
-    found = damage.find_damage(
-        duckdb.InvalidInputException("Invalid JSON found in Parquet file: x"), layout
-    )
-
-    assert list(found) == [path.name]
-
-
-def test_damaged_file_without_rows_is_written_anew(store: Store, layout: Layout) -> None:
-    """The file that only keeps a glob from being empty holds nothing to lose."""
+def test_catalogue_and_the_file_without_rows_are_written_anew(store: Store, layout: Layout) -> None:
+    """They hold nothing to lose; whoever reads the store puts whole ones there."""
+    store.connect()
+    layout.catalogue.write_bytes(b"rubbish" * 1000)
     (layout.data / EMPTY_DATA).write_bytes(b"rubbish")
 
     assert len(store.spans().rows()) == 2 * SPANS
-
-
-def test_damaged_catalogue_is_written_anew(store: Store, layout: Layout) -> None:
-    """It holds views only; whoever reads the store puts a whole one there."""
-    store.connect()
-    layout.catalogue.write_bytes(b"rubbish" * 1000)
-
-    store.connect()
 
     con = duckdb.connect(str(layout.catalogue), read_only=True)
     assert con.sql("SELECT count(*) FROM spans").fetchall() == [(2 * SPANS,)]
@@ -383,32 +281,9 @@ def test_a_wrong_query_is_not_blamed_on_a_damaged_file(store: Store, layout: Lay
             store.sql(query).rows()
 
 
-def test_error_without_a_damaged_file_is_not_explained(layout: Layout) -> None:
-    """Where every file can be read, no file is blamed, even if DuckDB names one."""
-    path = next(layout.data.glob("spans-*.parquet"))
-
-    assert damage_of(duckdb.IOException(f"cannot open {path}"), layout) is None
-    assert damage_of(duckdb.IOException("no memory"), layout) is None
-    assert damage_of(duckdb.IOException(f"{layout.data}/gone.parquet"), layout) is None
-    assert not layout.quarantine.exists()
-
-
-def test_damage_met_amid_the_rows_is_named(store: Store, layout: Layout) -> None:
-    """Rows already given out cannot be taken back: the error says to read again."""
-    rows = store.sql("SELECT * FROM spans").dicts()
-    next(rows)
-    path = _damage(layout, "cut off")
-
-    error = damage_of(duckdb.InvalidInputException(f"damaged: {path}"), layout)
-
-    assert isinstance(error, StoreDamagedError)
-    assert error.remedy.startswith("read again for all other spans")
-    assert len(store.spans().rows()) == SPANS
-
-
 @pytest.mark.parametrize(("filler", "ending"), [(b"y", b"\n"), (b"\0", b"")])
 def test_overlong_line_is_put_aside_and_the_rest_read(
-    store: Store, layout: Layout, make_span: Callable[..., Span], filler: bytes, ending: bytes
+    store: Store, layout: Layout, make_span: MakeSpan, filler: bytes, ending: bytes
 ) -> None:
     """A line of 40 MB would abort every query; it is kept, counted and stepped over."""
     _write(store, make_span, 2)
@@ -424,12 +299,12 @@ def test_overlong_line_is_put_aside_and_the_rest_read(
 
     assert (before, settled.rows) == (3 * SPANS, SPANS)
     assert (entry.damaged, entry.lost) == (1, 3 if ending else 0)
-    kept = next(layout.quarantine.glob("*.line"))
-    assert kept.read_bytes() == line.removesuffix(b"\n")
+    kept = next(layout.quarantine.glob("*.lines"))
+    assert kept.read_bytes() == line.removesuffix(b"\n") + b"\n"
 
 
 def test_overlong_line_in_a_segment_that_grows_does_not_stop_its_writer(
-    store: Store, make_span: Callable[..., Span]
+    store: Store, make_span: MakeSpan
 ) -> None:
     """The line is overwritten where it stands: what is appended after it is read."""
     store.add([make_span()])
@@ -446,9 +321,7 @@ def test_overlong_line_in_a_segment_that_grows_does_not_stop_its_writer(
     assert len(store.spans().rows()) == 2
 
 
-def test_damaged_lines_are_kept_when_they_are_settled(
-    store: Store, make_span: Callable[..., Span]
-) -> None:
+def test_damaged_lines_are_kept_when_they_are_settled(store: Store, make_span: MakeSpan) -> None:
     """A torn line, garbage, and a span without its id: each is counted and can be looked at."""
     store.add(make_span(name=f"s{number}") for number in range(5))
     store.writer().seal()
@@ -458,7 +331,8 @@ def test_damaged_lines_are_kept_when_they_are_settled(
     lines = segment.read_bytes().splitlines(keepends=True)
     lines[2] = lines[2].replace(b'"trace_id"', b'"trace_iD"')
     lines[4] = lines[4][:40] + b"\n"
-    segment.write_bytes(b"".join(lines) + b"\xff\xfe\x00garbage")
+    garbage = b"\xff\xfe\x00" + b"garbage" * 9
+    segment.write_bytes(b"".join(lines) + garbage)
 
     names = sorted(span.name for span in store.spans())
     done = store.settle()
@@ -466,6 +340,273 @@ def test_damaged_lines_are_kept_when_they_are_settled(
 
     assert names == ["s0", "s2", "s4"]
     assert (done.rows, entry.damaged) == (3, 3)
-    corrupt = next(layout.quarantine.glob("*.line")).read_bytes()
-    torn = next(layout.quarantine.glob("*.lines")).read_bytes()
-    assert [corrupt, torn.split(b"\n")[0]] == [lines[2].strip(), lines[4].strip()]
+    kept = b"".join(path.read_bytes() for path in sorted(layout.quarantine.glob("*.lines")))
+    assert sorted(kept.splitlines()) == sorted([lines[2].strip(), lines[4].strip(), garbage])
+
+
+MANIFESTS: dict[str, Bytes] = {
+    "gone": lambda content: None,
+    "emptied": lambda content: b"",
+    "cut off": lambda content: content[: len(content) // 2],
+    "cut off between two lines": lambda text: b"".join(text.splitlines(keepends=True)[:-2]),
+    "zeroed": lambda content: bytes(len(content)),
+    "a digit changed": lambda content: content.replace(b'"rows":400', b'"rows":401'),
+    "no rows": lambda content: b"{}\n[]\n",
+    "its first line gone": lambda content: content.partition(b"\n")[2],
+}
+
+
+def _damage_manifest(layout: Layout, how: str = "gone", *, also_copy: bool = True) -> None:
+    for path in (layout.manifest_path, layout.manifest_copy)[: 1 + also_copy]:
+        content = MANIFESTS[how](path.read_bytes())
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
+
+
+def _ids(store: Store) -> list[str]:
+    return sorted(span.span_id for span in store.spans())
+
+
+@pytest.mark.parametrize("how", MANIFESTS)
+@pytest.mark.parametrize("also_copy", [False, True])
+def test_manifest_is_written_anew(
+    store: Store,
+    layout: Layout,
+    make_span: MakeSpan,
+    how: str,
+    also_copy: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """From its copy, else from the data files; each span is there once, then and later."""
+    _write(store, make_span, 2, 10)
+    before = _ids(store)
+    _damage_manifest(layout, how, also_copy=also_copy)
+
+    with caplog.at_level(logging.WARNING):
+        found = _ids(store)
+    store.settle()
+
+    assert found == before == _ids(store)
+    assert len(before) == 2 * SPANS + 10
+    assert sum(file.rows for file in layout.read_manifest().live_files) == len(before)
+    assert "written anew from " + ("the data files" if also_copy else "its copy") in caplog.text
+    assert [note.noun for note in quarantine.notes(layout)] == ["manifest"]
+
+
+def test_process_that_writes_does_not_disown_settled_spans(
+    store: Store, layout: Layout, make_span: MakeSpan
+) -> None:
+    """It comes before any reader, and makes no empty manifest in place of one that is gone."""
+    _damage_manifest(layout)
+
+    _write(store, make_span, 2, 5)
+
+    assert not layout.manifest_path.exists()
+    assert len(_ids(store)) == 2 * SPANS + 5
+
+
+@pytest.mark.parametrize("how", ["settled", "dropped", "masked"])
+def test_footers_tell_what_a_file_stands_for(store: Store, make_span: MakeSpan, how: str) -> None:
+    """What was taken out of files does not come back with the old ones, nor are spans doubled."""
+    for batch in range(3):
+        store.add([make_span(attributes={c.ROLLOUT_ID: "some"})])
+        _write(store, make_span, batch)
+        store.settle()
+    layout = store.layout
+    assert layout is not None
+    if how == "dropped":
+        store.compact(rollout_ids=["some"])
+    elif how == "masked":
+        store.redact(patterns=["1eef"])
+    before = sorted(map(str, store.spans()))
+    old = len(_data_files(layout))
+
+    _damage_manifest(layout)
+
+    assert sorted(map(str, store.spans())) == before
+    assert len(before) == 3 * SPANS + (0 if how == "dropped" else 3)
+    assert (old > len(layout.read_manifest().live_files)) == (how != "settled")
+    assert store.settle() == settle.Settled()
+
+
+def test_damaged_data_file_does_not_stop_the_rest(store: Store, layout: Layout) -> None:
+    """What can be read is; the other is put aside as ever."""
+    _damage_manifest(layout)
+    path = _damage(layout, "another file's content")
+
+    assert len(_ids(store)) == SPANS
+    assert _is_put_aside(layout, path)
+
+
+def test_newer_version_is_refused(store: Store, layout: Layout) -> None:
+    """By name, with the command that helps, where only one file of a store is newer: none is read
+    half.
+    """
+    rows = [orjson.loads(line) for line in layout.manifest_path.read_bytes().splitlines()]
+    rows[0].pop("ends")
+    rows[1]["schema"] = 99
+    layout.manifest_path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows[:-1]))
+    with pytest.raises(StoreVersionError, match=r"traces\.duckdb has schema 99"):
+        store.connect()
+
+    path = _data_files(layout)[0]
+    duckdb.sql(f"COPY (FROM '{path}') TO '{path}' (FORMAT parquet, KV_METADATA {{schema: '99'}})")
+    _damage_manifest(layout)
+    with pytest.raises(StoreVersionError, match=r"spans-.*has schema 99.*pip install --upgrade"):
+        store.connect()
+    assert path.exists()
+
+
+def test_manifest_without_an_end_is_read_as_ever(store: Store, layout: Layout) -> None:
+    """As written before manifests had an end, and files a checksum."""
+    rows = [orjson.loads(line) for line in layout.manifest_path.read_bytes().splitlines()]
+    rows = [{"kind": "store", "schema": 1}, *rows[1:-1]]
+    for row in rows:
+        for name in ("checksum", "mtime_ns", "schema") if row["kind"] == "file" else ():
+            row.pop(name)
+    layout.manifest_path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    layout.manifest_copy.unlink()
+
+    assert len(_ids(store)) == 2 * SPANS
+    assert not layout.quarantine.exists()
+
+    _damage(layout, "cut off")
+
+    assert len(_ids(store)) == SPANS
+
+
+@pytest.mark.parametrize("also_copy", [False, True])
+def test_reader_that_may_not_write_reads_the_copy_of_the_manifest(
+    store: Store, layout: Layout, monkeypatch: pytest.MonkeyPatch, also_copy: bool
+) -> None:
+    """Or says what is damaged if there is none; mocked, for root may write everywhere."""
+    _damage_manifest(layout, "zeroed", also_copy=also_copy)
+    before = layout.manifest_path.read_bytes()
+
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(quarantine, "keep_manifest", refuse)
+
+    if also_copy:
+        with pytest.raises(StoreDamagedError, match=r"manifest\.ndjson is damaged"):
+            store.connect()
+    else:
+        assert len(_ids(store)) == 2 * SPANS
+    assert layout.manifest_path.read_bytes() == before
+
+
+def test_manifest_that_the_system_refuses_is_not_called_damaged(
+    store: Store, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An I/O error is said as one and changes nothing; mocked, as disks do it."""
+    layout.manifest_path.touch()
+    real = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path == layout.manifest_path:
+            raise OSError(5, "Input/output error")
+        return real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", refuse)
+        with pytest.raises(StoreError, match="Input/output error") as caught:
+            store.connect()
+
+    assert not isinstance(caught.value, StoreDamagedError)
+    assert lacks(layout) == {}
+
+
+def _change_version(path: Path) -> None:
+    """Flip a bit of the footer that DuckDB does not look at."""
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"DuckDB version", b"duckDB version"))
+
+
+def test_whole_row_groups_come_back(store: Store, make_span: MakeSpan) -> None:
+    """Of thirteen row groups one is damaged: the spans of all others are there again, once."""
+    _write(store, make_span, 0, 50_000)
+    store.settle()
+    layout = _drop_segments(store)
+    (path,) = _data_files(layout)
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(before.st_size // 10)
+        file.write(b"\xff" * 64)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    (note,) = store.repair()
+    (found,) = store.sql("SELECT count(*) AS n, count(DISTINCT span_id) AS d FROM spans")
+
+    assert note.why.startswith("the checksum of bytes")
+    assert found == {"n": note.recovered, "d": note.recovered}
+    assert (note.recovered + note.gone, note.missing) == (50_000, 0)
+    assert 0 < note.gone <= 2 * 4096  # a checksum's block may hold an end and a beginning
+    assert lacks(layout) == {}
+    assert store.repair() == []
+    assert (layout.quarantine / path.name).exists()
+
+
+@pytest.mark.parametrize("is_note_damaged", [False, True])
+def test_spans_that_stand_elsewhere_do_not_come_back_twice(
+    store: Store, layout: Layout, make_span: MakeSpan, is_note_damaged: bool
+) -> None:
+    """A bit in a footer that DuckDB still reads costs no span; those given anew are left out."""
+    path = _data_files(layout)[1]
+    _change_version(path)
+    assert len(store.spans().rows()) == SPANS
+    if is_note_damaged:
+        (layout.quarantine / f"{path.name}.json").write_bytes(b"rubbish")
+    spans = [make_span(trace_id=f"{2:032x}", span_id=f"{2:08x}{n:08x}") for n in range(40)]
+    store.add(spans)
+    store.writer().seal()
+
+    (note,) = store.repair()
+
+    assert note.recovered == SPANS - 40
+    assert len(_ids(store)) == len(set(_ids(store))) == 2 * SPANS
+
+
+@pytest.mark.parametrize("size", [0, 100, None])
+def test_file_without_footer_is_given_up(store: Store, layout: Layout, size: int | None) -> None:
+    """Nothing in it can be found any more, nor in one that is gone: its spans are counted."""
+    path = _data_files(layout)[-1]
+    if size is None:
+        path.unlink()
+    else:
+        os.truncate(path, size)
+
+    (note,) = store.repair()
+
+    assert (note.recovered, note.gone) == (0, SPANS)
+    assert len(store.spans().rows()) == SPANS
+    assert lacks(layout) == {}
+
+
+def test_copied_store_is_verified_once(store: Store, layout: Layout) -> None:
+    """Copies have other times of change: a repair notes them, and takes checksums not yet taken."""
+    whole = layout.read_manifest().files
+    old = (type(f)(f.name, 0, f.rows, f.size_bytes, 1, f.max_start_ns) for f in whole)
+    layout.write_manifest(Manifest(tuple(old)))
+
+    assert store.repair() == []
+
+    found = layout.read_manifest().files
+    assert [(f.checksum, f.mtime_ns) for f in found] == [(f.checksum, f.mtime_ns) for f in whole]
+
+
+def test_repair_waits_for_no_settler_for_ever(
+    store: Store, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so, and changes nothing."""
+    monkeypatch.setattr("lightning_otel.store.repair._WAIT_S", 0.05)
+
+    with (
+        damage.settler_elected(layout),
+        pytest.raises(StoreError, match="settled just now; try again"),
+    ):
+        store.repair()
+
+    assert quarantine.notes(layout) == []

@@ -11,6 +11,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.doctor.finding import Finding, note, ok, problem
 from lightning_otel.errors import LightningOtelError, NotInstalledError, StoreDamagedError
 from lightning_otel.store import damage, quarantine
+from lightning_otel.store.catalogue import find_catalogue_fault
 from lightning_otel.store.counts import MEANT
 from lightning_otel.store.layout import Layout
 from lightning_otel.types.wording import count_noun
@@ -121,10 +122,9 @@ def _contents(layout: Layout, store: Store) -> Iterator[Finding]:
 
 def _damages(layout: Layout, command: str) -> Iterator[Finding]:
     """Look for damage in every byte of the data files."""
-    if layout.catalogue.exists() and (fault := damage.catalogue_fault(layout)):
+    if layout.catalogue.exists() and (fault := find_catalogue_fault(layout)):
         yield problem("catalogue-damaged", f"{layout.catalogue} is damaged ({fault})", command)
-    manifest = layout.read_manifest()
-    found = damage.look(layout, manifest, is_thorough=True)
+    found = damage.look(layout, is_thorough=True)
     damage.avoid(layout, found)
     manifest = layout.read_manifest()
     rows = {file.name: file.rows for file in manifest.live_files}

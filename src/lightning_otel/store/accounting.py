@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreDamagedError, StoreError
 from lightning_otel.store.counts import PENDING, STORED, Accounting, account, added
-from lightning_otel.store.damage import avoid, avoided, look, reading
+from lightning_otel.store.damage import avoided, exclude_damage, reading
 from lightning_otel.store.packing import segment_counts
 from lightning_otel.store.sql import new_connection, quoted
 from lightning_otel.store.writer import writer_if_any
@@ -63,7 +63,7 @@ def _snapshot(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
 
     layout.require()
     for left in reversed(range(_TRIES)):
-        avoid(layout, look(layout, layout.read_manifest()))
+        exclude_damage(layout)
         manifest = layout.read_manifest()
         known = avoided(layout)
         paths = [path for path in layout.unsettled(manifest) if path.name not in known]

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.store.damage import write_empty_data
 from lightning_otel.store.layout import (
     EMPTY_DATA,
     EMPTY_LIVE,
@@ -27,6 +26,7 @@ from lightning_otel.store.spans import (
     IS_SPAN,
     ONE_LINE_EACH,
     SEGMENT_COLUMNS,
+    empty_data_statement,
     read_ndjson,
     rebuilt,
     settled_and_live,
@@ -70,18 +70,32 @@ def ensure_catalogue(layout: Layout) -> None:
             layout.make_folders()
     statements = catalogue_statements(layout)
     text = hashlib.sha256("\n".join(statements).encode()).hexdigest()
-    has_data = (layout.data / EMPTY_DATA).exists()
-    if has_data and _read_stamp(layout) == f"{text} {_state(layout.catalogue)}":
+    empty = layout.data / EMPTY_DATA
+    if _read_stamp(layout) == f"{text} {_state(layout.catalogue)} {_state(empty)}":
         return
     try:
-        write_empty_data(layout)  # anew: it names every column of this schema
         with new_connection() as con:
+            made = _new_path(layout, EMPTY_DATA)
+            con.execute(empty_data_statement(made))  # anew: it names every column of this schema
+            _put(made, empty)
             _write(con, layout, statements)
         made = _new_path(layout, STAMP)
-        write_private(made, f"{text} {_state(layout.catalogue)}".encode())
+        write_private(made, f"{text} {_state(layout.catalogue)} {_state(empty)}".encode())
         _put(made, layout.root / STAMP)
     except (OSError, duckdb.Error):
         log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
+
+
+def find_catalogue_fault(layout: Layout) -> str:
+    """Say why ``X.duckdb`` cannot be opened; empty if it can, or if that says nothing about it."""
+    import duckdb
+
+    try:
+        duckdb.connect(str(layout.catalogue), read_only=True).close()
+    except duckdb.Error as exc:
+        text = str(exc).partition("\n")[0]
+        return "" if "lock" in text or "Cannot open" in text else text
+    return ""
 
 
 def catalogue_statements(
@@ -168,10 +182,10 @@ def _unsettled(layout: Layout) -> str:
   WHERE parse_filename(file) NOT IN (SELECT name FROM {manifest} WHERE kind = 'segment'))"""
 
 
-def _state(catalogue: Path) -> str:
+def _state(path: Path) -> str:
     """Size and time of change, which tell whether somebody else wrote into it or damaged it."""
     try:
-        found = catalogue.stat()
+        found = path.stat()
     except OSError:
         return "missing"
     return f"{found.st_size} {found.st_mtime_ns}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel.errors import StoreError
 from lightning_otel.store.counts import added
 from lightning_otel.store.damage import look, remove
-from lightning_otel.store.layout import DataFile, Layout, Manifest
+from lightning_otel.store.layout import DataFile, Layout
 from lightning_otel.store.merge import Merge, TangledError
 from lightning_otel.store.parquet import SPILL, packing_connection
 from lightning_otel.store.retention import Expired, Retention, expire, live_files, store_bytes
@@ -174,7 +174,7 @@ def elected_alone(layout: Layout, wait_s: float) -> Iterator[None]:
 
 def put_damaged_aside(layout: Layout, files: Sequence[DataFile]) -> None:
     """Verify files before they are written anew, with a checksum that says they are whole."""
-    remove(layout, look(layout, Manifest(tuple(files)), is_thorough=True))
+    remove(layout, look(layout, files, is_thorough=True))
 
 
 def _open_names(layout: Layout) -> list[str]:

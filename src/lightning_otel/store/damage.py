@@ -1,34 +1,24 @@
 """Damage found by readers: which part of the store it is, put aside so that the rest is read.
 
-A file is called damaged only if its bytes were read and are wrong; what the system refuses just now
-(an I/O error, no more open files) says nothing about it. Whoever is not elected at that moment, or
-may not write, reads without the damaged part and leaves it where it is.
+A part is called damaged only if its bytes were read and are wrong; what the system refuses just now
+(an I/O error, no more open files) says nothing about it. A process that is not elected at that
+moment, or may not write, reads without the damaged part and leaves it where it is.
 """
 
 import contextlib
 import logging
 import os
 import shlex
-import tempfile
-from collections.abc import Collection, Iterator, Mapping
-from functools import cache
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError, StoreDamagedError, StoreError
 from lightning_otel.store import quarantine
-from lightning_otel.store.checksums import wounds_of
 from lightning_otel.store.election import settler_elected
-from lightning_otel.store.layout import (
-    EMPTY_DATA,
-    DataFile,
-    Layout,
-    Manifest,
-    write_private,
-)
-from lightning_otel.store.spans import empty_data_statement
-from lightning_otel.store.sql import keep_quiet, quoted
+from lightning_otel.store.layout import DataFile, Layout, Manifest
+from lightning_otel.store.sql import new_connection, quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -36,8 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SUFFIX: Final = ".parquet"
-_REFUSALS: Final = ("Cannot open file", "Could not read", "Could not seek", "Cannot access")
-"""Words of DuckDB for what the system refuses."""
 
 _avoided: dict[Path, set[str]] = {}
 """By store: files and segments known to be damaged that could not be put aside."""
@@ -51,7 +39,7 @@ _told: dict[Path, frozenset[str]] = {}
 
 @contextlib.contextmanager
 def reading(layout: Layout | None, verb: str = "read") -> Iterator[None]:
-    """A block in which a damaged file of the store is an error that names it.
+    """A block in which an error of DuckDB becomes one that says what of the store it is about.
 
     Args:
         layout: The store's paths; None if it has no files.
@@ -65,68 +53,83 @@ def reading(layout: Layout | None, verb: str = "read") -> Iterator[None]:
     try:
         yield
     except duckdb.Error as exc:
-        if layout is None:
-            raise _elsewhere(verb, exc) from exc
-        raise damage_of(exc, layout) or StoreError(
-            f"cannot {verb} {layout.catalogue}: {exc}; see: lightning-otel doctor"
-        ) from exc
+        raise explain(exc, layout, verb) from exc
 
 
-def _elsewhere(verb: str, exc: "duckdb.Error") -> StoreError:
-    return StoreError(
-        f"cannot {verb} the spans: {' '.join(str(exc).split())}; look after what holds them"
-    )
+def explain(exc: "duckdb.Error", layout: Layout | None, verb: str = "read") -> StoreError:
+    """Return the error that says what of a store one of DuckDB's is about.
 
-
-def damage_of(exc: "duckdb.Error", layout: Layout) -> StoreError | None:
-    """The error that names the damage behind one of DuckDB's; None if none is behind it.
-
-    What is damaged is put aside, so that who reads again reads the rest.
+    What is damaged is put aside, so that another attempt reads the rest.
     """
+    if layout is None:
+        text = " ".join(str(exc).split())
+        return StoreError(f"cannot {verb} the spans: {text}; look after what holds them")
     found = find_damage(exc, layout)
     if not found:
-        return None
+        return StoreError(f"cannot {verb} {layout.catalogue}: {exc}; see: lightning-otel doctor")
     avoid(layout, found)
     name, why = next(iter(found.items()))
+    folder = layout.data if name.endswith(_SUFFIX) else layout.live
     return StoreDamagedError(
-        f"cannot read {_place(layout, name)}, which is damaged ({why}); read again for all other "
+        f"cannot read {folder / name}, which is damaged ({why}); read again for all other "
         f"spans, and run: {repair_command(layout)}"
     )
 
 
+def find_damage(exc: "duckdb.Error", layout: Layout) -> dict[str, str]:
+    """Return what is damaged, and why, where one of DuckDB's errors may come from that."""
+    import duckdb
+
+    text = str(exc)
+    files: Sequence[DataFile] = layout.read_manifest().live_files
+    if f"{layout.data}/" in text:
+        files = [file for file in files if file.name in text]
+    # Errors of the Parquet reader that name no file have no class of their own, or name Parquet;
+    # those of a user's query have one, and are not worth a look at every file.
+    elif not (
+        type(exc) is duckdb.Error
+        or isinstance(exc, duckdb.OperationalError)
+        or "Parquet file" in text
+        or "maximum_object_size" in text
+    ):
+        return {}
+    return look(layout, files, is_thorough=True)
+
+
 def avoided(layout: Layout) -> frozenset[str]:
-    """Names of what this process reads without, as it lies damaged where it always lay."""
+    """Return names of what this process reads without, as it lies damaged where it always lay."""
     return frozenset(_avoided.get(layout.root, ()))
 
 
-def look(layout: Layout, manifest: Manifest, *, is_thorough: bool = False) -> dict[str, str]:
-    """Data files and segments that are damaged, and why; missing ones are not among them.
+def look(
+    layout: Layout, files: Sequence[DataFile] | None = None, *, is_thorough: bool = False
+) -> dict[str, str]:
+    """Return data files and segments that are damaged, and why; missing ones are not among them.
 
     A process reads each once (0.03 s for 14 MB), and of a segment what was appended since.
 
     Args:
         layout: The store's paths.
-        manifest: What is live.
+        files: Which data files; all that count by default.
         is_thorough: Read all once more, also files of older versions, which have no checksum.
 
     Raises:
         OSError: The store's folder cannot be read.
     """
+    manifest = layout.read_manifest()
     found: dict[str, str] = {}
-    folder = f"{layout.data}/"
-    for file in manifest.live_files:
+    for file in manifest.live_files if files is None else files:
+        path = layout.data / file.name
         try:
-            status = os.stat(folder + file.name)  # a Path costs ten times more, for each file
+            status = path.stat()
         except FileNotFoundError:
             continue
         stamp = status.st_size, status.st_mtime_ns
         is_as_made = stamp == (file.size_bytes, file.mtime_ns or status.st_mtime_ns)
-        path = layout.data / file.name
         is_known = _verified.get(path) == stamp or (is_as_made and not file.checksum)
         if is_known and not is_thorough:
             continue
-        why = fault_of(path, file)
-        if why:
+        if why := _fault_of(path, file):
             found[file.name] = why
         else:
             _verified[path] = stamp
@@ -135,6 +138,15 @@ def look(layout: Layout, manifest: Manifest, *, is_thorough: bool = False) -> di
         if _has_corrupt_lines(layout, path, is_thorough=is_thorough):
             found[path.name] = "it has a line that is not as written"
     return found
+
+
+def exclude_damage(layout: Layout) -> None:
+    """Verify what this process has not read yet, and read without what is damaged.
+
+    Raises:
+        OSError: The store's folder cannot be read.
+    """
+    avoid(layout, look(layout))
 
 
 def _has_corrupt_lines(layout: Layout, path: Path, *, is_thorough: bool) -> bool:
@@ -150,8 +162,26 @@ def _has_corrupt_lines(layout: Layout, path: Path, *, is_thorough: bool) -> bool
     return bool(ranges)
 
 
+def _fault_of(path: Path, file: DataFile) -> str:
+    """Say how a data file is damaged; empty if it is not, is gone, or cannot be read just now."""
+    import duckdb
+
+    try:
+        if file.checksum:
+            ranges = quarantine.find_corrupt_ranges(path, file.checksum)
+            places = ", ".join(f"{first} to {end}" for first, end in ranges[:3])
+            return f"the checksum of bytes {places} does not match" if ranges else ""
+        with new_connection() as con:
+            con.sql(f"SELECT bit_xor(hash(COLUMNS(*))) FROM {quoted(str(path))}").fetchall()
+    except (OSError, duckdb.OperationalError, duckdb.InterruptException):
+        return ""
+    except duckdb.Error as exc:
+        return str(exc).partition("\n")[0].replace(str(path), path.name)
+    return ""
+
+
 def missing(layout: Layout, manifest: Manifest) -> list[DataFile]:
-    """Live data files that are not there.
+    """Return live data files that are not there.
 
     Raises:
         OSError: The folder cannot be read.
@@ -173,8 +203,7 @@ def put_missing_aside(layout: Layout) -> None:
     waiting = {path.name for path in layout.segments()} if absent else set()
     held = {each.file for each in manifest.segments if each.name in waiting}
     moved = {name for name in absent if (layout.quarantine / name).exists()}
-    again = absent & (held | moved)
-    if again:
+    if again := absent & (held | moved):
         quarantine.put_aside(
             layout, {name: "it was moved" if name in moved else "it is missing" for name in again}
         )
@@ -200,17 +229,11 @@ def remove(layout: Layout, found: Mapping[str, str]) -> None:
     Raises:
         OSError: The store cannot be written.
     """
-    files = {name: why for name, why in found.items() if name.endswith(_SUFFIX)}
-    if EMPTY_DATA in files:
-        del files[EMPTY_DATA]
-        write_empty_data(layout)
-    # Looked at once more: another process may have put it aside, or put a whole one there.
-    listed = {file.name: file for file in layout.read_manifest().files}
-    files = {
-        name: why for name, why in files.items() if fault_of(layout.data / name, listed.get(name))
-    }
-    if files:
-        quarantine.put_aside(layout, files)
+    # Verified once more: another process may have put it aside, or put a whole one there.
+    files = [file for file in layout.read_manifest().files if file.name in found]
+    damaged = {file.name: _fault_of(layout.data / file.name, file) for file in files}
+    if damaged := {name: why for name, why in damaged.items() if why}:
+        quarantine.put_aside(layout, damaged)
     for name in found:
         if not name.endswith(_SUFFIX):
             with contextlib.suppress(FileNotFoundError):
@@ -243,7 +266,7 @@ def tell(layout: Layout, also: Collection[str] = ()) -> None:
 
 
 def repair_command(layout: Layout) -> str:
-    """The command line that gets back what it can in a store."""
+    """Return the command line that gets back what it can in a store."""
     try:
         is_default = Layout(config.store_path()).catalogue == layout.catalogue
     except LightningOtelError:  # a URL, or memory
@@ -253,121 +276,10 @@ def repair_command(layout: Layout) -> str:
 
 
 def lacks(layout: Layout) -> dict[str, int]:
-    """How many spans cannot be read for want of each damaged or missing part."""
+    """Return how many spans cannot be read for want of each damaged or missing part."""
     manifest = layout.read_manifest()
     rows = {file.name: file.rows for file in manifest.live_files}
     found = {name: rows.get(name, 0) for name in avoided(layout)}
     found.update({file.name: file.rows for file in missing(layout, manifest)})
     found.update({note.name: note.missing for note in quarantine.notes(layout) if note.is_open})
     return found
-
-
-def write_empty_data(layout: Layout) -> None:
-    """Write the data file without rows, in place of whatever stands there.
-
-    Raises:
-        OSError: The store cannot be written.
-    """
-    made = layout.new / f"{os.getpid()}-{os.urandom(4).hex()}-{EMPTY_DATA}"
-    write_private(made, _empty_data())
-    os.replace(made, layout.data / EMPTY_DATA)
-
-
-@cache
-def _empty_data() -> bytes:
-    """The content of a data file without rows: the same for every store, and 30 ms to be made."""
-    import duckdb
-
-    with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
-        path = Path(folder) / EMPTY_DATA
-        with duckdb.connect() as con:
-            con.execute(empty_data_statement(path))
-        return path.read_bytes()
-
-
-def find_damage(exc: "duckdb.Error", layout: Layout) -> dict[str, str]:
-    """What is damaged, by name, and why, where one of DuckDB's errors may come from that."""
-    import duckdb
-
-    text = str(exc)
-    if "maximum_object_size" in text:
-        return _corrupt(text, layout)
-    # Errors of the Parquet reader that name no file have no class of their own, or name Parquet;
-    # those of a user's query have one, and are not worth a look at every file.
-    is_nameless = (
-        type(exc) is duckdb.Error
-        or isinstance(exc, duckdb.OperationalError)
-        or "Parquet file" in text
-    )
-    suspects = sorted(layout.data.glob(f"*{_SUFFIX}"))
-    if not is_nameless or f"{layout.data}/" in text:
-        suspects = [path for path in suspects if str(path) in text]
-    if not suspects:
-        return {}
-    listed = {file.name: file for file in layout.read_manifest().files}
-    faults = ((path.name, fault_of(path, listed.get(path.name))) for path in suspects)
-    return {name: fault for name, fault in faults if fault}
-
-
-def catalogue_fault(layout: Layout) -> str:
-    """Why ``X.duckdb`` cannot be opened; empty if it can."""
-    import duckdb
-
-    try:
-        duckdb.connect(str(layout.catalogue), read_only=True).close()
-    except duckdb.IOException as exc:
-        text = str(exc).partition("\n")[0]
-        return "" if any(words in text for words in (*_REFUSALS, "lock")) else text
-    except duckdb.Error as exc:
-        return str(exc).partition("\n")[0]
-    return ""
-
-
-def fault_of(path: Path, file: DataFile | None = None) -> str:
-    """How a data file is damaged; empty if it is not, is gone, or cannot be read just now.
-
-    Args:
-        path: The file.
-        file: Its entry in the manifest, which may know its checksum.
-    """
-    try:
-        if file is not None and file.checksum:
-            return str(wounds_of(path, file.checksum) or "")
-        with path.open("rb") as content:  # what the system refuses is refused here too
-            while content.read(1 << 20):
-                pass
-    except OSError:
-        return ""
-    fault = _scan(path)
-    return fault if fault and _scan(path) == fault else ""
-
-
-def _scan(path: Path) -> str:
-    """Why DuckDB cannot read every value of a file; empty if it can, or the file is gone."""
-    import duckdb
-
-    try:
-        with duckdb.connect() as con:
-            keep_quiet(con)
-            con.execute(f"SELECT bit_xor(hash(COLUMNS(*))) FROM read_parquet({quoted(str(path))})")
-            con.fetchall()
-    except (duckdb.OutOfMemoryException, duckdb.InterruptException):
-        return ""
-    except duckdb.Error as exc:
-        text = str(exc).partition("\n")[0]
-        if not path.exists() or any(words in text for words in _REFUSALS):
-            return ""
-        return text.replace(str(path), path.name)
-    return ""
-
-
-def _corrupt(text: str, layout: Layout) -> dict[str, str]:
-    found = {}
-    for path in layout.segments():
-        if str(path) in text and _has_corrupt_lines(layout, path, is_thorough=True):
-            found[path.name] = "it has a line longer than any of ours"
-    return found
-
-
-def _place(layout: Layout, name: str) -> Path:
-    return (layout.data if name.endswith(_SUFFIX) else layout.live) / name

@@ -14,6 +14,7 @@ from lightning_otel.store.layout import DataFile, Layout, Manifest, SettledSegme
 from lightning_otel.store.parquet import (
     SPILL,
     STORED,
+    Origin,
     near_files,
     packing_connection,
     row_of,
@@ -59,7 +60,8 @@ def make_parquet(
         segments = _count_segments(con, paths)
         spans = with_gist(_BEGUN, (*COLUMNS, "began"))
         query = f"SELECT {STORED} FROM ({spans}) ORDER BY began, {ORDER}"
-        file = write_file(con, layout, query)
+        origin = Origin({each.name: each.rows for each in segments})
+        file = write_file(con, layout, query, origin)
     name = file.name if file else ""
     return file, [replace(each, file=name if each.rows else "") for each in segments]
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from lightning_otel.store.checksums import checksum_of
 from lightning_otel.store.damage import avoided
 from lightning_otel.store.gist import GIST
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, Manifest
+from lightning_otel.store.quarantine import checksum_of
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.spans import SAME_SPAN_NS
 from lightning_otel.store.sql import keep_quiet, listed, quoted

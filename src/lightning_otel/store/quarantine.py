@@ -1,4 +1,4 @@
-"""What is damaged is put aside, with a note of what it was and why; the rest stays readable.
+"""Damaged parts of a store, found by their checksums and put aside with a note.
 
 ``quarantine/`` holds the damaged parts and beside each a note, ``NAME.json``. A note is open while
 spans are missing that it may be possible to get back. Nothing in here imports DuckDB.
@@ -6,6 +6,7 @@ spans are missing that it may be possible to get back. Nothing in here imports D
 
 import contextlib
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Final, Literal
 
 import orjson
 
-from lightning_otel.store.layout import DataFile, Layout, now_us, write_private
+from lightning_otel.store.layout import DataFile, Layout, now_us, total_bytes, write_private
 from lightning_otel.store.lines import MAX_RECORD_BYTES, control_line, is_corrupt, parsed
+from lightning_otel.types.wording import count_noun
 
 DAMAGED: Final = "damaged"
 """The record that stands where a damaged line stood, so that it is counted."""
@@ -25,7 +27,62 @@ _SPAN: Final = b'{"record":"span"'
 _NOTE: Final = ".json"
 _LONGEST_LINE: Final = 2 * MAX_RECORD_BYTES
 _CHUNK: Final = 1 << 20
-_RECORDS: Final = frozenset({"span", "start", "seal", "count"})
+_CONTROLS: Final = frozenset({"seal", "count", DAMAGED})
+_CHECK: Final = b',"crc":"'
+_SMALLEST_BLOCK: Final = 4096
+_MOST_BLOCKS: Final = 32
+"""Each costs eight letters in the manifest, which every reader reads."""
+
+Range = tuple[int, int]
+"""The first byte, and one past the last."""
+
+
+def checksum_of(path: Path) -> str:
+    """Return the length of a block, of a data file and of its footer, and each block's CRC-32.
+
+    Neither Parquet pages as DuckDB writes them nor zstd have checksums: of 60 single bits flipped
+    in pages 42 changed values in silence. Blocks tell which row groups are whole.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        tail = os.pread(file.fileno(), 8, max(0, size - 8))
+        footer = min(size, int.from_bytes(tail[:4], "little") + 8)
+        block = _SMALLEST_BLOCK
+        while block * _MOST_BLOCKS < size - footer:
+            block *= 2
+        sums = [_sum(file.fileno(), each) for each in _blocks(size, footer, block)]
+    return f"{block:x}.{size:x}.{footer:x}." + "".join(sums)
+
+
+def find_corrupt_ranges(path: Path, checksum: str) -> list[Range]:
+    """Return the bytes of a data file that are not as they were when its checksum was taken.
+
+    Raises:
+        OSError: The file cannot be read, which says nothing about damage.
+    """
+    lengths, _, sums = checksum.rpartition(".")
+    block, size, footer = (int(each, 16) for each in lengths.split("."))
+    with path.open("rb") as file:
+        if (found := file.seek(0, os.SEEK_END)) != size:
+            return [(0, max(found, size))]
+        return [
+            each
+            for number, each in enumerate(_blocks(size, footer, block))
+            if _sum(file.fileno(), each) != sums[8 * number : 8 * number + 8]
+        ]
+
+
+def _blocks(size: int, footer: int, block: int) -> list[Range]:
+    body = size - footer
+    found = [(first, min(body, first + block)) for first in range(0, body, block)]
+    return [*found, (body, size)]
+
+
+def _sum(descriptor: int, each: Range) -> str:
+    return f"{zlib.crc32(os.pread(descriptor, each[1] - each[0], each[0])):08x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +144,11 @@ def write_note(layout: Layout, note: Note) -> None:
     os.replace(made, layout.quarantine / (note.name + _NOTE))
 
 
-def put_aside(layout: Layout, damaged: Mapping[str, str]) -> list[Note]:
+def put_aside(layout: Layout, damaged: Mapping[str, str]) -> None:
     """Move data files into quarantine; what segments still hold of their spans counts from there.
 
     Only for the elected settler. It may die at any point: a file that is listed and already moved
-    is taken out of the manifest by whoever comes next.
+    is taken out of the manifest by the next one.
 
     Args:
         layout: The store's paths.
@@ -105,30 +162,27 @@ def put_aside(layout: Layout, damaged: Mapping[str, str]) -> list[Note]:
     listed = {file.name: file for file in manifest.live_files}
     waiting = {path.name for path in layout.segments()}
     known = {note.name: note.why for note in notes(layout)}
-    found = []
+    now = now_us()
     for name, why in damaged.items():
         file = listed.get(name)
-        kept = [each for each in manifest.segments if each.name in waiting and each.file == name]
         rows = file.rows if file else 0
-        missing = max(0, rows - sum(each.rows for each in kept))
-        size = 0
-        with contextlib.suppress(FileNotFoundError):
-            size = (layout.data / name).stat().st_size
+        held = (e.rows for e in manifest.segments if e.name in waiting and e.file == name)
+        missing = max(0, rows - sum(held))
+        path = layout.data / name
         note = Note(
             name,
             "data file",
-            known.get(name, why),  # whoever moved it knew it better
-            now_us(),
+            known.get(name, why),  # the process that moved it knew it better
+            now,
             rows=rows,
             missing=missing,
-            size_bytes=size,
+            size_bytes=total_bytes([path]),
             file=file,
-            resolved_us=None if missing else now_us(),
+            resolved_us=None if missing else now,
         )
         write_note(layout, note)
         with contextlib.suppress(FileNotFoundError):
-            os.replace(layout.data / name, layout.quarantine / name)
-        found.append(note)
+            os.replace(path, layout.quarantine / name)
     left = listed.keys() - damaged.keys()
     layout.write_manifest(
         replace(
@@ -142,15 +196,17 @@ def put_aside(layout: Layout, damaged: Mapping[str, str]) -> list[Note]:
             ),
         )
     )
-    return found
 
 
-def find_corrupt_lines(path: Path, start: int = 0) -> tuple[list[tuple[int, int]], int]:
+def find_corrupt_lines(
+    path: Path, start: int = 0, *, is_closed: bool = False
+) -> tuple[list[Range], int]:
     """Find lines that are not as their checksum says, or too long for a reader's query.
 
     Args:
         path: A segment.
         start: Where to begin: at the beginning of a line.
+        is_closed: Nobody writes to it any more; then lines that are no records are found too.
 
     Returns:
         First byte and one past the last of each, and where the last whole line ends.
@@ -158,16 +214,16 @@ def find_corrupt_lines(path: Path, start: int = 0) -> tuple[list[tuple[int, int]
     Raises:
         OSError: It cannot be read.
     """
-    found: list[tuple[int, int]] = []
+    found: list[Range] = []
     first = start
     with path.open("rb") as file:
         file.seek(start)
         while line := file.readline(_LONGEST_LINE + 1):
             end = first + len(line)
             is_overlong = len(line) > _LONGEST_LINE
-            while not line.endswith(b"\n") and (line := file.readline(_CHUNK)):
-                end += len(line)
-            if is_overlong or (len(line) > len(_MARKER) and is_corrupt(line[:-1])):
+            while not line.endswith(b"\n") and (more := file.readline(_CHUNK)):
+                end, line = end + len(more), more
+            if is_overlong or _is_damaged(line, is_closed=is_closed):
                 found.append((first, end - line.endswith(b"\n")))
             elif not line.endswith(b"\n"):
                 break  # its process is still writing it
@@ -175,55 +231,49 @@ def find_corrupt_lines(path: Path, start: int = 0) -> tuple[list[tuple[int, int]
     return found, first
 
 
-def put_aside_lines(layout: Layout, path: Path) -> list[Note]:
-    """Move the corrupt lines of a segment into quarantine, and say in their place that one was.
+def put_aside_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> Note | None:
+    """Move the corrupt lines of a segment into quarantine, and say in their places that one was.
 
     The segment is changed where it is, in place: its process may go on appending to it.
 
     Args:
         layout: The store's paths.
         path: The segment.
+        is_closed: Nobody writes to it any more.
 
     Raises:
         OSError: The store cannot be read or written.
     """
-    ranges, _ = find_corrupt_lines(path)
-    made = []
-    for first, end in ranges:
-        _make_folder(layout)
-        name = f"{path.name}-{first}.line"
-        kept = layout.quarantine / name
-        _copy_range(path, kept, first, end)
-        with kept.open("rb") as file:
-            is_span = file.read(len(_SPAN)) == _SPAN
-        why = f"a line of {end - first} bytes, at byte {first} of {path.name}, is not as written"
-        now = now_us()
-        note = Note(
-            name, "lines", why, now, rows=is_span, gone=is_span, size_bytes=end - first,
-            resolved_us=now,
-        )  # fmt: skip
-        write_note(layout, note)
-        _blank(path, first, end)
-        made.append(note)
-    return made
-
-
-def keep_damaged_lines(layout: Layout, path: Path) -> None:
-    """Copy the lines of a segment that are no records into quarantine, before it is taken away.
-
-    Raises:
-        OSError: The store cannot be read or written.
-    """
-    lines = [line for line in path.read_bytes().split(b"\n") if line.strip() and _is_damaged(line)]
-    text = b"\n".join(lines)
+    ranges, _ = find_corrupt_lines(path, is_closed=is_closed)
+    if not ranges:
+        return None
     _make_folder(layout)
-    kept = layout.quarantine / f"{path.name}.lines"
+    kept = layout.quarantine / f"{path.name}-{ranges[0][0]}.lines"
     kept.unlink(missing_ok=True)
-    write_private(kept, text)
-    why = f"{len(lines)} lines of {path.name} that are no records"
+    write_private(kept, b"")
+    spans = 0
+    with path.open("rb") as source, kept.open("ab") as target:
+        for first, end in ranges:
+            source.seek(first)
+            spans += source.read(len(_SPAN)) == _SPAN
+            for at in range(first, end, _CHUNK):
+                source.seek(at)
+                target.write(source.read(min(_CHUNK, end - at)))
+            target.write(b"\n")
+        target.flush()
+        os.fsync(target.fileno())
+        size = target.tell()
     now = now_us()
-    note = Note(kept.name, "lines", why, now, size_bytes=len(text), resolved_us=now)
+    why = f"{count_noun(len(ranges), 'line')} of {path.name} not as written, the first at byte "
+    note = Note(
+        kept.name, "lines", f"{why}{ranges[0][0]}", now, rows=spans, gone=spans, size_bytes=size,
+        resolved_us=now,
+    )  # fmt: skip
     write_note(layout, note)
+    for first, end in ranges:
+        if end - first >= len(_MARKER) - 1:  # readers step over a shorter one
+            _blank(path, first, end)
+    return note
 
 
 def keep_manifest(layout: Layout, why: str) -> None:
@@ -259,28 +309,13 @@ def _make_folder(layout: Layout) -> None:
     layout.quarantine.mkdir(mode=0o700, exist_ok=True)
 
 
-def _is_damaged(line: bytes) -> bool:
+def _is_damaged(line: bytes, *, is_closed: bool) -> bool:
+    line = line.strip()
+    if not is_closed or not line or _CHECK in line[-18:]:
+        return len(line) >= len(_MARKER) and is_corrupt(line)
     record = parsed(line)
-    kind = record.get("record")
-    if kind in ("seal", "count", DAMAGED):
-        return False
-    ids = all(isinstance(record.get(name), str) for name in ("trace_id", "span_id"))
-    return kind not in _RECORDS or not ids or type(record.get("start_ns")) is not int
-
-
-def _copy_range(path: Path, kept: Path, first: int, end: int) -> None:
-    kept.unlink(missing_ok=True)
-    write_private(kept, b"")
-    with path.open("rb") as source, kept.open("ab") as target:
-        source.seek(first)
-        while first < end:
-            chunk = source.read(min(_CHUNK, end - first))
-            if not chunk:
-                break
-            target.write(chunk)
-            first += len(chunk)
-        target.flush()
-        os.fsync(target.fileno())
+    ids = [type(record.get(name)) for name in ("trace_id", "span_id", "start_ns")]
+    return record.get("record") not in _CONTROLS and ids != [str, str, int]
 
 
 def _blank(path: Path, first: int, end: int) -> None:

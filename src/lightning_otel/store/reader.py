@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsInt, TypeVar
 
 from lightning_otel.errors import StoreDamagedError, StoreError
-from lightning_otel.store.damage import avoid, damage_of, find_damage, tell
+from lightning_otel.store.damage import avoid, explain, find_damage, tell
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.snapshot import Snapshot
 
@@ -101,14 +101,9 @@ class Reader(_Connection):
         if self._layout is not None and self._snapshot != Snapshot.take(self._layout):
             self._snapshot = None
 
-    def error(self, exc: "duckdb.Error", verb: str = "read") -> StoreError:
+    def error(self, exc: "duckdb.Error") -> StoreError:
         """Return the error that says what of the store one of DuckDB's is about."""
-        if self._layout is None:
-            text = " ".join(str(exc).split())
-            return StoreError(f"cannot {verb} the spans: {text}; look after what holds them")
-        return damage_of(exc, self._layout) or StoreError(
-            f"cannot {verb} {self._layout.catalogue}: {exc}; see: lightning-otel doctor"
-        )
+        return explain(exc, self._layout)
 
     def execute(  # type: ignore[override]
         self, query: str, parameters: Sequence[object] = ()

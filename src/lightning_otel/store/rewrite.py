@@ -183,6 +183,8 @@ class Copy(Producer):
         keep: str = "true",
         transform: Transform | None = None,
         scope: str = "true",
+        folder: Path | None = None,
+        corrupt: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Name the file; nothing is read yet.
 
@@ -194,9 +196,13 @@ class Copy(Producer):
             keep: A condition of SQL for the rows that stay.
             transform: Applied to spans.
             scope: A condition of SQL for the rows that it is applied to.
+            folder: Where the file lies, if not where it belongs: it is damaged then, and row groups
+                that cannot be read are left out.
+            corrupt: First byte and one past the last of ranges that are not as written.
         """
         super().__init__(con, layout, (file,), step)
-        self._folder = layout.data
+        self._folder = folder or layout.data
+        self._corrupt = corrupt
         self._keep = keep
         self._transform = transform
         self._scope = scope
@@ -208,17 +214,24 @@ class Copy(Producer):
 
     def gather(self, slice_bytes: int) -> list[Path]:
         """Write the rows as they stand."""
+        import duckdb
+
         gathered = []
         for number, part in enumerate(self.parts(slice_bytes)):
             path = self._slice_path(number)
-            if self._has_copied(part, path):
+            if any(first < part.end_byte and end > part.first_byte for first, end in self._corrupt):
+                continue
+            try:
+                self._write_slice(self._select_spans(part), "file_row_number", path)
+            except duckdb.OutOfMemoryException:
+                raise
+            except duckdb.Error:
+                if self._folder == self._layout.data:
+                    raise
+            else:
                 gathered.append(path)
             self._step(part.end_row - part.first_row)
         return gathered
-
-    def _has_copied(self, part: RowGroup, path: Path) -> bool:
-        self._write_slice(self._select_spans(part), "file_row_number", path)
-        return True
 
     def parts(self, slice_bytes: int = SLICE_BYTES) -> Iterator[RowGroup]:
         """Yield row groups, cut where they hold more than may be held at once."""

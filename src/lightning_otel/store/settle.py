@@ -31,7 +31,7 @@ from lightning_otel.store.layout import (
 )
 from lightning_otel.store.packing import make_parquet
 from lightning_otel.store.parquet import SPILL, sync
-from lightning_otel.store.quarantine import keep_damaged_lines, notes, put_aside_lines
+from lightning_otel.store.quarantine import notes, put_aside_lines
 from lightning_otel.store.rebuild import restore
 from lightning_otel.store.segment import boot_id
 
@@ -182,27 +182,15 @@ def _list_batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def _settle_batch(layout: Layout, paths: Sequence[Path]) -> int:
-    manifest, (file, segments) = _make_file(layout, paths)
-    if file is not None:
-        os.replace(layout.new / file.name, layout.data / file.name)
-        sync(layout.data)
-    _commit_batch(layout, manifest, file, segments)
-    return file.rows if file else 0
-
-
-def _make_file(
-    layout: Layout, paths: Sequence[Path]
-) -> tuple[Manifest, tuple[DataFile | None, list[SettledSegment]]]:
-    """Return the manifest without damaged files, and a file made beside what it lists."""
     import duckdb
 
     for path in paths:
-        put_aside_lines(layout, path)
+        put_aside_lines(layout, path, is_closed=True)
     done: set[str] = set()
     while True:
         manifest = layout.read_manifest()
         try:
-            made = make_parquet(layout, manifest, paths)
+            file, segments = make_parquet(layout, manifest, paths)
             break
         except duckdb.Error as exc:
             found = find_damage(exc, layout)
@@ -210,10 +198,11 @@ def _make_file(
                 raise
             done |= found.keys()
             remove(layout, found)
-    for path, segment in zip(paths, made[1], strict=True):
-        if segment.damaged:
-            keep_damaged_lines(layout, path)
-    return manifest, made
+    if file is not None:
+        os.replace(layout.new / file.name, layout.data / file.name)
+        sync(layout.data)
+    _commit_batch(layout, manifest, file, segments)
+    return file.rows if file else 0
 
 
 def _commit_batch(

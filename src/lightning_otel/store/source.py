@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
-from lightning_otel.store.damage import avoid, look
+from lightning_otel.store.damage import exclude_damage
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.layout import MEMORY, Layout, now_us
 from lightning_otel.store.live import living
@@ -232,7 +232,7 @@ def prepare(layout: Layout) -> None:
     if writer is not None:
         writer.flush()  # what this process recorded is found, however slow the disk
     mend_manifest(layout)
-    avoid(layout, look(layout, layout.read_manifest()))
+    exclude_damage(layout)
     ensure_catalogue(layout)
 
 

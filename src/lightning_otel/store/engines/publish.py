@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreError
-from lightning_otel.store.damage import avoid, damage_of, look
+from lightning_otel.store.damage import exclude_damage, explain, find_damage
 from lightning_otel.store.engines.ducklake import (
     LAKE,
     POSTGRES,
@@ -91,7 +91,7 @@ def publish(layout: Layout, address: LakeAddress, *, is_rest_included: bool = Fa
     layout.require()
     with _publisher_elected(layout) as publisher:
         settle(layout, wait_s=_WAIT_S)
-        avoid(layout, look(layout, layout.read_manifest()))  # damage stays here
+        exclude_damage(layout)  # damage stays here
         planned = _plan(layout, is_rest_included=is_rest_included)
         manifest = layout.read_manifest()
         waiting = sum(file.rows for file in manifest.live_files if not file.publication)
@@ -315,8 +315,10 @@ def _write(con: "duckdb.DuckDBPyConnection", layout: Layout, publication: str, p
             _copy(con, files, place)
         except duckdb.Error as exc:
             # Compaction puts others in their place, and takes them away a minute later.
+            if find_damage(exc, layout):
+                raise explain(exc, layout) from exc
             if not left or all(file.exists() for file in files):
-                raise damage_of(exc, layout) or exc from exc
+                raise
         else:
             return True
     raise AssertionError("the last time returns or raises")
