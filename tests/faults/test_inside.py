@@ -10,7 +10,7 @@ from tests.faults.harness import Host
 HOST = """
 import importlib, inspect, logging
 logging.disable()  # the first fault is a warning, with its traceback
-MODULES = ("exporters.duckdb", "store.writer", "store.appender", "store.backlog", "store.counts",
+MODULES = ("exporters.duckdb", "store.writer", "store.segment", "store.counts",
            "store.segment", "store.lines", "store.values", "store.sdk", "store.schema",
            "store.layout")
 ENTRIES = {"on_start", "on_end", "shutdown", "force_flush", "__del__"}  # what holds the fence

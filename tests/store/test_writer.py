@@ -20,8 +20,6 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import Tracer
 
 from lightning_otel import Store, auto_trace, operation
-from lightning_otel.store import appender as appender_module
-from lightning_otel.store import backlog as backlog_module
 from lightning_otel.store import writer as writer_module
 from lightning_otel.store.counts import Accounting
 from lightning_otel.store.layout import Layout
@@ -98,7 +96,7 @@ def test_writer_rotates_a_full_segment(
     layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The full one is sealed, and the next one knows every span still open."""
-    monkeypatch.setattr(appender_module, "ROTATE_BYTES", 4_000)
+    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 4_000)
     root = tracer.start_span("root")
     for number in range(20):
         tracer.start_span(f"step {number}").end()
@@ -123,13 +121,13 @@ def test_writer_does_not_rotate_without_room_for_the_seal(
 ) -> None:
     """Unsealed, the open spans of the full segment would be taken for those of a dead process."""
     root = tracer.start_span("root")
-    monkeypatch.setattr(appender_module, "ROTATE_BYTES", 1)
+    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 1)
     append = Segment.append
 
-    def without_room_for_seals(self: Segment, lines: bytes) -> bool:
+    def without_room_for_seals(self: Segment, lines: bytes, **named: Any) -> bool:
         if b'"seal"' in lines:
             raise OSError(28, "no space left")
-        return append(self, lines)
+        return append(self, lines, **named)
 
     # A patch, because the disk must fill up between two writes.
     monkeypatch.setattr(Segment, "append", without_room_for_seals)
@@ -219,7 +217,7 @@ def test_writer_by_twenty_threads_loses_and_mixes_nothing(
     layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every span of every thread is there once, each start and end with a number of its own."""
-    monkeypatch.setattr(appender_module, "ROTATE_BYTES", 200_000)
+    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 200_000)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
 
@@ -316,7 +314,7 @@ def test_writer_counts_what_it_cannot_hold(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Ended is stored plus lost at every moment, and the loss is noted in the segment."""
-    monkeypatch.setattr(backlog_module, "PENDING_BYTES", 5_000)
+    monkeypatch.setattr(writer_module, "PENDING_BYTES", 5_000)
     layout.live.rename(layout.root / "away")
     layout.live.write_text("in the way")
 
@@ -465,11 +463,11 @@ def test_writer_survives_a_log_handler_that_makes_spans(
             thread.join(10)
 
     handler = Handler()
-    appender_module.log.addHandler(handler)
+    writer_module.log.addHandler(handler)
     try:
         tracer.start_span("first").end()
     finally:
-        appender_module.log.removeHandler(handler)
+        writer_module.log.removeHandler(handler)
     layout.live.unlink()
     (layout.root / "away").rename(layout.live)
     tracer.start_span("last").end()

@@ -5,20 +5,32 @@ import errno
 import fcntl
 import logging
 import os
+import resource
 import stat
+import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout
-from lightning_otel.store.lines import START, reserved_line
+from lightning_otel.store.lines import reserved_line
 
 log = logging.getLogger(__name__)
 
 _CLOSE: Final = stat.S_IXUSR
 _FAR: Final = 700
 _OPEN_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+SLOW_S: Final = 0.5
+"""A write that took longer means a disk that hangs."""
+LONG_S: Final = 0.02
+"""Shorter writes are never looked at."""
+_SHARE: Final = 0.25
+"""Of the last second: what long writes may take of it before the disk is left alone."""
+_WORK_SHARE: Final = 0.1
+"""A process that worked for more of a long write's time waited for its interpreter, not a disk."""
+_LONGEST_REST_S: Final = 30.0
 
 
 def boot_id() -> str:
@@ -59,6 +71,7 @@ class Segment:
         self.size_bytes = 0
         self.is_asked_to_close = False
         self.has_last_word = False
+        self._is_torn = False
         self._descriptor = _out_of_reach(os.open(made, _OPEN_FLAGS, 0o600))
         self._is_out_of_reach = self._descriptor >= _FAR
         self._inode = os.fstat(self._descriptor).st_ino
@@ -72,17 +85,45 @@ class Segment:
             made.unlink(missing_ok=True)
             raise
 
-    def is_intact(self) -> bool:
-        """Whether the file is still there, and the descriptor still ours.
+    def append(self, lines: bytes, *, is_checked: bool = True) -> bool:
+        """Write whole lines, or nothing; False if the file is not there or not ours any more.
 
         A user may remove the store, and a program that becomes a daemon closes every descriptor;
         what it opens next gets the same number.
+
+        Args:
+            lines: The lines.
+            is_checked: False for a started span alone: the line of its end is what counts.
+
+        Raises:
+            OSError: The disk is full or gone; the file ends as it ended before.
         """
+        if (is_checked or self._is_torn or not self._is_out_of_reach) and not self._is_ours():
+            return False
+        self._is_torn = True
+        try:
+            written = os.write(self._descriptor, lines)
+            if written != len(lines):
+                raise OSError(errno.ENOSPC, "short write, no space left")
+        except OSError as exc:
+            if exc.errno == errno.EBADF:
+                return False
+            self._is_ours()  # a torn line would swallow the next one
+            raise
+        # With no call after it: a signal handler may raise at any.
+        self.size_bytes += written
+        self._is_torn = False
+        return True
+
+    def _is_ours(self) -> bool:
+        """Look at the file, and cut off what a refused or interrupted write left there."""
         try:
             found = os.fstat(self._descriptor)
+            is_ours = found.st_ino == self._inode and found.st_nlink > 0
+            if is_ours and self._is_torn and found.st_size > self.size_bytes:
+                os.ftruncate(self._descriptor, self.size_bytes)
         except OSError:
             return False
-        is_ours = found.st_ino == self._inode and found.st_nlink > 0
         self.is_asked_to_close = is_ours and bool(found.st_mode & _CLOSE)
         return is_ours
 
@@ -94,53 +135,19 @@ class Segment:
             return False
         return found.st_ino == self._inode and found.st_nlink == 0
 
-    def take_back(self) -> None:
-        """Cut off what a refused or interrupted :meth:`append` wrote: it counts as unwritten.
+    def write_last_word(self, counts: Mapping[str, int]) -> None:
+        """Write counts into the room kept for them, if the file is there; empty ones take it back.
 
-        A signal handler that raises, as Ctrl-C does, may leave it after the write.
+        On a full disk, too, as it takes no room.
         """
         with contextlib.suppress(OSError):
-            found = os.fstat(self._descriptor)
-            if found.st_ino == self._inode and found.st_size > self.size_bytes:
-                os.ftruncate(self._descriptor, self.size_bytes)
-
-    def append(self, lines: bytes) -> bool:
-        """Write whole lines, or nothing; False if the file is not there or not ours any more.
-
-        For a started span nobody looks whether the file is there: the line of its end is what
-        counts, and does.
-
-        Raises:
-            OSError: The disk is full or gone; the file ends as it ended before.
-        """
-        is_start = self._is_out_of_reach and lines.startswith(START)
-        if not is_start and not self.is_intact():
-            return False
-        try:
-            written = os.write(self._descriptor, lines)
-            if written != len(lines):
-                raise OSError(errno.ENOSPC, "short write, no space left")
-        except OSError as exc:
-            if exc.errno == errno.EBADF:
-                return False
-            self.take_back()  # a torn line would swallow the next one
-            raise
-        self.size_bytes += written
-        return True
-
-    def write_last_word(self, counts: Mapping[str, int]) -> None:
-        """Write counts into the room kept for them; empty ones take back what stood there.
-
-        Raises:
-            OSError: The file is gone, or cannot be written even there.
-        """
-        # Not the descriptor that appends: on Linux it does so wherever one asks it to write.
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.pwrite(descriptor, reserved_line(counts), 0)
-        finally:
-            os.close(descriptor)
-        self.has_last_word = bool(counts)
+            # Not the descriptor that appends: on Linux it does so wherever one asks it to write.
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.pwrite(descriptor, reserved_line(counts), 0)
+                self.has_last_word = bool(counts)
+            finally:
+                os.close(descriptor)
 
     def close(self) -> None:
         """Close the file, which frees its lock unless a parent process still holds it."""
@@ -152,6 +159,60 @@ class Segment:
         """Close the file and take it away."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+class Pace:
+    """How quick a disk is, and how long one that is slow is left alone.
+
+    Attributes:
+        rest_until: When it may be asked again, by the monotonic clock; 0 if it is quick.
+    """
+
+    def __init__(self) -> None:
+        self.rest_until = 0.0
+        self._watched_until = 0.0
+        self._slow_in_a_row = 0
+        self._long_s = 0.0
+        self._long_at = 0.0
+
+    def is_resting(self) -> bool:
+        """Whether the disk was slow and is left alone for now."""
+        return self.rest_until > 0.0 and time.monotonic() < self.rest_until
+
+    def work_before(self) -> tuple[float, int] | None:
+        """Return the processor time and the waits so far, for a write soon after a long one."""
+        if self._watched_until and time.monotonic() < self._watched_until:
+            return time.process_time(), _waits()
+        return None
+
+    def is_slow(self, took_s: float, before: tuple[float, int] | None) -> bool:
+        """Note how long a write took; whether the disk is slow, which is left alone then.
+
+        It is if one write hung, or long ones take too much of a second.
+        """
+        now = time.monotonic()
+        if took_s <= LONG_S:
+            self._slow_in_a_row, self.rest_until = 0, 0.0
+            return False
+        self._watched_until = now + 1.0
+        is_slow = took_s > SLOW_S
+        is_waiting = before is not None and _waits() != before[1]  # else others had the processor
+        if before and is_waiting and time.process_time() - before[0] < took_s * _WORK_SHARE:
+            left = max(0.0, 1.0 - (now - self._long_at))
+            self._long_s, self._long_at = self._long_s * left + took_s, now
+            is_slow = is_slow or self._long_s > _SHARE
+        if is_slow:
+            rest_s = min(took_s * (1 << min(self._slow_in_a_row, 8)), _LONGEST_REST_S)
+            self._slow_in_a_row += 1
+            self.rest_until = now + rest_s
+            self._watched_until = self.rest_until + 1.0
+        return is_slow
+
+
+def _waits() -> int:
+    """Return how often this thread gave up the processor of itself, as for a disk."""
+    who = getattr(resource, "RUSAGE_THREAD", None)  # Linux and FreeBSD alone
+    return time.monotonic_ns() if who is None else resource.getrusage(who).ru_nvcsw
 
 
 def _out_of_reach(descriptor: int) -> int:
