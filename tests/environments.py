@@ -123,7 +123,7 @@ ENVIRONMENTS = {
         ("openai-agents", "openai", "opentelemetry-sdk"),
     ),
     "crewai": Environment(
-        ("crewai[litellm]>=1.15",),
+        ("crewai[litellm]>=1.15", "sqlalchemy>=2.0.40"),
         (
             "tests/instrumentors/crewai",
             "tests/instrumentors/contract",
@@ -135,7 +135,7 @@ ENVIRONMENTS = {
         ("crewai", "litellm", "openai"),
     ),
     "ag2": Environment(
-        ("ag2[openai]>=0.14,<1",),
+        ("ag2[openai]>=0.14,<1", "sqlalchemy>=2.0.40"),
         (
             "tests/instrumentors/ag2/test_classic.py",
             "tests/instrumentors/contract",
@@ -164,7 +164,7 @@ ENVIRONMENTS = {
     ),
     "litellm": Environment(
         # Without mcp, completion() of 1.106 cannot take tools.
-        ("litellm[mcp]>=1.106",),
+        ("litellm[mcp]>=1.106", "sqlalchemy>=2.0.40"),
         ("tests/instrumentors/litellm", "tests/instrumentors/contract", example("litellm_loop")),
         ("litellm", "openai"),
     ),

@@ -23,12 +23,12 @@ ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = {
     "L13": ("tests/processes/test_loss.py::test_eight_writers_and_a_reader_agree",),
     "L15": ("tests/store/test_settle.py",),
     "I1": ("tests/instrumentors/openai/test_surfaces.py",),
-    "I2": ("tests/instrumentors/openai/test_failures.py", "tests/instrumentors/test_context.py"),
+    "I2": ("tests/instrumentors/contract", "tests/instrumentors/test_context.py"),
     "I3": ("tests/instrumentors/openai/test_failures.py",),
-    "I4": ("tests/instrumentors/openai/test_init.py",),
+    "I4": ("tests/instrumentors/contract", "tests/instrumentors/openai/test_init.py"),
     "I6": ("tests/faults/test_inside.py", "tests/instrumentors/openai/test_faults.py"),
     "I7": ("tests/instrumentors/test_context.py",),
-    "I8": ("tests/instrumentors/openai/test_init.py",),
+    "I8": ("tests/instrumentors/contract",),
     "I9": ("tests/test_config.py",),
 }
 """Tests that show a row, or one more side of it, without a count of spans."""

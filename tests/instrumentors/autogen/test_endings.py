@@ -1,7 +1,6 @@
 """Runs that end before their end: cancelled, left, broken. Each span ends once, and says how."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import threading
@@ -15,7 +14,6 @@ pytest.importorskip("autogen_ext.models.openai")
 
 from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_core import CancellationToken
-from opentelemetry import trace
 from tests.instrumentors.autogen.programs import agent, broken, calculator
 from tests.instrumentors.autogen.stage import Stage
 
@@ -119,37 +117,6 @@ def test_stream_left_after_its_result_was_not_abandoned(stage: Stage) -> None:
     stage.check()
 
 
-@pytest.mark.parametrize("kind", ["agent", "team"])
-def test_span_between_two_items_is_no_child_of_the_stream(stage: Stage, kind: str) -> None:
-    """What the program does while it holds a stream stands where the program stands."""
-
-    async def program(client: Any) -> None:
-        runner = agent("writer", client) if kind == "agent" else team_of(client)
-        tracer = trace.get_tracer("program")
-        async for _ in runner.run_stream(task="go"):
-            tracer.start_span("between").end()
-
-    stage.trace(program)
-
-    between = [span for span in stage.spans if span.name == "between"]
-    assert len(between) >= 3
-    assert {stage.above(span)[0].name for span in between} == {c.SPAN_ROLLOUT}
-
-
-def test_stream_may_be_read_by_another_task_at_each_step(stage: Stage) -> None:
-    """A context attached for one step is never missed or left behind in another task."""
-
-    async def program(client: Any) -> None:
-        stream = team_of(client).run_stream(task="go")
-        with contextlib.suppress(StopAsyncIteration):
-            while True:
-                await asyncio.create_task(anext(stream))
-
-    stage.trace(program)
-
-    stage.check()
-
-
 def test_many_teams_in_one_loop_stay_apart(stage: Stage) -> None:
     """Of teams that run at once each has its own agents and calls."""
 
@@ -170,27 +137,6 @@ def test_many_teams_in_one_loop_stay_apart(stage: Stage) -> None:
                 assert task[task.index("go") : task.index("go") + 4] in str(
                     call.attributes[c.INPUT_MESSAGES]
                 )
-
-
-def test_rollouts_at_once_stay_apart(stage: Stage) -> None:
-    """Teams that run at once in recordings of their own are recorded there."""
-    recordings = []
-
-    async def one(client: Any) -> None:
-        with auto_trace(store=stage.store) as recording:
-            await team_of(client).run(task="go")
-        recordings.append(recording)
-
-    async def program(client: Any) -> None:
-        await asyncio.gather(*(one(client) for _ in range(4)))
-
-    stage.run(program)
-
-    assert len(recordings) == 4
-    for recording in recordings:
-        names = sorted(span.name for span in recording.spans())
-        assert names.count("chat toy") == 2
-        assert names.count("invoke_workflow pair") == 1
 
 
 @pytest.mark.parametrize("model", ["fail-400", "fail-500"])
@@ -314,33 +260,6 @@ def test_stream_dropped_with_its_loop_is_ended(
     )
 
     assert ended.split() == ["True", "True"]
-
-
-def test_stream_dropped_in_a_cycle_is_closed_once(
-    stage: Stage, recwarn: pytest.WarningsRecorder
-) -> None:
-    """The collector hands the stream to the loop, which closes it; nothing is closed twice."""
-    noticed: list[Any] = []
-
-    async def program(client: Any) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, about: noticed.append(about))
-        cycle: list[Any] = [agent("writer", client, model_client_stream=True).run_stream(task="go")]
-        cycle.append(cycle)
-        await anext(cycle[0])
-        await anext(cycle[0])
-        del cycle
-        gc.collect()
-        for _ in range(5):
-            await asyncio.sleep(0.01)
-
-    stage.trace(program)
-
-    stage.check_shape()
-    assert noticed == []
-    (call,) = stage.calls()
-    (span,) = stage.named("invoke_agent writer")
-    assert span.attributes[c.ABANDONED] is True
-    assert call.end_ns is not None
 
 
 def test_stream_left_while_the_model_speaks_ends_its_call(stage: Stage) -> None:

@@ -12,6 +12,8 @@ import openai
 import pytest
 
 ASKED = "one two three four five six seven eight nine"
+QUESTION = "What is 17*23?"
+SUM = '{"expression":"17*23"}'
 INFO: Any = {
     "vision": False,
     "function_calling": True,
@@ -34,7 +36,10 @@ class Driver:
         ask_async: Asks in a coroutine.
         stream: Gives the answer piece by piece.
         stream_async: Likewise, asynchronously.
+        tool: Asks in this thread what the agent needs its tool for.
+        tool_outline: What that leaves.
         provider: Whom its calls name.
+        is_sent_by_openai: Whether the ``openai`` client sends its requests.
         can_fork: Whether it works in a forked child at all; CrewAI's own threads do not.
     """
 
@@ -46,7 +51,10 @@ class Driver:
     ask_async: Callable[[str, str], Coroutine[Any, Any, str]] | None = None
     stream: Callable[[str, str], Iterator[Any]] | None = None
     stream_async: Callable[[str, str], AsyncIterator[Any]] | None = None
+    tool: Callable[[str, str], str] | None = None
+    tool_outline: str = ""
     provider: str = "openai"
+    is_sent_by_openai: bool = True
     can_fork: bool = True
 
     def way(self, name: str) -> Any:
@@ -62,6 +70,12 @@ class Driver:
             return self.ask(base_url, model)
         assert self.ask_async is not None
         return asyncio.run(self.ask_async(base_url, model))
+
+
+def calculator(expression: str) -> str:
+    """Works out a product."""
+    left, right = expression.split("*")
+    return str(int(left) * int(right))
 
 
 def _message() -> Any:
@@ -129,15 +143,23 @@ def _langchain_stream_async(base_url: str, model: str) -> AsyncIterator[Any]:
     return stream
 
 
+def _langchain_tool(base_url: str, model: str) -> str:
+    from langchain.agents import create_agent
+    from langchain_core.tools import tool
+
+    agent: Any = create_agent(_chat_model(base_url, model), [tool(calculator)], name="ann")
+    return str(agent.invoke({"messages": [("user", QUESTION)]})["messages"][-1].content)
+
+
 # --- AutoGen --------------------------------------------------------------------------------------
 
 
-def _assistant(base_url: str, model: str) -> Any:
+def _assistant(base_url: str, model: str, **more: Any) -> Any:
     from autogen_agentchat.agents import AssistantAgent
     from autogen_ext.models.openai import OpenAIChatCompletionClient
 
     client = OpenAIChatCompletionClient(model=model, model_info=INFO, **_options(base_url))
-    return AssistantAgent("ann", model_client=client, model_client_stream=False)
+    return AssistantAgent("ann", model_client=client, model_client_stream=False, **more)
 
 
 async def _autogen_ask_async(base_url: str, model: str) -> str:
@@ -150,22 +172,47 @@ def _autogen_stream_async(base_url: str, model: str) -> AsyncIterator[Any]:
     return stream
 
 
+def _autogen_tool(base_url: str, model: str) -> str:
+    agent = _assistant(base_url, model, tools=[calculator], reflect_on_tool_use=True)
+    return str(asyncio.run(agent.run(task=QUESTION)).messages[-1].content)
+
+
 # --- OpenAI Agents SDK ----------------------------------------------------------------------------
 
 
-def _sdk_agent(base_url: str, model: str) -> Any:
+def _sdk_agent(base_url: str, model: str, **more: Any) -> Any:
     import agents
 
     agents.set_trace_processors([])
     client = openai.AsyncOpenAI(**_options(base_url))
     over = agents.OpenAIChatCompletionsModel(model=model, openai_client=client)
-    return agents.Agent(name="ann", model=over)
+    return agents.Agent(name="ann", model=over, **more)
 
 
 async def _agents_ask_async(base_url: str, model: str) -> str:
     import agents
 
     return str((await agents.Runner.run(_sdk_agent(base_url, model), ASKED)).final_output)
+
+
+async def _agents_stream_async(base_url: str, model: str) -> AsyncIterator[Any]:
+    import agents
+
+    result = agents.Runner.run_streamed(_sdk_agent(base_url, model), ASKED)
+    try:
+        async for event in result.stream_events():
+            yield event
+    finally:
+        assert result.run_loop_task is not None
+        result.run_loop_task.cancel()
+        await asyncio.wait([result.run_loop_task])
+
+
+def _agents_tool(base_url: str, model: str) -> str:
+    import agents
+
+    agent = _sdk_agent(base_url, model, tools=[agents.function_tool(calculator)])
+    return str(asyncio.run(agents.Runner.run(agent, QUESTION)).final_output)
 
 
 # --- LiteLLM --------------------------------------------------------------------------------------
@@ -204,15 +251,25 @@ async def _litellm_stream_async(base_url: str, model: str) -> AsyncIterator[Any]
 # --- CrewAI ---------------------------------------------------------------------------------------
 
 
-def _crewai_agent(base_url: str, model: str) -> Any:
+def _crewai_agent(base_url: str, model: str, **more: Any) -> Any:
     import crewai
 
     llm = crewai.LLM(model=f"openai/{model}", base_url=base_url, api_key="k", max_retries=0)
-    return crewai.Agent(role="ann", goal="g", backstory="b", llm=llm)
+    return crewai.Agent(role="ann", goal="g", backstory="b", llm=llm, **more)
 
 
 def _crewai_ask(base_url: str, model: str) -> str:
     return str(_crewai_agent(base_url, model).kickoff(ASKED).raw)
+
+
+async def _crewai_ask_async(base_url: str, model: str) -> str:
+    return str((await _crewai_agent(base_url, model).kickoff_async(ASKED)).raw)
+
+
+def _crewai_tool(base_url: str, model: str) -> str:
+    from crewai.tools import tool
+
+    return str(_crewai_agent(base_url, model, tools=[tool(calculator)]).kickoff(QUESTION).raw)
 
 
 # --- AG2 ------------------------------------------------------------------------------------------
@@ -232,7 +289,12 @@ DRIVERS = [
         "openai",
         "openai",
         "chat toy",
-        (("openai._base_client", "SyncAPIClient", "request"),),
+        (
+            ("openai._base_client", "SyncAPIClient", "request"),
+            ("openai._base_client", "SyncAPIClient", "_process_response"),
+            ("openai._base_client", "AsyncAPIClient", "request"),
+            ("openai._base_client", "AsyncAPIClient", "_process_response"),
+        ),
         _openai_ask,
         _openai_ask_async,
         _openai_stream,
@@ -243,56 +305,112 @@ DRIVERS = [
         "langchain_openai",
         "chat toy",
         (
+            ("langchain_core.callbacks.base", "BaseCallbackManager", "__init__"),
             ("langchain_core.language_models.chat_models", "BaseChatModel", "stream"),
             ("langchain_core.language_models.chat_models", "BaseChatModel", "astream"),
+            ("langchain_core.language_models.llms", "BaseLLM", "_generate_helper"),
+            ("langchain_core.retrievers", "BaseRetriever", "invoke"),
             ("langchain_core.tools.base", "BaseTool", "run"),
         ),
         _langchain_ask,
         _langchain_ask_async,
         _langchain_stream,
         _langchain_stream_async,
+        tool=_langchain_tool,
+        tool_outline="""\
+invoke_agent ann
+  model
+    chat toy
+  tools
+    execute_tool calculator
+  model
+    chat toy""",
     ),
     Driver(
         "autogen",
         "autogen_agentchat",
         "create_agent ann\ninvoke_agent ann\n  chat toy",
         (
+            ("autogen_core._telemetry", "TraceHelper", "trace_block"),
+            ("autogen_agentchat.agents", "AssistantAgent", "on_messages"),
             ("autogen_agentchat.agents", "BaseChatAgent", "run"),
             ("autogen_agentchat.agents", "BaseChatAgent", "run_stream"),
+            ("autogen_agentchat.teams", "BaseGroupChat", "run_stream"),
+            ("autogen_core.tools", "BaseTool", "run_json"),
+            ("autogen_ext.models.openai", "BaseOpenAIChatCompletionClient", "create_stream"),
         ),
         ask_async=_autogen_ask_async,
         stream_async=_autogen_stream_async,
+        tool=_autogen_tool,
+        tool_outline="""\
+create_agent ann
+invoke_agent ann
+  chat toy
+  execute_tool calculator
+  chat toy""",
     ),
     Driver(
         "agents",
         "agents",
         "invoke_workflow Agent workflow\n  invoke_agent ann\n    chat toy",
-        (("agents.run", "AgentRunner", "run"),),
+        (
+            ("agents.run", "AgentRunner", "run"),
+            ("agents.run", "AgentRunner", "run_streamed"),
+            ("agents.tracing.spans", "SpanImpl", "finish"),
+            ("agents.tracing.spans", "NoOpSpan", "set_error"),
+            ("agents.tracing.traces", "ReattachedTrace", "start"),
+            ("agents.tracing.provider", "DefaultTraceProvider", "create_trace"),
+            ("agents.tool_context", "ToolContext", "__init__"),
+            ("agents.models.openai_responses", "OpenAIResponsesModel", "stream_response"),
+        ),
         ask_async=_agents_ask_async,
+        stream_async=_agents_stream_async,
+        tool=_agents_tool,
+        tool_outline="""\
+invoke_workflow Agent workflow
+  invoke_agent ann
+    chat toy
+    execute_tool calculator
+    chat toy""",
     ),
     Driver(
         "litellm",
         "litellm",
         "chat toy",
-        (("litellm.llms.custom_httpx.http_handler", "HTTPHandler", "post"),),
+        (
+            ("litellm.llms.custom_httpx.http_handler", "HTTPHandler", "post"),
+            ("litellm.llms.custom_httpx.http_handler", "AsyncHTTPHandler", "post"),
+        ),
         _litellm_ask,
         _litellm_ask_async,
         stream_async=_litellm_stream_async,
         provider="hosted_vllm",
+        is_sent_by_openai=False,
     ),
     Driver(
         "crewai",
         "crewai",
         "invoke_agent ann\n  chat toy",
-        (("crewai", "Agent", "execute_task"),),
+        (
+            ("crewai", "Crew", "kickoff"),
+            ("crewai", "Task", "_execute_core"),
+            ("crewai", "Agent", "execute_task"),
+        ),
         _crewai_ask,
+        _crewai_ask_async,
+        tool=_crewai_tool,
+        tool_outline="invoke_agent ann\n  chat toy\n  execute_tool calculator\n  chat toy",
         can_fork=False,
     ),
     Driver(
         "ag2",
         "autogen",
         "invoke_agent ann\n  chat toy",
-        (("autogen", "ConversableAgent", "generate_reply"),),
+        (
+            ("autogen", "ConversableAgent", "generate_reply"),
+            ("autogen", "ConversableAgent", "initiate_chat"),
+            ("autogen", "ConversableAgent", "execute_function"),
+        ),
         _ag2_ask,
     ),
 ]

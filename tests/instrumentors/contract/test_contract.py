@@ -1,27 +1,34 @@
 """What holds for every library alike: one request is one span, and the program is undisturbed."""
 
 import asyncio
+import contextvars
+import copy
 import gc
 import importlib.util
 import inspect
 import multiprocessing
 import pickle
-import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing
+from importlib import import_module
+from importlib.metadata import entry_points
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.instrumentation.utils import suppress_instrumentation
-from tests.instrumentors.contract.drivers import ASKED, DRIVERS, Driver
-from tests.instrumentors.outline import assert_each_call_once, calls_of, outline
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.instrumentors.contract.drivers import ASKED, DRIVERS, SUM, Driver
+from tests.instrumentors.outline import assert_each_call_once, calls_of, named, outline
 
-from lightning_otel import Store, auto_trace, operation, provider
+from lightning_otel import Resources, State, Store, auto_trace, capture, operation, provider
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
+from lightning_otel.instrumentors.doors import Run
 from lightning_otel.tracing import Recording
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,6 +43,13 @@ def driver(request: pytest.FixtureRequest) -> Driver:
     return found
 
 
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing is logged of contexts that could not be detached."""
+    yield
+    assert "detach" not in caplog.text
+
+
 def within(outer: str, outline: str) -> str:
     """The outline of what stands in a span."""
     return "\n  ".join([outer, *outline.splitlines()])
@@ -46,30 +60,63 @@ def since(server: DemoServer, count: int) -> Any:
     return SimpleNamespace(log=server.log[count:])
 
 
-def failure(work: Callable[[], object]) -> tuple[type, str]:
-    """The exception that some work ends in."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # each library has its own
-        work()
-    return type(caught.value), str(caught.value)
+def sent(server: Any) -> list[Any]:
+    """The requests a server got, with the names of their headers."""
+    return [(each.path, each.request, sorted(each.headers)) for each in server.log]
 
 
-def drain(driver: Driver, name: str, base_url: str, count: int = sys.maxsize) -> int:
-    """Read a stream, or its first pieces before it is closed; gives how many there were."""
-    stream = driver.way(name)(base_url, "toy")
+def outcome(work: Callable[[], object]) -> object:
+    """What some work gives, or the exception that it ends in."""
+    try:
+        return work()
+    except Exception as exc:  # noqa: BLE001  # each library has its own
+        return type(exc), str(exc)
+
+
+def drain(driver: Driver, way: str, base_url: str, model: str = "toy") -> int:
+    """Read a stream to its end; gives how many pieces there were."""
+    stream = driver.way(way)(base_url, model)
 
     async def read() -> int:
-        found = 0
-        async with aclosing(stream):
-            async for _ in stream:
-                found += 1
-                if found == count:
-                    break
-        return found
+        return len([piece async for piece in stream])
 
-    if hasattr(stream, "__aiter__"):
-        return asyncio.run(read())
-    with closing(stream):
-        return sum(1 for _ in zip(range(count), stream, strict=False))
+    return asyncio.run(read()) if hasattr(stream, "__aiter__") else len(list(stream))
+
+
+def between() -> None:
+    """A span of the program's own."""
+    trace.get_tracer("program").start_span("between").end()
+
+
+def leave(stream: Any, how: str) -> None:
+    """Leave a stream after its first piece."""
+    next(stream)
+    between()
+    if how == "raise":
+        with pytest.raises(KeyError):
+            stream.throw(KeyError("mine"))
+    elif how == "elsewhere":
+        thread = threading.Thread(target=contextvars.Context().run, args=(stream.close,))
+        thread.start()
+        thread.join()
+    elif how == "close":
+        stream.close()
+
+
+async def leave_async(stream: Any, how: str) -> None:
+    """Leave an asynchronous stream after its first piece."""
+    await anext(stream)
+    between()
+    if how == "raise":
+        with pytest.raises(KeyError):
+            await stream.athrow(KeyError("mine"))
+    elif how == "elsewhere":
+        await asyncio.create_task(stream.aclose())
+    elif how == "close":
+        await stream.aclose()
+    del stream
+    gc.collect()
+    await asyncio.sleep(0.05)
 
 
 WAYS = pytest.mark.parametrize("way", ["ask", "ask_async"])
@@ -80,7 +127,7 @@ STREAMS = pytest.mark.parametrize("way", ["stream", "stream_async"])
 def test_call_is_one_span_and_gives_what_it_gave(
     driver: Driver, way: str, server: DemoServer, store: Store, facts: Any
 ) -> None:
-    """Every fact of the request and the answer is there, under what the library puts around it."""
+    """Every fact is there, under what the library puts around it; the request is as without us."""
     call = driver.way(way)
 
     def ask() -> Any:
@@ -88,12 +135,13 @@ def test_call_is_one_span_and_gives_what_it_gave(
         return asyncio.run(found) if inspect.iscoroutine(found) else found
 
     untraced = ask()
-    count = len(server.log)
+    plain = sent(server)
     with auto_trace(store=store) as recording:
         assert ask() == untraced
 
     assert outline(recording) == driver.outline
-    assert_each_call_once(recording, since(server, count), facts, provider=driver.provider)
+    assert sent(since(server, len(plain))) == plain
+    assert_each_call_once(recording, since(server, len(plain)), facts, provider=driver.provider)
 
 
 @STREAMS
@@ -111,28 +159,34 @@ def test_stream_is_one_span_and_whole(
 
 
 @STREAMS
+@pytest.mark.parametrize("how", ["close", "drop", "raise", "elsewhere"])
 def test_stream_left_early_ends_every_span(
-    driver: Driver, way: str, server: DemoServer, store: Store
+    driver: Driver, way: str, how: str, server: DemoServer, store: Store
 ) -> None:
-    """Closed after its first piece, and collected: nothing stays open."""
+    """However and wherever it is left nothing stays open, and no context stays behind."""
     with auto_trace(store=store) as recording:
-        assert drain(driver, way, server.base_url, 1) == 1
+        before = otel_context.get_current()
+        stream = driver.way(way)(server.base_url, "legion")
+        if hasattr(stream, "__aiter__"):
+            asyncio.run(leave_async(stream, how))
+        else:
+            leave(stream, how)
+        del stream
         gc.collect()
+        assert otel_context.get_current() is before
 
     outline(recording)
+    assert named(recording, "between").parent_span_id == recording.span_id
 
 
 @STREAMS
 def test_span_between_two_pieces_is_no_child_of_the_stream(
     driver: Driver, way: str, server: DemoServer, store: Store
 ) -> None:
-    """The program's own context is what it was between two steps."""
-
-    def between() -> None:
-        trace.get_tracer("program").start_span("between").end()
+    """The program's own context is what it was, whichever task takes the next step."""
 
     async def read(stream: Any) -> None:
-        async for _ in stream:
+        while await asyncio.create_task(anext(stream, None)) is not None:
             between()
 
     with auto_trace(store=store) as recording:
@@ -148,17 +202,33 @@ def test_span_between_two_pieces_is_no_child_of_the_stream(
     assert {span.parent_span_id for span in found} == {recording.span_id}
 
 
-def test_failure_reaches_the_program_as_it_is(
-    driver: Driver, server: DemoServer, store: Store
+@STREAMS
+def test_stream_that_breaks_fails_as_it_would(
+    driver: Driver, way: str, server: DemoServer, store: Store
 ) -> None:
-    """The same exception with the same words; its call has failed, and all that stands around."""
-    untraced = failure(lambda: driver.ask_somehow(server.base_url, "fail-400"))
+    """Cut by the server it raises what it raises without us, and its call has failed."""
+    untraced = outcome(lambda: drain(driver, way, server.base_url, "cut"))
     with auto_trace(store=store) as recording:
-        assert failure(lambda: driver.ask_somehow(server.base_url, "fail-400")) == untraced
+        assert outcome(lambda: drain(driver, way, server.base_url, "cut")) == untraced
 
     outline(recording)
     assert {span.status for span in calls_of(recording)} == {"ERROR"}
-    assert all(span.attributes[c.ERROR_TYPE] for span in calls_of(recording))
+
+
+@pytest.mark.parametrize("model", ["fail-400", "fail-500", "html"])
+def test_failure_reaches_the_program_as_it_is(
+    driver: Driver, model: str, server: DemoServer, store: Store
+) -> None:
+    """The same exception with the same words; its call has failed, and all that stands around."""
+    untraced = outcome(lambda: driver.ask_somehow(server.base_url, model))
+    with auto_trace(store=store) as recording:
+        assert outcome(lambda: driver.ask_somehow(server.base_url, model)) == untraced
+
+    outline(recording)
+    if model != "html":  # for which each library has another word
+        assert {span.status for span in calls_of(recording)} == {"ERROR"}
+        assert all(span.attributes[c.ERROR_TYPE] for span in calls_of(recording))
+        assert all("refuses" in str(span.status_message) for span in calls_of(recording))
 
 
 def test_cancelled_call_ends_every_span(driver: Driver, silent: Any, store: Store) -> None:
@@ -176,7 +246,29 @@ def test_cancelled_call_ends_every_span(driver: Driver, silent: Any, store: Stor
         asyncio.run(leave())
 
     assert outline(recording) == driver.outline
-    assert {span.status for span in calls_of(recording)} == {"ERROR"}
+    for span in calls_of(recording):
+        assert (span.status, span.attributes[c.ERROR_TYPE]) == (
+            "ERROR", "asyncio.exceptions.CancelledError",
+        )  # fmt: skip
+
+
+def test_tool_is_a_span_with_what_it_was_given_and_gave(
+    driver: Driver, server: DemoServer, store: Store, facts: Any
+) -> None:
+    """Under its agent, between the two calls that ask for it and read it."""
+    untraced = driver.way("tool")(server.base_url, "toy")
+    count = len(server.log)
+    with auto_trace(store=store) as recording:
+        assert driver.way("tool")(server.base_url, "toy") == untraced
+
+    assert outline(recording) == driver.tool_outline
+    assert_each_call_once(recording, since(server, count), facts)
+    asked = (server.log[count].response or {})["choices"][0]["message"]["tool_calls"][0]
+    found = named(recording, "execute_tool calculator").attributes
+    assert (found[c.TOOL_CALL_ID], found[c.TOOL_RESULT]) == (asked["id"], "391")
+    arguments = asked["function"]["arguments"].replace('": "', '":"')
+    assert str(found[c.TOOL_ARGUMENTS]).replace('": "', '":"') == arguments == SUM
+    assert {path.agent for path in recording.trajectories()} == {"ann"}
 
 
 def test_calls_at_once_keep_to_their_own_recordings(
@@ -205,11 +297,9 @@ def test_calls_in_threads_belong_to_their_recording(
         found = list(pool.map(driver.ask_somehow, [server.base_url] * 2))
 
     assert len(set(found)) == 1
-    spans = recording.spans()
-    (pooled,) = [span for span in spans if span.name == c.SPAN_OPERATION]
     top, _, _ = driver.outline.partition("\n")
-    above = [span.parent_span_id for span in spans if span.name == top]
-    assert above == [pooled.span_id] * 2
+    above = [span.parent_span_id for span in recording.spans() if span.name == top]
+    assert above == [named(recording, c.SPAN_OPERATION).span_id] * 2
 
 
 def _ask_in_child(name: str, base_url: str) -> None:
@@ -238,16 +328,57 @@ def test_calls_of_a_forked_child_belong_to_the_recording(
 def test_content_stays_out_where_the_user_says_so(
     driver: Driver, server: DemoServer, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The span is there, and no word of what was asked or answered."""
+    """The spans are there, and no word of what was asked or answered."""
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "NO_CONTENT")
     with auto_trace(store=store) as recording:
         answer = driver.ask_somehow(server.base_url)
+        if driver.tool is not None:
+            driver.tool(server.base_url, "toy")
 
-    (call,) = calls_of(recording)
-    assert not c.CONTENT_KEYS & call.attributes.keys()
-    kept = str([span.attributes for span in recording.spans()])
-    assert ASKED not in kept
-    assert answer not in kept
+    spans = recording.spans()
+    assert len(calls_of(recording)) == len(server.log)
+    assert not any(c.CONTENT_KEYS & span.attributes.keys() for span in spans)
+    kept = str([span.attributes for span in spans])
+    assert not [text for text in (ASKED, answer, "391", "17*23") if text in kept]
+
+
+def test_asked_for_token_ids_its_calls_are_exact(
+    driver: Driver, server: DemoServer, store: Store
+) -> None:
+    """The program gets what it got, and each token of the answer has its id and its logprob."""
+    if not driver.is_sent_by_openai:
+        pytest.skip(f"{driver.name} sends its own requests")
+    untraced = driver.ask_somehow(server.base_url)
+    with auto_trace(store=store, enable_retokenization_fix=True) as recording:
+        assert driver.ask_somehow(server.base_url) == untraced
+        if driver.stream_async is not None:
+            drain(driver, "stream_async", server.base_url)
+
+    steps = [step for path in recording.trajectories() for step in path.transitions]
+    assert len(steps) == len(server.log) - 1
+    for step in steps:
+        assert (step.capture, len(step.logprobs)) == ("exact", len(step.response_ids))
+
+
+def test_its_requests_are_made_with_what_is_live_for_its_agent(
+    driver: Driver, server: DemoServer, store: Store
+) -> None:
+    """The call says with which version, and holds what was sent."""
+    if not driver.is_sent_by_openai:
+        pytest.skip(f"{driver.name} sends its own requests")
+    resources = Resources(State(store.name))
+    resources.publish("system_prompt", "for all")
+    resources.publish("ann/system_prompt", "for ann")
+    agent = "ann" if "invoke_agent ann" in driver.outline else ""
+    with auto_trace(store=store, apply=True):
+        driver.ask_somehow(server.base_url)
+
+    (step,) = store.transitions().rows()
+    prompt = "for ann" if agent else "for all"
+    assert (server.log[0].request or {})["messages"][0]["content"] == prompt
+    assert step.observation[0]["parts"][0]["content"] == prompt
+    assert step.agent == agent
+    assert step.resource_version == f"{'ann/' if agent else ''}system_prompt@1"
 
 
 def test_nothing_is_recorded_where_nothing_is_to_be(
@@ -262,27 +393,120 @@ def test_nothing_is_recorded_where_nothing_is_to_be(
     assert len(store.spans().rows()) == count
 
 
+def test_switched_on_everywhere_each_run_is_a_trace_without_content(
+    driver: Driver, server: DemoServer
+) -> None:
+    """As OpenTelemetry's users do it: by the entry points, for another exporter, without us."""
+    provider.ensure_provider()
+    exporter = InMemorySpanExporter()
+    found: Any = trace.get_tracer_provider()
+    found.add_span_processor(SimpleSpanProcessor(exporter))
+    for entry in entry_points(group="opentelemetry_instrumentor"):
+        if entry.name.startswith("lightning-"):
+            entry.load()().instrument(skip_dep_check=True)
+    driver.ask_somehow(server.base_url)
+    exporter.shutdown()
+
+    spans = exporter.get_finished_spans()
+    names = [line.strip() for line in driver.outline.splitlines()]
+    # The making of an agent would be a trace of its own, of a span that says nothing.
+    assert sorted(span.name for span in spans) == sorted(
+        name for name in names if not name.startswith("create_agent")
+    )
+    assert len({span.context.trace_id for span in spans}) == 1
+    assert {span.instrumentation_scope.name for span in spans} == {c.SCOPE}
+    assert not any(c.CONTENT_KEYS & (span.attributes or {}).keys() for span in spans)
+
+
+def test_imported_later_it_is_watched_and_before_that_left_alone(
+    driver: Driver, server: DemoServer, store: Store, run_python: Callable[..., str]
+) -> None:
+    """Switching on imports nothing and starts nothing."""
+    found = run_python(
+        f"""
+        import logging, sys, threading, warnings
+        import lightning_otel
+        lightning_otel.instrument()
+        assert {driver.needs!r} not in sys.modules, "imported"
+        assert threading.active_count() == 1
+        warnings.simplefilter("ignore")
+        from tests.instrumentors.contract.drivers import DRIVERS
+        from tests.instrumentors.outline import outline
+        logging.disable()
+        (driver,) = [each for each in DRIVERS if each.name == {driver.name!r}]
+        with lightning_otel.auto_trace(store={store.name!r}) as recording:
+            driver.ask_somehow({server.base_url!r})
+        print(outline(recording))
+        """
+    )
+
+    assert found.strip() == driver.outline
+
+
+@pytest.mark.parametrize("name", ["__init__", "stop", "fail"])
+def test_fault_of_ours_stays_with_us(
+    driver: Driver,
+    name: str,
+    server: DemoServer,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    faults_allowed: None,
+) -> None:
+    """If our operations cannot be begun or ended, the program gets what it gets without us."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    def ask() -> list[object]:
+        models = ("toy", "fail-400")
+        return [outcome(lambda m=m: driver.ask_somehow(server.base_url, m)) for m in models]  # type: ignore[misc]  # bound at once
+
+    untraced = ask()
+    with auto_trace(store=store), monkeypatch.context() as patch:
+        patch.setattr(capture.Operation, name, broken)
+        assert ask() == untraced
+
+
+def test_nothing_is_kept_once_it_is_over(driver: Driver, server: DemoServer, store: Store) -> None:
+    """No run of ours outlives the library's, whether it ended well or not."""
+
+    def held() -> int:
+        gc.collect()
+        kinds = (Run, capture.Operation)
+        return sum(issubclass(type(each), kinds) for each in gc.get_objects())
+
+    driver.ask_somehow(server.base_url)
+    before = held()
+    with auto_trace(store=store):
+        for model in ("toy", "fail-400"):
+            outcome(lambda model=model: driver.ask_somehow(server.base_url, model))  # type: ignore[misc]  # bound at once
+    assert held() <= before
+
+
 def test_switched_off_it_is_as_it_was(driver: Driver, server: DemoServer, store: Store) -> None:
     """Each method is put back, records nothing, and can be replaced again."""
     driver.ask_somehow(server.base_url)
 
     def methods() -> list[Any]:
-        return [vars(getattr(sys.modules[at], of))[name] for at, of, name in driver.methods]
+        return [vars(getattr(import_module(at), of))[name] for at, of, name in driver.methods]
 
     provider.uninstrument()
     before = methods()
     for _ in range(2):
         with auto_trace(store=store) as recording:
+            provider.instrument()  # once more, which changes nothing
             driver.ask_somehow(server.base_url)
         for bare, ours in zip(before, methods(), strict=True):
             assert ours is not bare
             assert inspect.signature(ours) == inspect.signature(bare)
+            for seen in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__"):
+                assert getattr(ours, seen) == getattr(bare, seen)
             for is_kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction):
                 assert is_kind(ours) == is_kind(bare)
-            assert pickle.loads(pickle.dumps(ours)) is ours
+            assert pickle.loads(pickle.dumps(ours)) is copy.deepcopy(ours) is ours
         assert outline(recording) == driver.outline
         provider.uninstrument()
-        assert methods() == before
+        assert all(now is then for now, then in zip(methods(), before, strict=True))
     with auto_trace(store=store) as recording:
         provider.uninstrument()
         driver.ask_somehow(server.base_url)

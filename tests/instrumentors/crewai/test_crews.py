@@ -3,8 +3,6 @@
 import asyncio
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.instrumentors.outline import agents_of, assert_each_call_once, calls_of, named, outline
 
-from lightning_otel import Store, auto_trace, provider
+from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
 from lightning_otel.demo.policy import Policy, Reply, ToolCall, ToyPolicy
 from lightning_otel.demo.server import DemoServer
@@ -398,29 +396,6 @@ def test_failing_model_fails_the_spans_and_the_program(
     outline(recording)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_agent_without_a_crew(
-    is_async: bool, llm: Any, store: Store, server: DemoServer, facts: Any
-) -> None:
-    """An agent asked directly is one agent span."""
-    agent = mathematician(llm())
-
-    with auto_trace(store=store) as recording:
-        if is_async:
-            asyncio.run(agent.kickoff_async("What is 17*23?"))
-        else:
-            agent.kickoff("What is 17*23?")
-
-    assert_each_call_once(recording, server, facts)
-    wanted = """
-invoke_agent Mathematician
-  chat toy
-  execute_tool calculator
-  chat toy
-"""
-    assert outline(recording) == wanted.strip()
-
-
 def test_agent_asked_in_an_event_loop_is_one_span(
     llm: Any, store: Store, server: DemoServer, facts: Any
 ) -> None:
@@ -548,47 +523,3 @@ def test_telemetry_of_crewai_gets_nothing_of_ours(
     assert "17*23" not in "".join(span.to_json() for span in sent)
     assert outline(recording) == ONE_TASK
     theirs.provider.shutdown()
-
-
-PROGRAM = """
-import sys
-from crewai import LLM, Agent, Crew, Task
-
-llm = LLM(model="openai/toy", base_url=sys.argv[1], api_key="k")
-agent = Agent(role="Ann", goal="g", backstory="b", llm=llm)
-task = Task(name="t", description="say it", expected_output="x", agent=agent)
-print(Crew(name="small", agents=[agent], tasks=[task]).kickoff().raw)
-"""
-
-
-def test_program_run_from_outside_is_captured(store: Store, server: DemoServer) -> None:
-    """Under ``lightning-otel run`` CrewAI is wrapped while it is imported."""
-    command = [sys.executable, "-m", "lightning_otel", "run", "--store", store.name, "--"]
-
-    ran = subprocess.run(
-        [*command, sys.executable, "-c", PROGRAM, server.base_url],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-
-    assert ran.returncode == 0, ran.stderr
-    spans = store.spans().rows()
-    names = [span.name for span in sorted(spans, key=lambda span: span.sequence)]
-    assert names[-4:] == ["invoke_workflow small", "execute_task t", "invoke_agent Ann", "chat toy"]
-    assert len(server.log) == 1
-
-
-def test_nothing_is_recorded_once_switched_off(llm: Any, store: Store) -> None:
-    """After ``uninstrument`` CrewAI's own functions stand where they stood."""
-    owners = [crewai.Crew, crewai.Task, crewai.Agent]
-    before = [dict(vars(owner)) for owner in owners]
-    with auto_trace(store=store):
-        pass
-    provider.instrument()
-    assert [dict(vars(owner)) for owner in owners] != before
-
-    provider.uninstrument()
-
-    assert [dict(vars(owner)) for owner in owners] == before

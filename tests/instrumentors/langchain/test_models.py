@@ -207,31 +207,3 @@ def test_retry_has_a_span_for_each_attempt(server: DemoServer, chat: Chat, store
     spans = Tree(recording).check().named("chat fail-500")
     assert [span.status for span in spans] == ["ERROR"] * 3
     assert len(server.log) == 3
-
-
-def test_stream_that_is_left_ends_its_span(server: DemoServer, chat: Chat, store: Store) -> None:
-    """A stream that the program leaves is marked so, and the next call is no child of it."""
-    with auto_trace(store=store) as recording:
-        for _ in chat(model="legion").stream("hello"):
-            break
-        chat().invoke("next")
-
-    tree = Tree(recording).check()
-    assert tree.lines() == ["chat legion", "chat toy"]
-    assert tree.named("chat legion")[0].attributes[c.ABANDONED] is True
-
-
-def test_async_span_between_two_chunks_is_no_child_of_the_stream(chat: Chat, store: Store) -> None:
-    """The same of async streams, also of one that another task closes."""
-
-    async def main() -> None:
-        stream = chat().astream("hello")
-        async for _ in stream:
-            await chat(model="between").ainvoke("next")
-            break
-        await asyncio.create_task(stream.aclose())  # type: ignore[attr-defined]  # it is a generator
-
-    with auto_trace(store=store) as recording:
-        asyncio.run(main())
-
-    assert Tree(recording).check().lines() == ["chat toy", "chat between"]

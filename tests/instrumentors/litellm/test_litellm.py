@@ -5,11 +5,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import openai
 import pytest
 from tests.instrumentors.outline import assert_each_call_once, calls_of, outline
 
-from lightning_otel import Store, auto_trace, provider
+from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 
@@ -124,28 +123,6 @@ def test_failed_completion_is_one_failed_span(
     assert span.attributes[c.REQUEST_MODEL] == "fail-400"
 
 
-@pytest.mark.parametrize("name", ["openai", "hosted_vllm"])
-def test_stream_left_early_is_abandoned(
-    name: str, place: Any, store: Store, server: DemoServer
-) -> None:
-    """A program that stops reading leaves one ended span with what came."""
-    server.chunk_delay_s = 0.02
-
-    async def leave() -> None:
-        stream = await litellm.acompletion(
-            model=f"{name}/toy", messages=ASKED, stream=True, **place
-        )
-        await anext(aiter(stream))
-        await stream.aclose()
-
-    with auto_trace(store=store) as recording:
-        asyncio.run(leave())
-
-    outline(recording)
-    (span,) = calls_of(recording)
-    assert span.attributes[c.ABANDONED] is True
-
-
 def test_embedding_and_text_completion_are_calls_too(
     place: Any, store: Store, server: DemoServer, facts: Any
 ) -> None:
@@ -184,30 +161,3 @@ def test_request_in_another_wire_format_passes_untouched(
 
     assert outline(recording) == ""
     assert [exchange.status for exchange in server.log] == [404]
-
-
-def test_handlers_are_put_back(store: Store) -> None:
-    """After ``uninstrument`` LiteLLM's own functions stand where they stood."""
-    from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler, HTTPHandler
-
-    owners = (HTTPHandler, AsyncHTTPHandler)
-    before = [owner.__dict__["post"] for owner in owners]
-    provider.instrument()
-    assert [owner.__dict__["post"] for owner in owners] != before
-
-    provider.uninstrument()
-
-    assert [owner.__dict__["post"] for owner in owners] == before
-
-
-def test_openai_client_of_the_program_is_no_litellm_call(
-    place: Any, store: Store, server: DemoServer
-) -> None:
-    """Both instrumentors on, a request by the ``openai`` client is one span."""
-    with (
-        openai.OpenAI(base_url=server.base_url, api_key="k") as client,
-        auto_trace(store=store) as recording,
-    ):
-        client.chat.completions.create(model="toy", messages=ASKED)
-
-    assert outline(recording) == "chat toy"

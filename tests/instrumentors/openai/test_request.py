@@ -5,7 +5,6 @@ import contextlib
 import gc
 import gzip
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +16,7 @@ from tests.instrumentors.transport import http
 from lightning_otel import Store, auto_trace, call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.instrumentors.openai import chat, completions, embeddings, responses
-from lightning_otel.instrumentors.openai.request import ModelRequest, endpoint_of, read_events
+from lightning_otel.instrumentors.openai.request import ModelRequest
 from lightning_otel.messages import parse_messages
 
 ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
@@ -128,32 +126,6 @@ def test_request_by_another_client_meanwhile_is_not_taken_for_this_one(
     (exchange,) = [held for held in server.log if held.path == "/v1/chat/completions"]
     assert exchange.headers["authorization"] == "Bearer toy"
     facts.agree(span, exchange)
-
-
-def test_requests_gathered_are_siblings_with_their_own_facts(
-    store: Store, server: DemoServer, facts: Any
-) -> None:
-    """Twenty calls at once make twenty spans under one root, each with its own answer."""
-
-    async def ask() -> None:
-        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="k") as client:
-            await asyncio.gather(
-                *(
-                    client.chat.completions.create(
-                        model="toy", messages=[{"role": "user", "content": f"number {i}"}]
-                    )
-                    for i in range(20)
-                )
-            )
-
-    with auto_trace(store=store) as recording:
-        asyncio.run(ask())
-
-    spans = {span.attributes["gen_ai.response.id"]: span for span in facts.calls(recording)}
-    assert len(spans) == 20
-    assert {span.parent_span_id for span in spans.values()} == {recording.span_id}
-    for exchange in server.log:
-        facts.agree(spans[exchange.response_id], exchange)
 
 
 def test_request_content_is_what_was_sent_even_if_the_program_changes_it_meanwhile(
@@ -283,50 +255,6 @@ def test_request_that_is_over_is_freed_at_once(
             client.chat.completions.create(model="fail-400", messages=ASKED)
 
     assert not [held for held in gc.get_objects() if type(held) is ModelRequest]
-
-
-@pytest.mark.parametrize(
-    ("body", "events"),
-    [
-        (b"", []),
-        (b'data: {"a": 1}\n\n', [{"a": 1}]),
-        (b'data:{"a": 1}\r\n\r\ndata:  [DONE]\r\n\r\n', [{"a": 1}, {"done": True}]),
-        (b'event: x\nid: 1\ndata: {"a": 1}\n\n: comment\n\ndata: {"b": 2}', [{"a": 1}, {"b": 2}]),
-        (b'data: {"a":\ndata: 1}\n\n', [{"a": 1}]),
-        (b'data: {"a": 1}\n\ndata: {"b"', [{"a": 1}]),
-        (b'data: ping\n\ndata: 7\n\ndata: null\n\ndata: {"a": NaN}\n\n', [{"a": math.nan}]),
-        (b'data: {"a": "\\ud800"}\n\ndata: {"b": 1}\n\n', [{"a": "\ud800"}, {"b": 1}]),
-        (b"<html>\n\n</html>", []),
-        (b"\xff\xfe", []),
-    ],
-)
-def test_events_are_read_as_the_client_reads_them(body: bytes, events: list[Any]) -> None:
-    """Any line ends, several data lines, comments, and what is no JSON between what is."""
-    assert repr(read_events(body)) == repr(events)
-
-
-@pytest.mark.parametrize(
-    ("method", "url", "endpoint"),
-    [
-        ("post", "/chat/completions", chat),
-        ("POST", "chat/completions", chat),
-        ("post", "/openai/deployments/x/chat/completions?api-version=1", chat),
-        ("post", "https://host/v1/chat/completions/", chat),
-        ("post", "/completions", completions),
-        ("post", "/responses?beta=true", responses),
-        ("post", "/embeddings", embeddings),
-        ("get", "/chat/completions", None),
-        ("post", "/chat/completions/chatcmpl-1", None),
-        ("post", "/responses/resp_1/cancel", None),
-        ("post", "/responses/compact", None),
-        ("post", "/nochat/recompletions", None),
-        ("delete", "/responses", None),
-        ("post", "", None),
-    ],
-)
-def test_endpoint_is_told_by_method_and_path(method: str, url: str, endpoint: object) -> None:
-    """Only the four endpoints that ask a model are known."""
-    assert endpoint_of(method, url) is endpoint
 
 
 def test_request_takes_over_the_call_a_framework_began(

@@ -1,7 +1,6 @@
 """Agents, tools, hand-offs, guardrails and workflows stand where the SDK says they stand."""
 
 import asyncio
-import gc
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +15,9 @@ from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
 from lightning_otel.demo.policy import Reply, ToolCall, ToyPolicy
 from lightning_otel.demo.server import DemoServer, Exchange
-from lightning_otel.instrumentors import openai_agents
-from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 
-from .conftest import Listener, agents, client_of, model_calls, named, said_last, tree
+from .conftest import Listener, agents, model_calls, named, said_last, tree
 
 CALL = ("chat toy", ())
 DISABLED = ["traced", "disabled by a call", "disabled by the run", "disabled by the environment"]
@@ -324,24 +321,6 @@ def test_spans_given_a_parent_stand_in_it(store: Store) -> None:
     assert names["beside"].name == names["current"].name == "invoke_workflow flow"
 
 
-def test_spans_of_runs_at_once_do_not_mix(store: Store, model: Any) -> None:
-    """Each in its own recording, in tasks of one loop."""
-
-    async def work(number: int) -> Recording:
-        agent = agents.Agent(name=f"a{number}", model=model, instructions="x", tools=[add])
-        with auto_trace(store=store) as recording:
-            await agents.Runner.run(agent, f"add {number} and 4")
-        return recording
-
-    async def all_of_them() -> list[Recording]:
-        return await asyncio.gather(*map(work, range(8)))
-
-    for number, recording in enumerate(asyncio.run(all_of_them())):
-        ((_, (flow,)),) = (tree(recording),)
-        tool = ("execute_tool add", (("by hand", ()),))
-        assert flow[1] == ((f"invoke_agent a{number}", (CALL, tool, CALL)),)
-
-
 def test_spans_of_a_cancelled_stream_end(store: Store, server: DemoServer, model: Any) -> None:
     """Cancelled by the program at once; nothing stays open, nobody is left waiting."""
     server.chunk_delay_s = 0.02
@@ -384,26 +363,6 @@ def test_spans_of_an_abandoned_stream_end(
     (call,) = model_calls(recording)
     assert call.status == "ERROR" or call.attributes.get(c.ABANDONED)
     assert "detach" not in caplog.text
-
-
-def test_spans_of_a_cancelled_run_fail(store: Store, silent: Any) -> None:
-    """A task cancelled while the model is asked: its agent and call end as failed."""
-
-    async def work() -> None:
-        client = client_of(silent.base_url)
-        slow = agents.OpenAIChatCompletionsModel(model="toy", openai_client=client)
-        task = asyncio.create_task(agents.Runner.run(agents.Agent(name="a", model=slow), "x"))
-        await silent.asked(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    with auto_trace(store=store) as recording:
-        asyncio.run(work())
-
-    tree(recording)
-    for span in (*named(recording, "invoke_agent"), *model_calls(recording)):
-        assert span.attributes[c.ERROR_TYPE] == "asyncio.exceptions.CancelledError"
 
 
 def test_spans_leave_the_program_as_it_is(
@@ -501,18 +460,6 @@ def test_spans_hold_half_a_pair_safely(store: Store, model: Any) -> None:
     assert tool.attributes[c.TOOL_RESULT] == "?"
     assert [span.status for span in model_calls(recording)] == ["UNSET", "ERROR"]
     tree(recording)
-
-
-def test_spans_are_not_kept(store: Store, model: Any) -> None:
-    """Once their run is over nothing of ours holds them."""
-    agent = agents.Agent(name="math", instructions="Use tools.", model=model, tools=[add])
-    with auto_trace(store=store):
-        for _ in range(3):
-            asyncio.run(agents.Runner.run(agent, "add 3 and 4"))
-
-    gc.collect()
-    assert len(openai_agents._spans._nodes) == 0
-    assert len(openai_agents._spans._by_id) == 0
 
 
 def test_spans_hold_no_content_that_is_not_wanted(
