@@ -64,7 +64,7 @@ class Setting(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Where message content may go.
+    """The places where message content may go.
 
     Attributes:
         is_kept: Into the local store. On unless the user's own setting says otherwise.

@@ -12,17 +12,17 @@ class LightningOtelError(Exception):
 
     @property
     def what(self) -> str:
-        """What failed."""
+        """The failure, in words."""
         return str(self).partition("; ")[0]
 
     @property
     def why(self) -> str:
-        """Which boundary failed, as the class says it."""
+        """The boundary that failed, as the class words it."""
         return (type(self).__doc__ or "").strip().partition("\n")[0]
 
     @property
     def remedy(self) -> str:
-        """What to do about it; empty if the message says nothing of it."""
+        """The remedy; empty if the message has none."""
         return str(self).partition("; ")[2]
 
 
@@ -51,11 +51,11 @@ class StoreVersionError(StoreError):
 
 
 class StateError(LightningOtelError):
-    """What is queued, tuned or trained could not be read or changed."""
+    """The state could not be read or changed: queue, resources or runs."""
 
 
 class ChangedError(StateError):
-    """What was decided on was changed by somebody else meanwhile."""
+    """Somebody else changed it meanwhile."""
 
 
 class WorkerError(LightningOtelError):
@@ -67,11 +67,11 @@ class QueryError(LightningOtelError):
 
 
 class ReceiveError(LightningOtelError):
-    """What was received is not what it says it is."""
+    """Received data is malformed."""
 
 
 class TooLargeError(ReceiveError):
-    """What was received is larger than anything it could be worth."""
+    """Received data is too large."""
 
 
 class NotFoundError(LightningOtelError):
@@ -83,4 +83,4 @@ class AdapterError(LightningOtelError):
 
 
 class TrainingError(LightningOtelError):
-    """What there is cannot be learnt from, or a training run cannot go on."""
+    """The data cannot be learnt from, or a training run cannot go on."""

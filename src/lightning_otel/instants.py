@@ -100,7 +100,7 @@ def _read(given: Instant, zone: tzinfo | None, now_ns: int | None) -> int:
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is a written number, and no date such as ``20261101``."""
+    """Return whether it is a number, rather than a date such as ``20261101``."""
     return len(text) != _DAY and _NUMBER.fullmatch(text) is not None
 
 

@@ -46,7 +46,7 @@ def one_line(text: object, cells: int | None = None) -> str:
 
 
 def width_of(text: str) -> int:
-    """How many cells of a terminal a line takes."""
+    """Return the number of terminal cells of a line."""
     return sum(map(_cells, text))
 
 
@@ -101,7 +101,7 @@ def table(
 
 
 def facts(title: str, pairs: Iterable[tuple[str, object]], note: str = "") -> str:
-    """What is known of one thing as an HTML table: a name and what it is in each row.
+    """Render facts about one thing as an HTML table: a name and a value in each row.
 
     Args:
         title: What the thing is.

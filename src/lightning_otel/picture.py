@@ -54,7 +54,7 @@ def picture(found: Outline, *, limit: int = 120) -> str:
 
 
 class _Bar(NamedTuple):
-    """Where a node stands in the picture."""
+    """The place of a node in the picture."""
 
     start: float
     end: float
@@ -125,7 +125,7 @@ class _Picture:
         )
 
     def _legend(self) -> list[tuple[str, str]]:
-        """What the colours mean, and what is not in the picture."""
+        """List the colours' meanings, and what is not in the picture."""
         found: list[tuple[str, str]] = []
         if len(self._paths) > 1:
             for path in self._found.trajectories[:_LEGEND]:
@@ -223,7 +223,7 @@ class _Picture:
         return node.kind if node.kind in ("agent", "tool") else "work"
 
     def _outcome(self, node: Node) -> tuple[str, str]:
-        """What is said at the end of a bar, and how."""
+        """Return the text at the end of a bar, and its style."""
         step, span = node.step, node.span
         words = []
         cause = self._causes.get((span.trace_id, span.span_id))
@@ -269,7 +269,7 @@ class _Picture:
             yield _arrow(reward, step, _half(self._nodes[target]))
 
     def _told(self, item: int) -> str:
-        """What is shown where the pointer rests."""
+        """Return the text of the tooltip."""
         node = self._nodes[item]
         span = node.span
         lasted = "" if span.end_ns is None else _seconds(span.end_ns - span.start_ns)
@@ -278,7 +278,7 @@ class _Picture:
 
 
 def _rows(children: Mapping[int, Sequence[int | Gap]]) -> Iterator[tuple[int | Gap, int]]:
-    """What stands in each row, from the top, and how deep in the tree."""
+    """Yield the content of each row from the top, with its depth."""
     stack: list[tuple[int | Gap, int]] = [(item, 0) for item in reversed(children.get(-1, ()))]
     while stack:
         item, depth = stack.pop()

@@ -1,4 +1,4 @@
-"""What every agent is, and how one that is async is run to its end."""
+"""The agent protocol, and a runner of async agents."""
 
 import asyncio
 import contextvars
@@ -21,7 +21,7 @@ Resources: TypeAlias = Mapping[str, Resource]
 
 
 class Agent(ABC):
-    """Who acts on a task.
+    """An agent: it acts on a task.
 
     Attributes:
         track_only: The agents within whose calls become training data, as ``auto_trace`` takes
@@ -34,7 +34,7 @@ class Agent(ABC):
 
     @property
     def name(self) -> str:
-        """What it is called, where spans and the queue name an agent."""
+        """The name of its agent in spans and queue."""
         return type(self).__name__
 
     @property
@@ -43,7 +43,7 @@ class Agent(ABC):
         return (self.name,)
 
     def choose(self, rollout: Rollout) -> "Agent":
-        """Who takes a rollout: this agent, or of several the one that is meant."""
+        """Return the agent for a rollout: this one, or the one of several that is meant."""
         return self
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Agent(ABC):
 
 
 def finished(answer: Any) -> Any:
-    """What an agent gave back; what is awaitable is awaited, in the loop of this thread.
+    """Return an agent's answer; await it in this thread's loop if it is awaitable.
 
     One loop a thread goes on from call to call, so that an async client keeps its connections.
     Tasks that are left over when the agent has come back are cancelled.
@@ -103,7 +103,7 @@ class _Loop:
         self._is_cancelled = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """What a coroutine gives back, run in the caller's context."""
+        """Run a coroutine in the caller's context and return its result."""
         ident = threading.get_ident()
         with _lock:
             _running[ident] = self

@@ -51,14 +51,14 @@ class FunctionAgent(Agent):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The function's name."""
         return self._name
 
     def __repr__(self) -> str:
         return f"<agent {self.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function gives for these arguments."""
+        """Call the function."""
         return self.function(*args, **kwargs)
 
     def __reduce__(self) -> Any:
@@ -111,7 +111,7 @@ def _made(function: Callable[..., Any], name: str, track_only: str | None) -> Fu
 
 
 def _taken(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
-    """What it takes after the task: in this order, and by name."""
+    """Return the parameters after the task: by position, and by name."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # such as of a builtin: nobody says what it takes
@@ -135,7 +135,7 @@ def _taken(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
 
 
 def _in_order(names: list[str], needed: int) -> list[str] | None:
-    """What parameters after the task are given: those named so by name, others by their place."""
+    """Match parameters after the task: by name where known, others by position."""
     found: list[str] = []
     for index, name in enumerate(names):
         if name in _BY_NAME:

@@ -84,7 +84,7 @@ class MethodsAgent(Agent):
 
 
 def has_methods(given: object) -> bool:
-    """Whether an object, or a class, has one of the methods."""
+    """Return whether an object or class has one of the methods."""
     return any(_written(given, name) is not None for name in _METHODS)
 
 

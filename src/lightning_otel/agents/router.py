@@ -59,7 +59,7 @@ class Router(Agent):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The router's name."""
         return self._name
 
     @property
@@ -68,7 +68,7 @@ class Router(Agent):
         return (self._name, *self.agents)
 
     def choose(self, rollout: Rollout) -> Agent:
-        """Who takes a rollout.
+        """Return the agent for a rollout.
 
         Raises:
             ConfigError: Nobody may: the rollout or the rule names somebody who is not there, or all
@@ -92,7 +92,7 @@ class Router(Agent):
             return agent.run(task, resources, rollout)
 
     def __call__(self, task: Any, resources: Resources | None = None) -> Answer:
-        """What the agent that is chosen answers to a request that no queue holds."""
+        """Call the chosen agent with a request that no queue holds."""
         from secrets import token_hex
 
         asked = Rollout(rollout_id=f"rollout-{token_hex(8)}", task=task, mode="test")

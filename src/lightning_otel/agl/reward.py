@@ -1,4 +1,4 @@
-"""What a service computes of feedback, by the names that articles give it."""
+"""Rewards from feedback under Agent Lightning's names."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """How much goes on at once.
+    """Limits of parallel work.
 
     Attributes:
         num_workers: Rollouts that run at once.
@@ -29,7 +29,7 @@ class ParallelConfig:
     gradient_accumulation_steps: int | None = None
 
     def settings(self) -> dict[str, Any]:
-        """What of it is the algorithm's, by the names that it has there."""
+        """Return the algorithm's options under its own names."""
         found = {
             NAMES["distributed_backend"]: self.distributed_backend,
             "gradient_accumulation_steps": self.gradient_accumulation_steps,
@@ -70,7 +70,7 @@ class Trainer(OurTrainer):
 
 @dataclass(frozen=True, slots=True)
 class LightningRuntimeConfig:
-    """What is switched on: nothing, unless it is said.
+    """Switches of the runtime; all off by default.
 
     Attributes:
         enabled: Whether runs are recorded.
@@ -88,7 +88,7 @@ class LightningRuntimeConfig:
 
 @dataclass(frozen=True, slots=True)
 class LightningTrainingRequest:
-    """What is trained: an algorithm, an agent and its tasks, further options of the trainer."""
+    """A training request: algorithm, agent, tasks and options of the trainer."""
 
     algorithm: Any = "baseline"
     agent: object = None

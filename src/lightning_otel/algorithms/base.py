@@ -1,4 +1,4 @@
-"""What an algorithm is: a class with one method, or with a loop of its own."""
+"""The base of algorithms: a class with one method, or with a loop of its own."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -101,7 +101,7 @@ class BaseAlgorithm:
         raise NotImplementedError(f"{type(self).__name__} needs a train_step or a run of its own")
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
-        """Why a rollout is of no use to the next step; empty if it is of use, as by default.
+        """Return the reason to leave a rollout out of the next step; empty by default.
 
         It is asked before a batch is made: what is of no use is left out, counted with the reason,
         and others take its place, so that no step is spent on it.
@@ -112,7 +112,7 @@ class BaseAlgorithm:
         return ""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What it must remember, as JSON; large things go into files by :meth:`save`."""
+        """Return the state as JSON; :meth:`save` puts large things into files."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -138,5 +138,5 @@ class BaseAlgorithm:
 
 
 def name_of(algorithm: BaseAlgorithm) -> str:
-    """What an algorithm is called in runs and checkpoints."""
+    """Return an algorithm's name in runs and checkpoints."""
     return algorithm.name or type(algorithm).__name__

@@ -1,4 +1,4 @@
-"""What an algorithm is given at a step, and what it gives back."""
+"""The input and the result of a training step."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ class Batch(list[Trajectory]):
         return [rollout_id for ids in self.groups.values() for rollout_id in ids]
 
     def metrics(self) -> dict[str, float]:
-        """What can be told of it whatever the algorithm: means over its rollouts."""
+        """Return the metrics that any algorithm has: means over its rollouts."""
         rollouts = len(self.rollout_ids)
         steps = {id(step): step for path in self for step in path.transitions}.values()
         found = {"rollouts": float(rollouts)}
@@ -82,7 +82,7 @@ class Batch(list[Trajectory]):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step came to.
+    """The result of a step.
 
     Attributes:
         metrics: Numbers by name, such as ``{"loss": 0.3}``.
@@ -94,7 +94,7 @@ class StepResult:
 
     @classmethod
     def of(cls, given: object) -> "StepResult":
-        """What a step gave back.
+        """Convert the result of a step.
 
         Args:
             given: A result, None, or a mapping of metrics with the resources under

@@ -24,7 +24,7 @@ _FILES: Final = "files"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What an algorithm remembered after a step.
+    """An algorithm's state after a step.
 
     Attributes:
         algorithm: The algorithm's name.
@@ -157,7 +157,7 @@ def clear(folder: Path, kept: Collection[Path]) -> None:
 
 
 def files(folder: Path) -> Path:
-    """Where the algorithm's own files lie in a checkpoint."""
+    """Return the folder of the algorithm's own files in a checkpoint."""
     return folder / _FILES
 
 

@@ -203,7 +203,7 @@ class Collector:
         return None
 
     def _offered(self, short: int) -> tuple[list[Group], Taken]:
-        """What is not taken, and enough of it; looked for anew only where it was not enough."""
+        """Return groups that are not taken; look anew only if there are too few."""
         taken = self._claims.taken().keys()
         known = [
             group

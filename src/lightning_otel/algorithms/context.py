@@ -1,4 +1,4 @@
-"""What a training run is to its algorithm: experience in, results out, and when to stop."""
+"""The training run as its algorithm sees it: experience in, results out, and when to stop."""
 
 import contextlib
 import logging
@@ -82,17 +82,17 @@ class Context:
 
     @property
     def store(self) -> "Store":
-        """Where rollouts are recorded."""
+        """The store of the rollouts."""
         return self._setting.store
 
     @property
     def queue(self) -> "Queue":
-        """Where rollouts are put to be run."""
+        """The queue of the rollouts."""
         return self._setting.queue
 
     @property
     def resources(self) -> "Resources":
-        """What is tuned."""
+        """The versioned resources."""
         return self._setting.resources
 
     @property
@@ -112,11 +112,11 @@ class Context:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many rollouts were of no use, by reason."""
+        """The number of rollouts left out, by reason."""
         return dict(self._collector.counts.most_common())
 
     def should_stop(self) -> bool:
-        """Whether it is time to end: somebody asked for it, or the steps are all done."""
+        """Return whether to end: somebody asked for it, or all steps are done."""
         most = self._setting.max_iterations
         return self._stop.is_set() or (most is not None and self.step >= most)
 

@@ -1,4 +1,4 @@
-"""What the algorithms that train weights share: a model, TRL's trainer, and weights that come out.
+"""The base of algorithms that train weights: a model, TRL's trainer, published weights.
 
 Each batch of rollouts is one training of TRL's, on the model and with the optimizer of the batch
 before it; a member says what its rows are and which trainer takes them. No loss is here.
@@ -38,7 +38,7 @@ _OURS: Final[Mapping[str, str]] = {
 
 
 class Rows(NamedTuple):
-    """What is trained of a batch.
+    """The training rows of a batch.
 
     Attributes:
         rows: As the trainer takes them.
@@ -123,7 +123,7 @@ class GradientAlgorithm(BaseAlgorithm):
 
     @abstractmethod
     def rows(self, batch: Batch) -> Rows:
-        """What is trained of a batch."""
+        """Return the training rows of a batch."""
 
     @abstractmethod
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
@@ -277,7 +277,7 @@ class GradientAlgorithm(BaseAlgorithm):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """How many batches were trained, and of which model."""
+        """Return the number of trained batches, and the model."""
         return {"steps": self._steps, "model": str(self._given[0])[:500]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

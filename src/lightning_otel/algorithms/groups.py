@@ -1,4 +1,4 @@
-"""Which rollouts there are to learn from, in the groups they are compared in."""
+"""Rollouts to learn from, in the groups that they are compared in."""
 
 import hashlib
 from collections.abc import Collection, Iterable
@@ -156,7 +156,7 @@ def find_groups(
 
 
 def with_spans(member: Member, recorded: Member | None) -> Member:
-    """What the queue knows of a rollout, with the reward that the store has by now.
+    """Return a queued rollout with the reward that the store has by now.
 
     Args:
         member: As the queue knows it.

@@ -40,7 +40,7 @@ class GRPO(PolicyGradient):
         return compared(batch, self._how)
 
     def useless(self, row: TrainingRow) -> str | None:
-        """Whether its rollout was compared, and earned the same as the others."""
+        """Return the reason if a row's rollout earned as much as its group, or was not compared."""
         if any(step.advantage is None for step in row.transitions):
             return None
         return "" if any(step.advantage for step in row.transitions) else NO_DIFFERENCE

@@ -100,7 +100,7 @@ def _comparing(adapter: "object", group_of: Mapping[str, str]) -> "TripletAdapte
 
 
 def capture_fault(paths: Sequence[Trajectory], *, needs_logprobs: bool) -> str:
-    """Why a rollout's tokens cannot be trained on; empty if they can.
+    """Return the reason why a rollout's tokens cannot be trained on; empty if they can.
 
     Args:
         paths: Its trajectories.

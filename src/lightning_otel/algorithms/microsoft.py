@@ -101,7 +101,7 @@ class Microsoft(BaseAlgorithm):
         self._told(context, work, given, {} if latest is None else latest.resources)
 
     def fault(self) -> str:
-        """Why its algorithm cannot be made here; empty if it can."""
+        """Return the reason why its algorithm cannot be made; empty if it can."""
         try:
             self._made(importlib.import_module("agentlightning"))
         except ConfigError as exc:
@@ -291,7 +291,7 @@ def _theirs(agl: Any, body: Mapping[str, Any]) -> Any:
 
 
 def _ours(resource: Any) -> dict[str, Any] | None:
-    """What a resource of its says, as it stands in a body; None if it is none that we have."""
+    """Convert one of its resources into a body; None if we have no such kind."""
     if resource.resource_type == "prompt_template":
         return {"template": resource.template}
     if resource.resource_type in _KINDS:
@@ -325,7 +325,7 @@ def _tracer(agl: Any) -> Any:
 
 
 def _apart(act: Callable[[], Any]) -> Any:
-    """What an act gives; it runs loops of its own, which it may not where one runs already."""
+    """Call a function that runs event loops of its own, outside any running loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

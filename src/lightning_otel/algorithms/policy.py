@@ -76,14 +76,14 @@ class PolicyGradient(GradientAlgorithm):
 
     @abstractmethod
     def row(self, row: TrainingRow) -> dict[str, Any]:
-        """What judges a row, as the trainer takes it."""
+        """Convert a row for the trainer."""
 
     def useless(self, row: TrainingRow) -> str | None:
         """Reason for which a row teaches nothing; empty if it does, None if that was counted."""
         return ""
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
-        """Whether all of a rollout was sampled by weights that are too old."""
+        """Return the reason if all of a rollout was sampled by weights that are too old."""
         newest = self._newest()
         steps = [step for path in trajectories for step in path.transitions]
         return STALE if steps and all(self._is_stale((each,), newest) for each in steps) else ""
@@ -179,7 +179,7 @@ def _refuse(steps: list[Transition], faults: Counter[str]) -> None:
 
 
 def _age(steps: tuple[Transition, ...], resource: str, newest: int) -> int:
-    """How many versions behind the newest the oldest step of a row is; 0 if that is not known."""
+    """Return the versions between a row's oldest step and the newest; 0 if unknown."""
     stamped = [step.resources.get(resource, step.resource_version) for step in steps]
     known = [int(each) for each in stamped if each is not None and str(each).isdigit()]
     return max(0, newest - min(known)) if known and newest else 0

@@ -97,7 +97,7 @@ class PPO(PolicyGradient):
         super().run(context)
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
-        """Whether a step of a rollout was sampled by weights that are too old."""
+        """Return the reason if a step of a rollout was sampled by weights that are too old."""
         newest = self._newest()
         steps = [step for path in trajectories for step in path.transitions]
         return STALE if any(self._is_stale((each,), newest) for each in steps) else ""
@@ -125,7 +125,7 @@ class PPO(PolicyGradient):
         return Compared(known, left)
 
     def useless(self, row: TrainingRow) -> str | None:
-        """Whether the value of another step of its rollout is not known."""
+        """Return the reason if the value of another step of its rollout is unknown."""
         return FAULTY if row.transitions[0].rollout_id in self._faulty else ""
 
     def row(self, row: TrainingRow) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whether recorded log-probabilities are those that a trainer compares its own with.
+"""Checks that recorded log-probabilities are comparable with a trainer's.
 
 They are if the model's own distribution was sampled, at the trainer's temperature. Anything else
 gives ratios that are wrong from the first step, in silence: 1.47 where 1 was right.
@@ -43,7 +43,7 @@ NO_LOGPROBS: Final = "no logprobs; ask the server for them: logprobs=True, top_l
 
 
 def fault_of(step: Transition, temperature: float, filled: Mapping[str, Any] | None = None) -> str:
-    """Why a step's log-probabilities cannot be compared with a trainer's; empty if they can.
+    """Return why a step's log-probabilities cannot be compared; empty if they can.
 
     Args:
         step: The step.

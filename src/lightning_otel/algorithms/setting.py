@@ -1,4 +1,4 @@
-"""What a training run is set up with."""
+"""The settings of a training run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a trainer sets a run up with.
+    """The settings that a trainer gives a run.
 
     Attributes:
         store: Where rollouts are recorded.

@@ -68,7 +68,7 @@ def _answered(path: Trajectory) -> Trajectory:
 
 
 def _is_silent(step: Transition) -> bool:
-    """Whether what was answered is there, and is empty: what was not recorded says nothing."""
+    """Return whether an answer was recorded and is empty."""
     parts = [part for each in step.action[:1] for part in each.get("parts") or ()]
     return bool(parts) and all(
         part.get("type") == "text" and not str(part.get("content") or "").strip() for part in parts

@@ -99,7 +99,7 @@ def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_validation(sampling: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether a prompt is one of verl's validation, which it tells a loop by its sampling alone.
+    """Return whether a prompt belongs to verl's validation, judged by its sampling.
 
     Args:
         sampling: What is sampled with.

@@ -23,7 +23,7 @@ STOPPED: Final = "whoever asked for it was stopped"
 
 
 class Ran(NamedTuple):
-    """What became of a task: its rollout, and the trajectories it was recorded as."""
+    """The outcome of a task: its rollout and recorded trajectories."""
 
     rollout: Rollout
     trajectories: list[Trajectory]
@@ -38,7 +38,7 @@ def run_tasks(
     mode: Mode,
     samples: int = 1,
 ) -> list[Ran]:
-    """What became of tasks, in their order; a rollout that failed says why, and has no reward.
+    """Run tasks and return their outcomes in order; a failed rollout has a reason and no reward.
 
     What is not over when it is time to stop, or something fails, is cancelled: nobody would look at
     it any more.

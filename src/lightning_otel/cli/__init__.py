@@ -57,7 +57,7 @@ _COMMANDS = {
 
 
 class _Failure(NamedTuple):
-    """How a kind of error ends: its exit code, and what to try where the error does not say."""
+    """The exit code and the default remedy of a kind of error."""
 
     kind: type[LightningOtelError]
     code: int

@@ -80,7 +80,7 @@ def apply_rewards(function: str, version: str, store: str | None, **given: Any) 
 
 
 class _Rows:
-    """What a function said: all of it on a dry run, else only where it failed."""
+    """A function's judgements: all of them on a dry run, else only failures."""
 
     def __init__(self, *, is_dry_run: bool) -> None:
         self._is_dry_run = is_dry_run
@@ -113,7 +113,7 @@ def _document(done: "Applied") -> Mapping[str, Any]:
 
 
 def _lines(done: "Applied", *, is_dry_run: bool) -> Iterator[str]:
-    """What came of every attempt."""
+    """Word the results of all attempts."""
     mean = "" if done.mean is None else f", mean {done.mean:.3g}"
     behind = f"@{done.version}" if done.version else ""
     where = " (dry run: nothing was kept)" if is_dry_run else ""

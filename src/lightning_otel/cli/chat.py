@@ -58,7 +58,7 @@ class Chat:
         return [(f"{when:%H:%M:%S} ", "dim")]
 
     def _told(self, span: Span, kind: Kind) -> list[Line]:
-        """What a span tells, without its time."""
+        """Return the lines of a span, without its time."""
         if kind == "call":
             is_answered = span.status != "ERROR" or c.OUTPUT_MESSAGES in span.attributes
             return [*self._asked(span), *(self._answered(span) if is_answered else ())]
@@ -77,7 +77,7 @@ class Chat:
         return []
 
     def _asked(self, span: Span) -> list[Line]:
-        """What is new in what a model was asked: from its own last answer on."""
+        """Return the new lines of a model's input: those after its own last answer."""
         lines: list[Line] = []
         for message in heard(span):
             role = shown(message.get("role"))
@@ -92,7 +92,7 @@ class Chat:
         return lines
 
     def _answered(self, span: Span) -> list[Line]:
-        """What the model answered, and what it took."""
+        """Return the model's answer, its tokens and its time."""
         lines: list[Line] = []
         for message in _messages(span.attributes.get(c.OUTPUT_MESSAGES))[:1]:
             for part in _parts(message):
@@ -127,7 +127,7 @@ class Chat:
         return [(f"★ reward {told}", "green"), (f"  {shown(span.rollout_id)}", "dim")]
 
     def _is_new(self, trace_id: str, call_id: str) -> bool:
-        """Whether a tool's answer was not told yet: its own span and the next call both have it."""
+        """Return whether a tool's answer is new: its own span and the next call both have it."""
         if (trace_id, call_id) in self._said:
             return False
         self._said[trace_id, call_id] = None

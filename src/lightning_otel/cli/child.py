@@ -55,7 +55,7 @@ def find_program(command: Sequence[str]) -> list[str]:
 
 
 def _is_script(path: Path) -> bool:
-    """Whether a file can be run by itself, and says by what."""
+    """Return whether a file is an executable script with an interpreter line."""
     if not os.access(path, os.X_OK):
         return False
     with path.open("rb") as file:
@@ -63,7 +63,7 @@ def _is_script(path: Path) -> bool:
 
 
 def name_of(command: Sequence[str]) -> str:
-    """What a person would call the program: the script or module, not the interpreter."""
+    """Return the program's name: the script or module, not the interpreter."""
     program = Path(command[0]).name
     if not program.startswith("python"):
         return program
@@ -119,7 +119,7 @@ def exit_code(return_code: int) -> int:
 
 
 def _is_foreground() -> bool:
-    """Whether the terminal's keys reach us, and so the child too, which then needs no copy."""
+    """Return whether the terminal's keys reach us, and so the child too."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

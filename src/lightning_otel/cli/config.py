@@ -83,7 +83,7 @@ def check(form: Form | None) -> int:
 
 
 def find_faults() -> Iterator[Fault]:
-    """What is wrong with the variables that are set."""
+    """Yield the faults of variables that are set."""
     from difflib import get_close_matches
 
     from lightning_otel import config as read

@@ -78,7 +78,7 @@ def _signed(change: float | None) -> str:
 
 
 def _print_said(found: "Difference", *, every: bool) -> None:
-    """What was said, with what is the same left out but around a difference."""
+    """Print the messages; fold equal ones except around a difference."""
     signs = [each.sign for each in found.said]
     changed = [at for at, sign in enumerate(signs) if sign != " "]
     near = {at + by for at in changed for by in range(-_SAME, _SAME + 1)}

@@ -286,7 +286,7 @@ def _place(out: str | None, output: str | None) -> str:
 
 
 def _kind(place: str, kind: "FileKind | None") -> "FileKind":
-    """What is written there: as it was said, else as the place is named."""
+    """Return the file's kind: as named, else by the place's suffix."""
     from lightning_otel.dataset.export import kind_of
 
     if place != _STDOUT:

@@ -1,4 +1,4 @@
-"""What became of everything on the way to a trainer's rows, told to people and to programs."""
+"""The funnel from spans to a trainer's rows, for people and programs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def lines(done: "Exported", made: "Format", place: str, *, is_selected: bool) ->
 
 
 def _why(done: "Exported", made: "Format", *, is_selected: bool) -> str:
-    """Why there is no row, and what to do."""
+    """Return why there is no row, and what to do."""
     if not done.report.spans and is_selected:
         return "no step is of such an agent, rollout or time; see: lightning-otel ls"
     if not done.report.spans:

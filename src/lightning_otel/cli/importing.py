@@ -155,14 +155,14 @@ def _documents(path: Path, found: _Import) -> Iterator[_Document]:
 
 
 def _text(raw: "BufferedReader") -> "BufferedReader | gzip.GzipFile":
-    """What is in a file, inflated if it is a gzip, whatever its name."""
+    """Open a file, inflated if it is a gzip, whatever its name."""
     is_gzip = raw.read(2) == b"\x1f\x8b"
     raw.seek(0)
     return gzip.GzipFile(fileobj=raw) if is_gzip else raw
 
 
 def _is_one_document(file: "BufferedReader | gzip.GzipFile", most: int) -> bool:
-    """Whether a file is one JSON document over several lines; it is read from its beginning."""
+    """Return whether a file is one JSON document over several lines."""
     from lightning_otel.receivers.otlpjson import loaded
 
     line = file.readline(most).strip()

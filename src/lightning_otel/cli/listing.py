@@ -156,7 +156,7 @@ def store_stats(store: Store) -> dict[str, Any]:
 
 
 def _unfinished(store: Store) -> dict[str, int]:
-    """How many rollouts go on, and how many broke off."""
+    """Count the rollouts that go on, and those that broke off."""
     found = store.sql("SELECT status, count(DISTINCT rollout_id) AS n FROM rollouts GROUP BY 1")
     counts = {row["status"]: int(row["n"]) for row in found}
     return {name: counts.get(name, 0) for name in ("running", "incomplete")}

@@ -208,7 +208,7 @@ def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
 
 
 def _kept_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """What is known of a store on this machine alone: its files, and what became of every span."""
+    """List facts about a local store: its files, and the accounts of its spans."""
     from lightning_otel.store.counts import Accounting
 
     kept = [

@@ -46,7 +46,7 @@ class When(click.ParamType):  # type: ignore[type-arg]  # older versions of Clic
 
 
 class Id(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
-    """What stands for something stored: the beginning of an id, ``@last``, ``@last~2``."""
+    """The name of something stored: the beginning of an id, ``@last``, ``@last~2``."""
 
     name = "ID"
 

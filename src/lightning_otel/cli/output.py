@@ -1,4 +1,4 @@
-"""How commands print: tables for people, whole lines for pipes, JSON for machines."""
+"""Output of commands: tables for people, whole lines for pipes, JSON for machines."""
 
 import base64
 import json
@@ -55,7 +55,7 @@ def cut(text: str, width: int | None) -> str:
 
 
 def has_colours() -> bool:
-    """Whether stdout is a terminal that shows colours and whose user wants them (``NO_COLOR``)."""
+    """Return whether stdout is a terminal with colours that its user wants (``NO_COLOR``)."""
     if not sys.stdout.isatty():
         return False
     from rich.console import Console
@@ -292,7 +292,7 @@ def suggest(command: str, store: str | None) -> None:
 
 
 def program() -> str:
-    """How the person at this terminal can call us again: an environment may not be activated."""
+    """Return the command that calls us at this terminal: an environment may not be activated."""
     if which("lightning-otel"):
         return "lightning-otel"
     beside = Path(sys.executable).with_name("lightning-otel")
@@ -324,7 +324,7 @@ def seconds(duration_ns: int) -> str:
 
 
 def age(start_ns: int) -> str:
-    """How long ago a time was, in one unit."""
+    """Word the time since then, in one unit."""
     found = max(0.0, time.time() - start_ns / 1e9)
     for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
         if found < limit:

@@ -124,7 +124,7 @@ def _is_table(form: Form | None) -> bool:
 
 
 def _when(resource: "Resource") -> dict[str, Any]:
-    """When a version was published: a person reads how long ago, a program the time."""
+    """Return the time of publication: its age for people, the time for programs."""
     return {"created_ns": resource.created_ns, "age": age(resource.created_ns)}
 
 
@@ -184,7 +184,7 @@ def publish(
 
 
 def _parsed(text: str) -> Any:
-    """What begins like JSON and is some, as values; anything else is a prompt's text."""
+    """Parse JSON; return any other text as a prompt."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(text)

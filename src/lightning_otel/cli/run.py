@@ -179,7 +179,7 @@ class _Run:
         return run_child(program, self._bare_environment())
 
     def _bare_environment(self) -> dict[str, str] | None:
-        """What a program needs to be given resources where nothing is kept; None for nothing."""
+        """Return the environment of a program that has resources and no recording; None for none."""
         from lightning_otel import config
         from lightning_otel.tracing import Recording
 
@@ -311,7 +311,7 @@ class _Run:
 
 
 def _problem(opened: "Store") -> LightningOtelError | None:
-    """Why nothing can be recorded; None if all is well."""
+    """Return why nothing can be recorded; None if all is well."""
     from lightning_otel import config
 
     assert opened.layout is not None

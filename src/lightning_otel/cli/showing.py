@@ -1,4 +1,4 @@
-"""What ``show`` prints: the tree, the steps, and the picture of one rollout, trace or span."""
+"""Output of ``show``: tree, steps and picture of one rollout, trace or span."""
 
 import sys
 from collections.abc import Iterator, Mapping

@@ -154,7 +154,7 @@ def _following(
 
 
 class _Wanted:
-    """Which spans are shown."""
+    """A filter of spans."""
 
     def __init__(self, agent: str | None, conversation: str | None, *, is_errors: bool) -> None:
         self._agent = agent
@@ -163,7 +163,7 @@ class _Wanted:
         self._traces: dict[str, None] = {}
 
     def holds(self, span: "Span") -> bool:
-        """Whether a span is one of them; of a conversation the whole trace is, once it is known."""
+        """Return whether a span is wanted; of a conversation, its whole trace once it is known."""
         from lightning_otel import conventions as c
 
         if self._is_errors and span.status != "ERROR":

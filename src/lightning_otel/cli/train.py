@@ -217,7 +217,7 @@ def _progress(trainer: "Trainer") -> Iterator[None]:
 
 
 def _waited(fitting: "Fitting") -> "Fit":
-    """What the run came to; a signal ends it after its step."""
+    """Wait for the run's result; a signal ends the run after its step."""
     told = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -78,7 +78,7 @@ class _Describer:
         return [(text if not at else f"  {text}", style) for at, (text, style) in enumerate(told)]
 
     def _credit(self, node: Node) -> str:
-        """Where a reward went, by the labels of the steps it was given to, and by what."""
+        """Return the labels of the steps that a reward went to, and its rule."""
         if not node.credited:
             return ""
         steps = [self._labels[target] for target in node.credited]
@@ -91,7 +91,7 @@ class _Describer:
 
 
 def _reward(node: Node) -> str:
-    """What a step earned."""
+    """Return a step's reward."""
     step = node.step
     return "" if step is None or step.reward is None else f"reward {step.reward:g}"
 
@@ -110,7 +110,7 @@ def _duration(node: Node) -> str:
 
 
 def _faults(node: Node, text_width: int | None) -> Line:
-    """What went wrong, what was put right, and why it is in no transition."""
+    """Return the errors, repairs, and the reason why it is in no transition."""
     span = node.span
     found: Line = []
     if span.status == "ERROR":
@@ -182,7 +182,7 @@ def _rewards(span: Span) -> str:
 
 
 def _said(span: Span, text_width: int | None) -> str:
-    """What a call was asked last and answered, a tool was given and gave, a mark holds."""
+    """Return the last message and the answer of a call, a tool's input and result, or a mark."""
     get = span.attributes.get
     asked, answered = _messages(get(c.INPUT_MESSAGES)), _messages(get(c.OUTPUT_MESSAGES))
     if asked or answered:

@@ -34,7 +34,7 @@ class Outcome:
 
 
 class Lesson(NamedTuple):
-    """What came of learning.
+    """The result of learning.
 
     Attributes:
         outcomes: Of each task, in order.

@@ -1,4 +1,4 @@
-"""How the demo's policy learns: from transitions read back from the store, and those alone.
+"""Learning of the demo's policy, from stored transitions alone.
 
 Belongs here: the policy gradient of three numbers, which is all the toy has. What the policy
 answered is known here by what the store says of it, and by nothing else.

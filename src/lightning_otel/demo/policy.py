@@ -93,7 +93,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a policy answered to one request."""
+    """A policy's answer to one request."""
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()

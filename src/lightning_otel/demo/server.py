@@ -113,7 +113,7 @@ class DemoServer:
 
     @property
     def base_url(self) -> str:
-        """What to give a client as `base_url`, with the `/v1`.
+        """The ``base_url`` for clients, with ``/v1``.
 
         Raises:
             RuntimeError: The server is not running.
@@ -170,7 +170,7 @@ class DemoServer:
             self._changed.notify_all()
 
     def is_first(self, key: str) -> bool:
-        """Whether this is the first time this key is asked about."""
+        """Return whether this key is asked about for the first time."""
         with self._changed:
             self._seen[key] += 1
             return self._seen[key] == 1

@@ -236,7 +236,7 @@ def _head(body: Mapping[str, Any], prefix: str, kind: str) -> Json:
 
 
 class _Written:
-    """What a reply's tokens look like in an answer, worked out once for all its chunks."""
+    """A reply's tokens on the wire, computed once for all chunks."""
 
     def __init__(self, body: Mapping[str, Any], reply: Reply, tokenizer: Tokenizer) -> None:
         self.tokens = reply.tokens
@@ -256,7 +256,7 @@ class _Written:
         return {} if self._ids is None else {"token_ids": self._ids[part]}
 
     def chat_extras(self, part: slice) -> Json:
-        """What these tokens add to a chat choice."""
+        """Return the fields that these tokens add to a chat choice."""
         entries = self._logprobs and {"content": self._logprobs[part], "refusal": None}
         return {"logprobs": entries or None, **self.ids(part)}
 

@@ -1,4 +1,4 @@
-"""What a chat body asks the toy model for: tools by name, the next speaker, an object of a schema.
+"""Requests of a chat body to the toy model: tools, the next speaker, a JSON object.
 
 Belongs here: reading a request the plain way a person skims it, by the words in it. No program is
 known here, and nothing is drawn at random.
@@ -116,7 +116,7 @@ def example(schema: Json, text: str, root: Json | None = None) -> object:
 
 
 class _Values:
-    """What a text holds, handed out in the order it stands there."""
+    """The values in a text, in order."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -163,7 +163,7 @@ def _named(
 
 
 def _place(tool: Json, text: str) -> int:
-    """Where the text names the tool: by an expression it takes, or by a word of its name; or -1."""
+    """Return the position at which the text names the tool; -1 if it does not."""
     if _takes_expression(tool):
         found = EXPRESSION.search(text)
         return found.start() if found else -1
@@ -211,5 +211,5 @@ def _read(text: str | None) -> dict[str, Any]:
 
 
 def _ends_with_unknown_result(turn: Sequence[Json], done: Sequence[Wish]) -> bool:
-    """Whether a tool answered that nobody is known to have called: then all is done."""
+    """Return whether the last tool result answers no known call: then all is done."""
     return bool(turn) and turn[-1].get("role") == "tool" and not done

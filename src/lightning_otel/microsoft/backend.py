@@ -1,4 +1,4 @@
-"""Who optimises: we, or Agent Lightning; and why not the other one, where that was asked for."""
+"""The choice between our optimisers and Agent Lightning's."""
 
 import importlib
 import logging
@@ -20,7 +20,7 @@ _PACKAGE: Final = "agentlightning"
 
 
 class Chosen(NamedTuple):
-    """Who optimises.
+    """The chosen backend.
 
     Attributes:
         name: ``builtin`` or ``microsoft``.
@@ -32,7 +32,7 @@ class Chosen(NamedTuple):
 
 
 def backend_of(wanted: Backend = "auto", *, unfit: str = "") -> Chosen:
-    """Who optimises, of what was wanted and what is installed.
+    """Choose the backend from the wanted and the installed ones.
 
     Where ``auto`` comes to ``builtin``, a warning says why.
 
@@ -59,7 +59,7 @@ def backend_of(wanted: Backend = "auto", *, unfit: str = "") -> Chosen:
 
 
 def missing() -> str:
-    """Why Agent Lightning cannot be used here; empty if it can."""
+    """Return why Agent Lightning cannot be used; empty if it can."""
     try:
         found = version(_PACKAGE)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a running Agent Lightning 0.3 store is asked over HTTP; a failure says what to do.
+"""A client of Agent Lightning 0.3's HTTP store; errors say what to do.
 
 Source: ``agentlightning/store/client_server.py`` of v0.3.0. Its ids are its own: a rollout cannot
 be begun there under an id of ours, so ours stands in the rollout's metadata.

@@ -29,7 +29,7 @@ _SPAN_BYTES: Final = 600
 
 @dataclass(slots=True)
 class Handed:
-    """What became of every attempt and span that was to be handed over.
+    """Counts of the attempts and spans handed over.
 
     Attributes:
         url: Where to.

@@ -22,7 +22,7 @@ _CAME: Final = "agentlightning"
 
 @dataclass(slots=True)
 class ReadBack:
-    """What became of every rollout and span there.
+    """Counts of the rollouts and spans read back.
 
     Attributes:
         url: Where from.
@@ -120,7 +120,7 @@ def _spans(client: Client, rollout: Found, done: ReadBack) -> Iterator[Span]:
 
 
 def _rollout_span(rollout: Found, attempt: Found) -> Span:
-    """What is known of an attempt there beside its spans: its task, and how it ended."""
+    """Make the span of an attempt: its task and its end."""
     told = f"{rollout['rollout_id']} {attempt['attempt_id']}"
     digest = hashlib.sha256(told.encode()).hexdigest()
     end = attempt.get("end_time") or rollout.get("end_time") or attempt["start_time"]
@@ -145,7 +145,7 @@ def _rollout_span(rollout: Found, attempt: Found) -> Span:
 
 
 def _held(store: Store, spans: Iterable[Span]) -> set[tuple[str, str]]:
-    """Which of the spans are in the store."""
+    """Return the ids of spans that the store has already."""
     rows = store.sql(
         "SELECT trace_id, span_id FROM spans WHERE span_id IN (SELECT unnest(?::VARCHAR[]))",
         [[span.span_id for span in spans]],

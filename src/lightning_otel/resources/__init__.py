@@ -38,7 +38,7 @@ FRESH_S: Final = 1.0
 
 
 class _Held(NamedTuple):
-    """What was read last, when it was asked for, and up to which change."""
+    """A cached read: value, time and last change."""
 
     asked_s: float = -math.inf
     change: int = 0
@@ -315,7 +315,7 @@ class Resources:
         *,
         is_paired: bool | None = None,
     ) -> "Comparison":
-        """Whether one version is better than another, by the rewards of rollouts made with them.
+        """Compare two versions by the rewards of the rollouts made with them.
 
         Of each task that was done with both the mean rewards are compared, and each task counts
         once; the 95 % interval holds however often one looks. See
@@ -341,7 +341,7 @@ class Resources:
         return compared(name, versions[0], versions[1], opened, is_paired=is_paired)
 
     def diff(self, name: str, a: int | str = LIVE, b: int | str = CANARY) -> str:
-        """What two versions say, line by line, as ``diff -u`` has it; empty if the same.
+        """Return the difference of two versions as ``diff -u`` shows it; empty if none.
 
         Raises:
             NotFoundError: There is no such version.
@@ -349,7 +349,7 @@ class Resources:
         return bodies.difference(self.get(name, a), self.get(name, b))
 
     def standings(self) -> Mapping[str, Standing]:
-        """What may be assigned, by name, no older than a second."""
+        """Return the assignable versions by name, at most a second old."""
         held = self._held
         if time.monotonic() - held.asked_s < FRESH_S and held.asked_s >= watching.changed_s():
             return held.standings

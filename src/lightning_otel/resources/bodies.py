@@ -1,4 +1,4 @@
-"""What the body of a resource may be: anything else is refused as it is published."""
+"""Valid bodies of resources; anything else is refused at publication."""
 
 import difflib
 import hashlib

@@ -46,7 +46,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What rewards say of two versions of a resource.
+    """The comparison of two versions by rewards.
 
     Attributes:
         name: The resource.
@@ -84,12 +84,12 @@ class Comparison:
 
     @property
     def is_better(self) -> bool:
-        """Whether ``b`` is better than ``a``: the whole interval lies above 0."""
+        """True if ``b`` is better than ``a``: the whole interval lies above 0."""
         return self.low > 0
 
     @property
     def is_worse(self) -> bool:
-        """Whether ``b`` is worse than ``a``: the whole interval lies below 0."""
+        """True if ``b`` is worse than ``a``: the whole interval lies below 0."""
         return self.high < 0
 
     @property
@@ -126,7 +126,7 @@ class Comparison:
 
 
 class Scored(NamedTuple):
-    """What a rollout came to.
+    """The score of a rollout.
 
     Attributes:
         group_id: Its task; empty if nothing says so.
@@ -145,7 +145,7 @@ class Scored(NamedTuple):
 def compared(
     name: str, a: int, b: int, store: "Store", *, is_paired: bool | None = None
 ) -> Comparison:
-    """What the rewards of a store say of two versions.
+    """Compare two versions by the rewards of a store.
 
     Args:
         name: The resource.
@@ -273,7 +273,7 @@ def _pair(group_id: str, of_a: Sequence[Scored], of_b: Sequence[Scored]) -> Pair
 
 
 def _are_most_paired(scored: Iterable[Scored], pairs: Iterable[Pair], a: int, b: int) -> bool:
-    """Whether most rollouts of the rarer version are of tasks that were done with both."""
+    """Return whether most rollouts of the rarer version have paired tasks."""
     counts = Counter(each.version for each in scored)
     if counts[a] < counts[b]:
         return 2 * sum(len(pair.rollouts_a) for pair in pairs) >= counts[a]

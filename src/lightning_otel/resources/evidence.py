@@ -44,12 +44,12 @@ class Evidence:
 
     @property
     def is_above(self) -> bool:
-        """Whether the mean is above 0, for sure enough."""
+        """True if the mean is above 0 with confidence."""
         return _capital(self.counts, 0.0) >= _ENOUGH
 
     @property
     def is_below(self) -> bool:
-        """Whether it is below."""
+        """True if it is below."""
         return _capital(_mirror(self.counts), 0.0) >= _ENOUGH
 
     @property

@@ -1,4 +1,4 @@
-"""Where resources stand in the state: versions, aliases, and every change in its order."""
+"""Tables of resources: versions, aliases, and every change in order."""
 
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -243,7 +243,7 @@ def withdrawals(connection: "Connection", name: str) -> list[Withdrawal]:
 
 
 def standings(connection: "Connection") -> dict[str, Standing]:
-    """What may be assigned, by name."""
+    """Read the assignable versions by name."""
     found: dict[str, Standing] = {}
     given = ALIASES.c.alias.in_((LIVE, CANARY))
     for row in connection.execute(sa.select(ALIASES).where(given)).all():

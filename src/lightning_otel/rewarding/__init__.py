@@ -33,7 +33,7 @@ WHERE reward IS NOT NULL AND {attribute(c.REWARD_FUNCTION)} = ?"""
 
 
 class Judgement(NamedTuple):
-    """What a function said of one attempt, or of one of its trajectories.
+    """A function's judgement of an attempt, or of one of its trajectories.
 
     Attributes:
         values: Rewards by name; empty where it gave none.
@@ -49,7 +49,7 @@ class Judgement(NamedTuple):
 
 @dataclass(slots=True)
 class Applied:
-    """What became of every attempt that a function was to judge.
+    """Counts of the attempts that a function was to judge.
 
     Attributes:
         name: The function.

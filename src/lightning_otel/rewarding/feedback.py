@@ -1,4 +1,4 @@
-"""What people say of an answer, as one reward between -1 and 1, given whenever they say it."""
+"""People's feedback on an answer, as one reward between -1 and 1."""
 
 import logging
 import math
@@ -176,7 +176,7 @@ def said_attributes(
     used_result: bool | None = None,
     text: str | None = None,
 ) -> dict[str, AttributeValue]:
-    """What was said, as it is kept beside the reward it came to.
+    """Return the attributes that keep feedback beside its reward.
 
     Args:
         quality_score: As :func:`reward_from_feedback` takes it, like the next three.

@@ -25,7 +25,7 @@ _LONGEST_MESSAGE: Final = 200
 
 
 class Case(NamedTuple):
-    """What a reward function judges.
+    """The input of a reward function.
 
     Attributes:
         trajectories: All of the attempt.
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
     @property
     def answer(self) -> str:
-        """What was said in the last step of the trajectory, as text; empty if it was none."""
+        """The text of the trajectory's last answer; empty if it has none."""
         spoken = messages_of(self.trajectory.transitions[-1].action[:1])
         content = spoken[-1].get("content") if spoken else None
         if isinstance(content, list):
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a function gave no reward that can be kept.
+    """The reason why a function gave no reward.
 
     Attributes:
         kind: The name of what it raised; or what its result lacks.
@@ -105,7 +105,7 @@ class RewardFunction:
 
     @property
     def judges_each_trajectory(self) -> bool:
-        """Whether it is called for each trajectory, and not once for all of an attempt."""
+        """True if it is called for each trajectory, rather than once for an attempt."""
         return _TRAJECTORY in self.asked.values()
 
     def judge(self, case: Case) -> dict[str, float] | Failure | None:
@@ -197,7 +197,7 @@ def _line(text: str) -> str:
 
 
 def _awaited(pending: Coroutine[Any, Any, object]) -> object:
-    """What a coroutine gives, whether or not a loop runs in this thread, as in a notebook."""
+    """Run a coroutine, even if a loop runs in this thread, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

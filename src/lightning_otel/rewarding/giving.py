@@ -59,7 +59,7 @@ Keep: TypeAlias = Callable[[Sequence[Span]], None]
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What somebody said of something, as one reward.
+    """One person's judgement, as a reward.
 
     Attributes:
         noun: What is judged.
@@ -103,7 +103,7 @@ class Clash(NamedTuple):
 
 
 class _Home(NamedTuple):
-    """Where feedback belongs: a rollout, a span that stands for it, and when that had ended."""
+    """The target of feedback: a rollout, a span that stands for it, and its end."""
 
     rollout_id: str
     span_id: str
@@ -155,7 +155,7 @@ def give(
 def _looked_up(
     store: Store, feedback: Sequence[Feedback], span_ids: Sequence[str]
 ) -> tuple[list[_Home | None], dict[str, tuple[float, str]]]:
-    """Where each belongs, and which rewards stand there already."""
+    """Look targets up, and the rewards that are there already."""
     is_wide = any(each.noun == "conversation" for each in feedback)
     columns = (*NARROW_COLUMNS, "attributes") if is_wide else INDEX_COLUMNS
     con = store.source.connect(("spans",), columns)
@@ -171,7 +171,7 @@ def _span_id(feedback: Feedback) -> str:
 def _again(
     feedback: Feedback, span_id: str, home: _Home, value: float, rollout_id: str
 ) -> Given | Clash:
-    """What to say to feedback whose id is there already."""
+    """Answer feedback whose id is there already."""
     told = f"feedback {feedback.feedback_id!r} was kept"
     if value != feedback.value:
         return Clash(f"{told} as {value:g} and cannot become {feedback.value:g}")
@@ -223,13 +223,13 @@ def _homes(con: "duckdb.DuckDBPyConnection", feedback: Sequence[Feedback]) -> li
 def _held(
     con: "duckdb.DuckDBPyConnection", span_ids: Collection[str]
 ) -> dict[str, tuple[float, str]]:
-    """Which rewards stand there already: each one's number and rollout."""
+    """Return the rewards that are there already, each with its number and rollout."""
     rows: Iterable[tuple[str, float, str]] = con.execute(_HELD, [list(span_ids)]).fetchall()
     return {span_id: (float(value), str(rollout_id)) for span_id, value, rollout_id in rows}
 
 
 def digest(feedback: Feedback) -> str:
-    """What tells whether two say the same: everything but when it was said, and from where."""
+    """Hash feedback without its time and origin, to tell repeats from clashes."""
     said = sorted(item for item in feedback.attributes.items() if item[0] != c.RECEIVED)
     told = repr((feedback.noun, feedback.target, feedback.value, said))
     return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()

@@ -102,7 +102,7 @@ def _words(text: str) -> list[str]:
 def _found(
     answers: Sequence[_Answer], parts_of: Callable[[list[str]], list[str]]
 ) -> tuple[list[_Found], int]:
-    """What stands in better answers, the surest first; and how many words were tried."""
+    """Find words of better answers, the surest first, and count the words tried."""
     holders: dict[str, list[float]] = {}
     for each in answers:
         for part in set(parts_of(_words(each.text))):
@@ -122,7 +122,7 @@ def _found(
 
 
 def _chance(held: Sequence[float], rewards: Sequence[float]) -> float:
-    """How likely so many of those that have it are above the median, had it no influence."""
+    """Return the chance that so many of a word's answers lie above the median by accident."""
     middle = statistics.median(rewards)
     good = sum(reward > middle for reward in rewards)
     hits, size, total = sum(reward > middle for reward in held), len(held), len(rewards)

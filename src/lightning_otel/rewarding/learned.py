@@ -1,4 +1,4 @@
-"""What was learnt for a kind of task: the version of its resource that earned most.
+"""The best version of a category's resource, by rewards.
 
 A resource of one category is named ``name[category]``, such as ``system_prompt[image]``, as APO
 publishes it.
@@ -24,7 +24,7 @@ RewardsOf = Callable[[Store, str, str | None], Mapping[int, Sequence[float]]]
 
 
 class Earned(NamedTuple):
-    """What the rollouts of one version earned.
+    """The rewards of a version's rollouts.
 
     Attributes:
         rollouts: Those that have a reward.

@@ -47,7 +47,7 @@ Answer: TypeAlias = Given | Clash | None
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits.
+    """The feedback that waits.
 
     Attributes:
         count: How much feedback.
@@ -59,7 +59,7 @@ class Waiting:
 
 
 class Settled(NamedTuple):
-    """What became of feedback that waited.
+    """The result of delivering feedback that waited.
 
     Attributes:
         given: It was given to what it judges, now or before.
@@ -150,21 +150,21 @@ class Pending:
         return total
 
     def waiting(self) -> Waiting:
-        """How much waits, and since when."""
+        """Count the waiting feedback, and find the oldest."""
         with self._state.read() as connection:
             query = sa.select(sa.func.count(), sa.func.min(FEEDBACK.c.given_ns))
             count, oldest_ns = connection.execute(query).one()
         return Waiting(int(count), oldest_ns)
 
     def all(self, limit: int | None = None) -> list[Feedback]:
-        """What waits, the oldest first."""
+        """List the waiting feedback, the oldest first."""
         query = sa.select(FEEDBACK).order_by(FEEDBACK.c.given_ns, FEEDBACK.c.feedback_id)
         with self._state.read() as connection:
             return [_feedback_of(row) for row in connection.execute(query.limit(limit))]
 
     @staticmethod
     def _held(connection: "sa.Connection", feedback: Feedback) -> Clash | bool:
-        """Whether the same waits already; a clash if other feedback has its id."""
+        """Return whether the same feedback waits; a clash if other feedback has its id."""
         mine = FEEDBACK.c.feedback_id == feedback.feedback_id
         row = connection.execute(sa.select(FEEDBACK).where(mine)).one_or_none()
         if row is None or digest(_feedback_of(row)) == digest(feedback):
@@ -201,7 +201,7 @@ class Pending:
                 connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.feedback_id.in_(some)))
 
     def _parts(self) -> Iterator[list[Feedback]]:
-        """What waits, some at a time, in order of its ids; what is given meanwhile is no matter."""
+        """Yield the waiting feedback in parts, by id; later arrivals may be missed."""
         last = ""
         while True:
             query = sa.select(FEEDBACK).where(FEEDBACK.c.feedback_id > last)

@@ -1,4 +1,4 @@
-"""How a store stands: what there is, how much of it is rewarded and how well, by category too.
+"""Totals of a store and of each category: spans, rollouts, steps, rewards.
 
 A rollout's category is what its task says under ``category``; else that of the resource it was
 made with, as in ``system_prompt[image]``.
@@ -74,7 +74,7 @@ class Totals:
 
 
 class Standing(NamedTuple):
-    """How a store stands.
+    """The totals of a store.
 
     Attributes:
         total: All of it.
@@ -86,7 +86,7 @@ class Standing(NamedTuple):
 
 
 def standing(store: Store) -> Standing:
-    """How a store stands now; no message is read.
+    """Count a store's totals; read no message.
 
     Raises:
         StoreError: It cannot be read.

@@ -1,4 +1,4 @@
-"""What an answer was worth: its quality against what it cost and how long it took.
+"""A reward that weighs quality against cost and time.
 
 Tokens and times are read from the transitions; what a token costs only the user knows.
 """
@@ -21,7 +21,7 @@ _MILLION: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a model costs for a million tokens, in any currency.
+    """The price of a model's tokens per million, in any currency.
 
     Attributes:
         input: Of those it is given.

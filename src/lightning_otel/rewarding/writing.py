@@ -1,4 +1,4 @@
-"""How what is given after the fact comes into a store: surely, and under ids of its own."""
+"""Writing of rewards after the fact, under derived ids."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

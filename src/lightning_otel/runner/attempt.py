@@ -34,7 +34,7 @@ _READ_S: Final = 10.0
 
 
 class ResourceSource(Protocol):
-    """Who says what an agent works with."""
+    """A source of an agent's resources."""
 
     def assigned(
         self, key: str, *, agent: str | None = None, pinned: Mapping[str, int] = ...
@@ -43,7 +43,7 @@ class ResourceSource(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What an attempt came to.
+    """The outcome of an attempt.
 
     Attributes:
         reason: Why it failed; empty if it did not.
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
 
 
 class Course(NamedTuple):
-    """What is the same for all attempts of a runner."""
+    """The settings that all attempts of a runner share."""
 
     store: Store
     resources: ResourceSource | None
@@ -92,7 +92,7 @@ class Course(NamedTuple):
             return Outcome(None, _reason(exc), recording)
 
     def _assigned(self, agent: Agent, rollout: Rollout) -> Mapping[str, Resource]:
-        """What the attempt is made with; nothing is said to be which does not reach the agent."""
+        """Return the resources of an attempt, without those that do not reach the agent."""
         pinned = rollout.resources
         if pinned and self.resources is None:
             raise ConfigError(
@@ -225,7 +225,7 @@ class Job:
             self._is_done.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is done, within some seconds."""
+        """Wait some seconds; return whether it is done."""
         return self._is_done.wait(timeout_s)
 
 

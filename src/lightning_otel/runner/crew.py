@@ -32,7 +32,7 @@ _MOST_BARREN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """What one worker is to do; it is sent to whichever process or machine does it."""
+    """A worker's duty, sent to the process or machine that does it."""
 
     agent: Agent
     store: str | os.PathLike[str]
@@ -64,7 +64,7 @@ class Duty:
         resources: ResourceSource | None,
         is_process_own: bool = False,
     ) -> Runner:
-        """Whoever does it, with what stands in its own process."""
+        """Make the runner, with the store, queue and resources of its own process."""
         return Runner(
             self.agent,
             store=store,
@@ -84,10 +84,10 @@ class Member(Protocol):
     """A worker that was started elsewhere."""
 
     def is_alive(self) -> bool:
-        """Whether it works, within a moment."""
+        """Return whether it works; answer at once."""
 
     def ended(self) -> str:
-        """Why it died; empty if it came to an orderly end."""
+        """Return why it died; empty if it ended in order."""
 
     def stop(self) -> None:
         """Have it end after its present attempt."""

@@ -1,4 +1,4 @@
-"""What a user does around each attempt."""
+"""Hooks around each attempt."""
 
 import logging
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ class Hook:
     def on_rollout_end(
         self, *, agent: Agent, runner: "Runner", rollout: Rollout, spans: list[Span]
     ) -> Any:
-        """When the attempt is over; the rollout is as it stands then, in the queue again or not."""
+        """Called after the attempt, with the rollout as the queue has it then."""
 
 
 class Hooks:

@@ -47,11 +47,11 @@ class Process:
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Whether it works."""
+        """Return whether it works."""
         return self._process.is_alive()
 
     def ended(self) -> str:
-        """Why it died; empty if it came to an orderly end."""
+        """Return why it died; empty if it ended in order."""
         self._tell.close()
         code = self._process.exitcode
         self._process.close()

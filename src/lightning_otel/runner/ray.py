@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def starter(duty: "Duty", options: Mapping[str, Any]) -> "Callable[[Duty], Actor]":
-    """What starts a worker on the Ray cluster; one is begun on this machine if there is none.
+    """Return a function that starts workers on Ray; start Ray here if there is no cluster.
 
     Args:
         duty: What the workers are to do.
@@ -46,7 +46,7 @@ def starter(duty: "Duty", options: Mapping[str, Any]) -> "Callable[[Duty], Actor
 
 
 class Worker:
-    """What runs in an actor."""
+    """The worker of an actor."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
@@ -71,12 +71,12 @@ class Actor:
         self._result = self._actor.work.remote(sent)
 
     def is_alive(self) -> bool:
-        """Whether it works."""
+        """Return whether it works."""
         ready, _ = self._ray.wait([self._result], timeout=0)
         return not ready
 
     def ended(self) -> str:
-        """Why it died; empty if it came to an orderly end."""
+        """Return why it died; empty if it ended in order."""
         try:
             self._ray.get(self._result)
         except self._ray.exceptions.RayActorError as exc:

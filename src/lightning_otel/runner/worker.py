@@ -37,13 +37,13 @@ _numbers: Final = itertools.count(1)
 
 
 class Stop(Protocol):
-    """What says that a worker is to stop, such as a ``threading.Event``."""
+    """A signal to stop, such as a ``threading.Event``."""
 
     def is_set(self) -> bool:
-        """Whether it is."""
+        """Return whether it is set."""
 
     def wait(self, timeout: float) -> bool:
-        """Whether it is, within some seconds."""
+        """Wait some seconds; return whether it is set."""
 
 
 class Runner:
@@ -108,7 +108,7 @@ class Runner:
 
     @property
     def hanging(self) -> int:
-        """How many attempts were given up whose thread goes on."""
+        """The number of abandoned attempts whose threads still run."""
         self._hanging = [thread for thread in self._hanging if thread.is_alive()]
         return len(self._hanging)
 

@@ -70,7 +70,7 @@ def refused(content_type: str, refusal: RefusalError) -> Response:
 
 
 def said(rejected: Mapping[str, int]) -> str:
-    """How many spans were rejected for which reason, the most frequent first."""
+    """Word the reasons for rejected spans, the most frequent first."""
     found = sorted(rejected.items(), key=lambda item: -item[1])
     texts = [f"{count} × {reason}" for reason, count in found[:_MOST_REASONS]]
     return "; ".join([*texts, "…"] if len(found) > _MOST_REASONS else texts)

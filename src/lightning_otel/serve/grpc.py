@@ -26,7 +26,7 @@ _COMPRESSED: Final = ("gzip", "deflate")
 
 
 def is_call(request: Request) -> bool:
-    """Whether a request is a gRPC call of OTLP's: nothing else is reached by one."""
+    """Return whether a request is an OTLP gRPC call."""
     if request.scope["http_version"] != "2" or not request.url.path.startswith(_SERVICES):
         return False
     return base_type(request.headers.get("content-type")) in MEDIA_TYPES
@@ -64,7 +64,7 @@ def refused(refusal: RefusalError) -> Response:
 
 
 class _Answer(Response):
-    """What ends with a status of gRPC's."""
+    """An answer that ends with a gRPC status."""
 
     def __init__(self, body: bytes, code: int, message: str) -> None:
         super().__init__(body, media_type=MEDIA_TYPES[0])

@@ -1,4 +1,4 @@
-"""Who may come in, checked before any route: host, origin, key, content type, form.
+"""The guard in front of every route: host, origin, key, content type, form.
 
 A page in the user's own browser is the attacker meant by most of it: it can post to loopback, and
 by rebinding its name to 127.0.0.1 it could read, too. The other one is another user of the machine,
@@ -65,7 +65,7 @@ _ALWAYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may come in.
+    """The rules of access.
 
     Attributes:
         hosts: Names by which this server may be called, lower case.
@@ -86,20 +86,20 @@ class Access:
 
     @property
     def reading_key(self) -> str:
-        """What opens everything; empty if nothing does."""
+        """The key that reads everything; empty if there is none."""
         return self.token or self.key
 
     def opens(self, given: str) -> bool:
-        """Whether a key is the right one, found out in a time that tells nothing of it."""
+        """Compare a key with the right one in constant time."""
         key = self.reading_key.encode()
         return bool(key) and secrets.compare_digest(given.encode("utf-8", "replace"), key)
 
     def admits(self, request: Request) -> bool:
-        """Whether a request carries the key."""
+        """Return whether a request carries the key."""
         return any(map(self.opens, _keys(request)))
 
     def knows(self, host: str) -> bool:
-        """Whether a Host header, or the authority of an Origin, names this server."""
+        """Return whether a Host header, or an Origin's authority, names this server."""
         found = _HOST.fullmatch(host)
         if found is None:
             return False
@@ -196,7 +196,7 @@ class Guard:
             self._check_content_type(request)
 
     def _entry(self, request: Request) -> Response | None:
-        """Where a link leads: with the key to the same page by an address without it, and a cookie.
+        """Answer a link that has the key: set a cookie and redirect to the address without the key.
 
         From another site it leads on by a page that holds nothing but the address: after a redirect
         it would still be that site that asks, and without the cookie.
@@ -281,12 +281,12 @@ def busy() -> RefusalError:
 
 
 def _is_own(request: Request) -> bool:
-    """Whether a page of ours asks, or nobody's: an address that somebody typed."""
+    """Return whether a page of ours sends the request, or an address that somebody typed."""
     return request.headers.get("sec-fetch-site", "none") in _OWN_SITES
 
 
 def _is_link(request: Request) -> bool:
-    """Whether somebody follows a link from another site to a page, in a window of its own.
+    """Return whether the request follows a link of another site to a page, in a window of its own.
 
     A browser says so, and no script can: neither for a frame nor for what it fetches.
     """
@@ -296,7 +296,7 @@ def _is_link(request: Request) -> bool:
 
 
 def _is_local(request: Request) -> bool:
-    """Whether a program of this machine asks, by a name of loopback, and for nobody else."""
+    """Return whether a program of this machine asks over loopback, without a proxy's headers."""
     peer = request.client.host if request.client else ""
     host = _HOST.fullmatch(_host(request))
     return (
@@ -322,7 +322,7 @@ def _address(request: Request) -> str:
 
 
 def _keys(request: Request) -> Iterator[str]:
-    """What a request carries to be let in."""
+    """Yield the keys that a request carries, in headers or cookie."""
     yield _bearer(request)
     if request.method == "GET":
         yield request.query_params.get(_KEY, "")

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Counts:
-    """What became of everything that was sent here.
+    """Counters of everything that was received.
 
     Attributes:
         stored: Spans in a segment, those sent twice counted twice.

@@ -56,7 +56,7 @@ class Door:
 
     @property
     def url(self) -> str:
-        """What to put into ``OTEL_EXPORTER_OTLP_ENDPOINT``."""
+        """The value for ``OTEL_EXPORTER_OTLP_ENDPOINT``."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
@@ -74,7 +74,7 @@ def address_of(host: str) -> str:
 
 
 def access_for(host: str, token: str, names: Iterable[str] = ()) -> Access:
-    """Who may come in at a host; without a token they may give, and read nothing.
+    """Make the rules of access of a host; without a token, clients may send and not read.
 
     Raises:
         ConfigError: Other machines could, without a token.

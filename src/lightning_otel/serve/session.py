@@ -1,4 +1,4 @@
-"""How a browser is known that opened the link with the key, and why no other server learns of it.
+"""The session of browsers that opened the link with the key, kept from other servers.
 
 Browsers send a cookie to every port of its host, so that whoever serves at another one could use it
 here. To a path they do not: pages that are opened with the key lie below one that is drawn anew
@@ -22,7 +22,7 @@ _ADDRESS: Final = re.compile(
 
 
 class Session:
-    """What the browsers that opened the link have in common, until this server ends.
+    """The session that all browsers share, until the server ends.
 
     Attributes:
         prefix: The path below which such a browser finds all.
@@ -47,7 +47,7 @@ class Session:
         }
 
     def knows(self, request: Request) -> bool:
-        """Whether a browser asks that opened the link."""
+        """Return whether the browser has the session's cookie."""
         given = request.cookies.get(_COOKIE, "").encode("utf-8", "replace")
         return bool(prefix_of(request.scope)) and secrets.compare_digest(
             given, self._cookie.encode()

@@ -1,4 +1,4 @@
-"""What the server does while nobody asks: settle, give feedback to what it judges, hold little."""
+"""Idle work of the server: settle, deliver waiting feedback, release memory."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What each Python process under ``lightning-otel run`` begins with.
+"""The start of each Python process under ``lightning-otel run``.
 
 ``run`` puts this folder on ``PYTHONPATH``; its ``sitecustomize`` is for that alone.
 """

@@ -83,17 +83,17 @@ class State:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other machines may use it: it is no file of this one."""
+        """True if other machines may use it."""
         return self._engine.dialect.name != "sqlite"
 
     @property
     def is_made(self) -> bool:
-        """Whether there is anything to look at; a shared one is taken to be there."""
+        """True if there is anything to read; a shared one counts as made."""
         return self._layout is None or self._layout.has_state()
 
     @property
     def name(self) -> str:
-        """Where it lies, without a password."""
+        """The place, without a password."""
         return self._engine.url.render_as_string(hide_password=True)
 
     def ensure(self, *tables: sa.Table) -> None:

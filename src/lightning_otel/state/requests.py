@@ -203,13 +203,13 @@ class Requests:
         return _request_of(row)
 
     def all(self, limit: int | None = None) -> list[TrainingRequest]:
-        """What was asked for, the newest first."""
+        """List the requests, the newest first."""
         query = sa.select(REQUESTS).order_by(REQUESTS.c.position.desc()).limit(limit)
         with self._leases.read() as connection:
             return [_request_of(row) for row in connection.execute(query)]
 
     def counts(self) -> dict[RequestStatus, int]:
-        """How many stand where; every status is named."""
+        """Count the requests by status, every status included."""
         query = sa.select(REQUESTS.c.status, sa.func.count()).group_by(REQUESTS.c.status)
         with self._leases.read() as connection:
             found = {row[0]: int(row[1]) for row in connection.execute(query)}

@@ -1,4 +1,4 @@
-"""What an unchanged agent's requests are made with instead of what it wrote, where that is wanted.
+"""Substitution of assigned resources into an unchanged agent's requests.
 
 Two resources are substituted, by these names: the prompt ``system_prompt``, with its examples, and
 the endpoint ``endpoint``, with its model, sampling and address. Others are for agents that take
@@ -16,7 +16,7 @@ SUBSTITUTED: Final = (SYSTEM_PROMPT, ENDPOINT)
 
 
 class Given(NamedTuple):
-    """What one request is given.
+    """The assigned values of one request.
 
     Attributes:
         prompt: The system prompt; None leaves the agent's.
@@ -28,7 +28,7 @@ class Given(NamedTuple):
 
     @classmethod
     def of(cls, resources: Mapping[str, Any]) -> "Given":
-        """What of the assigned resources can be substituted."""
+        """Collect the assigned resources that can be substituted."""
         prompt, endpoint = resources.get(SYSTEM_PROMPT), resources.get(ENDPOINT)
         return cls(
             prompt if prompt is not None and prompt.kind == "prompt" else None,
@@ -37,7 +37,7 @@ class Given(NamedTuple):
 
 
 def pins(named: Mapping[str, str], agent: str | None) -> tuple[dict[str, int], frozenset[str]]:
-    """Which versions the recording is held to, and which resources are none of ours.
+    """Return the pinned versions, and the names that are not ours.
 
     Args:
         named: Versions by name, as ``resources=`` of the recording says for the agent.

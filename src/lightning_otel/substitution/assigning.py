@@ -1,4 +1,4 @@
-"""Who gets which version: pure, so that every process and every thread gives the same answer."""
+"""Assignment of versions: pure, so that all processes and threads agree."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ CANARY: Final = "canary"
 
 
 class Standing(NamedTuple):
-    """What may be assigned of one resource.
+    """The assignable versions of one resource.
 
     Attributes:
         live: What is given; None leaves it to the agent.

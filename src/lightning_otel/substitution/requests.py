@@ -87,7 +87,7 @@ def substituted(applied: capture.Applied, client: Any, options: Any) -> Substitu
 
 
 def _acting_agent(stamps: Mapping[str, Any]) -> str | None:
-    """Who acts: whom the framework's call or the recording names, else the nearest agent's span."""
+    """Return the acting agent: of the framework or the recording, else of the nearest span."""
     slot = call_slot.open_slot()
     context = capture.parent_context()
     nearest = slot.operation if slot is not None else None
@@ -107,7 +107,7 @@ def _agent_on(span: Any) -> str | None:
 
 
 def _key(stamps: Mapping[str, Any]) -> str:
-    """What the choice of a canary sticks to: the rollout, else the trace."""
+    """Return the key of a canary's choice: the rollout, else the trace."""
     rollout_id = stamps.get(c.ROLLOUT_ID)
     if rollout_id is not None:
         return str(rollout_id)
@@ -236,7 +236,7 @@ def _sampled(endpoint: Mapping[str, Any], body: Mapping[str, Any], path: str) ->
 
 
 def _limit(name: str, body: Mapping[str, Any], *, is_chat: bool) -> str:
-    """What a limit of tokens is called: as the agent calls it, since two are refused."""
+    """Return the agent's own name for the token limit, since two are refused."""
     if not is_chat:
         return "max_tokens"
     said = next((known for known in _LIMITS[:2] if known in body), None)

@@ -1,4 +1,4 @@
-"""What may be assigned, read in the background: a request of the traced program never waits for it.
+"""Background reads of the assignable versions: a traced request never waits for them.
 
 The state is read in a thread of its own, at most once a second and only while requests are made;
 each request is given what was read last, and all requests of one rollout what its first was given.
@@ -52,14 +52,14 @@ class Reader(Protocol):
     """Reads the state; as :class:`Resources` does."""
 
     def standings(self) -> Mapping[str, Standing]:
-        """What may be assigned, by name."""
+        """Return the assignable versions by name."""
 
     def get(self, name: str, version: int | str) -> Resource:
         """One version."""
 
 
 class Watch:
-    """What may be assigned in this process, kept fresh while it is asked."""
+    """The assignable versions in this process, kept fresh while asked for."""
 
     def __init__(self, open_reader: Callable[[], Reader]) -> None:
         """Name what reads; it is opened, and what it needs is imported, in the background.
@@ -85,7 +85,7 @@ class Watch:
             self._refresh()
 
     def held(self, standings: Mapping[str, Standing] | None = None) -> "Held":
-        """What one rollout is given.
+        """Return the versions of one rollout.
 
         Args:
             standings: What it was given in another process; None if it has asked nothing yet.
@@ -93,7 +93,7 @@ class Watch:
         return Held(self, standings)
 
     def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> dict[str, Resource]:
-        """What a request is given: as ``Resources.assigned`` says, as of what was read last.
+        """Return a request's resources, as ``Resources.assigned`` does, from the last read.
 
         Args:
             key: What the choice sticks to.
@@ -103,7 +103,7 @@ class Watch:
         return self.given_of(self.latest, key, agent, pinned)
 
     def latest(self) -> Mapping[str, Standing]:
-        """What was read last."""
+        """Return the last read."""
         return self._standings
 
     def given_of(
@@ -207,7 +207,7 @@ class Watch:
 
 
 class Held:
-    """What may be assigned to one rollout: what stood when it asked first, to its end."""
+    """The assignable versions of one rollout, fixed at its first request."""
 
     def __init__(self, watch: Watch, standings: Mapping[str, Standing] | None) -> None:
         """Begin.
@@ -222,7 +222,7 @@ class Held:
 
     @property
     def standings(self) -> Mapping[str, Standing] | None:
-        """What it holds; None before the first request."""
+        """The fixed versions; None before the first request."""
         return self._first.get("standings")
 
     def held(self, standings: Mapping[str, Standing] | None = None) -> "Held":
@@ -230,7 +230,7 @@ class Held:
         return self._watch.held(standings)
 
     def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> dict[str, Resource]:
-        """What a request is given, as :meth:`Watch.given` takes it."""
+        """Return a request's resources, as :meth:`Watch.given` does."""
 
         def first() -> Mapping[str, Standing]:
             return self._first.setdefault("standings", self._watch.latest())

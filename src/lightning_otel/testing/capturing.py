@@ -1,4 +1,4 @@
-"""What an agent did in a block of a test, kept in memory: calls, tools, rewards, transitions."""
+"""Capture of an agent in a test block, in memory: calls, tools, rewards, transitions."""
 
 import threading
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ class CapturedTool:
 
 
 class Captured:
-    """What was captured so far; each property looks anew."""
+    """The capture so far; each property reads anew."""
 
     def __init__(self, recording: Recording, store: Store) -> None:
         self.recording = recording
@@ -135,7 +135,7 @@ class Captured:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """What the block would give a trainer."""
+        """The trajectories that a trainer would get."""
         return self._outline.trajectories
 
     @property
@@ -146,7 +146,7 @@ class Captured:
 
     @property
     def report(self) -> Report:
-        """What became of calls and rewards, with a reason for each left behind."""
+        """The report on calls and rewards, with a reason for each left out."""
         return self._outline.report
 
     def assert_complete(self) -> None:
@@ -324,7 +324,7 @@ def _error(span: Span) -> str:
 
 
 def _read(text: object, otherwise: Any = None) -> Any:
-    """What a JSON text says; text that is none, as it is."""
+    """Parse JSON; return other text as it is."""
     if not isinstance(text, str):
         return otherwise if text is None else text
     try:

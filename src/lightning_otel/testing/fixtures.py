@@ -17,7 +17,7 @@ from lightning_otel.testing.scripted import scripted_server as serving
 
 @pytest.fixture
 def captured() -> Iterator[Captured]:
-    """What the test's agents do while it runs, in memory, and no other test's."""
+    """Capture the test's agents, in memory."""
     with capturing() as got:
         yield got
 

@@ -68,7 +68,7 @@ class ScriptedServer(DemoServer):
 
     @property
     def unused(self) -> int:
-        """How many entries of the script nobody asked for yet."""
+        """The number of script entries not asked for yet."""
         return len(self._script)
 
     def answer(self, name: str, body: Json, fault: str) -> Answer:
@@ -109,7 +109,7 @@ def scripted_server(
 
 
 def tool_call(name: str, /, **arguments: Any) -> ToolCall:
-    """What a model says to call a tool.
+    """Make a tool call of a model.
 
     Args:
         name: The tool's name.

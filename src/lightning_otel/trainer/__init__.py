@@ -45,7 +45,7 @@ Progress = Callable[[int, int | None, Mapping[str, float]], None]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an agent earned on tasks.
+    """An agent's rewards on tasks.
 
     Attributes:
         reward: The mean over rollouts that have a reward; None if none has.
@@ -256,7 +256,7 @@ class Trainer:
         return Evaluation(mean_reward(rans), rans, reasons(rans))
 
     def metrics(self, names: Sequence[str] | None = None) -> list[Metric]:
-        """What the latest run of this trainer measured, by step and name."""
+        """Return the metrics of this trainer's latest run, by step and name."""
         return [] if self.latest is None else self.runs.metrics(self.latest.run_id, names=names)
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
@@ -339,7 +339,7 @@ class Trainer:
 
 
 def state_of(store: Store | str | os.PathLike[str] | None) -> State:
-    """Where the queue, resources and runs of a store lie, unless ``LIGHTNING_OTEL_STATE`` says."""
+    """Open the state of a store, unless ``LIGHTNING_OTEL_STATE`` names another one."""
     opened = store if isinstance(store, Store) else Store(store)
     layout, named = opened.local.layout, config.named_state()
     return State(named if named is not None or layout is None else layout.catalogue)

@@ -27,7 +27,7 @@ class Fitting:
 
     @property
     def is_running(self) -> bool:
-        """Whether it trains, or waits for experience."""
+        """True while it trains or waits for experience."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
@@ -35,7 +35,7 @@ class Fitting:
         self._stop.set()
 
     def wait(self, timeout_s: float | None = None) -> Fit | None:
-        """What it came to, once it is over; None if it is not when time is up.
+        """Wait for the result; return None if the time is up first.
 
         Raises:
             LightningOtelError: What it failed with.

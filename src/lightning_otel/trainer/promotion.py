@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of the candidates of a run.
+    """The verdict on a run's candidates.
 
     Attributes:
         promoted: Names of the resources that became live.
@@ -80,7 +80,7 @@ def promote(
 
 
 def _unmeasured(setting: Setting, stop: threading.Event) -> str:
-    """Why held-out tasks cannot tell; empty if they can."""
+    """Return why held-out tasks cannot tell; empty if they can."""
     if stop.is_set():
         return "stopped"
     if not setting.val:
@@ -129,7 +129,7 @@ def _make_live(context: "Context", setting: Setting, name: str) -> None:
 
 
 def _withdraw(context: "Context", setting: Setting, name: str, reason: str) -> bool:
-    """Whether what this run made was the canary, and is so no more."""
+    """Withdraw this run's canary; return whether there was one."""
     by_whom = f"{reason} ({context.run.run_id})"
     try:
         setting.resources.withdraw(name, by_whom, version=context.versions[name])
@@ -180,7 +180,7 @@ def mean_reward(rans: Sequence[Ran]) -> float | None:
 
 
 def reasons(rans: Sequence[Ran]) -> Mapping[str, int]:
-    """How many rollouts have no reward, by reason."""
+    """Count rollouts without a reward, by reason."""
     found: dict[str, int] = {}
     for each in rans:
         if each.rollout.reward is None:

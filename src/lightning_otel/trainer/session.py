@@ -31,7 +31,7 @@ _LONGEST_REASON: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a training run came to.
+    """The result of a training run.
 
     Attributes:
         run: The run, as it ended.
@@ -76,7 +76,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a run goes on from.
+    """The checkpoint that a run starts from.
 
     Attributes:
         run: The run, as it stands; None to begin one.
@@ -90,7 +90,7 @@ class Origin:
 
 
 def origin(setting: Setting, place: str | os.PathLike[str], algorithm: str) -> Origin:
-    """What a person named to go on from.
+    """Find the checkpoint that a person named.
 
     Args:
         setting: Where runs are written down.
@@ -278,7 +278,7 @@ class Session:
                 context.publish_kept(each.step, each.unpublished)
 
     def _late(self, claims: Claims) -> int:
-        """How many recorded rollouts got another reward after they were trained on."""
+        """Count recorded rollouts whose reward changed after training."""
         trained = {} if self._setting.train else claims.trained()
         if not trained:
             return 0

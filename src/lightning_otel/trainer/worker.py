@@ -102,7 +102,7 @@ class TrainingWorker:
         return True
 
     def _fitted(self, request: TrainingRequest, stop: threading.Event) -> Fit | None:
-        """What a request came to; None if its run was over already when its worker died.
+        """Run a request; return None if its run was over when its worker died.
 
         One that is stopped is given back.
         """
@@ -134,7 +134,7 @@ class TrainingWorker:
         self._requests.heartbeat(request, run_id=run_id)
 
     def _is_over(self, trainer: Trainer, run_id: str) -> bool:
-        """Whether the run that was begun for a request is done; if not, it is gone on with."""
+        """Return whether a request's run is done; resume it otherwise."""
         try:
             if trainer.runs.get(run_id).status == "succeeded":
                 return True

@@ -1,4 +1,4 @@
-"""What became of everything: the funnel from spans to transitions, with its reasons."""
+"""The funnel from spans to transitions, with its reasons."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """Where a reward went, and by what.
+    """A credited reward: its targets and its rule.
 
     Attributes:
         span_id: The reward's span.
@@ -122,7 +122,7 @@ class Report:
         return markup.table(("", "", ""), shown, title="from spans to transitions", cells=200)
 
     def reasons(self) -> dict[str, int]:
-        """How often each reason for leaving something out occurs, the most frequent first."""
+        """Count each reason for leaving something out, the most frequent first."""
         counts: dict[str, int] = {}
         for dropped in self.dropped:
             counts[dropped.reason] = counts.get(dropped.reason, 0) + 1

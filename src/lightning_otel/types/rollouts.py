@@ -1,4 +1,4 @@
-"""What is run and what is tuned: rollouts of an agent, and the resources it works with."""
+"""Rollouts of an agent, and its resources."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -123,7 +123,7 @@ class Resource:
         return f"{self.name}@{self.version}"
 
     def _repr_html_(self) -> str:
-        """What it is, where it comes from, and its text, for notebooks."""
+        """Show name, origin and text in notebooks."""
         from lightning_otel import markup
 
         measured = ", ".join(f"{name} {value:g}" for name, value in self.metrics.items())

@@ -1,4 +1,4 @@
-"""What was recorded: spans with their events and links."""
+"""Spans with their events and links."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class Span:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether the span started and never ended."""
+        """True if the span started and never ended."""
         return self.end_ns is None
 
     @property

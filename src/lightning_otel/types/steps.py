@@ -1,4 +1,4 @@
-"""What one learns from: calls and rewards, and the transitions and rows made of them."""
+"""Calls and rewards, and the transitions and rows made of them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,7 +71,7 @@ class Call:
 
     @property
     def capture(self) -> CaptureLevel:
-        """How exactly the call was captured."""
+        """The exactness of the call's capture."""
         return "exact" if len(self.prompt_ids) and len(self.response_ids) else "text"
 
 
@@ -158,7 +158,7 @@ class Transition:
     inexact: str = ""
 
     def _repr_html_(self) -> str:
-        """What it is, and what was seen and done, for notebooks."""
+        """Show observation and action in notebooks."""
         from lightning_otel import markup
         from lightning_otel.types.wording import plain_text
 

@@ -1,4 +1,4 @@
-"""What messages and steps say, for people. Pure, and read only where somebody looks."""
+"""Texts of messages and steps for people."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def plain_text(messages: Iterable[Mapping[str, Any]]) -> str:
-    """What the messages say, for people: texts and tool calls, one line each."""
+    """Return the text of messages: texts and tool calls, one line each."""
     return "\n".join(_line(part) for item in messages for part in _parts(item))
 
 

@@ -1,1 +1,1 @@
-"""What the doors show: reads for the command line and the viewer, each with its own SQL."""
+"""Read models of the doors: queries for the command line and the viewer."""

@@ -1,4 +1,4 @@
-"""What was found by its id as a person looks at it: the part of its rollout that it is."""
+"""Outlines of what an id names: a rollout, or the part of it that is meant."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from lightning_otel.types import Span
 
 
 def outline_of(source: SpanSource, noun: str, whole_id: str) -> Outline:
-    """What was found: a rollout, or the part of it that a trace, span or response is.
+    """Return the outline of a rollout, or of its part in a trace, span or response.
 
     Args:
         source: Where it is.

@@ -1,4 +1,4 @@
-"""Which traces are wanted, and the SQL that says it of their narrow columns."""
+"""Filters of traces, and their SQL over narrow columns."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ STATUSES: Final[tuple[Status, ...]] = ("ended", "failed", "running", "incomplete
 
 @dataclass(frozen=True, slots=True)
 class TraceFilter:
-    """Which traces are wanted; by default all.
+    """A filter of traces; by default it holds all.
 
     Attributes:
         agent: Name or glob of an agent that acts in it.
@@ -50,12 +50,12 @@ class TraceFilter:
 
     @property
     def is_wide(self) -> bool:
-        """Whether more than narrow columns are looked at for it."""
+        """True if it reads more than narrow columns."""
         return bool(self.text) or self.resource_version is not None or self.received is not None
 
     @property
     def is_about_rewards(self) -> bool:
-        """Whether it depends on a reward."""
+        """True if it depends on a reward."""
         return (self.rewarded, self.min_reward, self.max_reward) != (None, None, None)
 
 

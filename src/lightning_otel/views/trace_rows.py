@@ -129,14 +129,14 @@ def trace_rows(source: SpanSource, trace_id: str) -> TraceRows:
 
 
 class Size(NamedTuple):
-    """How large a trace is: its spans, and the bytes of what was said in it."""
+    """The size of a trace: its spans, and the bytes of its messages."""
 
     spans: int
     bytes: int
 
 
 def size_of(source: SpanSource, trace_id: str) -> Size:
-    """How large a trace is.
+    """Measure a trace.
 
     Raises:
         StoreError: The store cannot be read.

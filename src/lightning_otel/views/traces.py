@@ -59,7 +59,7 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """What a list tells of a trace.
+    """A trace in a list.
 
     Attributes:
         end_ns: When its last span ended, as far as they have.
@@ -199,7 +199,7 @@ class _Look:
                 return low if more else None
 
     def _rows(self, found: Sequence[tuple[str, int, int]]) -> list[TraceRow]:
-        """What is told of some traces."""
+        """Read the rows of some traces."""
         if not found:
             return []
         con, names = self._con, [row[0] for row in found]
@@ -314,7 +314,7 @@ def _task_words(task: str | None) -> str:
 
 
 def _asked_words(asked: str | None) -> str:
-    """What a user asked first, even where the JSON is cut."""
+    """Return the user's first words, even from JSON that is cut."""
     messages = parse_messages(asked)
     if messages is not None:
         users = [each for each in messages if each.get("role") == "user"]

@@ -146,7 +146,7 @@ class APO(BaseAlgorithm):
         )
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Where each search stands."""
+        """Return the state of each search."""
         return {"searches": dict(self._searches)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -289,7 +289,7 @@ class APO(BaseAlgorithm):
 def _writer(
     model: str | None, base_url: str | None, timeout_s: float, function: Model | None
 ) -> Model | None:
-    """Who writes new texts; None if nobody is named."""
+    """Return the model that writes new texts; None if nobody is named."""
     if model is not None and function is not None:
         raise ConfigError("APO has two writers, model=… and reflection_lm=…; leave one of them out")
     return function if model is None else chat(model, base_url, timeout_s)

@@ -1,4 +1,4 @@
-"""What GEPA asks of us: run the agent with a candidate's texts, and tell what came of it.
+"""GEPA's adapter: run the agent with a candidate's texts and report the episodes.
 
 Rewards and what the agent saw and did are read back from the store, never from the agent itself:
 what the search learns from is what a user can look at.
@@ -46,7 +46,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What came of one task.
+    """The outcome of one task.
 
     Attributes:
         reward: What the agent earned; None if nothing says.
@@ -146,7 +146,7 @@ class Episodes:
         }
 
     def get_adapter_state(self) -> dict[str, Any]:
-        """What GEPA is to keep for us beside its own."""
+        """Return our state, which GEPA keeps beside its own."""
         return self._memory.state()
 
     def set_adapter_state(self, state: Mapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ class Episodes:
         ]
 
     def _given(self, candidate: Candidate) -> dict[str, Any]:
-        """What the agent is given: versions that say it already, else bodies."""
+        """Return the agent's resources: published versions with the same text, else bodies."""
         resources = self._context.resources
         return {
             name: next(
@@ -224,7 +224,7 @@ class Episodes:
 
 
 def spans_of(store: "Store", attempts: Mapping[str, str]) -> dict[str, list[Span]]:
-    """What was recorded of rollouts, each in one attempt, in order.
+    """Read the recorded spans of rollouts, each in one attempt, in order.
 
     Args:
         store: Where.

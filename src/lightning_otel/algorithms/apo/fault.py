@@ -1,4 +1,4 @@
-"""What GEPA catches and says nothing of."""
+"""Errors that GEPA swallows."""
 
 import contextlib
 from collections.abc import Iterator

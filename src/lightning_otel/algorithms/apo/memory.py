@@ -1,4 +1,4 @@
-"""What a search must remember: GEPA's own state, and what is ours beside it, as JSON.
+"""The state of a search as JSON: GEPA's own and ours.
 
 GEPA keeps its state as a pickle, and to read one runs whatever it says. It is never read but from a
 folder of ours into which it was written a moment before; what checkpoints hold is this JSON.
@@ -22,7 +22,7 @@ _NOT_KEPT: Final = ("_budget_hooks", "evaluation_cache")
 
 
 class Memory:
-    """Which texts were tried that somebody wrote, and which conversations went well.
+    """The texts that were tried, and the conversations that went well.
 
     Attributes:
         tried: How many of the texts that were given were tried.
@@ -41,7 +41,7 @@ class Memory:
         self.shots = shots
 
     def state(self) -> dict[str, Any]:
-        """What there is to remember."""
+        """Return the state."""
         shots = self.shots.state() if self.shots is not None else None
         return {"fingerprint": self._fingerprint, "tried": self.tried, "shots": shots}
 

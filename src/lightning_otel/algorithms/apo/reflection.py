@@ -1,4 +1,4 @@
-"""Where new texts come from: a chat model that reads what went wrong, or a function in its place.
+"""Proposals of new texts, by a chat model that reads failures or by a function.
 
 What it is asked and answers is recorded like any call, as that of the agent ``apo`` in rollouts of
 its own, and is training data of nobody.
@@ -70,7 +70,7 @@ class Reflection:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether nothing usable came so often in a row that asking on is of no use."""
+        """True once too many unusable answers came in a row."""
         return len(self.reasons) >= PATIENCE
 
     def check(self) -> None:

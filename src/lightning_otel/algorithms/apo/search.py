@@ -42,11 +42,11 @@ class Part:
 
     @property
     def place(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return f" of {self.category}" if self.category else ""
 
     def named(self, name: str) -> str:
-        """What the resource is called that its tasks have instead of another."""
+        """Return the name of the resource that its tasks have in place of another."""
         return f"{name}[{self.category}]" if self.category else name
 
     def measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -55,14 +55,14 @@ class Part:
         return {f"{prefix}{name}": value for name, value in metrics.items()}
 
     def fingerprint(self, *further: object) -> str:
-        """Of its tasks and whatever else decides what is searched for."""
+        """Return a digest of its tasks and of the settings that decide the search."""
         held = [self.category, list(self.train), list(self.val), *further]
         return hashlib.sha256(json.dumps(held, default=repr).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How it is searched, whatever for; see :class:`lightning_otel.algorithms.apo.APO`."""
+    """The settings of a search; see :class:`lightning_otel.algorithms.apo.APO`."""
 
     model: Model
     first: Sequence[Candidate]

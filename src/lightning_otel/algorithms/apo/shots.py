@@ -73,7 +73,7 @@ class Shots:
         return None
 
     def state(self) -> dict[str, Any]:
-        """What is known, to go on with."""
+        """Return the state to resume from."""
         return {
             "known": dict(self._known),
             "drawn": self._drawn,

@@ -18,7 +18,7 @@ Candidate = dict[str, str]
 
 
 def is_examples(name: str) -> bool:
-    """Whether a text is the examples of a prompt, not its template."""
+    """Return whether a text is a prompt's examples, rather than its template."""
     return name.endswith(EXAMPLES)
 
 
@@ -60,7 +60,7 @@ class Texts:
         return found
 
     def changed(self, candidate: Candidate) -> dict[str, dict[str, Any]]:
-        """Of the bodies those that are not what they were."""
+        """Return the bodies that differ from before."""
         start = self.seed()
         return {
             name: body
@@ -69,7 +69,7 @@ class Texts:
         }
 
     def fault(self, name: str, template: str) -> str:
-        """Why no agent should be given this template; empty if one may be.
+        """Return the reason to reject a template; empty if there is none.
 
         An agent fills in the placeholders it knows: of one that is new it knows no value, and
         without one of the old its task would never be told.

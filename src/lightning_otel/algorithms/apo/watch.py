@@ -1,4 +1,4 @@
-"""What is told of a search while it goes on, and what ends it."""
+"""Progress and end of a search."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ class Watch:
         self._told = context.step
 
     def __call__(self, gepa_state: "State") -> bool:
-        """Whether the search is to end; GEPA asks before each iteration."""
+        """Return whether the search ends; GEPA asks before each iteration."""
         self._state = gepa_state
         if self._fault.first is not None or self._reflection.is_given_up:
             return True
@@ -142,7 +142,7 @@ class Watch:
                 self._context.publish(name, body, metrics=metrics)
 
     def _is_given(self, name: str, body: Mapping[str, Any]) -> bool:
-        """Whether the run has published it already, before a restart."""
+        """Return whether the run published it before a restart."""
         version = self._context.versions.get(name)
         return version is not None and self._context.resources.get(name, version).body == body
 

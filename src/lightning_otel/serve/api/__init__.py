@@ -53,7 +53,7 @@ class Member(BaseRoute):
         self._router: Router | None = None
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether a request is for it; its own routes say what else may be wrong with it."""
+        """Match every request below the API; its own routes decide the rest."""
         path = scope["path"]
         is_own = any(path == root or path.startswith(f"{root}/") for root in self._roots)
         return (Match.FULL if is_own and scope["type"] == "http" else Match.NONE), {}

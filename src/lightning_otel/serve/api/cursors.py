@@ -1,4 +1,4 @@
-"""Where a page of an answer ended, as a text that a client hands back unread; and times."""
+"""Opaque cursors of paged answers, and times in queries."""
 
 import base64
 import binascii
@@ -20,7 +20,7 @@ def cursor_of(start_ns: int, *ids: str) -> str:
 
 
 def place_of(cursor: str | None, ids: int) -> tuple[int, tuple[str, ...]] | None:
-    """What a cursor says: a time, and so many ids; None without one.
+    """Decode a cursor into a time and so many ids; None without one.
 
     Raises:
         RefusalError: It is none of ours.

@@ -1,4 +1,4 @@
-"""What happens, as it happens: Server-Sent Events of traces, rollouts, rewards and runs.
+"""Server-Sent Events of traces, rollouts, rewards and runs.
 
 Source: HTML Living Standard, 9.2 "Server-sent events".
 """

@@ -29,7 +29,7 @@ Key = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^
 
 
 class FeedbackBody(Asked):
-    """What somebody said, and of what."""
+    """Feedback on a rollout, span or response."""
 
     response_id: Id | None = None
     """The model response it judges, such as `chatcmpl-…`."""
@@ -61,7 +61,7 @@ class FeedbackBody(Asked):
 
 
 class FeedbackTold(Told):
-    """What became of feedback."""
+    """The reward that feedback became, or its wait for its target."""
 
     status: Literal["kept", "pending"]
     """`pending`: what it judges is not there yet; it waits on disk, and is no reward until then."""

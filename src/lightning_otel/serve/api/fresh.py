@@ -17,7 +17,7 @@ Mark = tuple[object, ...]
 
 
 def mark_of(layout: Layout) -> Mark:
-    """What changes as soon as anything is written to a store: sizes, and times of change."""
+    """Return a value that changes whenever the store is written: sizes and times of change."""
     found: list[object] = []
     for path in (layout.manifest_path, *layout.segments()):
         try:
@@ -29,7 +29,7 @@ def mark_of(layout: Layout) -> Mark:
 
 
 class Fresh(Generic[T]):
-    """What a function told of a store last, given again while nothing was written.
+    """A cached read of a store, valid until the store is written.
 
     Where something is written all the time it is asked anew at most half of the time: it is held
     for as long as it took, and a second at least.
@@ -50,7 +50,7 @@ class Fresh(Generic[T]):
         self._lock = threading.Lock()  # so that what is asked for by many at once is read once
 
     def of(self, store: Store, read: Callable[[Store], T]) -> T:
-        """What the function tells now, or told not long ago."""
+        """Return the cached answer, or read it anew if the store was written."""
         with self._lock:
             # Taken before it is read: what comes meanwhile makes it old.
             mark = mark_of_store(store)

@@ -1,4 +1,4 @@
-"""Where events are made, once for all who listen, and held for those who come back.
+"""The event hub: one producer of events for all listeners, with a replay buffer.
 
 One task looks at the store and at the training runs while anybody listens, and some time longer.
 What it saw lies in one ring; a listener is a place in it, so a slow one costs nothing.
@@ -81,7 +81,7 @@ class Hub:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no further event comes."""
+        """True once no further event comes."""
         return self._is_closed
 
     async def listen(self, last_event_id: str = "") -> Listener:
@@ -113,11 +113,11 @@ class Hub:
         self._listeners.discard(listener)
 
     def id_of(self, number: int) -> str:
-        """What a client knows an event by."""
+        """Return the id that clients send to resume after an event."""
         return f"{self._epoch}-{number}"
 
     async def next(self, listener: Listener, wait_s: float) -> list[Event]:
-        """What a listener has not heard yet; waits for it, and gives nothing if the time is up."""
+        """Wait for events that a listener has not had; return none when the time is up."""
         if listener.number >= self._next and not self._is_closed:
             try:
                 async with asyncio.timeout(wait_s):

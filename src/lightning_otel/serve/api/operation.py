@@ -22,19 +22,19 @@ _BODY_BYTES: Final = 1 << 20
 
 
 class Asked(BaseModel):
-    """What a request says: nothing beside what is known, and no number that is none."""
+    """A request model: unknown fields and numbers that are not finite are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Told(BaseModel):
-    """What an answer says."""
+    """A response model."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class Refusal(Told):
-    """Why a request is not served."""
+    """The reason for a refusal."""
 
     code: int
     """Of google.rpc.Code, as OTLP wants it."""
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a client can do here.
+    """One operation of the API: method, path, models and handler.
 
     Attributes:
         method: Of HTTP.
@@ -154,7 +154,7 @@ def _is_list(model: type[Asked], name: str) -> bool:
 
 
 def _said(found: ValidationError) -> str:
-    """What is wrong where; nothing of the values."""
+    """Word the validation errors by field, without the values."""
     faults = [
         f"{'.'.join(map(str, fault['loc'])) or 'the body'}: {fault['msg']}"
         for fault in found.errors(include_url=False, include_context=False, include_input=False)

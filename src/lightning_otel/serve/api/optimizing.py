@@ -46,7 +46,7 @@ Rewards = Mapping[int, Sequence[float]]
 
 
 class OptimizeBody(Asked):
-    """What is asked for a kind of task."""
+    """A request for the best version of a category's resource."""
 
     category: Category = ""
     """The kind of task; empty is any."""
@@ -67,7 +67,7 @@ class OptimizeBody(Asked):
 
 
 class EarnedTold(Told):
-    """What the rollouts of a version earned."""
+    """The rewards of a version's rollouts."""
 
     version: int
     rollouts: int
@@ -168,7 +168,7 @@ def _record(request: Request, store: Store, asked: OptimizeBody, found: Optimize
 
 
 def _earnings(request: Request, store: Store, name: str, model: str | None) -> Rewards:
-    """What rollouts earned by version, as read not long ago."""
+    """Return rewards by version, cached for a moment."""
     held: dict[tuple[str, str | None], Fresh[Rewards]] = request.app.state.earnings
     if len(held) > _MOST_HELD:
         held.clear()

@@ -1,4 +1,4 @@
-"""What the API's document says of the routes that ``serve/otlp.py`` serves."""
+"""The API document's entries for the routes of ``serve/otlp.py``."""
 
 from typing import Final
 

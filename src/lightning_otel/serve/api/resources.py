@@ -80,7 +80,7 @@ class ResourceTold(StandingTold):
 
 
 class VersionQuery(Asked):
-    """Which version."""
+    """A version of a resource."""
 
     version: Word | None = None
     """A number or an alias; without, all versions."""
@@ -104,7 +104,7 @@ class PublishBody(Asked):
 
 
 class AliasBody(Asked):
-    """What an alias means from now on."""
+    """The version that an alias is to mean."""
 
     name: Name
     alias: Word
@@ -115,7 +115,7 @@ class AliasBody(Asked):
 
 
 class NameBody(Asked):
-    """Which resource."""
+    """The name of a resource."""
 
     name: Name
 

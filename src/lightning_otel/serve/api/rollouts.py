@@ -29,7 +29,7 @@ RecordedStatus = Literal["running", "succeeded", "failed", "incomplete"]
 
 
 class RolloutsQuery(Asked):
-    """Which rollouts."""
+    """Filters of the list of rollouts."""
 
     status: RecordedStatus | None = None
     agent: Annotated[str, Field(max_length=1_000)] | None = None

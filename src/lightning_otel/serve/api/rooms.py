@@ -1,4 +1,4 @@
-"""What the API works with beside the store: made when it is first asked for, and once."""
+"""Queue, resources and runs of the served store, each opened once, when first needed."""
 
 import threading
 from functools import cached_property
@@ -56,7 +56,7 @@ class Rooms:
 
     @property
     def is_made(self) -> bool:
-        """Whether there is anything to look at; to ask opens nothing."""
+        """True if there is state to read; opens nothing."""
         return state_place(self._store) is not None
 
     @cached_property
@@ -82,7 +82,7 @@ class Rooms:
 
     @cached_property
     def resources(self) -> "Resources":
-        """What is tuned."""
+        """The versioned resources."""
         from lightning_otel.resources import Resources
 
         return Resources(self.state)

@@ -1,4 +1,4 @@
-"""What this server is and does: for people, for health checks, and for Prometheus."""
+"""Status of the server, for people, health checks and Prometheus."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Sizes(NamedTuple):
-    """How large a store is, and how far its settling lags.
+    """The size of a store and the backlog of its settling.
 
     Attributes:
         size_bytes: Of its files and segments.
@@ -47,7 +47,7 @@ class PendingTold(Told):
 
 
 class ServerTold(Told):
-    """What this server is, and what became of what it was sent."""
+    """The server, its store and its counters."""
 
     name: str
     version: str
@@ -69,7 +69,7 @@ class ServerTold(Told):
 
 
 class HealthTold(Told):
-    """Whether it serves."""
+    """The server's health."""
 
     status: str
 
@@ -80,7 +80,7 @@ async def health(request: Request) -> Response:
 
 
 async def status(request: Request) -> Response:
-    """What this server is, and what became of what it was sent."""
+    """Answer with the server, its store and its counters."""
     counts = request.app.state.intake.counts
 
     def read(store: Store) -> ServerTold:

@@ -74,7 +74,7 @@ class RequestTold(Told):
 
 
 class TotalsTold(Told):
-    """What there is, and how much of it is rewarded."""
+    """Counts of a store, and the share that has rewards."""
 
     total_spans: int
     rollouts: int
@@ -105,7 +105,7 @@ class RunTold(Told):
 
 
 class TrainingTold(TotalsTold):
-    """How training stands."""
+    """The state of training."""
 
     agent_lightning_available: bool
     """Always: this server does what Agent Lightning is asked for."""
@@ -128,7 +128,7 @@ class TrainingTold(TotalsTold):
 
 
 class StatusQuery(Asked):
-    """How much of it."""
+    """The parts of the state to return."""
 
     limit: Annotated[int, Field(ge=1, le=1_000)] = 20
     """Runs and requests, at most."""
@@ -213,7 +213,7 @@ def put(
 
 
 def key_of(request: Request, given: str | None) -> str | None:
-    """What makes asking twice asking once; in the header or the body."""
+    """Return the idempotency key of a request, from its header or body."""
     header = request.headers.get(_HEADER)
     if header is None:
         return given

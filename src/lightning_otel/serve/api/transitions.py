@@ -61,7 +61,7 @@ ORDER BY start_ns, rollout_id LIMIT {_MOST_ROLLOUTS}"""
 
 
 class TransitionsQuery(Asked):
-    """Which transitions."""
+    """Filters of the list of transitions."""
 
     agents: list[str] = Field(default_factory=list, max_length=100)
     """Names, globs or `re:…`, the first that matches decides; `!` before one leaves out."""
@@ -95,7 +95,7 @@ class TransitionsQuery(Asked):
 
 
 class _Page(NamedTuple):
-    """Which rollouts it holds, and the cursor of the next one; empty if it is the last."""
+    """The rollouts of a page, and the next page's cursor; empty for the last page."""
 
     rollout_ids: list[str]
     cursor: str
@@ -241,7 +241,7 @@ def _headers(request: Request, page: _Page | None) -> dict[str, str]:
 
 
 def _kind_of(accept: str) -> str:
-    """What a client wants, of what there is: the first it names that we have."""
+    """Return the first media type of the Accept header that we have."""
     for each in accept.split(","):
         kind = _KINDS.get(each.partition(";")[0].strip().lower())
         if kind is not None:

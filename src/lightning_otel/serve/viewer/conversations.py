@@ -94,7 +94,7 @@ class Held(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What one agent said and was told on one branch.
+    """The messages of one agent on one branch.
 
     Attributes:
         messages: The last of them, each with the addresses within its trace.
@@ -215,7 +215,7 @@ def _shown(paths: Sequence[Trajectory], before: Transition | None) -> list[Shown
 
 
 def _targets(said: Sequence[Held]) -> list[tuple[str, str]]:
-    """What feedback may judge: the last rollout as a whole, each other, or one answer."""
+    """List the targets of feedback: the last rollout, each other one, or one answer."""
     found = [(f"rollout:{each.rollout_id}", f"rollout {each.rollout_id}") for each in said[::-1]]
     answers = [
         (f"span:{each.span_id}", f"answer {each.label}: {_words(each)}")
@@ -235,7 +235,7 @@ _TRUTHS: Final[Mapping[str, bool | None]] = {"": None, "yes": True, "no": False}
 
 
 def given(fields: Mapping[str, str]) -> dict[str, Any]:
-    """What a feedback form says, as :func:`emit_feedback` takes it.
+    """Parse a feedback form into the arguments of :func:`emit_feedback`.
 
     Raises:
         ConfigError: A field is nothing that the form offers.

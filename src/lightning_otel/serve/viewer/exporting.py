@@ -33,7 +33,7 @@ _MOST_AT_ONCE: Final = 2
 
 
 def preview(store: Store, asked: Chosen, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What an export would write, and what it would leave out, with reasons; it writes nothing.
+    """Count what an export would write and leave out, with reasons; write nothing.
 
     Args:
         store: Where the spans are.
@@ -173,7 +173,7 @@ def _begin(request: Request, name: str, kind: str, rest: "_Rest", store: Store) 
 
 
 class _Rest(Iterator[bytes]):
-    """What is to be sent of an export; closed by whoever sends it."""
+    """The unsent rest of an export; its sender closes it."""
 
     def __init__(self) -> None:
         self._parts: Generator[bytes, None, None] | None = None

@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
     @property
     def share(self) -> str:
-        """Of the whole, in percent as SVG writes it; never all where one is missing."""
+        """The share of the whole in percent, for SVG; below 100 if one is missing."""
         if not self.whole:
             return ""
         found = 100 * self.number / self.whole
@@ -92,7 +92,7 @@ async def curve(request: Request) -> Response:
 
 
 async def funnel(request: Request) -> Response:
-    """What became of everything, as a part of the page or a page of its own."""
+    """Show the funnel, as a part of the page or a page of its own."""
     looks: Looks = request.app.state.looks
 
     def read(store: Store) -> Mapping[str, object]:

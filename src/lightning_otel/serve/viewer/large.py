@@ -68,7 +68,7 @@ def _with_tokens(found: Step, span: Span | None) -> Step:
 
 
 def talks(store: Store, found: Sequence[Step], part: Part) -> list[Talk]:
-    """What was said in some of the steps, each agent's conversations apart.
+    """Read the messages of some of the steps, by agent and history.
 
     Args:
         store: Where they are.

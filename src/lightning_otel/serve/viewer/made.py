@@ -1,4 +1,4 @@
-"""What the adapter made of a trace, as pages tell it: credit, exactness, calls of tools."""
+"""The adapter's view of a trace for pages: credit, exactness, tool calls."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -72,7 +72,7 @@ class ToolCall(NamedTuple):
 
 
 def adapted(store: Store, trace_id: str) -> tuple[Outline | None, Size]:
-    """What the adapter made of a trace, unless it is too large; and how large it is."""
+    """Adapt a trace unless it is too large; return its size as well."""
     size = size_of(store.source, trace_id)
     if size.spans > MOST_SPANS or size.bytes > MOST_BYTES:
         return None, size

@@ -1,4 +1,4 @@
-"""How a page is answered: what it reads, in a thread; how it is made; what it refuses.
+"""Pages: read in a thread, rendered there, refused with a reason.
 
 The address is the state: a page is a function of its path and query, which the helpers in here
 read and change.
@@ -74,7 +74,7 @@ class Readers:
         self._waiting = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What some work gives.
+        """Do some work in a thread and return its result.
 
         Raises:
             RefusalError: Too much waits already.
@@ -90,7 +90,7 @@ class Readers:
 
 
 def _relieved(work: Callable[[], T]) -> T:
-    """What some work gives; the memory that it took is given back."""
+    """Do some work and give the memory that it took back."""
     try:
         return work()
     finally:
@@ -104,7 +104,7 @@ async def run(
     is_long: bool = False,
     readers: Readers | None = None,
 ) -> T:
-    """What a function of the store gives, in a thread of its own.
+    """Call a function of the store in a thread and return its result.
 
     Args:
         request: What was asked.
@@ -126,7 +126,7 @@ async def run(
 
 
 async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What some work gives; if it waits for its turn when the reader goes, it is not begun."""
+    """Do some work, unless the reader leaves while it waits for its turn."""
     if request.method != "GET":
         return await work  # its body may be read yet
     working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
@@ -197,12 +197,12 @@ def _bytes(text: str) -> bytes:
 
 
 def is_for_people(request: Request) -> bool:
-    """Whether a page is what the sender expects: a browser that goes there, not a program."""
+    """Return whether the client is a browser that expects a page."""
     return "text/html" in request.headers.get("accept", "")
 
 
 def see(address: str) -> Response:
-    """Where to look after a form was taken: a page of this server, asked for by GET."""
+    """Redirect to a page of this server after a form."""
     return RedirectResponse("/" + address.lstrip("/\\"), 303)
 
 

@@ -1,4 +1,4 @@
-"""Which part of a long list a page shows: where it begins is in the address."""
+"""Parts of long lists; the address holds the position."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Where the last page begins."""
+        """The position of the last page."""
         return max(0, self.total - 1) // self.size * self.size
 
     @property

@@ -53,7 +53,7 @@ class Named(NamedTuple):
 
 @dataclass(slots=True)
 class Use:
-    """What rollouts tell of a version.
+    """Use of a version by rollouts.
 
     Attributes:
         rollouts: How many were made with it and no other version.
@@ -131,7 +131,7 @@ def read(store: Store, name: str, number: int) -> Mapping[str, object]:
 
 
 def used(store: Store, name: str) -> Mapping[str, object]:
-    """What rollouts tell of the versions of a resource, the newest first.
+    """Read the use of each version, the newest first.
 
     Raises:
         NotFoundError: There is none of that name.
@@ -150,7 +150,7 @@ def used(store: Store, name: str) -> Mapping[str, object]:
 
 
 def uses(name: str, steps: Iterable[Transition], rewards: Mapping[str, float]) -> dict[int, Use]:
-    """What rollouts tell of each version of a resource; those made with several count for none.
+    """Count the use of each version; a rollout made with several counts for none.
 
     Args:
         name: The resource.
@@ -179,7 +179,7 @@ def uses(name: str, steps: Iterable[Transition], rewards: Mapping[str, float]) -
 
 
 def lines(resource: Resource) -> list[str]:
-    """What a version says, line by line."""
+    """Return the text of a version in lines."""
     from lightning_otel.resources.bodies import lines_of
 
     return lines_of(resource)
@@ -339,7 +339,7 @@ async def resource(request: Request) -> Response:
 
 
 async def using(request: Request) -> Response:
-    """Who uses it, as a part of its page or by itself: all steps are looked at for it."""
+    """Show the use of versions, as a part or a page of its own: it reads all steps."""
     name = request.path_params["name"]
     return await page.answer(
         request, "resource_uses.html", lambda store: used(store, name), is_long=True

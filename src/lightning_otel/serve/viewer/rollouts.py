@@ -65,7 +65,7 @@ ORDER BY start_ns LIMIT {_MANY}
 
 
 class Wanted(NamedTuple):
-    """Which rollouts are listed; an empty text is any."""
+    """Filters of the list of rollouts; an empty text is any."""
 
     status: str = ""
     agent: str = ""
@@ -270,7 +270,7 @@ def _without_bodies(store: Store, rollout_id: str) -> tuple[list[Shown], Report]
 
 
 def _used(steps: Iterable[Transition]) -> dict[str, object]:
-    """What acted in a rollout: agents, models, versions of resources, modes."""
+    """Collect agents, models, versions and modes of a rollout's steps."""
     agents: dict[str, None] = {}
     models: dict[str, None] = {}
     versions: dict[tuple[str, str], None] = {}

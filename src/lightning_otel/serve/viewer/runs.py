@@ -61,12 +61,12 @@ def listed(store: Store, number: int) -> Mapping[str, object]:
 
 
 def is_silent(status: str, seen_ns: int) -> bool:
-    """Whether a run that says it goes on was not heard of for long."""
+    """Return whether a run that says it goes on was silent for long."""
     return status == "running" and time.time_ns() - seen_ns > SILENT_S * 1_000_000_000
 
 
 def living(store: Store) -> list[Living]:
-    """What agents are given now, by name."""
+    """List the live resources by name."""
     state = state_of(store)
     if state is None:
         return []
@@ -135,7 +135,7 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def _last(charts: list[Chart]) -> list[tuple[str, float, float]]:
-    """Of each metric its first and its last value, where it has any."""
+    """Return each metric with its first and last value."""
     found = []
     for chart in charts:
         for series in chart.series:

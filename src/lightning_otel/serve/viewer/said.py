@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Whether there is more of it."""
+        """True if there is more text."""
         return self.length > len(self.text)
 
 
@@ -145,7 +145,7 @@ def _medium(part: Mapping[str, Any]) -> str:
 
 
 def _place(part: Mapping[str, Any]) -> str:
-    """Where a medium is, or how long it is: nothing is fetched or drawn."""
+    """Word the place or the length of a medium; fetch and draw nothing."""
     if part.get("type") == "blob":
         return f"{len(plain(part.get('content'))):,} characters of base64, not shown"
     return plain(part.get("uri", part.get("file_id")))

@@ -1,4 +1,4 @@
-"""Which transitions a page is asked for: its query, as the store and the command line take it."""
+"""The selection of transitions by a page's query."""
 
 import math
 import shlex
@@ -38,7 +38,7 @@ _ADAPTING: Final = ("credit", "gamma", "include_incomplete", "received")
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a query asks for.
+    """The selection that a query asks for.
 
     Attributes:
         values: Each field as it was written; empty where it was not.
@@ -52,7 +52,7 @@ class Chosen:
 
     @property
     def adapting(self) -> dict[str, Any]:
-        """Of the keywords those that change what a step is worth, and not which are wanted."""
+        """The keywords that change rewards rather than select steps."""
         return {name: value for name, value in self.keywords.items() if name in _ADAPTING}
 
     @property
@@ -61,7 +61,7 @@ class Chosen:
         return {name: value for name, value in self.values.items() if value}
 
     def command(self, store: Store, format: str = "triplets", out: str = "", *more: str) -> str:
-        """What exports the same at a shell.
+        """Word the command that exports the same selection.
 
         Args:
             store: Where from.
@@ -74,7 +74,7 @@ class Chosen:
 
 
 def chosen(query: Mapping[str, str], store: Store) -> Chosen:
-    """What a query asks for.
+    """Parse a query into a selection.
 
     Args:
         query: Texts by field; what is no field of ours is left alone.

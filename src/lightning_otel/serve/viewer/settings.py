@@ -1,4 +1,4 @@
-"""What this server works with: its findings about the place, and its settings."""
+"""The settings page: the doctor's findings and the settings."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -120,7 +120,7 @@ def read_spans(
 
 
 def detail(span: Span) -> Detail:
-    """What is told of a span."""
+    """Collect the details of a span."""
     given, answered = messages(span, "input"), messages(span, "output")
     before = max(0, len(given) - GIVEN)
     hidden = {*c.BODY_KEYS, c.LOGPROB_TOKEN_IDS}

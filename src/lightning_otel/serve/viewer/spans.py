@@ -1,4 +1,4 @@
-"""What a trace's page asks for of one span: all that is written on it, tokens, a reward."""
+"""Requests about one span of a trace: its record, text, tokens and a reward."""
 
 import secrets
 import time
@@ -159,7 +159,7 @@ async def reward(request: Request) -> Response:
 
 
 def _feedback(span_id: str, given: Mapping[str, str]) -> Feedback:
-    """What the form says."""
+    """Parse the form."""
     key = given.get("reward", "")
     try:
         quality, rating = (_number(given.get(name, "")) for name in ("quality_score", "rating"))

@@ -73,7 +73,7 @@ EXAMPLES: Final = (
 
 
 class Cell(NamedTuple):
-    """What is shown of a value, and how long it is if that is not all of it."""
+    """A value of a result, cut, with its whole length."""
 
     text: str
     whole: int

@@ -35,7 +35,7 @@ def _files() -> dict[str, _File]:
 
 
 def address(name: str) -> str:
-    """Where a file is found; another one as soon as its content is another."""
+    """Return the address of a file; it changes with the content."""
     return f"/static/{name}?v={_files()[name].version}"
 
 

@@ -14,7 +14,7 @@ from lightning_otel.types import Message, Trajectory, Transition
 
 
 class Limits(NamedTuple):
-    """How much is shown of a step.
+    """Limits of a step's messages.
 
     Attributes:
         messages: The last so many of those that it was given and that were new to it.
@@ -37,7 +37,7 @@ class LeftOut(NamedTuple):
 
 
 class Talk(NamedTuple):
-    """What one agent said and was told on one branch.
+    """The messages of one agent on one branch.
 
     Attributes:
         agent: Its name; empty where none is named.
@@ -117,7 +117,7 @@ def _messages(
 
 
 def _shared(held: Sequence[Message], answers: Iterable[Message], given: Sequence[Message]) -> int:
-    """How many messages a call was given that were said before, the last answer among them."""
+    """Count the messages that repeat earlier ones, the last answer among them."""
     count = 0
     for one, other in zip(held, given, strict=False):
         if not is_same(one, other):
@@ -130,7 +130,7 @@ def _shared(held: Sequence[Message], answers: Iterable[Message], given: Sequence
 
 
 def _given(step: Transition, same: int, limits: Limits, *, is_anew: bool) -> Iterator[Said]:
-    """What is new in what a call was given."""
+    """Yield the messages of a call's input that are new."""
     notes = []
     count = len(step.observation)
     if is_anew:

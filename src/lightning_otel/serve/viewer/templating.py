@@ -56,7 +56,7 @@ def render(request: Request, template: str, shown: Mapping[str, object]) -> str:
 
 
 def ago(start_ns: int) -> str:
-    """How long ago a time was, in one unit."""
+    """Word the time since then, in one unit."""
     found = max(0.0, time.time() - start_ns / 1e9)
     for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
         if found < limit:

@@ -72,7 +72,7 @@ def _selected(store: Store, row: Row) -> Mapping[str, object]:
 
 
 def _facts(trace: Trace) -> Mapping[str, Any]:
-    """What is told of a trace above its tabs."""
+    """Collect the facts above a trace's tabs."""
     own = trace.own
     roots = [row for row in own if row.parent < 0]
     calls = [row for row in own if row.kind == "call"]
@@ -122,7 +122,7 @@ def _rows(request: Request, store: Store, trace: Trace, first: int) -> Mapping[s
 
 
 def bar(since_ns: int, until_ns: int, row: Row) -> tuple[float, float]:
-    """Where a row's bar begins and how long it is, of ``_WIDTH``; never beyond its bounds.
+    """Return the position and length of a row's bar within ``_WIDTH``.
 
     Args:
         since_ns: When the trace begins.

@@ -53,7 +53,7 @@ async def show(request: Request) -> Response:
 
 
 def _wanted(request: Request) -> TraceFilter:
-    """What the query asks for.
+    """Parse the query into a filter.
 
     Raises:
         RefusalError: It cannot be understood.

@@ -46,7 +46,7 @@ SpanId = tuple[str, str]
 
 
 class Reason(NamedTuple):
-    """Why some calls, rewards or marks are in no transition.
+    """A reason for which calls, rewards or marks are in no transition.
 
     Attributes:
         entries: Some of them.
@@ -75,7 +75,7 @@ class Window(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Whether others are left out."""
+        """True if other rollouts are left out."""
         return self.since_ns is not None or self.until_ns is not None
 
 
@@ -88,7 +88,7 @@ class Credit(NamedTuple):
 
 
 def window(store: Store, asked: Chosen, first: int, *, is_all: bool = False) -> Window:
-    """Of the rollouts that were asked for the newest ones, or those after so many newer ones.
+    """Select the newest rollouts of a selection, or those after so many newer ones.
 
     Args:
         store: Where they are.
@@ -119,7 +119,7 @@ def read(
     part: int = 1,
     within: Window | None = None,
 ) -> Mapping[str, object]:
-    """What the page shows.
+    """Read the page.
 
     Args:
         store: Where the spans are.
@@ -158,7 +158,7 @@ def read(
 
 
 def reasons(report: Report, whole: str = "", part: int = 1) -> list[Reason]:
-    """What was left out, by reason, the most frequent first.
+    """Count what was left out by reason, the most frequent first.
 
     Args:
         report: The funnel.
@@ -197,7 +197,7 @@ def _rows(
 def _told(
     store: Store, asked: Chosen, rows: Collection[Mapping[str, Any]]
 ) -> dict[SpanId, Mapping[str, object]]:
-    """What the steps of a page saw and did, in short, and which rewards reached them."""
+    """Read the observation, action and rewards of a page's steps, shortened."""
     wanted = {(row["trace_id"], row["span_id"]) for row in rows}
     if not wanted:
         return {}
@@ -221,7 +221,7 @@ def _told(
 
 
 def told(step: Transition, credits: Mapping[str, Sequence[Credit]]) -> Mapping[str, object]:
-    """What a step saw and did, in short, and which rewards reached it."""
+    """Shorten the observation, action and rewards of a step."""
     return {
         "observation": short(step.observation[-1:]),
         "action": short(step.action[:1]),
@@ -239,7 +239,7 @@ def credits_of(credited: Iterable[Credited]) -> dict[str, list[Credit]]:
 
 
 def short(messages: Iterable[Message]) -> str:
-    """What messages say, cut."""
+    """Return the text of messages, cut."""
     text = plain_text(messages)
     return text if len(text) <= TEXT else text[: TEXT - 1] + "…"
 

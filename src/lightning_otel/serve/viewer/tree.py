@@ -69,7 +69,7 @@ class Row:
 
     @property
     def duration_ns(self) -> int | None:
-        """How long it took; None if it never ended. A clock set back makes it negative."""
+        """The duration; None if the span never ended. A clock set back makes it negative."""
         return None if self.end_ns is None else self.end_ns - self.start_ns
 
 
@@ -95,12 +95,12 @@ class Trace(NamedTuple):
 
     @property
     def start_ns(self) -> int:
-        """When its first span began."""
+        """The start of its first span."""
         return min(row.start_ns for row in self.own)
 
     @property
     def end_ns(self) -> int:
-        """When its last span ended, as far as they have."""
+        """The end of its last span, as far as they ended."""
         return max(max(row.start_ns, row.end_ns or 0) for row in self.own)
 
     @property
@@ -184,14 +184,14 @@ def _steps(
 
 
 class _Placed(NamedTuple):
-    """Where the rows stand, and by which rule one stands elsewhere than it was recorded."""
+    """The places of rows, and the repair rule of each that was moved."""
 
     places: "list[_Place]"
     moved: dict[tuple[str, str], str]
 
 
 class _Place(NamedTuple):
-    """Where a row stands."""
+    """The place of a row."""
 
     raw: SpanRow
     parent: int
@@ -371,7 +371,7 @@ def fold(rows: Sequence[Row], closed: Iterable[str] = (), *, others: bool = Fals
 
 
 def _others(rows: Sequence[Row]) -> list[bool]:
-    """Which rows are other instrumentors', with nothing but such below them."""
+    """Return for each row whether it and all below are of other instrumentors."""
     found = [row.kind == "plumbing" for row in rows]
     for position in range(len(rows) - 1, -1, -1):
         parent = rows[position].parent

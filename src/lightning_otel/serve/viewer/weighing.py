@@ -1,4 +1,4 @@
-"""Which rollouts can be read whole for one page, messages and all: memory is bounded."""
+"""The choice of rollouts that a page reads whole, within bounded memory."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,7 +18,7 @@ FROM spans WHERE {ROLLOUT} IN (SELECT unnest(?)) GROUP BY 1
 
 
 def light(store: Store, rollout_ids: Sequence[str]) -> list[str]:
-    """Of some rollouts those that are read, in their order: as many as fit into memory together.
+    """Return as many of the rollouts, in order, as fit into memory together.
 
     Args:
         store: Where they are.

@@ -46,7 +46,7 @@ it, but with its parent's modules."""
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a statement may take.
+    """The limits of a statement.
 
     Attributes:
         wall_s: Time from the call to the last row; one second later the process is gone.
@@ -268,7 +268,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def _value(sent: Any) -> Any:
-    """What a value was before it was sent; see ``child.sendable``."""
+    """Restore a value from its sent form; see ``child.sendable``."""
     if type(sent) is list:
         return [_value(item) for item in sent]
     if type(sent) is dict:

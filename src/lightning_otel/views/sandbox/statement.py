@@ -1,4 +1,4 @@
-"""What a statement may ask for: the views, and functions that only compute.
+"""Checks of a statement: it may use the views and functions that only compute.
 
 DuckDB's own parser gives the statement's tree, of which only known kinds of node pass. So no table
 function that reads a file, setting or catalogue is ever bound. It is the first of two walls: behind
