@@ -20,8 +20,8 @@ from tests.adapter.programs import programs
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter, calls, marks
-from lightning_otel.forwarding.encoding import request_of
 from lightning_otel.receivers import Rejected, protobuf
+from lightning_otel.store.engines.otlp import request_of
 from lightning_otel.store.schema import span_of
 from lightning_otel.types import Credit, Report, Span, Transition
 

@@ -11,7 +11,6 @@ from lightning_otel import conventions as c
 from lightning_otel.types import Span
 
 pytest.importorskip("hypercorn")
-pytest.importorskip("nanoarrow")
 
 Cli = Callable[..., "CompletedProcess[str]"]
 TOKEN = "a-token-of-some-length"

@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.exporters.duckdb import DuckDBSpanExporter
-from lightning_otel.forwarding.encoding import UnsendableError, encoded_span, request_of
+from lightning_otel.store.engines.otlp import UnsendableError, encoded_span, request_of
 from lightning_otel.types import Event, Span
 
 

@@ -9,7 +9,7 @@ from google.protobuf.json_format import (  # type: ignore[import-untyped]  # no 
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from lightning_otel.forwarding import encoding
+from lightning_otel.store.engines import otlp
 from lightning_otel.types import Span
 
 _IDS = ("traceId", "spanId", "parentSpanId")
@@ -17,7 +17,7 @@ _IDS = ("traceId", "spanId", "parentSpanId")
 
 def request_of(spans: Sequence[Span]) -> ExportTraceServiceRequest:
     """The trace request in which we, and the SDK likewise, send them."""
-    return ExportTraceServiceRequest.FromString(encoding.request_of(spans, with_content=True))
+    return ExportTraceServiceRequest.FromString(otlp.request_of(spans, with_content=True))
 
 
 def json_of(request: ExportTraceServiceRequest) -> bytes:

@@ -23,7 +23,7 @@ Rollout = Callable[..., list[Span]]
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
     """A database of its own in the engine."""
-    for module in ("chdb", "clickhouse_connect", "nanoarrow"):
+    for module in ("chdb", "clickhouse_connect"):
         pytest.importorskip(module)
     folder: Path = request.getfixturevalue("chdb_folder")
     return f"clickhouse+chdb://{folder}?database=db{abs(hash(request.node.nodeid))}"

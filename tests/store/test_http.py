@@ -12,7 +12,6 @@ from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.types import Event, Link, Span
 
 pytest.importorskip("hypercorn")
-pytest.importorskip("nanoarrow")
 
 TOKEN = "a-token-of-some-length"
 Served = Callable[..., str]

@@ -13,8 +13,8 @@ from typing import Final
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 
-from lightning_otel.forwarding.encoding import UnsendableError, request_of
 from lightning_otel.forwarding.sending import Answer, Sender, Verdict
+from lightning_otel.store.engines.otlp import UnsendableError, request_of
 from lightning_otel.store.follow import POLL_S, Follower
 from lightning_otel.types import Span
 

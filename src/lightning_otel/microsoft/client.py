@@ -11,8 +11,8 @@ from urllib.parse import quote, urlsplit
 from lightning_otel import config
 from lightning_otel.config import OtlpEndpoint
 from lightning_otel.errors import ConfigError, ReceiveError, StoreError
-from lightning_otel.forwarding.encoding import request_of
 from lightning_otel.forwarding.sending import HttpSender, Verdict
+from lightning_otel.store.engines.otlp import request_of
 from lightning_otel.types import Span
 
 OUR_ROLLOUT: Final = "lightning_otel.rollout_id"

@@ -23,7 +23,6 @@ from lightning_otel.serve.api.fresh import Fresh
 from lightning_otel.serve.api.hub import Hub
 from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.bodies import Bodies
-from lightning_otel.serve.fetching import Fetching
 from lightning_otel.serve.guard import Access, Guard
 from lightning_otel.serve.intake import Intake
 from lightning_otel.serve.streaming import Streams
@@ -71,7 +70,6 @@ def make_app(
     state.rooms = rooms if rooms is not None else Rooms(store)
     state.hub = hub if hub is not None else Hub(store, state.rooms)
     state.streams = Streams(_MOST_STREAMS)
-    state.fetching = Fetching()
     state.earnings, state.answers = {}, {}
     state.standing, state.by_status = Fresh[Standing](), Fresh[dict[str, int]]()
     return Guard(app, access, refused)

@@ -1,4 +1,4 @@
-"""Spans in by OTLP/HTTP and OTLP/gRPC, and out again for ``Store("http://…")`` elsewhere."""
+"""Spans in by OTLP/HTTP and OTLP/gRPC."""
 
 from typing import Final
 
@@ -44,14 +44,7 @@ def _came(request: Request) -> str:
     return f"{'otlp+token' if request.app.state.has_token else 'otlp'}:{peer}"
 
 
-async def fetch(request: Request) -> Response:
-    """Selected spans as Arrow."""
-    answer: Response = await request.app.state.fetching.answer(request)
-    return answer
-
-
 ROUTES: Final[list[Route]] = [
     Route("/v1/traces", traces, methods=["POST"]),
     Route(grpc.EXPORT, export, methods=["POST"]),
-    Route("/v1/fetch", fetch, methods=["POST"]),
 ]

@@ -1,6 +1,10 @@
 """Long answers, sent as they are made: a few at a time, and none begun that cannot be."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Final, Protocol
 
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.responses import Response, StreamingResponse
@@ -9,6 +13,26 @@ from starlette.types import Receive, Scope, Send
 from lightning_otel.errors import ConfigError, LightningOtelError, QueryError
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.guard import busy
+
+PARQUET: Final = "application/vnd.apache.parquet"
+PART_BYTES: Final = 1 << 16
+
+
+class Rows(Protocol):
+    """Rows of a query or a table."""
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write them to a Parquet file."""
+
+
+def parquet_parts(read: Callable[[], Rows]) -> Iterator[bytes]:
+    """Yield a Parquet file of the rows read, in parts; it is whole before the first one."""
+    with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
+        path = Path(folder, "rows.parquet")
+        read().to_parquet(path)
+        with path.open("rb") as file:
+            while part := file.read(PART_BYTES):
+                yield part
 
 
 class Streams:
@@ -41,10 +65,12 @@ class Streams:
             if isinstance(exc, LightningOtelError):
                 raise RefusalError(500, f"the store cannot be read: {exc.what}") from exc
             raise
-        return HeldAnswer(_sent(first, parts), self._leave, media_type, headers)
+        return HeldAnswer(_sent(first, parts), lambda: self._leave(parts), media_type, headers)
 
-    def _leave(self) -> None:
+    def _leave(self, parts: Iterator[bytes]) -> None:
         self._under_way -= 1
+        if isinstance(parts, Generator):
+            parts.close()  # takes away the file that it reads
 
 
 class HeldAnswer(StreamingResponse):

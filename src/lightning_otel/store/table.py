@@ -109,6 +109,19 @@ class Query:
 
         return self._answered(lambda: spill(con, act) if self._is_spilled else act())
 
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows to a zstd Parquet file.
+
+        Raises:
+            QueryError: DuckDB refuses the query.
+            StoreError: A file cannot be read.
+        """
+        options = f"COMPRESSION zstd, USE_TMP_FILE false, ROW_GROUP_SIZE {_ROW_GROUP}"
+        copy = f"COPY result TO {quoted(str(path))} (FORMAT parquet, {options})"
+        # Each thread would hold the rows that it read before their turn comes.
+        self._con.con.execute("SET threads = 1")
+        self.take(lambda relation: relation.query("result", copy))
+
     def count(self) -> int:
         """How many rows there are.
 
@@ -305,9 +318,7 @@ class Table(Generic[T]):
             ConfigError: No file can be made there; what stood there is as it was.
         """
         with private_file(path) as made:
-            options = f"COMPRESSION zstd, USE_TMP_FILE false, ROW_GROUP_SIZE {_ROW_GROUP}"
-            copy = f"COPY result TO {quoted(str(made))} (FORMAT parquet, {options})"
-            self._query().take(lambda relation: relation.query("result", copy))
+            self._query().to_parquet(made)
 
 
 class Spans(Table[Span]):

@@ -57,7 +57,6 @@ def _memory(request: pytest.FixtureRequest) -> Held:
 
 def _http(request: pytest.FixtureRequest) -> Held:
     # What came by OTLP lies in the server's own store; how it gets there is tested with it.
-    pytest.importorskip("nanoarrow")
     pytest.importorskip("starlette")
     behind = request.getfixturevalue("store")
     behind.writer()
@@ -77,7 +76,6 @@ def _clickhouse(request: pytest.FixtureRequest) -> Held:
 def _engine(request: pytest.FixtureRequest) -> Path:
     pytest.importorskip("chdb")
     pytest.importorskip("clickhouse_connect")
-    pytest.importorskip("nanoarrow")
     folder: Path = request.getfixturevalue("chdb_folder")
     return folder
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "otlp": (),
+    "fetching": ("/v1/fetch",),
     "status": ("/healthz", "/v1/status", "/metrics"),
     "feedback": ("/v1/feedback", "/feedback"),
     "transitions": ("/v1/transitions",),
@@ -28,8 +29,8 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "events": ("/v1/events",),
     "document": ("/openapi.json",),
 }
-"""Modules in here, each with the addresses at and below which its operations are; those of OTLP are
-served by ``serve/otlp.py``, which needs none of this."""
+"""Modules in here, each with the addresses at and below which its operations are; OTLP comes
+in by ``serve/otlp.py``, which needs none of this."""
 
 
 def operations(names: Iterable[str] = tuple(MEMBERS)) -> "list[Operation]":

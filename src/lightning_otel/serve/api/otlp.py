@@ -4,7 +4,6 @@ from typing import Final
 
 from lightning_otel.serve import answers, otlp
 from lightning_otel.serve.api.operation import Answer, Operation
-from lightning_otel.store.engines.ipc import MEDIA_TYPE as ARROW
 
 _BYTES: Final = {"type": "string"}
 OPERATIONS: Final = (
@@ -16,11 +15,5 @@ OPERATIONS: Final = (
         )},
         bodies={answers.PROTOBUF: _BYTES, answers.JSON: {"type": "object"}},
         is_open=True,
-    ),
-    Operation(
-        "POST", "/v1/fetch", otlp.fetch,
-        "Selected spans as Arrow, for `Store(\"http://…\")` elsewhere.",
-        {200: Answer("One Arrow IPC stream.", {ARROW: _BYTES})},
-        bodies={answers.JSON: {"type": "object"}},
     ),
 )  # fmt: skip

@@ -4,10 +4,9 @@ A page holds whole rollouts, in order of when they began: what is adapted togeth
 and a rollout's rewards and neighbours are never cut off.
 """
 
-import tempfile
-from collections.abc import Iterator, Mapping
+import io
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import orjson
@@ -21,13 +20,12 @@ from lightning_otel.dataset import Store
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api.cursors import cursor_of, instant_of, place_of
 from lightning_otel.serve.api.operation import LINES, Answer, Asked, Operation, query_of, routes
+from lightning_otel.serve.streaming import PARQUET, PART_BYTES, parquet_parts
 from lightning_otel.serve.viewer.page import run, url
-from lightning_otel.store.engines.ipc import MEDIA_TYPE as ARROW
-from lightning_otel.store.engines.ipc import parts
 from lightning_otel.store.sql import ROLLOUT, quoted
 from lightning_otel.types import CaptureLevel, Credit, Report
 
-PARQUET: Final = "application/vnd.apache.parquet"
+ARROW: Final = "application/vnd.apache.arrow.stream"
 _KINDS: Final = {
     LINES: LINES,
     "application/jsonl": LINES,
@@ -41,7 +39,6 @@ _KINDS: Final = {
 }
 _MOST_STEPS: Final = 100_000
 _PART_STEPS: Final = 10_000
-_PART_BYTES: Final = 1 << 16
 _MOST_ROLLOUTS: Final = 10_000
 _CALLS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
 # Whole rollouts until they hold so many steps, and whether there are more of them.
@@ -122,9 +119,10 @@ async def transitions(request: Request) -> Response:
     # Checked before anything is said; nothing is read yet.
     await run(request, lambda store: store.transitions(**_with(keywords, [])))
     if kind == ARROW:
-        made = parts(_tables(store, keywords, page))
+        made = _arrow(_tables(store, keywords, page))
     elif kind == PARQUET:
-        made = _parquet(store, keywords, page)
+        rollout_ids = None if page is None else page.rollout_ids
+        made = parquet_parts(lambda: store.transitions(**_with(keywords, rollout_ids)))
     else:
         made = _lines(store, keywords, page, is_reported=asked.report == "1")
     answer: Response = await state.streams.answer(made, kind, headers)
@@ -188,7 +186,7 @@ def _lines(
     for line in table.lines():
         held.append(line)
         size += len(line)
-        if size >= _PART_BYTES:
+        if size >= PART_BYTES:
             yield b"".join(held)
             held, size = [], 0
     if is_reported:
@@ -220,15 +218,23 @@ def _tables(store: Store, keywords: Mapping[str, Any], page: _Page | None) -> It
         place = place_of(some.cursor, 1)
 
 
-def _parquet(store: Store, keywords: Mapping[str, Any], page: _Page | None) -> Iterator[bytes]:
-    """A Parquet file of one page; it is whole before anything is said."""
-    with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
-        path = Path(folder, "transitions.parquet")
-        rollout_ids = None if page is None else page.rollout_ids
-        store.transitions(**_with(keywords, rollout_ids)).to_parquet(path)
-        with path.open("rb") as file:
-            while part := file.read(_PART_BYTES):
-                yield part
+def _arrow(tables: Iterable[Any]) -> Iterator[bytes]:
+    """Yield one Arrow IPC stream of the tables' rows; memory holds one of them at a time."""
+    from nanoarrow.ipc import StreamWriter  # type: ignore[import-untyped]  # no stubs
+
+    sink = io.BytesIO()
+    writer = StreamWriter.from_writable(sink)
+    try:
+        for table in tables:
+            writer.write_stream(table)
+            yield sink.getvalue()
+            sink.seek(0)
+            sink.truncate()
+        writer.close()
+        yield sink.getvalue()
+    finally:
+        # Not closed if something failed: that would write the mark of a whole stream.
+        writer.release()
 
 
 def _headers(request: Request, page: _Page | None) -> dict[str, str]:

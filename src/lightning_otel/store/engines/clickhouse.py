@@ -5,6 +5,7 @@
 """
 
 import importlib
+import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,7 +15,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from lightning_otel.errors import ConfigError, NotInstalledError, StoreError
 from lightning_otel.store.engines import collector
-from lightning_otel.store.engines.ipc import Arrival
 from lightning_otel.store.engines.remote import fetched_columns
 from lightning_otel.store.source import MemorySource, Selection, SpanSource
 from lightning_otel.store.spans import SAME_SPAN_NS
@@ -33,9 +33,8 @@ _OPTIONS: Final = frozenset({"table", "database"})
 _READING: Final = {
     # A batch names thousands of ids.
     "max_query_size": 64 << 20,
-    "output_format_arrow_string_as_string": 1,
-    "output_format_arrow_low_cardinality_as_dictionary": 0,
-    "output_format_arrow_compression_method": "none",
+    "output_format_parquet_string_as_string": 1,
+    "output_format_parquet_compression_method": "zstd",
 }
 _WRITING: Final = {
     # Spans of a year lie in 365 partitions.
@@ -110,8 +109,8 @@ class ClickHouse:
         self._times = f"{_quoted(at.database)}.{_quoted(at.table + '_trace_id_ts')}"
         self._opened: Any = None
 
-    def fetch(self, selection: Selection) -> Arrival:
-        """The selected spans as Arrow.
+    def fetch(self, selection: Selection, path: Path) -> None:
+        """Write the selected spans to a Parquet file.
 
         Raises:
             StoreError: The server cannot be reached, or refuses.
@@ -119,9 +118,12 @@ class ClickHouse:
         if not fetched_columns(selection.columns):
             raise ConfigError("a selection without columns selects nothing; name some")
         query = collector.select(self._table, self._timed(selection))
-        with self._asking():
-            body = self._client.raw_stream(query, fmt="ArrowStream", settings=_READING)
-        return Arrival(body, self.name)
+        with (
+            self._asking(),
+            self._client.raw_stream(query, fmt="Parquet", settings=_READING) as body,
+            path.open("wb") as file,
+        ):
+            shutil.copyfileobj(body, file)
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans that are not there yet."""
@@ -159,8 +161,8 @@ class ClickHouse:
             until_ns=until_ns + SAME_SPAN_NS,
             columns=("trace_id", "span_id"),
         )
-        con.execute("CREATE OR REPLACE TEMP TABLE there (trace_id VARCHAR, span_id VARCHAR)")
-        self.fetch(there).load(con, lambda rows: f"INSERT INTO there SELECT * FROM {rows}")
+        self.fetch(there, path)
+        con.execute(f"CREATE OR REPLACE TEMP TABLE there AS FROM read_parquet({quoted(str(path))})")
         rows = f"(SELECT * FROM spans ANTI JOIN there USING (trace_id, span_id) WHERE {within})"
         con.execute(
             f"COPY ({collector.load_query(rows)}) TO {quoted(str(path))} "

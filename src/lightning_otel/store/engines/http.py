@@ -1,21 +1,25 @@
-"""A store behind ``lightning-otel serve`` on another machine: spans out as Arrow, a few spans in.
+"""A store behind ``lightning-otel serve`` on another machine: spans out as Parquet, a few spans in.
 
 ``http://host:4318``, ``https://…``; a token stands before the host (``http://:token@host``), or in
-``LIGHTNING_OTEL_TOKEN``. Reading needs ``nanoarrow`` (extra ``remote``).
+``LIGHTNING_OTEL_TOKEN``.
 """
 
+import contextlib
 import http.client
+import shutil
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Final
 
 import orjson
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError
-from lightning_otel.store.engines.ipc import Arrival
-from lightning_otel.store.engines.otlp import request_of, resource_spans
-from lightning_otel.store.engines.selections import text_of_selection
+from lightning_otel.store.engines.otlp import UnsendableError, request_of
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Span
 
@@ -24,8 +28,19 @@ FETCH_PATH: Final = "/v1/fetch"
 ADD_PATH: Final = "/v1/traces"
 ADD_BYTES: Final = 4 << 20
 """Spans are sent in requests of about this size, which any server takes."""
-TIMEOUT_S: Final = 60.0
-_SAID: Final = 2000
+CONNECT_S: Final = 60.0
+ANSWER_S: Final = 900.0
+"""A server reads all the selected spans before it begins to answer."""
+_PROTOBUF: Final = "application/x-protobuf"
+_MAX_REASON_BYTES: Final = 2000
+_HINTS: Final = {
+    401: "set LIGHTNING_OTEL_TOKEN to the token that the server was given",
+    403: "give the server a token, and set LIGHTNING_OTEL_TOKEN to it here",
+    404: "is that `lightning-otel serve`, of this version or a later one?",
+    413: "send fewer spans at once",
+    429: "it is busy; try again",
+    503: "it is busy; try again",
+}
 
 
 class Server:
@@ -56,14 +71,17 @@ class Server:
         self._token = urllib.parse.unquote(parts.password or parts.username or "")
         self.name = f"{parts.scheme}://{self._host}{self._path}"
 
-    def fetch(self, selection: Selection) -> Arrival:
-        """The selected spans as Arrow.
+    def fetch(self, selection: Selection, path: Path) -> None:
+        """Write the selected spans to a Parquet file.
 
         Raises:
             StoreError: The server cannot be reached, or refuses.
         """
-        body = text_of_selection(selection).encode()
-        return Arrival(self._post(FETCH_PATH, body), self.name)
+        names = [each.name for each in fields(Selection) if each.name != "also"]
+        selection = replace(selection, columns=list(selection.columns))
+        body = orjson.dumps({name: getattr(selection, name) for name in names})
+        with self._post(FETCH_PATH, body, "application/json") as answer, path.open("wb") as file:
+            shutil.copyfileobj(answer, file)
 
     def add(self, spans: Iterable[Span]) -> None:
         """Have the server keep spans; they are durable when it has answered.
@@ -71,97 +89,74 @@ class Server:
         Raises:
             StoreError: The server cannot be reached, or refuses.
         """
-        parts: list[bytes] = []
-        size_bytes = 0
+        # Messages of protobuf that stand one behind the other are one message.
+        body, count, rejected, reasons = bytearray(), 0, 0, set[str]()
         for span in spans:
-            parts.append(resource_spans(span))
-            size_bytes += len(parts[-1])
-            if size_bytes >= ADD_BYTES:
-                self._send(parts)
-                parts, size_bytes = [], 0
-        if parts:
-            self._send(parts)
-
-    def _send(self, parts: Sequence[bytes]) -> None:
-        answer = self._post(ADD_PATH, request_of(parts))
-        try:
-            said = orjson.loads(answer.read() or b"{}")
-            refused = said.get("partialSuccess") or {}
-            count = int(refused.get("rejectedSpans", 0))
-        except (OSError, http.client.HTTPException, ValueError, AttributeError, TypeError) as exc:
+            count += 1
+            try:
+                ended = replace(span, end_ns=span.start_ns if span.end_ns is None else span.end_ns)
+                body += request_of([ended], with_content=True)
+            except UnsendableError as exc:
+                rejected += 1
+                reasons.add(str(exc))
+            if len(body) >= ADD_BYTES:
+                rejected += self._send(bytes(body), reasons)
+                body.clear()
+        if body:
+            rejected += self._send(bytes(body), reasons)
+        if rejected:
             raise StoreError(
-                f"{self.name} did not say whether it keeps the spans: {exc}; try again: what comes "
-                "twice counts once"
-            ) from exc
-        finally:
-            answer.close()
-        if count:
-            raise StoreError(
-                f"{self.name} rejected {count} of {len(parts)} spans "
-                f"({refused.get('errorMessage', '')}); the others are kept"
+                f"{self.name} rejected {rejected} of {count} spans ({'; '.join(sorted(reasons))}); "
+                "the others are kept"
             )
 
-    def _post(self, path: str, body: bytes) -> "_Answer":
+    def _send(self, body: bytes, reasons: set[str]) -> int:
+        """Return how many spans the server rejected; ``reasons`` is told why."""
+        with self._post(ADD_PATH, body, _PROTOBUF) as answer:
+            kind, text = answer.headers.get_content_type(), answer.read()
+        try:
+            found = ExportTraceServiceResponse.FromString(text).partial_success
+            is_receipt = kind == _PROTOBUF
+        except DecodeError:
+            is_receipt = False
+        if not is_receipt:
+            raise StoreError(
+                f"{self.name} did not say whether it keeps the spans; try again: what comes twice "
+                "counts once"
+            )
+        if found.error_message:
+            reasons.add(found.error_message)
+        return int(found.rejected_spans)
+
+    @contextlib.contextmanager
+    def _post(self, path: str, body: bytes, kind: str) -> Iterator[http.client.HTTPResponse]:
         token = self._token or config.token()
-        headers = {"Content-Type": "application/json", "Connection": "close"}
+        headers = {"Content-Type": kind, "Connection": "close"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         connect = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
-        connection = connect(self._host, timeout=TIMEOUT_S)
+        connection = connect(self._host, timeout=CONNECT_S)
         try:
+            connection.connect()
+            connection.sock.settimeout(ANSWER_S)
             connection.request("POST", self._path + path, body, headers)
-            answer = _Answer(connection, connection.getresponse())
+            answer = connection.getresponse()
             if answer.status != http.HTTPStatus.OK:
                 raise self._refused(answer)
+            yield answer
         except (OSError, http.client.HTTPException) as exc:
-            connection.close()
             raise StoreError(
                 f"cannot reach {self.name}: {str(exc) or type(exc).__name__}; "
                 "is `lightning-otel serve` running there?"
             ) from exc
-        except StoreError:
+        finally:
             connection.close()
-            raise
-        return answer
 
-    def _refused(self, answer: "_Answer") -> StoreError:
-        said = _said(answer.read(_SAID))
-        hints = {
-            401: "set LIGHTNING_OTEL_TOKEN to the token that the server was given",
-            403: "give the server a token, and set LIGHTNING_OTEL_TOKEN to it here",
-            404: "is that `lightning-otel serve`, of this version or a later one?",
-            413: "send fewer spans at once",
-            429: "it is busy; try again",
-            503: "it is busy; try again",
-        }
-        hint = hints.get(answer.status, "is that `lightning-otel serve`?")
-        return StoreError(f"{self.name} answers {answer.status} {said}".rstrip() + f"; {hint}")
-
-
-class _Answer:
-    """An answer that goes on arriving, with the connection it comes over."""
-
-    def __init__(
-        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse
-    ) -> None:
-        self.status = response.status
-        self._connection = connection
-        self._response = response
-
-    def read(self, size: int = -1, /) -> bytes:
-        """The next bytes of the body."""
-        return self._response.read(None if size < 0 else size)
-
-    def close(self) -> None:
-        """Hang up."""
-        self._response.close()
-        self._connection.close()
-
-
-def _said(body: bytes) -> str:
-    """The first line of an error, or the message in one of ours."""
-    try:
-        found = orjson.loads(body)
-        return str(found["message"])
-    except (orjson.JSONDecodeError, TypeError, KeyError):
-        return body.decode("utf-8", "replace").strip().partition("\n")[0]
+    def _refused(self, answer: http.client.HTTPResponse) -> StoreError:
+        text = answer.read(_MAX_REASON_BYTES)
+        try:
+            reason = str(orjson.loads(text)["message"])
+        except (orjson.JSONDecodeError, TypeError, KeyError):
+            reason = text.decode("utf-8", "replace").strip().partition("\n")[0]
+        hint = _HINTS.get(answer.status, "is that `lightning-otel serve`?")
+        return StoreError(f"{self.name} answers {answer.status} {reason}".rstrip() + f"; {hint}")

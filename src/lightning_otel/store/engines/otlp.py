@@ -1,84 +1,148 @@
-"""Spans as OTLP's JSON, for the few that a program sends to a store on another machine itself.
+"""Spans of ours as OTLP protobuf; content stays here unless it may leave.
 
-Source: OTLP 1.x, "JSON Protobuf Encoding".
+Source: opentelemetry-proto, ``trace/v1/trace.proto`` and ``common/v1/common.proto``.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from lightning_otel.store.values import json_of, plain
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import (
+    AnyValue,
+    ArrayValue,
+    InstrumentationScope,
+    KeyValue,
+    KeyValueList,
+)
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+from lightning_otel.conventions import CONTENT_KEYS
 from lightning_otel.types import Span
 
 _KINDS: Final = {"INTERNAL": 1, "SERVER": 2, "CLIENT": 3, "PRODUCER": 4, "CONSUMER": 5}
 _STATUSES: Final = {"UNSET": 0, "OK": 1, "ERROR": 2}
+_FLAGS: Final = 0x100
+"""That it is known whether the parent is remote, as the SDK writes it."""
 _INT64: Final = range(-(1 << 63), 1 << 63)
+_UINT64: Final = range(1 << 64)
+_MAX_DEPTH: Final = 64
 
 
-def request_of(parts: Iterable[bytes]) -> bytes:
-    """A trace request of spans as :func:`resource_spans` gives them."""
-    return b'{"resourceSpans":[' + b",".join(parts) + b"]}"
+class UnsendableError(ValueError):
+    """A span that OTLP has no form for."""
 
 
-def resource_spans(span: Span) -> bytes:
-    """A span with its resource and scope; one that has not ended as if it took no time."""
-    found = {
-        "resource": {"attributes": _attributes(span.otel_resource)},
-        "scopeSpans": [{"scope": {"name": span.scope}, "spans": [_span(span)]}],
-    }
-    return json_of(found).encode()
+def request_of(spans: Iterable[Span], *, with_content: bool) -> bytes:
+    """One export request.
+
+    Args:
+        spans: Ended spans.
+        with_content: Whether messages, token ids and other content stay on them.
+
+    Raises:
+        UnsendableError: A span's ids or times are none of OTLP's.
+    """
+    request = ExportTraceServiceRequest()
+    resources: dict[str, trace_pb2.ResourceSpans] = {}
+    scopes: dict[tuple[str, str], trace_pb2.ScopeSpans] = {}
+    for span in spans:
+        key = repr(span.otel_resource)
+        if key not in resources:
+            attributes = _attributes(span.otel_resource, with_content=True)
+            resources[key] = request.resource_spans.add(resource=Resource(attributes=attributes))
+        if (key, span.scope) not in scopes:
+            scopes[key, span.scope] = resources[key].scope_spans.add(
+                scope=InstrumentationScope(name=_text(span.scope))
+            )
+        scopes[key, span.scope].spans.append(encoded_span(span, with_content=with_content))
+    return bytes(request.SerializeToString())
 
 
-def _span(span: Span) -> dict[str, Any]:
-    return {
-        "traceId": span.trace_id,
-        "spanId": span.span_id,
-        "parentSpanId": span.parent_span_id or "",
-        "name": span.name,
-        "kind": _KINDS.get(span.kind, 0),
-        "startTimeUnixNano": str(span.start_ns),
-        "endTimeUnixNano": str(span.start_ns if span.end_ns is None else span.end_ns),
-        "attributes": _attributes(span.attributes),
-        "status": {"code": _STATUSES.get(span.status, 0), "message": span.status_message},
-        "events": [
-            {
-                "name": event.name,
-                "timeUnixNano": str(event.time_ns),
-                "attributes": _attributes(event.attributes),
-            }
+def encoded_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
+    """One span's message.
+
+    Raises:
+        UnsendableError: Its ids or times are none of OTLP's.
+    """
+    end_ns = span.end_ns if span.end_ns is not None else -1
+    if span.start_ns not in _UINT64 or end_ns not in _UINT64:
+        raise UnsendableError(f"times {span.start_ns} and {span.end_ns} are not OTLP's")
+    return trace_pb2.Span(
+        trace_id=_id(span.trace_id, 16),
+        span_id=_id(span.span_id, 8),
+        parent_span_id=_id(span.parent_span_id, 8) if span.parent_span_id else b"",
+        name=_text(span.name),
+        kind=_KINDS.get(span.kind, 0),  # type: ignore[arg-type]  # the stubs want the enum
+        start_time_unix_nano=span.start_ns,
+        end_time_unix_nano=end_ns,
+        attributes=_attributes(span.attributes, with_content=with_content),
+        events=[
+            trace_pb2.Span.Event(
+                name=_text(event.name),
+                time_unix_nano=max(0, event.time_ns),
+                attributes=_attributes(event.attributes, with_content=with_content),
+            )
             for event in span.events
         ],
-        "links": [
-            {
-                "traceId": link.trace_id,
-                "spanId": link.span_id,
-                "attributes": _attributes(link.attributes),
-            }
+        links=[
+            trace_pb2.Span.Link(
+                trace_id=_id(link.trace_id, 16),
+                span_id=_id(link.span_id, 8),
+                attributes=_attributes(link.attributes, with_content=with_content),
+                flags=_FLAGS,
+            )
             for link in span.links
         ],
-    }
+        status=trace_pb2.Status(
+            code=_STATUSES.get(span.status, 0),  # type: ignore[arg-type]  # the stubs want the enum
+            message=_text(span.status_message),
+        ),
+        flags=_FLAGS,
+    )
 
 
-def _attributes(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return _pairs(plain(dict(attributes)))
+def _id(text: str, size: int) -> bytes:
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(found) != size or not any(found):
+        raise UnsendableError(f"{text[:40]!r} is no id of {size} bytes")
+    return found
 
 
-def _pairs(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
+def _attributes(attributes: Mapping[str, Any], *, with_content: bool) -> list[KeyValue]:
+    return [
+        KeyValue(key=_text(key), value=_value(value, _MAX_DEPTH))
+        for key, value in attributes.items()
+        if with_content or key not in CONTENT_KEYS
+    ]
 
 
-def _value(value: Any) -> dict[str, Any]:
-    """OTLP's form of a plain value; an integer beyond 64 bits is its digits."""
+def _value(value: Any, depth: int) -> AnyValue:
     if value is None:
-        return {}
+        return AnyValue()
     if isinstance(value, bool):
-        return {"boolValue": value}
-    if isinstance(value, int):
-        return {"intValue": str(value)} if value in _INT64 else {"stringValue": str(value)}
-    if isinstance(value, float) and math.isfinite(value):
-        return {"doubleValue": value}
-    if isinstance(value, dict):
-        return {"kvlistValue": {"values": _pairs(value)}}
-    if isinstance(value, list):
-        return {"arrayValue": {"values": [_value(item) for item in value]}}
-    return {"stringValue": value}
+        return AnyValue(bool_value=value)
+    if isinstance(value, int) and value in _INT64:
+        return AnyValue(int_value=value)
+    if isinstance(value, float):
+        return AnyValue(double_value=value)
+    if isinstance(value, Mapping) and depth:
+        return AnyValue(
+            kvlist_value=KeyValueList(
+                values=[
+                    KeyValue(key=_text(str(key)), value=_value(item, depth - 1))
+                    for key, item in value.items()
+                ]
+            )
+        )
+    if isinstance(value, (list, tuple)) and depth:
+        return AnyValue(array_value=ArrayValue(values=[_value(item, depth - 1) for item in value]))
+    return AnyValue(string_value=_text(value if isinstance(value, str) else str(value)))
+
+
+def _text(text: str) -> str:
+    """The text without half surrogate pairs, one of which would spoil the whole request."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -6,16 +6,17 @@ a call, a reward or a transition is.
 """
 
 import re
+import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from lightning_otel.errors import ConfigError
-from lightning_otel.store.engines.ipc import Arrival
+from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
-from lightning_otel.store.sql import ROLLOUT, new_connection
+from lightning_otel.store.sql import ROLLOUT, new_connection, quoted
 from lightning_otel.store.table import Query, views_of
 from lightning_otel.store.views import NAMES, define_derived
 from lightning_otel.store.writer import SpanWriter
@@ -42,11 +43,12 @@ class Engine(Protocol):
     def name(self) -> str:
         """Where it is, without a password."""
 
-    def fetch(self, selection: Selection) -> Arrival:
-        """The selected spans as Arrow, each once, with the columns asked for, in any order.
+    def fetch(self, selection: Selection, path: Path) -> None:
+        """Write the selected spans to a Parquet file, each once, in any order.
 
         Args:
-            selection: Without ``also``.
+            selection: Without ``also``; its columns are those of the file.
+            path: The file.
 
         Raises:
             StoreError: It cannot be reached, or refuses.
@@ -130,16 +132,26 @@ class RemoteSource:
 
     def _load(self, con: "duckdb.DuckDBPyConnection", selection: Selection) -> None:
         """Fetch the spans into the table, in their columns."""
-        columns = fetched_columns(selection.columns)
+        import duckdb
+
         selection = replace(
             selection,
             is_ordered=False,
             since_ns=_later(selection.since_ns, self._window.since_ns),
             until_ns=_earlier(selection.until_ns, self._window.until_ns),
         )
-        arrival = self.engine.fetch(selection)
-        names = ", ".join(columns)
-        arrival.load(con, lambda rows: f"INSERT INTO spans ({names}) SELECT {names} FROM {rows}")
+        names = ", ".join(fetched_columns(selection.columns))
+        with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
+            path = Path(folder, "spans.parquet")
+            self.engine.fetch(selection, path)
+            try:
+                # A Parquet file that breaks off has no footer, and is never read as a shorter one.
+                con.execute(
+                    f"INSERT INTO spans ({names}) SELECT {names} FROM "
+                    f"read_parquet({quoted(str(path))})"
+                )
+            except duckdb.Error as exc:
+                raise StoreError(f"cannot read spans from {self.name}: {exc}; try again") from exc
 
 
 def fetched_columns(columns: Collection[str]) -> list[str]:
