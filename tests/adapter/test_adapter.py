@@ -1,14 +1,13 @@
-"""The adapter as a whole: its settings, its funnel, duplicates, and what it may not do."""
+"""The adapter as a whole: its settings, its funnel, and what it may not do."""
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
-from tests.adapter.forest import Forest, paths, token_attributes
+from tests.adapter.forest import Forest, draw, paths
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import DUPLICATE, TripletAdapter
+from lightning_otel.adapter import TripletAdapter
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Dropped, Report
 
@@ -45,105 +44,14 @@ def test_adapt_reads_its_spans_once() -> None:
     assert paths(TripletAdapter().adapt(iter(forest.spans))) == [["answer"]]
 
 
-# --- duplicates ----------------------------------------------------------------------------------
-
-
-def test_overlapping_calls_with_one_response_id_are_one() -> None:
-    """A request recorded by two instrumentors is one transition, the outer one of equals."""
-    forest = Forest()
-    outer = forest.open_call("answer", response_id="chatcmpl-1")
-    inner = forest.call("answer", response_id="chatcmpl-1", parent=outer)
-    forest.close(outer)
-
-    found = TripletAdapter().explain(forest.spans)
-
-    assert [step.span_id for step in found.trajectories[0].transitions] == [outer]
-    assert found.report.dropped == (Dropped(inner, forest.trace_id, "call", DUPLICATE),)
-    assert (found.report.calls, found.report.transitions) == (2, 1)
-
-
-@pytest.mark.parametrize("exact", [0, 1, 2])
-def test_of_duplicates_the_one_with_token_ids_stays(exact: int) -> None:
-    """Of three records of one request the one that holds the server's ids is kept."""
-    forest = Forest()
-    parent = None
-    for level in range(3):
-        parent = forest.open_call("answer", response_id="chatcmpl-1", parent=parent)
-        if level == exact:
-            forest._made[parent].attributes.update(token_attributes([1], [2]))
-            wanted = parent
-    forest.close(*reversed([span.span_id for span in forest.spans]))
-
-    found = TripletAdapter().explain(forest.spans)
-
-    assert [step.span_id for path in found.trajectories for step in path.transitions] == [wanted]
-    assert found.report.exact == 1
-    assert found.report.reasons() == {DUPLICATE: 2}
-
-
-def test_records_within_one_request_are_its_duplicates() -> None:
-    """Two records in turn, both within a third of the same response, are one with it."""
-    forest = Forest()
-    outer = forest.open_call("answer", response_id="chatcmpl-1")
-    for _ in range(2):
-        forest.call("answer", response_id="chatcmpl-1", parent=outer)
-    forest.close(outer)
-
-    found = TripletAdapter().explain(forest.spans)
-
-    assert [step.span_id for step in found.trajectories[0].transitions] == [outer]
-    assert found.report.reasons() == {DUPLICATE: 2}
-
-
-def test_calls_in_turn_with_one_response_id_all_stay() -> None:
-    """A server that repeats its ids answers one call after the other: none is a duplicate."""
-    forest = Forest()
-    for index in range(3):
-        forest.call(f"answer {index}", response_id="chatcmpl-same")
-
-    found = TripletAdapter().explain(forest.spans)
-
-    assert paths(found.trajectories) == [["answer 0", "answer 1", "answer 2"]]
-    assert found.report.dropped == ()
-
-
-def test_overlapping_calls_without_a_response_id_all_stay() -> None:
-    """Without an id nothing says that two concurrent calls are one."""
-    forest = Forest()
-    forest.close(*[forest.open_call(f"answer {index}") for index in range(3)])
-
-    assert TripletAdapter().explain(forest.spans).report.transitions == 3
-
-
-def test_a_response_id_that_is_no_text_makes_no_duplicates() -> None:
-    """Ids of another type are as good as none, and break nothing."""
-    forest = Forest()
-    calls = [forest.open_call(f"answer {index}") for index in range(2)]
-    for call in calls:
-        forest._made[call].attributes[c.RESPONSE_ID] = ["a", "list"]
-    forest.close(*calls)
-
-    assert TripletAdapter().explain(forest.spans).report.transitions == 2
-
-
 # --- the funnel ----------------------------------------------------------------------------------
 
 
 def test_report_adds_up() -> None:
     """Calls are transitions or dropped, rewards are placed or dropped, nothing is counted twice."""
-    forest = Forest()
-    with forest.inside("root"):
-        forest.make("chat", {**token_call("exact"), **token_attributes([1], [2])})
-        forest.reward(1.0)
-        forest.reward(2.0)
-        forest.call("text")
-        forest.call("failed", status="ERROR")
-        forest.make("embedding", {c.OPERATION: c.EMBEDDINGS})
-        forest.make(c.SPAN_ANNOTATION, {c.REWARD_VALUE: "NaN"})
-    with forest.agent("hand"):
-        forest.make(c.SPAN_ACTION, {c.OBJECT_LITERAL: "act"})
+    drawing = f"root( a@exact !1 !2 b d@error e@{c.OPERATION}=embeddings !NaN ) hand[ do:act ]"
 
-    report = TripletAdapter().explain(forest.spans).report
+    report = TripletAdapter().explain(draw(drawing).spans).report
 
     nouns = [each.noun for each in report.dropped]
     assert (report.spans, report.rollouts) == (10, 1)
@@ -152,21 +60,11 @@ def test_report_adds_up() -> None:
     assert (report.exact, report.rewarded) == (1, 1)
 
 
-def token_call(answer: str) -> dict[str, Any]:
-    """Attributes of a call that answers."""
-    forest = Forest()
-    forest.call(answer)
-    return dict(forest.spans[0].attributes)
-
-
 def test_report_counts_attempts_of_one_rollout_as_one() -> None:
     """Two attempts are one rollout, and a shared step one transition."""
-    first, second = Forest(attempt_id="1"), Forest(attempt_id="2", trace_id="b" * 32)
-    for forest in (first, second):
-        forest.call("plan")
-        forest.close(*[forest.open_call(f"part {index}") for index in range(2)])
+    once = "plan +a +b -a -b"
 
-    report = TripletAdapter().explain([*first.spans, *second.spans]).report
+    report = TripletAdapter().explain(draw(f"{once} #attempt=2,trace=b {once}").spans).report
 
     assert (report.rollouts, report.calls, report.transitions) == (1, 6, 6)
 

@@ -370,20 +370,6 @@ def test_a_function_that_gives_no_advantages_is_an_error(answer: Any) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"advantage": "gae"}, "advantage is 'gae'"),
-        ({"advantage": Advantage, "compose": 3}, "compose is 3"),
-        ({"credit": "best"}, "credit is 'best'"),
-    ],
-)
-def test_the_adapter_refuses_options_it_does_not_know(options: dict[str, Any], says: str) -> None:
-    """What cannot be meant is said when the adapter is made."""
-    with pytest.raises(ConfigError, match=says):
-        TripletAdapter(**options)
-
-
 def test_a_group_cannot_be_of_one() -> None:
     """A size below two would ask for nothing to compare with."""
     with pytest.raises(ConfigError, match="size is 1"):

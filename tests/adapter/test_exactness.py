@@ -13,20 +13,23 @@ from tests.adapter.forest import Forest, token_attributes
 from tests.adapter.forests import forests, odd_spans
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter, exactness
+from lightning_otel.adapter import Adaptation, TripletAdapter, exactness
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.types import Report, Span, Transition
 
 NAN, INFINITE = float("nan"), float("inf")
 
 
+def explain(attributes: dict[str, Any], **span: Any) -> Adaptation:
+    """The adaptation of a call with these attributes."""
+    forest = Forest()
+    forest.tag(forest.call("answer", "question", **span), **attributes)
+    return TripletAdapter().explain(forest.spans)
+
+
 def transition(attributes: dict[str, Any], **span: Any) -> Transition:
     """The transition of a call with these attributes."""
-    forest = Forest()
-    call = forest.open_call("answer", "question", **span)
-    forest._made[call].attributes |= attributes
-    forest.close(call)
-    ((found,),) = [path.transitions for path in TripletAdapter().adapt(forest.spans)]
+    ((found,),) = [path.transitions for path in explain(attributes, **span).trajectories]
     return found
 
 
@@ -168,36 +171,19 @@ def test_logprob_mode_is_the_spans_or_its_processes(
 )
 def test_what_is_sound_and_unusual_is_a_note(attributes: dict[str, Any], notes: list[str]) -> None:
     """A trainer should know of it, and no token is lost by it."""
-    found = transition({**sampled(-1.0, -1.0, -1.0), **attributes})
+    report = explain({**sampled(-1.0, -1.0, -1.0), **attributes}).report
 
-    assert found.capture == "exact"
-    assert exactness.notes_of(found) == notes
-
-
-def test_notes_of_sampling_need_tokens() -> None:
-    """Of a step of text only what its words suffer from is noted."""
-    found = transition({c.REQUEST_TOP_P: 0.5, c.FINISH_REASONS: ["length"]})
-
-    assert exactness.notes_of(found) == [exactness.LENGTH]
-
-
-def test_notes_of_a_step_without_its_tokens_are_those_of_the_tokens() -> None:
-    """Where tokens are read and not kept, they are noted of all the same."""
-    attributes = {**sampled(-1.0, -1.0, -1.0), c.OUTPUT_TOKENS: 3}
-    bare = replace(transition(attributes), prompt_ids=(), response_ids=(), logprobs=())
-    tokens = exactness.read_tokens(attributes)
-
-    assert exactness.notes_of(bare, tokens) == []
-    assert exactness.tally([bare], [tokens]) == (1, {}, {})
+    assert report.exact == 1
+    assert list(report.notes) == notes
+    of_text = explain(attributes).report.notes
+    assert list(of_text) == [note for note in notes if note in (exactness.LENGTH,)]
 
 
 def test_the_report_counts_reasons_and_notes() -> None:
     """Transitions are the exact ones and those with a reason, over all parts."""
     forest = Forest()
     for logprobs in ([-1.0] * 3, [-1.0], [1.0] * 3, [-1.0]):
-        call = forest.open_call("answer", "question")
-        forest._made[call].attributes |= {**sampled(*logprobs), c.REQUEST_TOP_P: 0.9}
-        forest.close(call)
+        forest.tag(forest.call("answer"), **{**sampled(*logprobs), c.REQUEST_TOP_P: 0.9})
     forest.make(c.SPAN_ACTION, {c.OBJECT_LITERAL: "act"}, parent="elsewhere")
 
     one = TripletAdapter().explain(forest.spans).report
@@ -230,7 +216,7 @@ def test_exact_tokens_pass_every_check(
     prompt: list[int], response: list[int], logprobs: list[float]
 ) -> None:
     """Tokens called exact are what was packed, aligned, finite and not positive."""
-    found = exactness.read_tokens(token_attributes(prompt, response, logprobs))
+    found = transition(token_attributes(prompt, response, logprobs))
 
     is_sound = not logprobs or (
         len(logprobs) == len(response) and all(-INFINITE < p <= 1e-6 for p in logprobs)

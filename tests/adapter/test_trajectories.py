@@ -8,7 +8,7 @@ from tests.adapter.forest import (
     SECOND,
     Forest,
     call_attributes,
-    paths,
+    draw,
     said,
     text_of,
     token_attributes,
@@ -16,19 +16,14 @@ from tests.adapter.forest import (
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter
-from lightning_otel.types import Trajectory, Transition
-
-
-def adapt(forest: Forest) -> list[Trajectory]:
-    """The trajectories of a forest."""
-    return TripletAdapter().adapt(forest.spans)
+from lightning_otel.types import Transition
 
 
 def one(attributes: dict[str, Any]) -> Transition:
     """The transition of a single call with attributes added."""
     forest = Forest(rollout_id="r7", attempt_id="3")
     forest.make("chat", {**call_attributes("question", "answer"), **attributes})
-    ((step,),) = (path.transitions for path in adapt(forest))
+    ((step,),) = (path.transitions for path in TripletAdapter().adapt(forest.spans))
     return step
 
 
@@ -102,79 +97,24 @@ def test_transition_holds_tokens_and_capture_level() -> None:
 
 def test_trajectory_counts_steps_and_shows_what_comes_next() -> None:
     """Each step sees the next one's observation; only the last one is done."""
-    forest = Forest()
-    for index in range(3):
-        forest.call(f"answer {index}", f"question {index}")
+    spans = draw("a<one b<two d<three").spans
 
-    ((first, second, third),) = (path.transitions for path in adapt(forest))
+    ((first, second, third),) = (path.transitions for path in TripletAdapter().adapt(spans))
 
     assert [step.step for step in (first, second, third)] == [0, 1, 2]
     assert [step.done for step in (first, second, third)] == [False, False, True]
     assert first.next_observation == second.observation
-    assert text_of(second.next_observation) == "question 2"
+    assert text_of(second.next_observation) == "three"
     assert third.next_observation is None
 
 
 def test_trajectory_tells_shared_steps_from_others() -> None:
-    """A step that several paths run through is one object, marked as shared."""
-    forest = Forest()
-    with forest.inside("root"):
-        forest.call("plan")
-        forest.close(*[forest.open_call(f"part {index}") for index in range(5)])
+    """A step that several paths run through is marked as shared."""
+    found = TripletAdapter().adapt(draw("root( plan +a +b +d -a -b -d )").spans)
 
-    found = adapt(forest)
-
-    assert len(found) == 5
-    assert {id(path.transitions[0]) for path in found} == {id(found[0].transitions[0])}
+    assert [path.branch for path in found] == [0, 1, 2]
     assert [step.is_shared for step in found[2].transitions] == [True, False]
-    assert [path.branch for path in found] == [0, 1, 2, 3, 4]
-    assert [step.step for step in found[4].transitions] == [0, 1]
-
-
-def test_trajectory_of_one_process_is_no_guess() -> None:
-    """The order of one process's calls is known, whoever rewards them."""
-    forest = Forest()
-    forest.call("first")
-    forest.call("second")
-    judge = Forest(process="p2", trace_id="b" * 32, tick=50)
-    judge.reward(1.0)
-
-    (found,) = TripletAdapter().adapt([*forest.spans, *judge.spans])
-
-    assert not found.is_guess
-    assert found.transitions[1].reward == 1.0
-
-
-def test_trajectory_across_processes_is_flagged_as_a_guess() -> None:
-    """Where calls of several processes stand in one trajectory, their clocks decided the order."""
-    one_process = Forest(process="p1", trace_id="1" * 32)
-    one_process.call("first")
-    another = Forest(process="p2", trace_id="2" * 32, tick=10)
-    another.call("second")
-
-    (found,) = TripletAdapter().adapt([*another.spans, *one_process.spans])
-
-    assert paths([found]) == [["first", "second"]]
-    assert found.is_guess
-
-
-def test_trajectories_come_in_order_of_rollout_agent_and_branch() -> None:
-    """Rollouts come by their start, agents by their first call, branches by their last."""
-    forest = Forest()
-    with forest.agent("B"):
-        forest.call("b")
-    with forest.agent("A"):
-        forest.call("a")
-    later = Forest(rollout_id="r0", trace_id="b" * 32, tick=100)
-    later.call("later")
-
-    found = TripletAdapter().adapt([*later.spans, *forest.spans])
-
-    assert [(path.rollout_id, path.agent) for path in found] == [
-        ("r1", "B"),
-        ("r1", "A"),
-        ("r0", ""),
-    ]
+    assert [step.step for step in found[2].transitions] == [0, 1]
 
 
 def test_observation_keeps_every_message_and_field() -> None:
