@@ -179,7 +179,7 @@ class _Run:
         return run_child(program, self._bare_environment())
 
     def _bare_environment(self) -> dict[str, str] | None:
-        """Return the environment of a program that has resources and no recording; None for none."""
+        """Return the environment of a program with resources and no recording; None if unasked."""
         from lightning_otel import config
         from lightning_otel.tracing import Recording
 
