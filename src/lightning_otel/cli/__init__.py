@@ -132,7 +132,7 @@ def main() -> None:
     _speak_utf8(sys.stdout)
     _speak_utf8(sys.stderr)
     try:
-        code = _run()
+        code = _run_command()
         sys.stdout.flush()
     except BrokenPipeError:
         code = 0
@@ -140,7 +140,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run() -> int:
+def _run_command() -> int:
     try:
         code: Any = cli.main(prog_name="lightning-otel", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):

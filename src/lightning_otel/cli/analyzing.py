@@ -60,7 +60,7 @@ def analyze(
     from lightning_otel.analysis import analyze_episode
 
     found = analyze_episode(
-        rollout, store, prices=dict(map(_price, prices)), advantage=cast(Any, advantage)
+        rollout, store, prices=dict(map(_parse_price, prices)), advantage=cast(Any, advantage)
     )
     if form == "json":
         print_json(found.as_json())
@@ -69,11 +69,11 @@ def analyze(
         steps = found.as_json()["steps"]
         print_rows(steps, list(steps[0]) if steps else [], form=form)
         return
-    _print(found, every=every)
+    _print_report(found, every=every)
     suggest(f"show {shown(found.rollout_id)}", store)
 
 
-def _price(text: str) -> tuple[str, tuple[float, float]]:
+def _parse_price(text: str) -> tuple[str, tuple[float, float]]:
     model, _, pair = text.rpartition("=")
     try:
         price_in, price_out = map(float, pair.split(","))
@@ -84,7 +84,7 @@ def _price(text: str) -> tuple[str, tuple[float, float]]:
     return model or "*", (price_in, price_out)
 
 
-def _print(found: "Analysis", *, every: bool) -> None:
+def _print_report(found: "Analysis", *, every: bool) -> None:
     width, is_coloured = terminal_width(), has_colours()
 
     def say(text: str, style: str = "") -> None:
@@ -93,7 +93,7 @@ def _print(found: "Analysis", *, every: bool) -> None:
     say(found.headline(), "bold")
     if found.task:
         say(f"task {found.task}", "dim")
-    rows = list(_rows(found.steps))
+    rows = list(_step_rows(found.steps))
     if sys.stdout.isatty() and rows:
         kept = rows if every else rows[:_MANY]
         print_table(kept, _COLUMNS, _TEXTS)
@@ -118,7 +118,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _rows(steps: "Iterable[Step]") -> Iterable[dict[str, Any]]:
+def _step_rows(steps: "Iterable[Step]") -> Iterable[dict[str, Any]]:
     from lightning_otel.types.wording import duration
 
     for step in steps:
@@ -129,12 +129,12 @@ def _rows(steps: "Iterable[Step]") -> Iterable[dict[str, Any]]:
             "reward": step.reward,
             "credit": ", ".join(step.credit),
             "advantage": None if step.advantage is None else f"{step.advantage:.3g}",
-            "tokens": f"{_known(step.input_tokens)}→{_known(step.output_tokens)}",
+            "tokens": f"{_known_count(step.input_tokens)}→{_known_count(step.output_tokens)}",
             "time": "?" if step.duration_s is None else duration(step.duration_s),
             "cost": None if step.cost is None else f"{step.cost:.3g}",
             "capture": step.capture,
         }
 
 
-def _known(count: int | None) -> str:
+def _known_count(count: int | None) -> str:
     return "?" if count is None else str(count)

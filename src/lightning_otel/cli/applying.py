@@ -48,7 +48,7 @@ def apply_rewards(function: str, version: str, store: str | None, **given: Any) 
     from lightning_otel.dataset import Store
     from lightning_otel.rewarding import apply_rewards as apply
 
-    judge = _function(function)
+    judge = _load_function(function)
     opened = Store(store)
     rows = _Rows(is_dry_run=given["dry_run"])
     rollout_id = rollout_id_of(opened, given["rollout"])
@@ -67,10 +67,10 @@ def apply_rewards(function: str, version: str, store: str | None, **given: Any) 
             until=given["until"],
         )
     if given["form"] == "json":
-        print_json({**_document(done), "dry_run": given["dry_run"], "judgements": rows.kept})
+        print_json({**_make_document(done), "dry_run": given["dry_run"], "judgements": rows.kept})
     elif given["dry_run"]:
         print_rows(rows.kept, _COLUMNS, form=given["form"])
-    for line in _lines(done, is_dry_run=given["dry_run"]):
+    for line in _word_results(done, is_dry_run=given["dry_run"]):
         talk(line)
     for line in rows.failures[:_MOST_NAMED]:
         talk(f"  {line}")
@@ -96,7 +96,7 @@ class _Rows:
             self.kept.append({"rewards": found.pop("values"), **found})
 
 
-def _document(done: "Applied") -> Mapping[str, Any]:
+def _make_document(done: "Applied") -> Mapping[str, Any]:
     return {
         "function": done.name,
         "version": done.version,
@@ -112,7 +112,7 @@ def _document(done: "Applied") -> Mapping[str, Any]:
     }
 
 
-def _lines(done: "Applied", *, is_dry_run: bool) -> Iterator[str]:
+def _word_results(done: "Applied", *, is_dry_run: bool) -> Iterator[str]:
     """Word the results of all attempts."""
     mean = "" if done.mean is None else f", mean {done.mean:.3g}"
     behind = f"@{done.version}" if done.version else ""
@@ -143,7 +143,7 @@ def _lines(done: "Applied", *, is_dry_run: bool) -> Iterator[str]:
         yield "  no rollout here has a transition; see: lightning-otel stats"
 
 
-def _function(named: str) -> Callable[..., object]:
+def _load_function(named: str) -> Callable[..., object]:
     """The function that ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` names.
 
     Raises:
@@ -152,7 +152,7 @@ def _function(named: str) -> Callable[..., object]:
     place, mark, name = named.rpartition(":")
     if not mark or not place or not name:
         raise ConfigError(f"{named!r} names no function; write rewards.py:exact_match")
-    module = _module(place)
+    module = _load_module(place)
     found: Any = getattr(module, name, None)
     if not callable(found):
         functions = sorted(
@@ -167,7 +167,7 @@ def _function(named: str) -> Callable[..., object]:
     return function
 
 
-def _module(place: str) -> Any:
+def _load_module(place: str) -> Any:
     path = Path(place)
     is_file = place.endswith(".py")
     if is_file and not path.is_file():

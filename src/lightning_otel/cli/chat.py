@@ -35,88 +35,93 @@ class Chat:
         """
         (span,) = readers.read([span])
         kind = kind_of(span)
-        self._count(kind)
-        told = self._told(span, kind)
-        found = [[*self._head(span), *line] for line in told[:1]]
+        self._count_name(kind)
+        told = self._describe_span(span, kind)
+        found = [[*self._word_head(span), *line] for line in told[:1]]
         found += [[(_CONTINUED, ""), *line] for line in told[1:]]
         if span.status == "ERROR":
-            self._count("error")
+            self._count_name("error")
             text = " ".join(
                 shown(each)
                 for each in (span.attributes.get(c.ERROR_TYPE), span.status_message)
                 if each
             )
-            begins = [(_CONTINUED, "")] if found else self._head(span)
+            begins = [(_CONTINUED, "")] if found else self._word_head(span)
             found.append([*begins, (f"✗ {shown(span.name)}: {text}", "bold red")])
         return found
 
-    def _count(self, name: str) -> None:
+    def _count_name(self, name: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + 1
 
-    def _head(self, span: Span) -> Line:
+    def _word_head(self, span: Span) -> Line:
         when = datetime.fromtimestamp((span.end_ns or span.start_ns) / 1e9)
         return [(f"{when:%H:%M:%S} ", "dim")]
 
-    def _told(self, span: Span, kind: Kind) -> list[Line]:
+    def _describe_span(self, span: Span, kind: Kind) -> list[Line]:
         """Return the lines of a span, without its time."""
         if kind == "call":
             is_answered = span.status != "ERROR" or c.OUTPUT_MESSAGES in span.attributes
-            return [*self._asked(span), *(self._answered(span) if is_answered else ())]
+            return [
+                *self._describe_input(span),
+                *(self._describe_output(span) if is_answered else ()),
+            ]
         if kind == "tool":
-            return [self._tool(span)]
+            return [self._describe_tool(span)]
         if kind == "reward":
-            return [self._reward(span)]
+            return [self._describe_reward(span)]
         if kind == "mark":
             keys = (c.MESSAGE_BODY, c.OBJECT_JSON, c.OBJECT_LITERAL)
             body = next((span.attributes[key] for key in keys if key in span.attributes), "")
-            return [[(f"{shown(span.name)} ", "yellow"), (_flat(body), "")]]
+            return [[(f"{shown(span.name)} ", "yellow"), (_one_line_of(body), "")]]
         if kind == "rollout":
-            return [[(f"— rollout {shown(span.rollout_id)} ended, {_took(span)}", "bold")]]
+            return [[(f"— rollout {shown(span.rollout_id)} ended, {_word_duration(span)}", "bold")]]
         if kind == "agent":
-            return [[(f"— {_who(span)} is done, {_took(span)}", "cyan")]]
+            return [[(f"— {_agent_of(span)} is done, {_word_duration(span)}", "cyan")]]
         return []
 
-    def _asked(self, span: Span) -> list[Line]:
+    def _describe_input(self, span: Span) -> list[Line]:
         """Return the new lines of a model's input: those after its own last answer."""
         lines: list[Line] = []
         for message in heard(span):
             role = shown(message.get("role"))
-            for part in _parts(message):
+            for part in _message_parts(message):
                 if part.get("type") == "tool_call_response":
                     if self._is_new(span.trace_id, str(part.get("id"))):
-                        text = _flat(part.get("response", part.get("result")))
+                        text = _one_line_of(part.get("response", part.get("result")))
                         lines.append([("tool ", "magenta"), (f"→ {text}", "")])
                 else:
-                    text = _text([{**message, "parts": [part]}])
+                    text = _messages_text([{**message, "parts": [part]}])
                     lines.append([(f"{role} ", "bold"), (text, "")])
         return lines
 
-    def _answered(self, span: Span) -> list[Line]:
+    def _describe_output(self, span: Span) -> list[Line]:
         """Return the model's answer, its tokens and its time."""
         lines: list[Line] = []
-        for message in _messages(span.attributes.get(c.OUTPUT_MESSAGES))[:1]:
-            for part in _parts(message):
+        for message in _read_messages(span.attributes.get(c.OUTPUT_MESSAGES))[:1]:
+            for part in _message_parts(message):
                 is_call = part.get("type") == "tool_call"
-                text = _text([{**message, "parts": [part]}])
+                text = _messages_text([{**message, "parts": [part]}])
                 style = "magenta" if is_call else ""
                 verb = "calls " if is_call else ""
-                lines.append([(f"{_who(span)} ", "bold blue"), (f"{verb}{text}", style)])
+                lines.append([(f"{_agent_of(span)} ", "bold blue"), (f"{verb}{text}", style)])
         if not lines:
-            lines.append([(f"{_who(span)} ", "bold blue"), ("(said nothing that is kept)", "dim")])
-        lines[-1].append((f"  {_cost(span)}", "dim"))
+            lines.append(
+                [(f"{_agent_of(span)} ", "bold blue"), ("(said nothing that is kept)", "dim")]
+            )
+        lines[-1].append((f"  {_word_tokens(span)}", "dim"))
         return lines
 
-    def _tool(self, span: Span) -> Line:
+    def _describe_tool(self, span: Span) -> Line:
         get = span.attributes.get
         self._is_new(span.trace_id, str(get(c.TOOL_CALL_ID)))
         name = shown(get(c.TOOL_NAME) or span.name)
         return [
             (f"{name} ", "magenta"),
-            (f"{_flat(get(c.TOOL_ARGUMENTS))} → {_flat(get(c.TOOL_RESULT))}", ""),
-            (f"  {_took(span)}", "dim"),
+            (f"{_one_line_of(get(c.TOOL_ARGUMENTS))} → {_one_line_of(get(c.TOOL_RESULT))}", ""),
+            (f"  {_word_duration(span)}", "dim"),
         ]
 
-    def _reward(self, span: Span) -> Line:
+    def _describe_reward(self, span: Span) -> Line:
         found = read_reward(span)
         if found is None or isinstance(found, str):
             return [(f"★ {found or 'a reward'}", "yellow")]
@@ -136,38 +141,38 @@ class Chat:
         return True
 
 
-def _who(span: Span) -> str:
+def _agent_of(span: Span) -> str:
     get = span.attributes.get
     return shown(get(c.AGENT_NAME) or get(c.RESPONSE_MODEL) or get(c.REQUEST_MODEL) or "model")
 
 
-def _took(span: Span) -> str:
+def _word_duration(span: Span) -> str:
     return "" if span.end_ns is None else seconds(span.end_ns - span.start_ns)
 
 
-def _cost(span: Span) -> str:
+def _word_tokens(span: Span) -> str:
     get = span.attributes.get
     tokens = get(c.OUTPUT_TOKENS)
     counted = "" if tokens is None else f"{get(c.INPUT_TOKENS, 0)}→{tokens} tok, "
-    return f"{counted}{_took(span)}"
+    return f"{counted}{_word_duration(span)}"
 
 
-def _messages(found: object) -> tuple[Message, ...]:
+def _read_messages(found: object) -> tuple[Message, ...]:
     return (parse_messages(found) or ()) if isinstance(found, str) else ()
 
 
-def _parts(message: Message) -> list[Mapping[str, Any]]:
+def _message_parts(message: Message) -> list[Mapping[str, Any]]:
     found = message.get("parts")
     listed = found if isinstance(found, (list, tuple)) else ()
     return [part for part in listed if isinstance(part, Mapping)]
 
 
-def _text(messages: Sequence[Message]) -> str:
+def _messages_text(messages: Sequence[Message]) -> str:
     try:
-        return _flat(plain_text(messages))
+        return _one_line_of(plain_text(messages))
     except RecursionError:
         return "(nested too deeply)"
 
 
-def _flat(value: object) -> str:
+def _one_line_of(value: object) -> str:
     return " ".join(shown(value).split())

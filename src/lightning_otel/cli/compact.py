@@ -51,23 +51,23 @@ def compact(
         give_waiting(opened)
     with progress_bar("merging", is_quiet=is_dry_run) as progress:
         done = opened.compact(
-            older_than_s=_seconds(older_than),
-            max_bytes=_bytes(max_size),
+            older_than_s=_parse_age(older_than),
+            max_bytes=_parse_size(max_size),
             rollout_ids=[rollout_id_of(opened, each) for each in rollouts],
             is_dry_run=is_dry_run,
             progress=progress,
         )
     if as_json:
-        print_json(_document(done, is_dry_run=is_dry_run))
+        print_json(_make_document(done, is_dry_run=is_dry_run))
         return
-    for line in _lines(done, is_dry_run=is_dry_run):
+    for line in _word_results(done, is_dry_run=is_dry_run):
         click.echo(line)
     if is_dry_run and max_size is not None and done.segments:
         talk("segments shrink when they are settled: less may go to make room than this says")
     suggest("stats", store)
 
 
-def _seconds(age: str | None) -> float | None:
+def _parse_age(age: str | None) -> float | None:
     if age is None:
         return None
     found = age_s(age)
@@ -76,7 +76,7 @@ def _seconds(age: str | None) -> float | None:
     return found
 
 
-def _bytes(text: str | None) -> int | None:
+def _parse_size(text: str | None) -> int | None:
     if text is None:
         return None
     found = config.size_of(text)
@@ -85,7 +85,7 @@ def _bytes(text: str | None) -> int | None:
     return found
 
 
-def _lines(done: "Compacted", *, is_dry_run: bool) -> Iterator[str]:
+def _word_results(done: "Compacted", *, is_dry_run: bool) -> Iterator[str]:
     from lightning_otel.store.counts import REASONS
 
     would = "would be " if is_dry_run else ""
@@ -112,7 +112,7 @@ def _lines(done: "Compacted", *, is_dry_run: bool) -> Iterator[str]:
         yield f"on disk    {size(done.bytes_before)} before, {size(done.bytes_after)} after"
 
 
-def _document(done: "Compacted", *, is_dry_run: bool) -> Mapping[str, Any]:
+def _make_document(done: "Compacted", *, is_dry_run: bool) -> Mapping[str, Any]:
     return {
         "dry_run": is_dry_run,
         "segments": done.segments,

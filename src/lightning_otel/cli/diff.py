@@ -68,12 +68,12 @@ def diff(a: str, b: str, every: bool, form: Form | None, store: str | None) -> N
         return
     for sign, each in zip("-+", sides, strict=True):
         click.echo(f"{sign} {each['noun']} {shown(each['id'])}")
-    print_rows([{**row, "change": _signed(row["change"])} for row in rows], _COLUMNS)
+    print_rows([{**row, "change": _signed_number(row["change"])} for row in rows], _COLUMNS)
     _print_said(found, every=every)
     suggest(f"show {shown(names[1][1])}", store)
 
 
-def _signed(change: float | None) -> str:
+def _signed_number(change: float | None) -> str:
     return "" if not change else f"{change:+g}"
 
 

@@ -50,13 +50,13 @@ def drift(source: str, rollout: str | None, form: Form | None, store: str | None
     tokenizer = load_tokenizer(source)
     rollout_id = rollout_id_of(opened, rollout)
     found = measure(opened.transitions(rollout_id=rollout_id), tokenizer)
-    rows = [_row(each) for each in found.parts]
+    rows = [_make_row(each) for each in found.parts]
     if form == "json":
         print_json({"drift": rows, "skipped": found.skipped})
     elif form is not None:
         print_rows(rows, _KEYS, form=form)
     else:
-        print_rows([_shown(each) for each in found.parts], _COLUMNS)
+        print_rows([_make_shown_row(each) for each in found.parts], _COLUMNS)
     if found.skipped:
         talk(f"{count_noun(found.skipped, 'transition')} without token ids to compare with")
     if found.parts:
@@ -65,14 +65,14 @@ def drift(source: str, rollout: str | None, form: Form | None, store: str | None
         talk("nothing was compared: → lightning-otel run --enable-retokenization-fix")
 
 
-def _row(each: "Drift") -> dict[str, Any]:
+def _make_row(each: "Drift") -> dict[str, Any]:
     return {name: getattr(each, name) for name in _KEYS}
 
 
-def _shown(each: "Drift") -> dict[str, Any]:
+def _make_shown_row(each: "Drift") -> dict[str, Any]:
     """A row for people."""
     return {
-        **_row(each),
+        **_make_row(each),
         "exact": f"{each.exact} ({each.exact_rate:.0%})",
         "prefix": f"{each.prefix_share:.0%}",
         "length": f"{each.length_delta:+.1f}",

@@ -62,7 +62,9 @@ class _Formats(Guessing):
 
         if cmd_name == _SPANS:
             return spans
-        return _command(cmd_name, formats.get(cmd_name)) if cmd_name in formats.names() else None
+        return (
+            _make_command(cmd_name, formats.get(cmd_name)) if cmd_name in formats.names() else None
+        )
 
 
 @click.group(cls=_Formats)
@@ -96,7 +98,7 @@ _SELECTING: Final = (
 )  # fmt: skip
 
 
-def _selecting(command: Callable[..., Any]) -> Callable[..., Any]:
+def _add_selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say which steps are wanted."""
     for option in reversed((
         click.option("--agents", type=Agent(), metavar="PATTERN", multiple=True,
@@ -134,8 +136,8 @@ def spans(
     from lightning_otel.cli.spans import sdk_json
     from lightning_otel.dataset import Store
 
-    place = _place(out, output)
-    found = _kind(place, kind)
+    place = _choose_place(out, output)
+    found = _choose_kind(place, kind)
     if found == "folder":
         raise ConfigError(f"spans are written to a file, not to {place}; end it in .jsonl")
     is_parquet = found == "parquet"
@@ -147,10 +149,10 @@ def spans(
         talk(f"spans → {place} ({size(Path(place).stat().st_size)})")
         return
     count = _write_lines(place, map(sdk_json, table))
-    talk(f"{count_noun(count, 'span')} → {_named(place)}")
+    talk(f"{count_noun(count, 'span')} → {_place_name(place)}")
 
 
-def _command(name: str, made: "Format") -> click.Command:
+def _make_command(name: str, made: "Format") -> click.Command:
     """The command that exports one format, with its options."""
     options = [
         click.Option([f"--{option.replace('_', '-')}"], type=_type_of(default), default=default,
@@ -162,7 +164,7 @@ def _command(name: str, made: "Format") -> click.Command:
     @_output_option
     @_kind_option("jsonl", "parquet", "folder")
     @rollout_option
-    @_selecting
+    @_add_selection_options
     @click.option("--adapter", metavar="NAME", help="Another adapter; see docs/transitions.md.")
     @click.option(
         "--credit", type=click.Choice(get_args(Credit)), default="previous", metavar="RULE",
@@ -179,7 +181,7 @@ def _command(name: str, made: "Format") -> click.Command:
     @click.option("--json", "as_json", is_flag=True, help="The funnel as one JSON document.")
     @store_option
     def run(**given: Any) -> None:
-        _export(name, made, given)
+        _run_export(name, made, given)
 
     summary = f"For {made.used_by}; needs {made.needs}." if made.used_by else "Registered."
     found = click.command(name, help=summary, short_help=summary)(run)
@@ -191,12 +193,12 @@ def _type_of(default: object) -> type:
     return float if default is None or isinstance(default, float) else type(default)
 
 
-def _export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
+def _run_export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
     from lightning_otel.dataset import Store
 
-    place = _place(given["out"], given["output"])
+    place = _choose_place(given["out"], given["output"])
     is_dry_run, as_json = given["dry_run"], given["as_json"]
-    kind = _kind(place, None if place == _STDOUT and is_dry_run else given["kind"])
+    kind = _choose_kind(place, None if place == _STDOUT and is_dry_run else given["kind"])
     if as_json and place == _STDOUT and not is_dry_run:
         raise ConfigError("--json would stand among the rows on stdout; name a file for them")
     opened = Store(given["store"])
@@ -205,7 +207,7 @@ def _export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
         give_waiting(opened)
     options = {option: given[option] for option in made.options()}
     with (
-        _progress(opened, is_quiet=place == _STDOUT and not is_dry_run) as progress,
+        _show_progress(opened, is_quiet=place == _STDOUT and not is_dry_run) as progress,
         left_out_file(given["left_out"]) as left_out,
     ):
         done = opened.export(
@@ -229,7 +231,7 @@ def _export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
         print_json(document(done, made, is_dry_run=is_dry_run, is_selected=is_selected))
         return
     say = click.echo if is_dry_run else talk
-    where = "nowhere (dry run)" if is_dry_run else _named(place)
+    where = "nowhere (dry run)" if is_dry_run else _place_name(place)
     for line in lines(done, made, where, is_selected=is_selected):
         say(line)
     if not done.rows:
@@ -247,7 +249,7 @@ def _in_earnest(name: str, place: str) -> str:
 
 
 @contextmanager
-def _progress(opened: "Store", *, is_quiet: bool) -> "Iterator[Callable[[int], None] | None]":
+def _show_progress(opened: "Store", *, is_quiet: bool) -> "Iterator[Callable[[int], None] | None]":
     """A bar on a terminal's stderr, gone when all is done."""
     if is_quiet or not sys.stderr.isatty():
         yield None
@@ -279,13 +281,13 @@ def _rollout_id(opened: "Store", target: str | None) -> str | None:
     return rollout_id_of(opened, target)
 
 
-def _place(out: str | None, output: str | None) -> str:
+def _choose_place(out: str | None, output: str | None) -> str:
     if out is not None and output is not None:
         raise ConfigError(f"two places to write to, {out} and {output}; name one")
     return out or output or _STDOUT
 
 
-def _kind(place: str, kind: "FileKind | None") -> "FileKind":
+def _choose_kind(place: str, kind: "FileKind | None") -> "FileKind":
     """Return the file's kind: as named, else by the place's suffix."""
     from lightning_otel.dataset.export import kind_of
 
@@ -296,7 +298,7 @@ def _kind(place: str, kind: "FileKind | None") -> "FileKind":
     return "jsonl"
 
 
-def _named(place: str) -> str:
+def _place_name(place: str) -> str:
     return "stdout" if place == _STDOUT else place
 
 

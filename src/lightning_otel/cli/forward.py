@@ -48,7 +48,7 @@ def forward(
         raise ConfigError("no endpoint is named; name one with --to http://127.0.0.1:4318")
     sender = sender_for(endpoint)
     opened = Store(store)
-    follower = _follower(opened, rollout, name, endpoint.url)
+    follower = _open_follower(opened, rollout, name, endpoint.url)
     heard: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda heard_number, _: heard.append(heard_number))
@@ -56,7 +56,7 @@ def forward(
     kept = "" if is_allowed else ", without what was said (LIGHTNING_OTEL_EXPORT_CONTENT=1 adds it)"
     talk(f"⚡ {opened.name} → {endpoint.url}{kept}")
     forwarder = Forwarder(
-        follower, sender, with_content=is_allowed, on_complaint=_tell, is_once=once
+        follower, sender, with_content=is_allowed, on_complaint=_tell_complaint, is_once=once
     )
     forwarding = Forwarding(forwarder, follower)
     while forwarding.is_at_work and not heard:
@@ -69,7 +69,7 @@ def forward(
     return 0 if is_whole or not once else _NOT_DELIVERED
 
 
-def _follower(opened: "Store", rollout: str | None, name: str | None, url: str) -> "Follower":
+def _open_follower(opened: "Store", rollout: str | None, name: str | None, url: str) -> "Follower":
     from lightning_otel.cli.forwarding import follower_of_run, name_for
     from lightning_otel.forwarding.background import follower_of_process, is_of_process
 
@@ -94,5 +94,5 @@ def _follower(opened: "Store", rollout: str | None, name: str | None, url: str) 
     return follower_of_run(opened.layout, rollout_id, traces, since_ns=0)
 
 
-def _tell(complaint: str) -> None:
+def _tell_complaint(complaint: str) -> None:
     talk(f"  waiting: {complaint}" if complaint else "  it takes spans again")

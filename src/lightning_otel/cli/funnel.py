@@ -34,10 +34,10 @@ def lines(done: "Exported", made: "Format", place: str, *, is_selected: bool) ->
     for reason, number in done.partial.items():
         yield f"  in a row without: {count_noun(number, 'step')}: {reason}"
     if not done.rows:
-        yield f"nothing to train on: {_why(done, made, is_selected=is_selected)}"
+        yield f"nothing to train on: {_explain_empty(done, made, is_selected=is_selected)}"
 
 
-def _why(done: "Exported", made: "Format", *, is_selected: bool) -> str:
+def _explain_empty(done: "Exported", made: "Format", *, is_selected: bool) -> str:
     """Return why there is no row, and what to do."""
     if not done.report.spans and is_selected:
         return "no step is of such an agent, rollout or time; see: lightning-otel ls"
@@ -72,7 +72,7 @@ def document(
         "rows": done.rows,
         "left_out": {**report.reasons(), **done.left_out},
         "partial": dict(done.partial),
-        "why_empty": None if done.rows else _why(done, made, is_selected=is_selected),
+        "why_empty": None if done.rows else _explain_empty(done, made, is_selected=is_selected),
     }
 
 

@@ -50,12 +50,12 @@ def import_files(files: tuple[Path, ...], store: str | None) -> int:
     opened = Store(store)
     if opened.layout is None:
         raise ConfigError("import needs a store on disk; name one with --store")
-    before = _count(opened)
+    before = _count_spans(opened)
     found = _Import(opened)
     for path in files:
         found.read(path)
     opened.writer().seal()
-    new = _count(opened) - before
+    new = _count_spans(opened) - before
     talk(f"⚡ {count_noun(found.spans, 'span')} read, {new} new → {opened.name}")
     found.tell()
     if new:
@@ -63,7 +63,7 @@ def import_files(files: tuple[Path, ...], store: str | None) -> int:
     return 1 if found.rejected else 0
 
 
-def _count(opened: "Store") -> int:
+def _count_spans(opened: "Store") -> int:
     if opened.layout is None or not opened.layout.exists():
         return 0
     ((count,),) = (row.values() for row in opened.sql("SELECT count(*) FROM spans").dicts())
@@ -82,15 +82,15 @@ class _Import:
     def read(self, path: Path) -> None:
         """Keep the spans of a file."""
         batch: list[Span] = []
-        with _progress(path) as advance:
-            for document in _documents(path, self):
-                for span in self._spans(document, path):
+        with _show_progress(path) as advance:
+            for document in _read_documents(path, self):
+                for span in self._read_spans(document, path):
                     batch.append(span)
                     if len(batch) >= _BATCH:
-                        self._keep(batch)
+                        self._keep_batch(batch)
                         batch = []
                 advance(document.end)
-            self._keep(batch)
+            self._keep_batch(batch)
 
     def refuse(self, path: Path, number: int, reason: str) -> None:
         """Count a line, or a span in it, that could not be read."""
@@ -106,7 +106,7 @@ class _Import:
             for reason, count in self.rejected.most_common():
                 talk(f"  in all {count} × {reason}")
 
-    def _spans(self, document: _Document, path: Path) -> "Iterator[Span]":
+    def _read_spans(self, document: _Document, path: Path) -> "Iterator[Span]":
         from lightning_otel.receivers import Rejected, documents
 
         try:
@@ -120,7 +120,7 @@ class _Import:
             else:
                 yield each
 
-    def _keep(self, batch: "list[Span]") -> None:
+    def _keep_batch(self, batch: "list[Span]") -> None:
         try:
             self._opened.writer().take(batch)
         except OSError as exc:
@@ -131,13 +131,13 @@ class _Import:
         self.spans += len(batch)
 
 
-def _documents(path: Path, found: _Import) -> Iterator[_Document]:
+def _read_documents(path: Path, found: _Import) -> Iterator[_Document]:
     """The lines of a file that say something; of a file whose first line is no JSON, all of it."""
     from lightning_otel.receivers.documents import FILE_LIMITS
 
     most = FILE_LIMITS.body_bytes
     number = 0
-    with path.open("rb") as raw, _text(raw) as file:
+    with path.open("rb") as raw, _open_inflated(raw) as file:
         try:
             if _is_one_document(file, most):
                 yield _Document(file.read(most + 1), 1, path.stat().st_size)
@@ -154,7 +154,7 @@ def _documents(path: Path, found: _Import) -> Iterator[_Document]:
             found.refuse(path, number + 1, f"the gzip is damaged from here on: {exc}")
 
 
-def _text(raw: "BufferedReader") -> "BufferedReader | gzip.GzipFile":
+def _open_inflated(raw: "BufferedReader") -> "BufferedReader | gzip.GzipFile":
     """Open a file, inflated if it is a gzip, whatever its name."""
     is_gzip = raw.read(2) == b"\x1f\x8b"
     raw.seek(0)
@@ -180,7 +180,7 @@ def _is_one_document(file: "BufferedReader | gzip.GzipFile", most: int) -> bool:
 
 
 @contextlib.contextmanager
-def _progress(path: Path) -> Iterator[Callable[[int], None]]:
+def _show_progress(path: Path) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, over the bytes of a file."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn

@@ -74,9 +74,9 @@ def list_rollouts(
         since_ns: Only those that began then or later, Unix nanoseconds.
         until_ns: Only those that began before.
     """
-    window = _window(since_ns, until_ns)
-    total = _number(store, f"SELECT count(*) AS n FROM rollouts {window}")
-    query = f"SELECT * FROM rollouts {window} ORDER BY {_NEWEST} {_limit(limit)}"
+    window = _window_condition(since_ns, until_ns)
+    total = _count_rows(store, f"SELECT count(*) AS n FROM rollouts {window}")
+    query = f"SELECT * FROM rollouts {window} ORDER BY {_NEWEST} {_limit_clause(limit)}"
     return Listing(list(store.sql(query)), total)
 
 
@@ -97,10 +97,10 @@ def list_traces(
         since_ns: Only those that began then or later, Unix nanoseconds.
         until_ns: Only those that began before.
     """
-    window = _window(since_ns, until_ns)
-    total = _number(store, f"{_TRACES} SELECT count(*) AS n FROM t {window}")
-    rows = list(store.sql(_NEWEST_TRACES.format(limit=_limit(limit), window=window)))
-    texts = _texts(store, rows) if with_texts and rows else {}
+    window = _window_condition(since_ns, until_ns)
+    total = _count_rows(store, f"{_TRACES} SELECT count(*) AS n FROM t {window}")
+    rows = list(store.sql(_NEWEST_TRACES.format(limit=_limit_clause(limit), window=window)))
+    texts = _read_texts(store, rows) if with_texts and rows else {}
     for row in rows:
         first_input, last_output = texts.get(row["trace_id"], (None, None))
         asked = parse_messages(first_input) or ()
@@ -110,7 +110,7 @@ def list_traces(
     return Listing(rows, total)
 
 
-def _texts(store: Store, rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
+def _read_texts(store: Store, rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
     """The first input and the last output of each trace."""
     found = store.sql(
         _TEXTS,
@@ -137,7 +137,7 @@ def store_stats(store: Store) -> dict[str, Any]:
         return found  # the rest is not counted here, and so not 0
     accounting = store.accounting()
     found |= {
-        **_unfinished(store),
+        **_count_unfinished(store),
         "accounting": {**asdict(accounting), "missing": accounting.missing},
     }
     if store.layout is None:
@@ -155,22 +155,22 @@ def store_stats(store: Store) -> dict[str, Any]:
     }
 
 
-def _unfinished(store: Store) -> dict[str, int]:
+def _count_unfinished(store: Store) -> dict[str, int]:
     """Count the rollouts that go on, and those that broke off."""
     found = store.sql("SELECT status, count(DISTINCT rollout_id) AS n FROM rollouts GROUP BY 1")
     counts = {row["status"]: int(row["n"]) for row in found}
     return {name: counts.get(name, 0) for name in ("running", "incomplete")}
 
 
-def _number(store: Store, query: str) -> int:
+def _count_rows(store: Store, query: str) -> int:
     return int(next(iter(store.sql(query)))["n"])
 
 
-def _window(since_ns: int | None, until_ns: int | None) -> str:
+def _window_condition(since_ns: int | None, until_ns: int | None) -> str:
     parts = [f"start_ns >= {int(since_ns)}"] if since_ns is not None else []
     parts += [f"start_ns < {int(until_ns)}"] if until_ns is not None else []
     return f"WHERE {' AND '.join(parts)}" if parts else ""
 
 
-def _limit(limit: int | None) -> str:
+def _limit_clause(limit: int | None) -> str:
     return "" if limit is None else f"LIMIT {int(limit)}"

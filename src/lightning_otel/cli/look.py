@@ -73,7 +73,7 @@ def ls(
         noun = what[:-1]
         columns = _TRACE_COLUMNS if what == "traces" else _ROLLOUT_COLUMNS
         ids = _short_ids([row[f"{noun}_id"] for row in rows], _SHORTEST_ID[noun])
-        print_table([_listed(row, noun, ids) for row in rows], columns, _TEXT_COLUMNS)
+        print_table([_make_shown_row(row, noun, ids) for row in rows], columns, _TEXT_COLUMNS)
     if not rows:
         is_any = since is not None or until is not None
         talk(f"no {what} of that time" if is_any else f"no {what} yet")
@@ -84,7 +84,7 @@ def ls(
     suggest("show @last" if what == "rollouts" else f"show {rows[0]['trace_id'][:8]}", store)
 
 
-def _listed(row: Mapping[str, Any], noun: str, ids: Mapping[str, str]) -> dict[str, Any]:
+def _make_shown_row(row: Mapping[str, Any], noun: str, ids: Mapping[str, str]) -> dict[str, Any]:
     """A row for people."""
     return {
         **row,
@@ -170,7 +170,7 @@ def stats(form: Form | None, store: str | None) -> None:
         print_json(found)
         return
     if form is not None:
-        rows = [{"name": name, "value": value} for name, value in _flat(found)]
+        rows = [{"name": name, "value": value} for name, value in _flatten_numbers(found)]
         print_rows(rows, ("name", "value"), form=form)
         return
     for name, value in _stats_lines(found):
@@ -180,11 +180,11 @@ def stats(form: Form | None, store: str | None) -> None:
     suggest("export triplets -o triplets.jsonl", store)
 
 
-def _flat(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+def _flatten_numbers(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
     """Every number with its path, such as ``funnel.calls``."""
     for name, value in found.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
+            yield from _flatten_numbers(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
 
@@ -223,12 +223,12 @@ def _kept_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("on disk", ", ".join(kept)),
         ("accounted", account.sentence()),
         *(("not stored", f"{count} × {reason}") for reason, count in account.reasons()),
-        *_slowness(account),
+        *_slowness_lines(account),
         *_damage_lines(found),
     ]
 
 
-def _slowness(account: "Accounting") -> list[tuple[str, object]]:
+def _slowness_lines(account: "Accounting") -> list[tuple[str, object]]:
     if not account.slow_writes:
         return []
     hung = f"{account.slow_writes} ×, {count_noun(account.slow_held, 'span')} waited in memory"
@@ -258,7 +258,7 @@ def sql(query: str, form: Form | None, store: str | None) -> int:
     from lightning_otel.dataset import Store
 
     try:
-        columns, rows, cut = _asked(Store(store), query)
+        columns, rows, cut = _run_query(Store(store), query)
     except QueryError as exc:
         say_error(str(exc), exc.why, 'lightning-otel sql "DESCRIBE spans"')
         return 1
@@ -273,7 +273,7 @@ def sql(query: str, form: Form | None, store: str | None) -> int:
     return 0
 
 
-def _asked(opened: "Store", query: str) -> tuple[list[str], list[dict[str, Any]], str]:
+def _run_query(opened: "Store", query: str) -> tuple[list[str], list[dict[str, Any]], str]:
     """Columns, rows and what was cut: of files on this machine, in a process of its own."""
     if opened.layout is None:
         table = opened.sql(query)

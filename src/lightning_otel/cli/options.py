@@ -54,8 +54,8 @@ class Id(click.ParamType):  # type: ignore[type-arg]  # older versions of Click 
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Rollouts of the store, the newest first, that begin so."""
-        found = _completed(ctx, "SELECT rollout_id AS v FROM rollouts ORDER BY start_ns DESC")
-        return _beginning(["@last", *found], incomplete)
+        found = _complete_values(ctx, "SELECT rollout_id AS v FROM rollouts ORDER BY start_ns DESC")
+        return _complete_id(["@last", *found], incomplete)
 
 
 class Agent(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
@@ -68,17 +68,17 @@ class Agent(click.ParamType):  # type: ignore[type-arg]  # older versions of Cli
     ) -> list[CompletionItem]:
         """Agents of the store."""
         query = "SELECT DISTINCT agent AS v FROM spans WHERE agent IS NOT NULL ORDER BY 1"
-        return _beginning(_completed(ctx, query), incomplete)
+        return _complete_id(_complete_values(ctx, query), incomplete)
 
 
-def _beginning(values: list[str], incomplete: str) -> list[CompletionItem]:
+def _complete_id(values: list[str], incomplete: str) -> list[CompletionItem]:
     # A shell puts them into the line as they are: what it would take for more than a word is not
     # offered, as agents and ids are named by whoever was recorded.
     found = [each for each in values if each.startswith(incomplete) and _WORD.fullmatch(each)]
     return [CompletionItem(each) for each in found[:_MOST_COMPLETED]]
 
 
-def _completed(ctx: click.Context, query: str) -> list[str]:
+def _complete_values(ctx: click.Context, query: str) -> list[str]:
     """Values from the store on this disk; none where there is none, or it cannot be read."""
     from lightning_otel.dataset import Store
     from lightning_otel.errors import LightningOtelError

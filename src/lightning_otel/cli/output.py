@@ -146,20 +146,20 @@ def print_rows(
         for item in found:
             click.echo(json_text(item))
         return
-    rows, columns = _timed(rows, columns, times)
+    rows, columns = _format_times(rows, columns, times)
     if form == "csv":
         _print_csv(rows, columns)
     elif not sys.stdout.isatty():
         click.echo("\t".join(columns))
         for row in rows:
             click.echo("\t".join(shown(row.get(name)) for name in columns))
-    elif _fits(rows, columns):
+    elif _fits_terminal(rows, columns):
         print_table(rows, columns)
     else:
         _print_records(rows, columns)
 
 
-def _timed(
+def _format_times(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str], times: Collection[str]
 ) -> tuple[Sequence[Mapping[str, Any]], Sequence[str]]:
     """Rows and columns whose times a person can read."""
@@ -168,7 +168,7 @@ def _timed(
     names = {name: name.removesuffix("_ns") if name in times else name for name in columns}
     found = [
         {
-            said: row.get(name) if said == name else _moment(row.get(name))
+            said: row.get(name) if said == name else _format_time(row.get(name))
             for name, said in names.items()
         }
         for row in rows
@@ -176,7 +176,7 @@ def _timed(
     return found, list(names.values())
 
 
-def _moment(time_ns: int | None) -> str | None:
+def _format_time(time_ns: int | None) -> str | None:
     return None if time_ns is None else utc_text(time_ns)
 
 
@@ -189,10 +189,10 @@ def _print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Non
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([csv_cell(name, name) for name in columns])
     for row in rows:
-        writer.writerow([csv_cell(row.get(name), _cell(row.get(name))) for name in columns])
+        writer.writerow([csv_cell(row.get(name), _format_cell(row.get(name))) for name in columns])
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if isinstance(value, (Mapping, list, tuple)):
         return json_text(value)
     text = "" if value is None else str(plain(value))
@@ -222,7 +222,7 @@ def print_table(
             justify="right" if _is_number(rows, name) else "left",
             no_wrap=not is_text,
             # A column that may shrink needs a bound, or it shrinks to nothing.
-            min_width=min(_NARROWEST, _widest(rows, name)) if is_text else None,
+            min_width=min(_NARROWEST, _widest_cell(rows, name)) if is_text else None,
         )
     for row in rows:
         cells = [shown(row.get(name)) for name in columns]
@@ -238,13 +238,13 @@ def _is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     )
 
 
-def _widest(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+def _widest_cell(rows: Sequence[Mapping[str, Any]], name: str) -> int:
     return max([len(name), *(len(shown(row.get(name))) for row in rows)])
 
 
-def _fits(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bool:
+def _fits_terminal(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bool:
     width = terminal_width() or 0
-    return sum(_widest(rows, name) + 2 for name in columns) - 2 <= width
+    return sum(_widest_cell(rows, name) + 2 for name in columns) - 2 <= width
 
 
 def _print_records(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

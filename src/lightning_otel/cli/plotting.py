@@ -60,7 +60,7 @@ def plot(
         print_json([chart.as_json() for chart in found])
         return
     if form is not None:
-        rows = list(_points(found))
+        rows = list(_list_points(found))
         columns = dict.fromkeys(name for row in rows for name in row)
         print_rows(rows, list(columns) or _COLUMNS, form=form, times=("start_ns",))
         return
@@ -73,7 +73,7 @@ def plot(
     suggest("analyze @last" if is_any else "run -- python your_agent.py", store)
 
 
-def _points(charts: "Sequence[Chart]") -> Iterator[dict[str, Any]]:
+def _list_points(charts: "Sequence[Chart]") -> Iterator[dict[str, Any]]:
     """A row a point."""
     for chart in charts:
         told = chart.as_json()

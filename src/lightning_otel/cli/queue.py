@@ -38,7 +38,7 @@ def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
     ctx.obj = store
     if ctx.invoked_subcommand is not None:
         return
-    opened = _opened(store)
+    opened = _open_queue(store)
     modes: dict[str, dict[str, int]] = {
         mode: {str(status): count for status, count in opened.counts(mode).items()}
         for mode in get_args(Mode)
@@ -77,12 +77,12 @@ def list_rollouts(
     form: Form | None,
 ) -> None:
     """List rollouts, the newest first."""
-    found = _opened(store).rollouts(status, mode)[::-1]
+    found = _open_queue(store).rollouts(status, mode)[::-1]
     columns: Sequence[str] = _COLUMNS
     if form is not None or not sys.stdout.isatty():
         columns = [name if name != "age" else "created_ns" for name in _COLUMNS]
         columns += ["task", "group_id"] if form is not None else []
-    rows = [_row(rollout) for rollout in found[:limit]]
+    rows = [_make_row(rollout) for rollout in found[:limit]]
     print_rows(rows, columns, form=form, times=("created_ns",))
     if len(found) > limit:
         talk(f"{len(found) - limit} more; --limit {len(found)} lists all")
@@ -92,7 +92,7 @@ def list_rollouts(
 @click.pass_obj
 def pause(store: str | None) -> None:
     """Let nobody take anything; what runs goes on."""
-    opened = _opened(store)
+    opened = _open_queue(store)
     opened.pause()
     counts = opened.counts()
     talk(f"paused: {counts['queuing']} wait, {counts['running']} still run")
@@ -103,7 +103,7 @@ def pause(store: str | None) -> None:
 @click.pass_obj
 def resume(store: str | None) -> None:
     """End a pause."""
-    opened = _opened(store)
+    opened = _open_queue(store)
     opened.resume()
     talk(f"resumed: {opened.counts()['queuing']} wait")
 
@@ -114,14 +114,14 @@ def resume(store: str | None) -> None:
 @click.pass_obj
 def cancel(store: str | None, rollout_ids: Sequence[str], reason: str) -> None:
     """End rollouts that wait or run; their workers learn of it within seconds."""
-    opened = _opened(store)
+    opened = _open_queue(store)
     known = [each.rollout_id for each in opened.rollouts()]
-    for each in [_whole(known, given) for given in rollout_ids]:
+    for each in [_find_rollout_id(known, given) for given in rollout_ids]:
         done = opened.cancel(each, reason)
         talk(f"{each} cancelled" if done else f"{each} was over: {opened.get(each).status}")
 
 
-def _whole(known: Sequence[str], given: str) -> str:
+def _find_rollout_id(known: Sequence[str], given: str) -> str:
     """The id of a queued rollout that begins so; ``@last`` is the one put in last.
 
     Raises:
@@ -140,7 +140,7 @@ def _whole(known: Sequence[str], given: str) -> str:
     return found[0]
 
 
-def _opened(store: str | None) -> "Queue":
+def _open_queue(store: str | None) -> "Queue":
     """The queue, which looking at does not make."""
     from lightning_otel.dataset import Store
     from lightning_otel.state import State
@@ -154,7 +154,7 @@ def _opened(store: str | None) -> "Queue":
     return Queue(state)
 
 
-def _row(rollout: Rollout) -> dict[str, Any]:
+def _make_row(rollout: Rollout) -> dict[str, Any]:
     return {
         "rollout_id": rollout.rollout_id,
         "status": rollout.status,

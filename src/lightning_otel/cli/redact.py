@@ -77,7 +77,7 @@ def redact(
 
     opened = Store(store)
     if is_list:
-        _list(opened, form)
+        _list_redactions(opened, form)
         return 0
     found = {**rules, "ids": ids}
     if not is_dry_run and not is_sure:
@@ -85,12 +85,12 @@ def redact(
             raise ConfigError("what is redacted cannot be had back; add --yes, or try --dry-run")
         with progress_bar("reading") as progress:
             told = opened.redact(**found, is_dry_run=True, progress=progress)
-        for line in _lines(told, is_dry_run=True):
+        for line in _word_results(told, is_dry_run=True):
             talk(line)
         if not told.spans and not told.open_spans:
             return 0
         click.confirm("Mask it? It cannot be had back", err=True, abort=True)
-    with progress_bar("reading") as progress, _patience(is_quiet=no_wait or is_dry_run) as waiting:
+    with progress_bar("reading") as progress, _tell_wait(is_quiet=no_wait or is_dry_run) as waiting:
         done = opened.redact(
             **found,
             is_dry_run=is_dry_run,
@@ -104,7 +104,7 @@ def redact(
         row = {**asdict(done), "dry_run": is_dry_run}
         print_rows([row], list(row), form=form)
     else:
-        for line in _lines(done, is_dry_run=is_dry_run):
+        for line in _word_results(done, is_dry_run=is_dry_run):
             click.echo(line)
     if is_dry_run:
         return 0
@@ -116,7 +116,7 @@ def _is_undone(done: "Redacted") -> bool:
     return bool(done.open_spans or done.left or done.aside)
 
 
-def _lines(done: "Redacted", *, is_dry_run: bool) -> Iterator[str]:
+def _word_results(done: "Redacted", *, is_dry_run: bool) -> Iterator[str]:
     would = "would be " if is_dry_run else ""
     yield (
         f"redacted   {count_noun(done.spans, 'span')} of {count_noun(done.rollouts, 'rollout')} "
@@ -153,7 +153,7 @@ def _lines(done: "Redacted", *, is_dry_run: bool) -> Iterator[str]:
         yield "waiting    the old files go with the next redact (in a minute) or compact (in two)"
 
 
-def _list(opened: "Store", form: Form | None) -> None:
+def _list_redactions(opened: "Store", form: Form | None) -> None:
     from lightning_otel.store.redactions import redactions
 
     if opened.layout is None:
@@ -164,12 +164,12 @@ def _list(opened: "Store", form: Form | None) -> None:
         names = list(dict.fromkeys(name for each in found for name in each))
         print_rows(found, names, form=form, times=_TIMES)
     elif found:
-        print_rows([_row(each) for each in found], _COLUMNS, times=_TIMES)
+        print_rows([_make_row(each) for each in found], _COLUMNS, times=_TIMES)
     if not found:
         talk("nothing was redacted here")
 
 
-def _row(each: dict[str, Any]) -> dict[str, Any]:
+def _make_row(each: dict[str, Any]) -> dict[str, Any]:
     rules = [f"{each['patterns']} × pattern"] if each["patterns"] else []
     rules += [f"key {key}" for key in each["keys"]]
     rules += ["secrets"] if each["secrets"] else []
@@ -181,7 +181,7 @@ def _row(each: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _patience(*, is_quiet: bool) -> Iterator["Callable[[float], None] | None"]:
+def _tell_wait(*, is_quiet: bool) -> Iterator["Callable[[float], None] | None"]:
     """Says once that the old files are waited for."""
     told: list[float] = []
 

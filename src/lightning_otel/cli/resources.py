@@ -53,7 +53,7 @@ def version_of(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _named(text: str) -> tuple[str, int | str]:
+def _parse_name(text: str) -> tuple[str, int | str]:
     """The name and version in ``NAME@VERSION``; live where none is named."""
     name, _, version = text.partition("@")
     return name, version_of(version or "live")
@@ -75,7 +75,7 @@ def list_resources(form: Form | None, store: str | None) -> None:
             {
                 "name": name, "kind": newest.kind, "newest": newest.version,
                 "live": aliases.get("live"), "canary": aliases.get("canary"), "share": share,
-                "withdrawn": taken[-1] if taken else None, **_when(newest),
+                "withdrawn": taken[-1] if taken else None, **_publication_time(newest),
             }
         )  # fmt: skip
     columns = ("name", "kind", "newest", "live", "canary", "share", "withdrawn", _when_column(form))
@@ -95,11 +95,16 @@ def show(target: str, form: Form | None, store: str | None) -> None:
     """Show one version, or of a name alone what became of each."""
     opened = opened_resources(store, is_reading=True)
     if "@" in target:
-        found = opened.get(*_named(target))
+        found = opened.get(*_parse_name(target))
         if form == "json":
-            print_json(_told(found))
+            print_json(_describe_resource(found))
         elif form is not None:
-            print_rows([_told(found)], list(_told(found)), form=form, times=("created_ns",))
+            print_rows(
+                [_describe_resource(found)],
+                list(_describe_resource(found)),
+                form=form,
+                times=("created_ns",),
+            )
         else:
             _print_body(found)
         return
@@ -107,8 +112,8 @@ def show(target: str, form: Form | None, store: str | None) -> None:
     taken = {each.version: each.reason for each in opened.withdrawals(target)}
     rows = [
         {
-            **_told(each), "alias": names.get(each.version),
-            "withdrawn": taken.get(each.version), **_when(each),
+            **_describe_resource(each), "alias": names.get(each.version),
+            "withdrawn": taken.get(each.version), **_publication_time(each),
         }
         for each in opened.versions(target)
     ]  # fmt: skip
@@ -123,7 +128,7 @@ def _is_table(form: Form | None) -> bool:
     return form is None and sys.stdout.isatty()
 
 
-def _when(resource: "Resource") -> dict[str, Any]:
+def _publication_time(resource: "Resource") -> dict[str, Any]:
     """Return the time of publication: its age for people, the time for programs."""
     return {"created_ns": resource.created_ns, "age": age(resource.created_ns)}
 
@@ -132,7 +137,7 @@ def _when_column(form: Form | None) -> str:
     return "age" if _is_table(form) else "created_ns"
 
 
-def _told(resource: "Resource") -> dict[str, Any]:
+def _describe_resource(resource: "Resource") -> dict[str, Any]:
     fields = (
         "name", "version", "kind", "body", "sha256", "parent", "run_id", "metrics", "created_ns",
     )  # fmt: skip
@@ -178,12 +183,14 @@ def publish(
     text = body if path is None else path.read_text(encoding="utf-8")
     assert text is not None
     opened = opened_resources(store)
-    made = opened.publish(name, _parsed(text), kind=kind, alias=alias, weight=weight, parent=parent)
+    made = opened.publish(
+        name, _parse_body(text), kind=kind, alias=alias, weight=weight, parent=parent
+    )
     click.echo(str(made))
     _tell_aliases(opened, name)
 
 
-def _parsed(text: str) -> Any:
+def _parse_body(text: str) -> Any:
     """Parse JSON; return any other text as a prompt."""
     if text.lstrip()[:1] in ("{", "["):
         try:

@@ -80,7 +80,7 @@ def run(
     from lightning_otel import tracing
     from lightning_otel.store.transforms import Named, add_named
 
-    evaluator = _loaded(reward_evaluator) if reward_evaluator else None
+    evaluator = _load_evaluator(reward_evaluator) if reward_evaluator else None
     for name in transforms:
         Named(name).load()
     add_named(transforms)
@@ -99,7 +99,7 @@ def run(
     except ProgramError as exc:
         say_error(exc.what, exc.why, exc.remedy)
         return exc.code
-    captured = _captured(recorded, store, is_quiet=quiet)
+    captured = _tell_captured(recorded, store, is_quiet=quiet)
     if require_spans and not captured and code == 0:
         return _NOTHING_CAPTURED
     return exit_code(code)
@@ -117,7 +117,7 @@ def _on_disk(store: str | None) -> "Store":
     return opened
 
 
-def _captured(recorded: "_Run", store: str | None, *, is_quiet: bool) -> int:
+def _tell_captured(recorded: "_Run", store: str | None, *, is_quiet: bool) -> int:
     """Say what was kept; gives the number of the program's spans, or 0 where it cannot be told."""
     try:
         return recorded.tell(store, is_quiet=is_quiet)
@@ -130,7 +130,7 @@ def _captured(recorded: "_Run", store: str | None, *, is_quiet: bool) -> int:
         return 1
 
 
-def _loaded(where: str) -> Any:
+def _load_evaluator(where: str) -> Any:
     module, _, name = where.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -170,9 +170,9 @@ class _Run:
 
     def run(self, program: Sequence[str]) -> int:
         """Run it to its end; gives its return code."""
-        self._problem = _problem(self._opened)
+        self._problem = _find_problem(self._opened)
         if self._problem is None:
-            return self._record(program)
+            return self._record_program(program)
         if not isinstance(self._problem, ConfigError):
             say_error(self._problem.what, self._problem.why, self._problem.remedy)
             talk("the program runs without recording")
@@ -188,9 +188,9 @@ class _Run:
             return None
         rollout_id = self._options.get("rollout_id") or f"rollout-{secrets.token_hex(8)}"
         unrecorded = Recording(rollout_id=rollout_id)
-        return _environment(self._opened, unrecorded, self._options, self._transforms)
+        return _make_environment(self._opened, unrecorded, self._options, self._transforms)
 
-    def _record(self, program: Sequence[str]) -> int:
+    def _record_program(self, program: Sequence[str]) -> int:
         from lightning_otel import provider, tracing
         from lightning_otel.store.upkeep import Upkeep
 
@@ -206,7 +206,9 @@ class _Run:
                 self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
             )
         try:
-            environment = _environment(self._opened, recording, self._options, self._transforms)
+            environment = _make_environment(
+                self._opened, recording, self._options, self._transforms
+            )
             with Upkeep(self._opened.layout):
                 code = self._code = run_child(program, environment)
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
@@ -225,7 +227,7 @@ class _Run:
             if self._problem is not None and not is_quiet:
                 talk(f"⚡ nothing was recorded: {self._problem.what}")
             return 0
-        counts = self._counts(self._recording)
+        counts = self._count_spans(self._recording)
         captured = int(counts["spans"])
         if is_quiet:
             self._tell_forwarding(int(counts["ended"]), store, is_quiet=True)
@@ -248,7 +250,7 @@ class _Run:
         suggest(f"show {self._recording.rollout_id}", store)
         return captured
 
-    def _counts(self, recording: "Recording") -> dict[str, Any]:
+    def _count_spans(self, recording: "Recording") -> dict[str, Any]:
         from lightning_otel.conventions import CALL_OPERATIONS
         from lightning_otel.store.settle import settle_if_worthwhile
         from lightning_otel.store.sql import ROLLOUT, quoted
@@ -310,7 +312,7 @@ class _Run:
                 suggest("doctor", self._opened.name)
 
 
-def _problem(opened: "Store") -> LightningOtelError | None:
+def _find_problem(opened: "Store") -> LightningOtelError | None:
     """Return why nothing can be recorded; None if all is well."""
     from lightning_otel import config
 
@@ -334,7 +336,7 @@ def _problem(opened: "Store") -> LightningOtelError | None:
     return None
 
 
-def _environment(
+def _make_environment(
     opened: "Store", recording: "Recording", options: "Options", transforms: Sequence[str]
 ) -> dict[str, str]:
     from lightning_otel import config, startup

@@ -47,7 +47,7 @@ class _Listening:
         talk(f"→ OTEL_EXPORTER_OTLP_ENDPOINT={url} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
 
 
-def _serving(command: Callable[..., Any]) -> Callable[..., Any]:
+def _add_serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds what both commands take."""
     for option in (
         store_option,
@@ -78,7 +78,7 @@ def _serving(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="Ask programs of this machine, of any user, for no key; not behind a proxy.",
 )
-@_serving
+@_add_serve_options
 def serve(**given: Any) -> int:
     """Take spans by OTLP (HTTP or gRPC) from any language, and serve the store's pages and API.
 
@@ -90,12 +90,12 @@ def serve(**given: Any) -> int:
         found.say()
         talk(f"→ look: {f'{found.door.url}/?key=TOKEN' if found.has_token else found.link}")
 
-    return _run(ready, **given)
+    return _run_server(ready, **given)
 
 
 @click.command()
 @click.option("--open", "is_opened", is_flag=True, help="Open it in the browser.")
-@_serving
+@_add_serve_options
 def ui(is_opened: bool, **given: Any) -> int:
     """Look at a store in the browser: traces, rewards, transitions, prompts, training runs.
 
@@ -108,16 +108,16 @@ def ui(is_opened: bool, **given: Any) -> int:
         click.echo(found.link)
         found.say()
         if is_opened:
-            opener.append(_open(found))
+            opener.append(_open_browser(found))
 
     try:
-        return _run(ready, **given)
+        return _run_server(ready, **given)
     finally:
         for path in opener:
             path.unlink(missing_ok=True)
 
 
-def _open(found: _Listening) -> Path:
+def _open_browser(found: _Listening) -> Path:
     """Have the browser open a private page that leads on; gives its path.
 
     Everybody on a machine sees with which arguments a program was started, and must not see a key.
@@ -137,7 +137,7 @@ def _open(found: _Listening) -> Path:
     return path
 
 
-def _run(
+def _run_server(
     ready: Callable[[_Listening], None],
     *,
     host: str,

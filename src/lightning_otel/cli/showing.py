@@ -105,11 +105,11 @@ def print_transitions(found: Outline, *, every: bool) -> None:
         )
     for reason, count in found.report.reasons().items():
         talk(f"left out: {count} × {reason}")
-    for rule, count in _counts(each.rule for each in found.report.repairs).items():
+    for rule, count in _count_tokens(each.rule for each in found.report.repairs).items():
         talk(f"moved: {count_noun(count, 'span')}: {rule}")
 
 
-def _counts(names: Iterator[str]) -> dict[str, int]:
+def _count_tokens(names: Iterator[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in names:
         found[name] = found.get(name, 0) + 1
@@ -137,11 +137,11 @@ def _step_rows(found: Outline) -> Iterator[Mapping[str, Any]]:
                 "reward": step.reward,
                 "done": "yes" if step.done else "no",
                 "capture": step.capture,
-                "tokens": _tokens(step),
+                "tokens": _token_text(step),
             }
 
 
-def _tokens(step: Transition) -> str:
+def _token_text(step: Transition) -> str:
     """Token ids as the server gave them, else the tokens it counted."""
     asked = len(step.prompt_ids) or step.input_tokens or 0
     return f"{asked}→{len(step.response_ids) or step.output_tokens or 0}"

@@ -18,23 +18,26 @@ def sdk_json(span: Span) -> dict[str, Any]:
         status["description"] = span.status_message
     return {
         "name": span.name,
-        "context": _context(span.trace_id, span.span_id),
+        "context": _span_context(span.trace_id, span.span_id),
         "kind": f"SpanKind.{span.kind}",
         "parent_id": f"0x{span.parent_span_id}" if span.parent_span_id else None,
-        "start_time": _iso(span.start_ns),
-        "end_time": _iso(span.end_ns) if span.end_ns is not None else None,
+        "start_time": _iso_time(span.start_ns),
+        "end_time": _iso_time(span.end_ns) if span.end_ns is not None else None,
         "status": status,
         "attributes": dict(span.attributes),
         "events": [
             {
                 "name": event.name,
-                "timestamp": _iso(event.time_ns),
+                "timestamp": _iso_time(event.time_ns),
                 "attributes": dict(event.attributes),
             }
             for event in span.events
         ],
         "links": [
-            {"context": _context(link.trace_id, link.span_id), "attributes": dict(link.attributes)}
+            {
+                "context": _span_context(link.trace_id, link.span_id),
+                "attributes": dict(link.attributes),
+            }
             for link in span.links
         ],
         "resource": {"attributes": dict(span.otel_resource), "schema_url": ""},
@@ -50,10 +53,10 @@ def sdk_json(span: Span) -> dict[str, Any]:
     }
 
 
-def _context(trace_id: str, span_id: str) -> dict[str, str]:
+def _span_context(trace_id: str, span_id: str) -> dict[str, str]:
     return {"trace_id": f"0x{trace_id}", "span_id": f"0x{span_id}", "trace_state": "[]"}
 
 
-def _iso(time_ns: int) -> str:
+def _iso_time(time_ns: int) -> str:
     # Through a float, as the SDK does it: so both print the same microsecond.
     return datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -70,7 +70,7 @@ def tail(
     chat, wanted = Chat(), _Wanted(agent, conversation, is_errors=errors)
     width, is_coloured = terminal_width(), has_colours()
     shown_spans = passed = 0
-    with Stop() as stop, _following(layout, stop, since, is_once=once) as follower:
+    with Stop() as stop, _open_follower(layout, stop, since, is_once=once) as follower:
         talk(f"⚡ {layout.catalogue}{'' if once else ': Ctrl-C ends it'}")
         for span in follower:
             lines = chat.lines(span) if wanted.holds(span) else None
@@ -100,20 +100,20 @@ class Stop:
 
     def __enter__(self) -> Self:
         numbers = (signal.SIGINT, signal.SIGTERM)
-        self._before = {number: signal.signal(number, self._tell) for number in numbers}
+        self._before = {number: signal.signal(number, self._stop_on_signal) for number in numbers}
         return self
 
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _tell(self, number: int, frame: FrameType | None) -> None:
+    def _stop_on_signal(self, number: int, frame: FrameType | None) -> None:
         self.is_told = True
         if self.follower is not None:
             self.follower.stop()
 
 
-def _wait(layout: "Layout", stop: Stop) -> bool:
+def _wait_for_store(layout: "Layout", stop: Stop) -> bool:
     """Wait for a store that nothing was recorded into yet; whether it was waited for."""
     if layout.exists():
         return False
@@ -126,13 +126,13 @@ def _wait(layout: "Layout", stop: Stop) -> bool:
 
 
 @contextlib.contextmanager
-def _following(
+def _open_follower(
     layout: "Layout", stop: Stop, since: int | None, *, is_once: bool
 ) -> Iterator["Follower"]:
     """A follower whose position is gone with it."""
     from lightning_otel.store.follow import Follower
 
-    is_new = not is_once and _wait(layout, stop)
+    is_new = not is_once and _wait_for_store(layout, stop)
     layout.require()
     follower = Follower(
         layout,

@@ -83,31 +83,31 @@ def train(
     after the other: of ALGORITHM, or of any.
     """
     if is_list:
-        _list(store, form)
+        _list_runs(store, form)
         return
     if is_worker and (resume or save or follow):
         raise ConfigError("a worker takes what is asked for; leave out --resume, --save, --follow")
-    train_tasks, val_tasks = _tasks(tasks), _tasks(val)
+    train_tasks, val_tasks = _read_tasks(tasks), _read_tasks(val)
     if is_worker:
-        _work(algorithm or "", agent, options, train_tasks, val_tasks, store, more)
+        _work_until_signal(algorithm or "", agent, options, train_tasks, val_tasks, store, more)
         return
-    trainer = _trainer(algorithm, agent, options, store, more)
+    trainer = _make_trainer(algorithm, agent, options, store, more)
     if resume:
         trainer.resume_from_checkpoint(resume)
-    with _progress(trainer):
+    with _show_progress(trainer):
         # A step is never cut off: the run goes on beside, and is told to stop.
         fitting = trainer.fit_async(train_tasks, val_tasks, follow=follow)
-        fit = _waited(fitting)
+        fit = _wait_for_fit(fitting)
     if save:
         trainer.save_checkpoint(save)
     if form == "json":
-        print_json(_told(fit))
+        print_json(_describe_fit(fit))
     elif form is not None:
-        print_rows([_told(fit)], list(_told(fit)), form=form)
-    _say(fit, store)
+        print_rows([_describe_fit(fit)], list(_describe_fit(fit)), form=form)
+    _tell_fit(fit, store)
 
 
-def _trainer(
+def _make_trainer(
     algorithm: str | None, agent: str | None, options: Sequence[str], store: str | None, more: Any
 ) -> "Trainer":
     from lightning_otel import algorithms
@@ -119,11 +119,15 @@ def _trainer(
     sys.path.insert(0, os.getcwd())
     given = {name: value for name, value in more.items() if value is not None}
     return Trainer(
-        _loaded(agent) if agent else None, algorithm, store=store, **given, **_options(options)
+        _load_agent(agent) if agent else None,
+        algorithm,
+        store=store,
+        **given,
+        **_parse_options(options),
     )
 
 
-def _work(
+def _work_until_signal(
     algorithm: str,
     agent: str | None,
     options: Sequence[str],
@@ -142,17 +146,17 @@ def _work(
         raise ConfigError("training is switched off by LIGHTNING_OTEL_TRAIN; unset it to train")
     sys.path.insert(0, os.getcwd())
     own = {name: value for name, value in more.items() if value is not None}
-    loaded = _loaded(agent) if agent else None
+    loaded = _load_agent(agent) if agent else None
 
     def make(name: str, asked: Mapping[str, Any]) -> Trainer:
         asked = {**own, **asked}
-        given = {**_options(options), **asked.pop("options", {})}
+        given = {**_parse_options(options), **asked.pop("options", {})}
         return Trainer(loaded, name, store=store, **asked, **given)
 
     def ended(request: "TrainingRequest", fit: "Fit | None", reason: str) -> None:
         talk(f"{request.request_id}: {reason or 'done'}")
         if fit is not None:
-            _say(fit, store)
+            _tell_fit(fit, store)
 
     stop = threading.Event()
     before = {each: signal.signal(each, lambda *_: stop.set()) for each in _SIGNALS}
@@ -168,7 +172,7 @@ def _work(
     talk(f"{count_noun(done, 'request')} done")
 
 
-def _loaded(where: str) -> Any:
+def _load_agent(where: str) -> Any:
     module, _, name = where.partition(":")
     try:
         return getattr(import_module(module), name)
@@ -176,7 +180,7 @@ def _loaded(where: str) -> Any:
         raise ConfigError(f"cannot load {where!r}: {exc}; write it as module:name") from exc
 
 
-def _options(given: Sequence[str]) -> dict[str, Any]:
+def _parse_options(given: Sequence[str]) -> dict[str, Any]:
     """Each option's value, as JSON where it is that, else as text."""
     found: dict[str, Any] = {}
     for each in given:
@@ -190,7 +194,7 @@ def _options(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _tasks(name: str | None) -> list[Any]:
+def _read_tasks(name: str | None) -> list[Any]:
     """The tasks of a file, one a line."""
     if name is None:
         return []
@@ -208,7 +212,7 @@ def _tasks(name: str | None) -> list[Any]:
 
 
 @contextmanager
-def _progress(trainer: "Trainer") -> Iterator[None]:
+def _show_progress(trainer: "Trainer") -> Iterator[None]:
     from lightning_otel.plot import Progress
 
     with Progress() as progress:
@@ -216,7 +220,7 @@ def _progress(trainer: "Trainer") -> Iterator[None]:
         yield
 
 
-def _waited(fitting: "Fitting") -> "Fit":
+def _wait_for_fit(fitting: "Fitting") -> "Fit":
     """Wait for the run's result; a signal ends the run after its step."""
     told = threading.Event()
 
@@ -236,7 +240,7 @@ def _waited(fitting: "Fitting") -> "Fit":
     return fit
 
 
-def _told(fit: "Fit") -> dict[str, Any]:
+def _describe_fit(fit: "Fit") -> dict[str, Any]:
     return {
         "run_id": fit.run.run_id,
         "status": fit.run.status,
@@ -250,7 +254,7 @@ def _told(fit: "Fit") -> dict[str, Any]:
     }
 
 
-def _say(fit: "Fit", store: str | None) -> None:
+def _tell_fit(fit: "Fit", store: str | None) -> None:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(fit.metrics.items()))
     talk(f"{fit.run.run_id} {fit.run.status} after {count_noun(fit.run.step, 'step')}: {metrics}")
     for name, made in fit.resources.items():
@@ -260,7 +264,7 @@ def _say(fit: "Fit", store: str | None) -> None:
     suggest("train --list", store)
 
 
-def _list(store: str | None, form: Form | None) -> None:
+def _list_runs(store: str | None, form: Form | None) -> None:
     from lightning_otel.state.runs import Runs
     from lightning_otel.trainer import state_of
 

@@ -33,7 +33,7 @@ def tree_lines(
     deepest = _DEEPEST if width is None else max(12, width // 3)
     describe = _Describer(found, None if width is None else max(20, (width - 40) // 2))
     children = children_of(found.nodes, is_shown)
-    stack: list[tuple[int | Gap, str, bool]] = _row(children.get(-1, []), "")
+    stack: list[tuple[int | Gap, str, bool]] = _stack_rows(children.get(-1, []), "")
     while stack:
         item, indent, is_last = stack.pop()
         is_root = isinstance(item, int) and found.nodes[item].depth == 0
@@ -43,10 +43,10 @@ def tree_lines(
             continue
         yield [(f"{indent}{branch}", "dim"), *describe(item)]
         deeper = indent if is_root else indent + ("   " if is_last else "│  ")
-        stack += _row(children.get(item, []), deeper[:deepest])
+        stack += _stack_rows(children.get(item, []), deeper[:deepest])
 
 
-def _row(items: Sequence[int | Gap], indent: str) -> list[tuple[int | Gap, str, bool]]:
+def _stack_rows(items: Sequence[int | Gap], indent: str) -> list[tuple[int | Gap, str, bool]]:
     """Siblings for the stack, the first on top."""
     return [(item, indent, item is items[-1]) for item in reversed(items)]
 
@@ -65,19 +65,19 @@ class _Describer:
         span = node.span
         pieces = [
             (label, _STYLES_OF_CALLS),
-            (_title(node), "" if label else _STYLES.get(node.kind, "")),
-            (self._credit(node), "green"),
-            (_reward(node), "green"),
-            (self._cause(node), "yellow"),
-            (_tokens(span), ""),
-            (_duration(node), ""),
-            *_faults(node, self._text_width),
-            (_said(span, self._text_width), "dim" if node.kind != "call" else ""),
+            (_title_of(node), "" if label else _STYLES.get(node.kind, "")),
+            (self._describe_credit(node), "green"),
+            (_reward_text(node), "green"),
+            (self._describe_cause(node), "yellow"),
+            (_token_text(span), ""),
+            (_duration_text(node), ""),
+            *_describe_faults(node, self._text_width),
+            (_describe_content(span, self._text_width), "dim" if node.kind != "call" else ""),
         ]
         told = [(shown(text), style) for text, style in pieces if text]
         return [(text if not at else f"  {text}", style) for at, (text, style) in enumerate(told)]
 
-    def _credit(self, node: Node) -> str:
+    def _describe_credit(self, node: Node) -> str:
         """Return the labels of the steps that a reward went to, and its rule."""
         if not node.credited:
             return ""
@@ -85,31 +85,31 @@ class _Describer:
         more = f" and {len(steps) - _STEPS} more" if len(steps) > _STEPS else ""
         return f"→ {', '.join(steps[:_STEPS])}{more} by {node.by}"
 
-    def _cause(self, node: Node) -> str:
+    def _describe_cause(self, node: Node) -> str:
         cause = self._causes.get((node.span.trace_id, node.span.span_id))
         return f"branch: {cause.replace('_', ' ')}" if cause and node.step is not None else ""
 
 
-def _reward(node: Node) -> str:
+def _reward_text(node: Node) -> str:
     """Return a step's reward."""
     step = node.step
     return "" if step is None or step.reward is None else f"reward {step.reward:g}"
 
 
-def _tokens(span: Span) -> str:
+def _token_text(span: Span) -> str:
     get = span.attributes.get
     if get(c.OUTPUT_TOKENS) is None:
         return ""
     return f"{get(c.INPUT_TOKENS, 0)}→{get(c.OUTPUT_TOKENS)} tok"
 
 
-def _duration(node: Node) -> str:
+def _duration_text(node: Node) -> str:
     span = node.span
     is_instant = span.end_ns is None or span.end_ns <= span.start_ns or node.kind == "reward"
     return "" if is_instant or span.end_ns is None else seconds(span.end_ns - span.start_ns)
 
 
-def _faults(node: Node, text_width: int | None) -> Line:
+def _describe_faults(node: Node, text_width: int | None) -> Line:
     """Return the errors, repairs, and the reason why it is in no transition."""
     span = node.span
     found: Line = []
@@ -157,19 +157,19 @@ def node_json(found: Outline) -> Iterator[dict[str, Any]]:
         }
 
 
-def _title(node: Node) -> str:
+def _title_of(node: Node) -> str:
     span = node.span
     if span.name == c.SPAN_ROLLOUT:
         return f"rollout {span.attributes.get(c.OPERATION_NAME, '')} ({span.rollout_id})"
     if span.name == c.SPAN_ANNOTATION and c.REWARD_VALUE in span.attributes:
-        return f"reward {_rewards(span)}"
+        return f"reward {_reward_values(span)}"
     named = span.attributes.get(c.OPERATION_NAME) or span.attributes.get(c.MARK_NAME)
     if node.kind == "agent" and node.agent not in span.name:
         named = node.agent
     return f"{span.name} {named}" if named else span.name
 
 
-def _rewards(span: Span) -> str:
+def _reward_values(span: Span) -> str:
     """Every number of a reward, the primary one first, and what it is linked to."""
     get = span.attributes.get
     found: list[str] = []
@@ -181,30 +181,30 @@ def _rewards(span: Span) -> str:
     return ", ".join(found) + (f" for {target}" if target else "")
 
 
-def _said(span: Span, text_width: int | None) -> str:
+def _describe_content(span: Span, text_width: int | None) -> str:
     """Return the last message and the answer of a call, a tool's input and result, or a mark."""
     get = span.attributes.get
-    asked, answered = _messages(get(c.INPUT_MESSAGES)), _messages(get(c.OUTPUT_MESSAGES))
+    asked, answered = _read_messages(get(c.INPUT_MESSAGES)), _read_messages(get(c.OUTPUT_MESSAGES))
     if asked or answered:
-        question, answer = _text(asked[-1:]), _text(answered[:1])
+        question, answer = _messages_text(asked[-1:]), _messages_text(answered[:1])
     elif get(c.TOOL_ARGUMENTS) is not None or get(c.TOOL_RESULT) is not None:
         question, answer = shown(get(c.TOOL_ARGUMENTS)), shown(get(c.TOOL_RESULT))
     else:
         found = get(c.MESSAGE_BODY) or get(c.OBJECT_LITERAL) or get(c.OBJECT_JSON)
-        return _short(str(found or ""), text_width)
-    return f"{_short(question, text_width)} → {_short(answer, text_width)}"
+        return _shorten_text(str(found or ""), text_width)
+    return f"{_shorten_text(question, text_width)} → {_shorten_text(answer, text_width)}"
 
 
-def _messages(found: object) -> tuple[Message, ...]:
+def _read_messages(found: object) -> tuple[Message, ...]:
     return (parse_messages(found) or ()) if isinstance(found, str) else ()
 
 
-def _text(messages: Sequence[Message]) -> str:
+def _messages_text(messages: Sequence[Message]) -> str:
     try:
         return plain_text(messages)
     except RecursionError:
         return "(nested too deeply)"
 
 
-def _short(text: str, text_width: int | None) -> str:
+def _shorten_text(text: str, text_width: int | None) -> str:
     return cut(" ".join(text.split()), text_width)

@@ -36,15 +36,15 @@ class Bodies:
         """
         try:
             async with asyncio.timeout(BODY_S):
-                return await self._read(request)
+                return await self._read_body(request)
         except TimeoutError as exc:
             raise RefusalError(408, "the body took too long; send it at once") from exc
 
-    async def _read(self, request: Request) -> bytes:
+    async def _read_body(self, request: Request) -> bytes:
         parts: list[bytes] = []
         length = 0
         try:
-            async for part in _parts(request):
+            async for part in _read_parts(request):
                 length += len(part)
                 if length <= self._most_bytes:
                     parts.append(part)
@@ -64,7 +64,7 @@ class Bodies:
             self._held_bytes -= sum(map(len, parts))
 
 
-async def _parts(request: Request) -> AsyncIterator[bytes]:
+async def _read_parts(request: Request) -> AsyncIterator[bytes]:
     while True:
         async with asyncio.timeout(PART_S):
             message = await request.receive()

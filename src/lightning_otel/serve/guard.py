@@ -96,7 +96,7 @@ class Access:
 
     def admits(self, request: Request) -> bool:
         """Return whether a request carries the key."""
-        return any(map(self.opens, _keys(request)))
+        return any(map(self.opens, _find_keys(request)))
 
     def knows(self, host: str) -> bool:
         """Return whether a Host header, or an Origin's authority, names this server."""
@@ -143,7 +143,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [
-                    *(_led(item, prefix_of(scope)) for item in message["headers"]),
+                    *(_keep_location(item, prefix_of(scope)) for item in message["headers"]),
                     *(item for item in _ALWAYS if item[0] not in present),
                 ]
             try:
@@ -155,8 +155,8 @@ class Guard:
 
         request = Request(scope)
         try:
-            self._check(request)
-            answer = self._entry(request)
+            self._check_request(request)
+            answer = self._enter_by_key(request)
         except RefusalError as refusal:
             answer = self._refuse(request, refusal)
         if answer is not None:
@@ -169,7 +169,7 @@ class Guard:
                 raise
             log.debug("a reader of %s took too long, and was left", request.url.path)
 
-    def _check(self, request: Request) -> None:
+    def _check_request(self, request: Request) -> None:
         """Refuse what may not come in.
 
         Raises:
@@ -195,7 +195,7 @@ class Guard:
         if request.method not in ("GET", "HEAD", "OPTIONS"):
             self._check_content_type(request)
 
-    def _entry(self, request: Request) -> Response | None:
+    def _enter_by_key(self, request: Request) -> Response | None:
         """Answer a link that has the key: set a cookie and redirect to the address without the key.
 
         From another site it leads on by a page that holds nothing but the address: after a redirect
@@ -204,7 +204,7 @@ class Guard:
         given = request.query_params.get(_KEY, "")
         is_right = self._access.opens(given)  # what is open to everybody came here without the key
         before = self._session.prefix if is_right else prefix_of(request.scope)
-        address = before + _address(request)
+        address = before + _address_without_key(request)
         if _is_link(request):
             answer: Response = HTMLResponse(_LEADING_ON.format(safe(address)), headers=_ALONE)
         elif request.method == "GET" and given:
@@ -217,7 +217,7 @@ class Guard:
 
     def _check_origin(self, request: Request) -> None:
         origin = request.headers.get("origin")
-        is_known = origin is None or self._access.knows(_authority(origin))
+        is_known = origin is None or self._access.knows(_authority_of(origin))
         if not is_known or not (_is_own(request) or _is_link(request)):
             raise RefusalError(403, "no other site may ask this server")
 
@@ -243,7 +243,7 @@ class Guard:
         if given in CONTENT_TYPES or is_call(request):
             return
         # A page elsewhere cannot send a header of its own without asking, either.
-        is_program = _bearer(request) or (
+        is_program = _bearer_token(request) or (
             self._access.is_keyless and "origin" not in request.headers and _is_local(request)
         )
         if not given and is_program and _has_no_body(request):
@@ -252,8 +252,10 @@ class Guard:
             raise RefusalError(415, f"send {' or '.join(CONTENT_TYPES)}")
         origin, site = (request.headers.get(name) for name in ("origin", "sec-fetch-site"))
         # Another port of this machine is another user's, maybe: the names alone do not tell.
-        is_ours = site == "same-origin" if origin is None else _authority(origin) == _host(request)
-        if not is_ours and not _bearer(request):
+        is_ours = (
+            site == "same-origin" if origin is None else _authority_of(origin) == _host_of(request)
+        )
+        if not is_ours and not _bearer_token(request):
             raise RefusalError(403, "a form is sent from a page of this server")
 
 
@@ -298,7 +300,7 @@ def _is_link(request: Request) -> bool:
 def _is_local(request: Request) -> bool:
     """Return whether a program of this machine asks over loopback, without a proxy's headers."""
     peer = request.client.host if request.client else ""
-    host = _HOST.fullmatch(_host(request))
+    host = _HOST.fullmatch(_host_of(request))
     return (
         _is_loopback(peer)
         and _is_loopback(host[1].lower() if host else "")
@@ -312,7 +314,7 @@ def _is_loopback(name: str) -> bool:
     )
 
 
-def _address(request: Request) -> str:
+def _address_without_key(request: Request) -> str:
     """The path and query that were asked for, without the key."""
     query = request.scope["query_string"].decode("latin-1")
     rest = [item for item in parse_qsl(query, keep_blank_values=True) if item[0] != _KEY]
@@ -321,19 +323,19 @@ def _address(request: Request) -> str:
     return f"{path}?{urlencode(rest)}" if rest else path
 
 
-def _keys(request: Request) -> Iterator[str]:
+def _find_keys(request: Request) -> Iterator[str]:
     """Yield the keys that a request carries, in headers or cookie."""
-    yield _bearer(request)
+    yield _bearer_token(request)
     if request.method == "GET":
         yield request.query_params.get(_KEY, "")
 
 
-def _bearer(request: Request) -> str:
+def _bearer_token(request: Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _led(header: tuple[bytes, bytes], prefix: str) -> tuple[bytes, bytes]:
+def _keep_location(header: tuple[bytes, bytes], prefix: str) -> tuple[bytes, bytes]:
     """A header of an answer that leads nowhere but to where the request's browser finds pages."""
     name, text = header
     is_within = text.startswith(prefix.encode())
@@ -347,11 +349,11 @@ def _has_no_body(request: Request) -> bool:
     return "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
 
 
-def _host(request: Request) -> str:
+def _host_of(request: Request) -> str:
     return request.headers.get("host", "")
 
 
-def _authority(origin: str) -> str:
+def _authority_of(origin: str) -> str:
     """Host and port of an origin; empty where it is no web page's."""
     try:
         parts = urlsplit(origin)

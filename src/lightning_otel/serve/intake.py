@@ -73,7 +73,7 @@ class Intake:
         if self._waiting >= _MOST_WAITING:
             raise busy()
         self._waiting += 1
-        take = partial(self._take, body, content_type, came, is_compressed=is_compressed)
+        take = partial(self._take_body, body, content_type, came, is_compressed=is_compressed)
         try:
             async with asyncio.timeout(_LONGEST_WAIT_S):
                 return await asyncio.get_running_loop().run_in_executor(self._turn, take)
@@ -96,7 +96,7 @@ class Intake:
             StoreError: The disk refuses them.
         """
         try:
-            self._turn.submit(self._keep, spans).result()
+            self._turn.submit(self._keep_spans, spans).result()
         except OSError as exc:
             why = exc.strerror or exc
             raise StoreError(f"the store does not take it now: {why}; come again") from exc
@@ -104,14 +104,14 @@ class Intake:
     def seal_if_idle(self, idle_s: float) -> None:
         """Close the segment if nothing came for so long, so that it can be settled."""
         if self._is_dirty and time.monotonic() - self._last_s >= idle_s:
-            self._turn.submit(self._seal).result()
+            self._turn.submit(self._seal_segment).result()
 
     def close(self) -> None:
         """Take no more, and close the segment."""
         self._turn.shutdown(cancel_futures=True)
-        self._seal()
+        self._seal_segment()
 
-    def _take(
+    def _take_body(
         self,
         body: bytes,
         content_type: str,
@@ -124,7 +124,7 @@ class Intake:
         read = otlpjson.spans_in if content_type == JSON else protobuf.spans_in
         found = read(body, came, self._limits)
         rejected: Counter[str] = Counter()
-        taken = _Counted(_kept(found, rejected))
+        taken = _Counted(_drop_rejected(found, rejected))
         self._is_dirty = True
         self._writer.take(taken)
         if rejected:  # not before: where the disk refused the others, all of them come again
@@ -134,12 +134,12 @@ class Intake:
         self.counts.rejected.update(rejected)
         return rejected
 
-    def _keep(self, spans: Sequence[Span]) -> None:
+    def _keep_spans(self, spans: Sequence[Span]) -> None:
         self._is_dirty = True
         self._writer.take(spans)
         self._last_s = time.monotonic()
 
-    def _seal(self) -> None:
+    def _seal_segment(self) -> None:
         self._is_dirty = False
         self._writer.seal()
 
@@ -157,7 +157,7 @@ class _Counted(Iterable[T]):
             yield item
 
 
-def _kept(found: Iterable[Span | Rejected], rejected: Counter[str]) -> Iterator[Span]:
+def _drop_rejected(found: Iterable[Span | Rejected], rejected: Counter[str]) -> Iterator[Span]:
     for each in found:
         if isinstance(each, Rejected):
             rejected[each.reason] += 1

@@ -16,18 +16,18 @@ _HEAPS: Final = 2
 
 def share_heaps() -> None:
     """Have all threads take from few heaps; to be called before they are started."""
-    if (libc := _glibc()) is not None:
+    if (libc := _load_glibc()) is not None:
         libc.mallopt(_M_ARENA_MAX, _HEAPS)
 
 
 def give_back() -> None:
     """Give what is free back to the system: a millisecond where a hundred megabytes are."""
-    if (libc := _glibc()) is not None:
+    if (libc := _load_glibc()) is not None:
         libc.malloc_trim(0)
 
 
 @cache
-def _glibc() -> ctypes.CDLL | None:
+def _load_glibc() -> ctypes.CDLL | None:
     """The C library, if it is glibc."""
     try:
         found = ctypes.CDLL("libc.so.6")

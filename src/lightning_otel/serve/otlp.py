@@ -24,7 +24,7 @@ async def traces(request: Request) -> Response:
         body,
         content_type,
         is_compressed=encoding in _COMPRESSED,
-        came=_came(request),
+        came=_sender_of(request),
     )
     return answers.accepted(content_type, rejected)
 
@@ -33,13 +33,13 @@ async def export(request: Request) -> Response:
     """Take spans by OTLP/gRPC, likewise."""
     state = request.app.state
     message, is_compressed = grpc.message_of(request, await state.bodies.read(request))
-    came = _came(request)
+    came = _sender_of(request)
     return grpc.accepted(
         await state.intake.take(message, answers.PROTOBUF, is_compressed=is_compressed, came=came)
     )
 
 
-def _came(request: Request) -> str:
+def _sender_of(request: Request) -> str:
     peer = request.client.host if request.client else ""
     return f"{'otlp+token' if request.app.state.has_token else 'otlp'}:{peer}"
 

@@ -133,13 +133,13 @@ def run(store: Store, door: Door, access: Access, ready: Callable[[], None]) -> 
     share_heaps()
     intake = Intake(store)
     try:
-        asyncio.run(_serve(store, door, access, intake, ready))
+        asyncio.run(_serve_door(store, door, access, intake, ready))
     finally:
         intake.close()
     return intake.counts
 
 
-async def _serve(
+async def _serve_door(
     store: Store, door: Door, access: Access, intake: Intake, ready: Callable[[], None]
 ) -> None:
     config = Config()

@@ -65,9 +65,11 @@ class Streams:
             if isinstance(exc, LightningOtelError):
                 raise RefusalError(500, f"the store cannot be read: {exc.what}") from exc
             raise
-        return HeldAnswer(_sent(first, parts), lambda: self._leave(parts), media_type, headers)
+        return HeldAnswer(
+            _send_parts(first, parts), lambda: self._leave_stream(parts), media_type, headers
+        )
 
-    def _leave(self, parts: Iterator[bytes]) -> None:
+    def _leave_stream(self, parts: Iterator[bytes]) -> None:
         self._under_way -= 1
         if isinstance(parts, Generator):
             parts.close()  # takes away the file that it reads
@@ -105,7 +107,7 @@ class HeldAnswer(StreamingResponse):
             self._release()
 
 
-async def _sent(first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _send_parts(first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
     if first:
         yield first
     async for part in iterate_in_threadpool(rest):

@@ -27,7 +27,7 @@ def key_in(layout: Layout) -> str:
     # Another server may make it in this moment.
     with contextlib.suppress(FileExistsError):
         if not path.exists():
-            write_private(path, _new())
+            write_private(path, _new_token())
     return token_in(path)[0]
 
 
@@ -39,7 +39,7 @@ def token_in(path: Path) -> tuple[str, bool]:
     """
     try:
         if not path.exists():
-            write_private(path, _new())
+            write_private(path, _new_token())
             return path.read_text().strip(), True
         with path.open() as file:
             status = os.fstat(file.fileno())
@@ -57,5 +57,5 @@ def token_in(path: Path) -> tuple[str, bool]:
     return token, False
 
 
-def _new() -> bytes:
+def _new_token() -> bytes:
     return f"{secrets.token_urlsafe(32)}\n".encode()

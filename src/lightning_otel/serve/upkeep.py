@@ -31,12 +31,12 @@ async def keep_settled(store: Store, intake: Intake) -> None:
     while True:
         await asyncio.sleep(EVERY_S)
         try:
-            await asyncio.to_thread(_settle, keeper, intake)
+            await asyncio.to_thread(_settle_store, keeper, intake)
         except (LightningOtelError, OSError) as exc:
             log.warning("%s could not be settled: %s", store.name, exc)
 
 
-def _settle(keeper: Keeper | None, intake: Intake) -> None:
+def _settle_store(keeper: Keeper | None, intake: Intake) -> None:
     intake.seal_if_idle(IDLE_S)
     while keeper is not None and keeper.look().segments:
         pass  # a batch at a time, as long as there is a backlog

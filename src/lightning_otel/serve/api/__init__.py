@@ -62,10 +62,10 @@ class Member(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if self._router is None:
-            self._router = await run_in_threadpool(self._import)
+            self._router = await run_in_threadpool(self._import_router)
         await self._router(scope, receive, send)
 
-    def _import(self) -> Router:
+    def _import_router(self) -> Router:
         return Router([each.route for each in operations([self._name])])
 
 

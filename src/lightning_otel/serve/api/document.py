@@ -41,12 +41,12 @@ Times are Unix nanoseconds. A refusal is JSON, too, and says why."""
 def document(operations: Iterable[Operation]) -> dict[str, Any]:
     """The document of some operations."""
     each_operation = list(operations)
-    models = sorted(_models(each_operation), key=lambda model: model.__name__)
+    models = sorted(_collect_models(each_operation), key=lambda model: model.__name__)
     _, found = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for each in each_operation:
         path = _PARAMETER.sub(r"{\1}", each.path)
-        paths.setdefault(path, {})[each.method.lower()] = _operation(each, found["$defs"])
+        paths.setdefault(path, {})[each.method.lower()] = _describe_operation(each, found["$defs"])
     return {
         "openapi": "3.1.1",
         "info": {
@@ -70,45 +70,45 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
     }
 
 
-def _models(operations: Iterable[Operation]) -> set[type[BaseModel]]:
+def _collect_models(operations: Iterable[Operation]) -> set[type[BaseModel]]:
     found: set[type[BaseModel]] = {Refusal}
     for each in operations:
         given = [each.query, each.body, *each.bodies.values()]
         for answer in each.answers.values():
             given += answer.content.values()
         for schema in given:
-            found |= _named(schema)
+            found |= _find_named_models(schema)
     return found
 
 
-def _named(schema: object) -> set[type[BaseModel]]:
+def _find_named_models(schema: object) -> set[type[BaseModel]]:
     """The models that a schema names."""
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         return {schema}
     if isinstance(schema, Mapping):
-        return set().union(*map(_named, schema.values()))
+        return set().union(*map(_find_named_models, schema.values()))
     if isinstance(schema, (list, tuple)):
-        return set().union(*map(_named, schema))
+        return set().union(*map(_find_named_models, schema))
     return set()
 
 
-def _schema(schema: object) -> Any:
+def _make_schema(schema: object) -> Any:
     """A schema with a reference for each model in it."""
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         return {"$ref": _REF.format(model=schema.__name__)}
     if isinstance(schema, Mapping):
-        return {name: _schema(value) for name, value in schema.items()}
+        return {name: _make_schema(value) for name, value in schema.items()}
     if isinstance(schema, (list, tuple)):
-        return [_schema(each) for each in schema]
+        return [_make_schema(each) for each in schema]
     return schema
 
 
-def _operation(operation: Operation, schemas: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_operation(operation: Operation, schemas: Mapping[str, Any]) -> dict[str, Any]:
     summary, _, more = operation.says.partition("\n\n")
     made: dict[str, Any] = {
-        "operationId": _identity(operation),
+        "operationId": _operation_id(operation),
         "summary": summary,
-        "responses": _responses(operation),
+        "responses": _describe_responses(operation),
         "security": [{}, {"key": []}] if operation.is_open else [{"key": []}],
     }
     if more:
@@ -119,32 +119,34 @@ def _operation(operation: Operation, schemas: Mapping[str, Any]) -> dict[str, An
     if operation.body is not None:
         bodies[JSON] = operation.body
     if bodies:
-        content = {kind: {"schema": _schema(schema)} for kind, schema in bodies.items()}
+        content = {kind: {"schema": _make_schema(schema)} for kind, schema in bodies.items()}
         made["requestBody"] = {"required": operation.needs_body, "content": content}
     return made
 
 
-def _identity(operation: Operation) -> str:
+def _operation_id(operation: Operation) -> str:
     words = re.findall(r"\w+", _PARAMETER.sub(r"by_\1", operation.path))
     return "_".join([operation.method.lower(), *words])
 
 
-def _responses(operation: Operation) -> dict[str, Any]:
-    found = {str(status): _response(answer) for status, answer in operation.answers.items()}
+def _describe_responses(operation: Operation) -> dict[str, Any]:
+    found = {
+        str(status): _describe_response(answer) for status, answer in operation.answers.items()
+    }
     for status, says in _REFUSALS.items():
         if status in _BODY_ONLY and operation.method == "GET":
             continue
         if status == 401 and operation.is_open:
             says = "It needs the token, where this server has one."
-        found.setdefault(str(status), _response(Answer(says)))
+        found.setdefault(str(status), _describe_response(Answer(says)))
     return dict(sorted(found.items()))
 
 
-def _response(answer: Answer) -> dict[str, Any]:
+def _describe_response(answer: Answer) -> dict[str, Any]:
     content = answer.content or {JSON: Refusal}
     made: dict[str, Any] = {
         "description": answer.says,
-        "content": {kind: {"schema": _schema(schema)} for kind, schema in content.items()},
+        "content": {kind: {"schema": _make_schema(schema)} for kind, schema in content.items()},
     }
     if answer.headers:
         made["headers"] = {
@@ -188,11 +190,11 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 async def openapi(request: Request) -> Response:
     """This document."""
-    return told_plain(await run_in_threadpool(_described))
+    return told_plain(await run_in_threadpool(_describe_api))
 
 
 @cache
-def _described() -> dict[str, Any]:
+def _describe_api() -> dict[str, Any]:
     return document(operations())
 
 

@@ -35,21 +35,21 @@ async def events(request: Request) -> Response:
     hub: Hub = request.app.state.hub
     listener = await hub.listen(request.headers.get(_LAST, asked.last_event_id)[:64])
     headers = {"X-Accel-Buffering": "no"}
-    return HeldAnswer(_sent(hub, listener), lambda: hub.leave(listener), EVENTS, headers)
+    return HeldAnswer(_send_events(hub, listener), lambda: hub.leave(listener), EVENTS, headers)
 
 
-async def _sent(hub: Hub, listener: Listener) -> AsyncIterator[bytes]:
+async def _send_events(hub: Hub, listener: Listener) -> AsyncIterator[bytes]:
     yield b"retry: 2000\n\n"
-    yield _event(hub, listener.greeting, listener.number - 1, b"{}")
+    yield _format_event(hub, listener.greeting, listener.number - 1, b"{}")
     while not hub.is_closed:
         found = await hub.next(listener, HEARTBEAT_S)
         if found:
-            yield b"".join(_event(hub, each.kind, each.number, each.data) for each in found)
+            yield b"".join(_format_event(hub, each.kind, each.number, each.data) for each in found)
         elif not hub.is_closed:
             yield b": still here\n\n"
 
 
-def _event(hub: Hub, kind: str, number: int, data: bytes) -> bytes:
+def _format_event(hub: Hub, kind: str, number: int, data: bytes) -> bytes:
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (hub.id_of(number).encode(), kind.encode(), data)
 
 

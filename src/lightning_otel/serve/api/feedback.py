@@ -83,7 +83,7 @@ async def feedback(request: Request) -> Response:
     state = request.app.state
     peer = request.client.host if request.client else ""
     came = f"{'http+token' if state.access.admits(request) else 'http'}:{peer}"
-    given = _feedback(asked, came)
+    given = _parse_feedback(asked, came)
     known = state.answers if asked.feedback_id is None else {}
 
     answer = await run(
@@ -106,9 +106,9 @@ async def feedback(request: Request) -> Response:
     return told(found, 200 if answer is not None else 202)
 
 
-def _feedback(asked: FeedbackBody, came: str) -> Feedback:
-    noun, target = _target(asked)
-    said = {name: _said(asked, name) for name in _PARTS}
+def _parse_feedback(asked: FeedbackBody, came: str) -> Feedback:
+    noun, target = _parse_target(asked)
+    said = {name: _read_field(asked, name) for name in _PARTS}
     text = asked.text if asked.text is not None else asked.feedback_text
     try:
         value = asked.reward if asked.reward is not None else reward_from_feedback(**said)
@@ -120,7 +120,7 @@ def _feedback(asked: FeedbackBody, came: str) -> Feedback:
         ) from exc
     attributes: dict[str, AttributeValue] = said_attributes(**said, text=text)
     if asked.metadata:
-        attributes[c.FEEDBACK_METADATA] = _json(asked.metadata)
+        attributes[c.FEEDBACK_METADATA] = _write_metadata(asked.metadata)
     if asked.task_id is not None:
         attributes[c.TASK_ID] = asked.task_id
     return Feedback(
@@ -133,7 +133,7 @@ def _feedback(asked: FeedbackBody, came: str) -> Feedback:
     )
 
 
-def _target(asked: FeedbackBody) -> tuple[Noun, str]:
+def _parse_target(asked: FeedbackBody) -> tuple[Noun, str]:
     named: dict[Noun, str | None] = {
         "response": asked.response_id,
         "rollout": asked.rollout_id,
@@ -156,7 +156,7 @@ def _target(asked: FeedbackBody) -> tuple[Noun, str]:
     )
 
 
-def _said(asked: FeedbackBody, name: str) -> Any:
+def _read_field(asked: FeedbackBody, name: str) -> Any:
     """A part of it, which stands by itself or in the metadata."""
     own, within = getattr(asked, name), asked.metadata.get(name)
     if own is not None and within is not None and own != within:
@@ -164,7 +164,7 @@ def _said(asked: FeedbackBody, name: str) -> Any:
     return own if own is not None else within
 
 
-def _json(metadata: dict[str, Any]) -> str:
+def _write_metadata(metadata: dict[str, Any]) -> str:
     try:
         text = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
     except ValueError as exc:

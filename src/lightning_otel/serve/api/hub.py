@@ -98,7 +98,7 @@ class Hub:
                 503, "too many listen, or the server ends; come again", {"Retry-After": "5"}
             )
         if self._task is None or self._task.done():
-            await self._begin()
+            await self._start_thread()
         oldest = self._ring[0].number if self._ring else self._next
         epoch, _, given = last_event_id.partition("-")
         number = int(given) + 1 if given.isascii() and given.isdecimal() else 0
@@ -135,25 +135,27 @@ class Hub:
     def close(self) -> None:
         """End what listens, and make no event any more."""
         self._is_closed = True
-        self._wake()
+        self._wake_listeners()
         if self._task is not None:
             self._task.cancel()
 
-    async def _begin(self) -> None:
+    async def _start_thread(self) -> None:
         self._epoch = secrets.token_hex(4)
         self._ring.clear()
-        follower, known = await asyncio.to_thread(self._prepared)
+        follower, known = await asyncio.to_thread(self._open_sources)
         if self._task is None or self._task.done():  # another listener may have come first
-            self._task = asyncio.create_task(self._make(follower, known))
+            self._task = asyncio.create_task(self._make_events(follower, known))
 
-    def _prepared(self) -> tuple[Follower | None, dict[str, "TrainingRun"]]:
+    def _open_sources(self) -> tuple[Follower | None, dict[str, "TrainingRun"]]:
         layout = self._store.layout
         follower = None if layout is None else Follower(layout, None)
         if follower is not None:
             follower.skip()
-        return follower, self._runs()
+        return follower, self._read_runs()
 
-    async def _make(self, follower: Follower | None, known: dict[str, "TrainingRun"]) -> None:
+    async def _make_events(
+        self, follower: Follower | None, known: dict[str, "TrainingRun"]
+    ) -> None:
         """Look, again and again, until nobody has listened for a while."""
         left_s, runs_s = time.monotonic(), 0.0
         while not self._is_closed:
@@ -165,42 +167,44 @@ class Hub:
             has_runs = now_s - runs_s >= RUNS_S
             runs_s = now_s if has_runs else runs_s
             try:
-                made = await asyncio.to_thread(self._look, follower, known if has_runs else None)
+                made = await asyncio.to_thread(
+                    self._find_events, follower, known if has_runs else None
+                )
             except (LightningOtelError, OSError) as exc:
                 log.warning("%s could not be looked at: %s", self._store.name, exc)
                 made = [("reset", {})]
             if made:
-                self._put(made)
+                self._put_events(made)
             await asyncio.sleep(LOOK_S)
 
-    def _look(
+    def _find_events(
         self, follower: Follower | None, known: "dict[str, TrainingRun] | None"
     ) -> list[tuple[str, Mapping[str, Any]]]:
         found: list[tuple[str, Mapping[str, Any]]] = []
         if follower is not None:
             found += _events_of([record_of_span(span) for span in follower.batch()])
         if known is not None:
-            runs = self._runs()
+            runs = self._read_runs()
             for run_id, run in runs.items():
                 before = known.get(run_id)
                 if before is None or (before.status, before.step) != (run.status, run.step):
-                    found.append(("run", _told(run)))
+                    found.append(("run", _describe_run(run)))
             known.clear()
             known.update(runs)
         return found
 
-    def _runs(self) -> "dict[str, TrainingRun]":
+    def _read_runs(self) -> "dict[str, TrainingRun]":
         if not self._rooms.is_made:
             return {}
         return {run.run_id: run for run in self._rooms.runs.all()}
 
-    def _put(self, made: list[tuple[str, Mapping[str, Any]]]) -> None:
+    def _put_events(self, made: list[tuple[str, Mapping[str, Any]]]) -> None:
         for kind, data in made:
             self._ring.append(Event(self._next, kind, orjson.dumps(data)))
             self._next += 1
-        self._wake()
+        self._wake_listeners()
 
-    def _wake(self) -> None:
+    def _wake_listeners(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -243,6 +247,6 @@ def _events_of(records: list[Record]) -> Iterator[tuple[str, Mapping[str, Any]]]
         yield "trace", told
 
 
-def _told(run: "TrainingRun") -> Mapping[str, Any]:
+def _describe_run(run: "TrainingRun") -> Mapping[str, Any]:
     names = ("run_id", "algorithm", "status", "step", "reason")
     return {name: getattr(run, name) for name in names}

@@ -113,7 +113,7 @@ async def body_of(request: Request, model: type[A], *, most_bytes: int = _BODY_B
     try:
         return model.model_validate_json(body or b"{}", strict=True)
     except ValidationError as exc:
-        raise RefusalError(400, _said(exc)) from exc
+        raise RefusalError(400, _word_errors(exc)) from exc
 
 
 def query_of(request: Request, model: type[A]) -> A:
@@ -134,7 +134,7 @@ def query_of(request: Request, model: type[A]) -> A:
     try:
         return model.model_validate(found)
     except ValidationError as exc:
-        raise RefusalError(400, _said(exc)) from exc
+        raise RefusalError(400, _word_errors(exc)) from exc
 
 
 def told(
@@ -153,7 +153,7 @@ def _is_list(model: type[Asked], name: str) -> bool:
     return get_origin(model.model_fields[name].annotation) is list
 
 
-def _said(found: ValidationError) -> str:
+def _word_errors(found: ValidationError) -> str:
     """Word the validation errors by field, without the values."""
     faults = [
         f"{'.'.join(map(str, fault['loc'])) or 'the body'}: {fault['msg']}"

@@ -109,9 +109,9 @@ async def optimize(request: Request) -> Response:
     key = key_of(request, asked.idempotency_key)
 
     def act(store: Store) -> OptimizeTold:
-        found = _known(request, store, asked)
+        found = _find_best(request, store, asked)
         if asked.prompt is not None and found.optimized_prompt is not None:
-            _record(request, store, asked, found)
+            _record_prompt(request, store, asked, found)
         if asked.train:
             settings = {"options": asked.options} if asked.options else {}
             found.request = put(rooms, asked.algorithm, asked.category, settings, key)
@@ -122,7 +122,9 @@ async def optimize(request: Request) -> Response:
     return told(found, 202 if is_new else 200)
 
 
-def _record(request: Request, store: Store, asked: OptimizeBody, found: OptimizeTold) -> None:
+def _record_prompt(
+    request: Request, store: Store, asked: OptimizeBody, found: OptimizeTold
+) -> None:
     """Keep a prompt and what it became as a rollout of one step, which feedback may judge."""
     state = request.app.state
     found.task_id = f"rollout-{secrets.token_hex(8)}"
@@ -167,7 +169,7 @@ def _record(request: Request, store: Store, asked: OptimizeBody, found: Optimize
         fresh.stay(before, after)  # a rollout without a reward says nothing of any version
 
 
-def _earnings(request: Request, store: Store, name: str, model: str | None) -> Rewards:
+def _read_rewards(request: Request, store: Store, name: str, model: str | None) -> Rewards:
     """Return rewards by version, cached for a moment."""
     held: dict[tuple[str, str | None], Fresh[Rewards]] = request.app.state.earnings
     if len(held) > _MOST_HELD:
@@ -176,7 +178,7 @@ def _earnings(request: Request, store: Store, name: str, model: str | None) -> R
     return fresh.of(store, lambda each: rewards_by_version(each, name, model))
 
 
-def _known(request: Request, store: Store, asked: OptimizeBody) -> OptimizeTold:
+def _find_best(request: Request, store: Store, asked: OptimizeBody) -> OptimizeTold:
     found = OptimizeTold(
         category=asked.category, resource=None, optimized_prompt=asked.prompt, earned=None,
         versions=[], is_general=False, reason="", request=None,
@@ -189,16 +191,16 @@ def _known(request: Request, store: Store, asked: OptimizeBody) -> OptimizeTold:
             min_rollouts=asked.min_rollouts,
             resources=request.app.state.rooms.resources,
             store=store,
-            rewards_of=partial(_earnings, request),
+            rewards_of=partial(_read_rewards, request),
         )
     except NotFoundError as exc:
         found.reason = str(exc)
         return found
     found.resource = version_told(best.resource)
-    found.earned = _earned(best.earned) if best.earned is not None else None
+    found.earned = _describe_rewards(best.earned) if best.earned is not None else None
     if best.earned is not None:
         found.quality_score = 50 * (1 + max(-1.0, min(1.0, best.earned.mean)))
-    found.versions = [_earned(each) for each in best.versions]
+    found.versions = [_describe_rewards(each) for each in best.versions]
     found.is_general = best.is_general
     if best.earned is None:
         found.reason = (
@@ -214,7 +216,7 @@ def _known(request: Request, store: Store, asked: OptimizeBody) -> OptimizeTold:
     return found
 
 
-def _earned(found: Earned) -> EarnedTold:
+def _describe_rewards(found: Earned) -> EarnedTold:
     return EarnedTold(**found._asdict())
 
 

@@ -125,7 +125,7 @@ async def resources(request: Request) -> Response:
     held: Resources = request.app.state.rooms.resources
 
     def read(_: object) -> ResourcesTold:
-        return ResourcesTold(resources=[_standing(held, name) for name in held.names()])
+        return ResourcesTold(resources=[_describe_aliases(held, name) for name in held.names()])
 
     return told(await run(request, read))
 
@@ -143,7 +143,7 @@ async def resource(request: Request) -> Response:
             return version_told(held.get(name, int(given) if is_number else given))
         versions = [version_told(each) for each in held.versions(name)]
         taken = [WithdrawalTold(**each._asdict()) for each in held.withdrawals(name)]
-        standing = _standing(held, name).model_dump()
+        standing = _describe_aliases(held, name).model_dump()
         return ResourceTold(**standing, versions=versions, withdrawals=taken)
 
     return told(await run(request, read))
@@ -168,33 +168,33 @@ async def alias(request: Request) -> Response:
 
     def act(_: object) -> StandingTold:
         held.set_alias(asked.name, asked.alias, asked.version, weight=asked.weight)
-        return _standing(held, asked.name)
+        return _describe_aliases(held, asked.name)
 
     return told(await run(request, act))
 
 
 async def promote(request: Request) -> Response:
     """Make the canary live for all."""
-    return await _moved(request, Resources.promote)
+    return await _move_alias(request, Resources.promote)
 
 
 async def rollback(request: Request) -> Response:
     """Make live what was live before; once more goes back further."""
-    return await _moved(request, Resources.rollback)
+    return await _move_alias(request, Resources.rollback)
 
 
-async def _moved(request: Request, move: Any) -> Response:
+async def _move_alias(request: Request, move: Any) -> Response:
     asked = await body_of(request, NameBody)
     held: Resources = request.app.state.rooms.resources
 
     def act(_: object) -> StandingTold:
         move(held, asked.name)
-        return _standing(held, asked.name)
+        return _describe_aliases(held, asked.name)
 
     return told(await run(request, act))
 
 
-def _standing(held: Resources, name: str) -> StandingTold:
+def _describe_aliases(held: Resources, name: str) -> StandingTold:
     newest = held.versions(name)[-1]
     aliases = held.aliases(name)
     return StandingTold(

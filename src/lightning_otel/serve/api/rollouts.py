@@ -86,9 +86,11 @@ class RolloutTold(Told):
 async def rollouts(request: Request) -> Response:
     """A page of recorded rollouts, the newest first."""
     asked = query_of(request, RolloutsQuery)
-    where, values = _where(asked)
+    where, values = _make_conditions(asked)
     place = place_of(asked.cursor, 2)
-    return told(await run(request, lambda store: _page(store, where, values, place, asked.limit)))
+    return told(
+        await run(request, lambda store: _read_page(store, where, values, place, asked.limit))
+    )
 
 
 async def rollout(request: Request) -> Response:
@@ -98,7 +100,7 @@ async def rollout(request: Request) -> Response:
 
     def read(store: Store) -> RolloutTold:
         query = "SELECT * FROM rollouts WHERE rollout_id = ? ORDER BY start_ns, attempt_id"
-        attempts = [_attempt(row) for row in store.sql(query, [name])]
+        attempts = [_make_attempt(row) for row in store.sql(query, [name])]
         queued = rooms.queue.rollouts(ids=[name])
         if not attempts and not queued:
             raise NotFoundError(
@@ -110,7 +112,7 @@ async def rollout(request: Request) -> Response:
     return told(await run(request, read))
 
 
-def _where(asked: RolloutsQuery) -> tuple[str, list[object]]:
+def _make_conditions(asked: RolloutsQuery) -> tuple[str, list[object]]:
     conditions, values = ["true"], list[object]()
     if asked.status is not None:
         conditions.append("status = ?")
@@ -128,7 +130,7 @@ def _where(asked: RolloutsQuery) -> tuple[str, list[object]]:
     return " AND ".join(conditions), values
 
 
-def _page(
+def _read_page(
     store: Store,
     where: str,
     values: list[object],
@@ -149,7 +151,7 @@ SELECT total, page.* FROM (SELECT count(*) AS total FROM r) LEFT JOIN (
 ) AS page ON true ORDER BY start_ns DESC, rollout_id DESC, attempt_id DESC"""
     rows = store.sql(query, [*values, *behind]).rows()
     total = int(rows[0].pop("total"))
-    found = [_attempt(row) for row in rows if row["rollout_id"] is not None]
+    found = [_make_attempt(row) for row in rows if row["rollout_id"] is not None]
     shown, cursor = found[:limit], None
     if len(found) > limit:
         last = shown[-1]
@@ -157,11 +159,11 @@ SELECT total, page.* FROM (SELECT count(*) AS total FROM r) LEFT JOIN (
     return RolloutsTold(rollouts=shown, total=total, next_cursor=cursor)
 
 
-def _attempt(row: Mapping[str, Any]) -> AttemptTold:
-    return AttemptTold(**{**row, "task": _loaded(row["task"])})
+def _make_attempt(row: Mapping[str, Any]) -> AttemptTold:
+    return AttemptTold(**{**row, "task": _parse_json(row["task"])})
 
 
-def _loaded(text: str | None) -> object:
+def _parse_json(text: str | None) -> object:
     try:
         return None if text is None else json.loads(text)
     except ValueError:  # of others, who write no JSON there

@@ -84,7 +84,7 @@ async def status(request: Request) -> Response:
     counts = request.app.state.intake.counts
 
     def read(store: Store) -> ServerTold:
-        found = _read(request, store)
+        found = _read_status(request, store)
         sizes, waiting = found["sizes"], found["waiting"]
         return ServerTold(
             name="lightning-otel",
@@ -109,17 +109,17 @@ async def metrics(request: Request) -> Response:
     counts = request.app.state.intake.counts
 
     def read(store: Store) -> bytes:
-        found = _read(request, store)
-        return "".join(_families(counts, found)).encode()
+        found = _read_status(request, store)
+        return "".join(_write_metrics(counts, found)).encode()
 
     return Response(await run(request, read), media_type=EXPOSITION)
 
 
-def _read(request: Request, store: Store) -> dict[str, Any]:
+def _read_status(request: Request, store: Store) -> dict[str, Any]:
     state = request.app.state
     rooms: Rooms = state.rooms
     return {
-        "sizes": _sizes(store),
+        "sizes": _measure_store(store),
         "waiting": rooms.pending.waiting(),
         "rollouts": state.by_status.of(store, _by_status),
         "queued": {str(name): count for name, count in rooms.queue.counts().items()},
@@ -133,7 +133,7 @@ def _by_status(store: Store) -> dict[str, int]:
     return {name: found.get(name, 0) for name in _STATUSES}
 
 
-def _sizes(store: Store) -> Sizes:
+def _measure_store(store: Store) -> Sizes:
     layout = store.layout
     if layout is None:
         return Sizes(0, 0, 0.0)
@@ -149,62 +149,65 @@ def _age_s(since_ns: int | None) -> float | None:
     return None if since_ns is None else max(0.0, (time.time_ns() - since_ns) / 1e9)
 
 
-def _families(counts: Any, found: Mapping[str, Any]) -> Iterator[str]:
+def _write_metrics(counts: Any, found: Mapping[str, Any]) -> Iterator[str]:
     """The metrics in the text format.
 
     Source: Prometheus, "Exposition formats", text format 0.0.4.
     """
     sizes, waiting = found["sizes"], found["waiting"]
     refused = {str(number): count for number, count in counts.refused.items()}
-    yield _family(
+    yield _write_metric(
         "spans_stored_total", "counter", "Spans kept, those sent twice counted twice.",
         [({}, counts.stored)],
     )  # fmt: skip
-    yield _family(
+    yield _write_metric(
         "spans_rejected_total", "counter", "Spans that were not kept, by reason.",
-        _by("reason", dict(counts.rejected)),
+        _label_counts("reason", dict(counts.rejected)),
     )  # fmt: skip
-    yield _family(
+    yield _write_metric(
         "requests_refused_total", "counter", "Requests not served, by status of HTTP.",
-        _by("status", refused),
+        _label_counts("status", refused),
     )  # fmt: skip
-    yield _family(
+    yield _write_metric(
         "feedback_pending", "gauge", "Feedback that waits for what it judges.",
         [({}, waiting.count)],
     )  # fmt: skip
-    yield _family(
+    yield _write_metric(
         "feedback_pending_oldest_seconds", "gauge", "For how long the oldest of it has waited.",
         [({}, _age_s(waiting.oldest_ns) or 0.0)],
     )  # fmt: skip
-    yield _family(
-        "rollouts", "gauge", "Recorded rollouts, by status.", _by("status", found["rollouts"])
+    yield _write_metric(
+        "rollouts",
+        "gauge",
+        "Recorded rollouts, by status.",
+        _label_counts("status", found["rollouts"]),
     )
-    yield _family(
+    yield _write_metric(
         "queue_rollouts", "gauge", "Rollouts in the queue, by status.",
-        _by("status", found["queued"]),
+        _label_counts("status", found["queued"]),
     )  # fmt: skip
-    yield _family(
+    yield _write_metric(
         "training_requests", "gauge", "Training that was asked for, by status.",
-        _by("status", found["requests"]),
+        _label_counts("status", found["requests"]),
     )  # fmt: skip
-    yield _family(
+    yield _write_metric(
         "store_size_bytes", "gauge", "Size of the store's files.", [({}, sizes.size_bytes)]
     )
-    yield _family(
+    yield _write_metric(
         "store_unsettled_segments", "gauge", "Segments that are not settled.",
         [({}, sizes.segments)],
     )  # fmt: skip
-    yield _family(
+    yield _write_metric(
         "settle_lag_seconds", "gauge", "How long the oldest closed segment waits to be settled.",
         [({}, sizes.lag_s)],
     )  # fmt: skip
 
 
-def _by(label: str, counts: Mapping[str, int]) -> list[tuple[dict[str, str], float]]:
+def _label_counts(label: str, counts: Mapping[str, int]) -> list[tuple[dict[str, str], float]]:
     return [({label: value}, count) for value, count in sorted(counts.items())]
 
 
-def _family(
+def _write_metric(
     name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str, str], float]]
 ) -> str:
     full = f"{_PREFIX}_{name}"

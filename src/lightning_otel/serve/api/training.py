@@ -156,7 +156,7 @@ async def requested(request: Request) -> Response:
     """One request for training as it stands."""
     rooms: Rooms = request.app.state.rooms
     name = request.path_params["request_id"]
-    return told(await run(request, lambda _: _request(rooms.requests.get(name))))
+    return told(await run(request, lambda _: _describe_request(rooms.requests.get(name))))
 
 
 async def status(request: Request) -> Response:
@@ -167,17 +167,17 @@ async def status(request: Request) -> Response:
     def read(store: Store) -> TrainingTold:
         found = state.standing.of(store, standing)
         runs, rooms = state.rooms.runs.all(), state.rooms
-        total = _totals(found.total)
+        total = _describe_totals(found.total)
         return TrainingTold(
             **{**total.model_dump(), "average_reward": total.average_reward or 0.0},
             agent_lightning_available=True,
             store_available=store.layout is None or store.layout.exists(),
             trainer_available=config.is_training_enabled(),
-            categories={name: _totals(each) for name, each in found.categories.items()},
+            categories={name: _describe_totals(each) for name, each in found.categories.items()},
             pending_feedback=rooms.pending.waiting().count,
-            runs=[_run(each) for each in runs[: asked.limit]],
+            runs=[_describe_run(each) for each in runs[: asked.limit]],
             run_count=len(runs),
-            requests=[_request(each) for each in rooms.requests.all(asked.limit)],
+            requests=[_describe_request(each) for each in rooms.requests.all(asked.limit)],
             request_counts={str(name): n for name, n in rooms.requests.counts().items()},
         )
 
@@ -209,7 +209,7 @@ def put(
         )
     except ConfigError as exc:
         raise RefusalError(409, str(exc)) from exc
-    return _request(made, is_new=is_new)
+    return _describe_request(made, is_new=is_new)
 
 
 def key_of(request: Request, given: str | None) -> str | None:
@@ -225,18 +225,18 @@ def key_of(request: Request, given: str | None) -> str | None:
     return header
 
 
-def _request(found: TrainingRequest, *, is_new: bool = False) -> RequestTold:
+def _describe_request(found: TrainingRequest, *, is_new: bool = False) -> RequestTold:
     known = asdict(found)
     return RequestTold(
         **{name: known[name] for name in RequestTold.model_fields if name in known}, is_new=is_new
     )
 
 
-def _run(found: TrainingRun) -> RunTold:
+def _describe_run(found: TrainingRun) -> RunTold:
     return RunTold(**{name: getattr(found, name) for name in RunTold.model_fields})
 
 
-def _totals(found: Totals) -> TotalsTold:
+def _describe_totals(found: Totals) -> TotalsTold:
     return TotalsTold(
         total_spans=found.spans,
         rollouts=found.rollouts,

@@ -104,7 +104,7 @@ async def transitions(request: Request) -> Response:
     kind = _kind_of(request.headers.get("accept", ""))
     if asked.report == "1" and kind != LINES:
         raise RefusalError(400, f"the report comes with {LINES}; ask for that")
-    keywords = _keywords(asked)
+    keywords = _make_keywords(asked)
     if kind == PARQUET and asked.limit is None:
         asked = asked.model_copy(update={"limit": _PART_STEPS})
     state = request.app.state
@@ -113,23 +113,23 @@ async def transitions(request: Request) -> Response:
     if asked.limit is not None or asked.cursor is not None:
         place = place_of(asked.cursor, 1)
         limit = asked.limit or _MOST_STEPS
-        page = await run(request, lambda store: _page(store, keywords, place, limit))
-    headers = _headers(request, page)
+        page = await run(request, lambda store: _find_page(store, keywords, place, limit))
+    headers = _make_headers(request, page)
     store: Store = state.store
     # Checked before anything is said; nothing is read yet.
-    await run(request, lambda store: store.transitions(**_with(keywords, [])))
+    await run(request, lambda store: store.transitions(**_select_rollouts(keywords, [])))
     if kind == ARROW:
-        made = _arrow(_tables(store, keywords, page))
+        made = _arrow(_read_tables(store, keywords, page))
     elif kind == PARQUET:
         rollout_ids = None if page is None else page.rollout_ids
-        made = parquet_parts(lambda: store.transitions(**_with(keywords, rollout_ids)))
+        made = parquet_parts(lambda: store.transitions(**_select_rollouts(keywords, rollout_ids)))
     else:
-        made = _lines(store, keywords, page, is_reported=asked.report == "1")
+        made = _write_lines(store, keywords, page, is_reported=asked.report == "1")
     answer: Response = await state.streams.answer(made, kind, headers)
     return answer
 
 
-def _keywords(asked: TransitionsQuery) -> dict[str, Any]:
+def _make_keywords(asked: TransitionsQuery) -> dict[str, Any]:
     found: dict[str, Any] = {
         "agents": asked.agents or None,
         "rollout_id": asked.rollout_id or None,
@@ -144,7 +144,7 @@ def _keywords(asked: TransitionsQuery) -> dict[str, Any]:
     return {**found, **{name: getattr(asked, name) for name in named}}
 
 
-def _page(
+def _find_page(
     store: Store, keywords: Mapping[str, Any], place: tuple[int, tuple[str, ...]] | None, limit: int
 ) -> _Page:
     wanted, values = "true", list[object]()
@@ -169,18 +169,20 @@ def _page(
     return _Page([row["rollout_id"] for row in rows], cursor * (last["left_over"] > len(rows)))
 
 
-def _with(keywords: Mapping[str, Any], rollout_ids: list[str] | None) -> dict[str, Any]:
+def _select_rollouts(keywords: Mapping[str, Any], rollout_ids: list[str] | None) -> dict[str, Any]:
     """The keywords of a page: its rollouts stand for when they began."""
     if rollout_ids is None:
         return dict(keywords)
     return {**keywords, "rollout_id": rollout_ids, "since": None, "until": None}
 
 
-def _lines(
+def _write_lines(
     store: Store, keywords: Mapping[str, Any], page: _Page | None, *, is_reported: bool
 ) -> Iterator[bytes]:
     """JSON Lines in parts of some size, and the report."""
-    table = store.transitions(**_with(keywords, None if page is None else page.rollout_ids))
+    table = store.transitions(
+        **_select_rollouts(keywords, None if page is None else page.rollout_ids)
+    )
     held: list[bytes] = []
     size = 0
     for line in table.lines():
@@ -190,13 +192,16 @@ def _lines(
             yield b"".join(held)
             held, size = [], 0
     if is_reported:
-        told = {"report": _told(table.report()), "cursor": page.cursor or None if page else None}
+        told = {
+            "report": _describe_report(table.report()),
+            "cursor": page.cursor or None if page else None,
+        }
         held.append(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
     if held:
         yield b"".join(held)
 
 
-def _told(report: Report) -> dict[str, Any]:
+def _describe_report(report: Report) -> dict[str, Any]:
     """The funnel, with each reason counted rather than each loss listed."""
     found = asdict(report)
     repairs = found.pop("repairs")
@@ -204,15 +209,15 @@ def _told(report: Report) -> dict[str, Any]:
     return {**found, "repairs": len(repairs), "left_out": report.reasons()}
 
 
-def _tables(store: Store, keywords: Mapping[str, Any], page: _Page | None) -> Iterator[Any]:
+def _read_tables(store: Store, keywords: Mapping[str, Any], page: _Page | None) -> Iterator[Any]:
     """The transitions as tables that memory holds; at least one, if an empty one."""
     if page is not None:
-        yield store.transitions(**_with(keywords, page.rollout_ids))
+        yield store.transitions(**_select_rollouts(keywords, page.rollout_ids))
         return
     place: tuple[int, tuple[str, ...]] | None = None
     while True:
-        some = _page(store, keywords, place, _PART_STEPS)
-        yield store.transitions(**_with(keywords, some.rollout_ids))
+        some = _find_page(store, keywords, place, _PART_STEPS)
+        yield store.transitions(**_select_rollouts(keywords, some.rollout_ids))
         if not some.cursor:
             return
         place = place_of(some.cursor, 1)
@@ -237,7 +242,7 @@ def _arrow(tables: Iterable[Any]) -> Iterator[bytes]:
         writer.release()
 
 
-def _headers(request: Request, page: _Page | None) -> dict[str, str]:
+def _make_headers(request: Request, page: _Page | None) -> dict[str, str]:
     if page is None or not page.cursor:
         return {}
     return {

@@ -10,7 +10,7 @@ def path_of(noun: str, *parts: object) -> str:
         noun: The first part, ours.
         *parts: Ids and the like, each of which becomes one part.
     """
-    return "/" + "/".join([noun, *(_quoted(each) for each in parts)])
+    return "/" + "/".join([noun, *(_quote_part(each) for each in parts)])
 
 
 def resource_page(name: str, page: str) -> str:
@@ -25,5 +25,5 @@ def resource_page(name: str, page: str) -> str:
     return f"{path_of('resources', name)}@{page}"
 
 
-def _quoted(part: object) -> str:
+def _quote_part(part: object) -> str:
     return quote(str(part).encode("utf-8", "replace"), safe="")

@@ -122,11 +122,11 @@ def listed(
         bounds = [min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)]
         texts = {row["rollout_id"]: row for row in store.sql(_TEXTS, [ends, *bounds])}
         rewards = {row["rollout_id"]: row for row in store.sql(_LAST_REWARDS, [ids])}
-        rows = [_row(row, texts, rewards) for row in rows]
+        rows = [_make_row(row, texts, rewards) for row in rows]
     return {"rows": rows, "total": rows[0]["total"] if rows else 0, "size": ROWS, "number": number}
 
 
-def _row(
+def _make_row(
     row: Mapping[str, Any], texts: Mapping[str, Any], rewards: Mapping[str, Any]
 ) -> dict[str, Any]:
     asked = [texts[each]["asked"] for each in row["rollout_ids"] if each in texts]
@@ -140,14 +140,14 @@ def _row(
     given = [rewards[each] for each in row["rollout_ids"] if each in rewards]
     return {
         **row,
-        "asked": _short(plain_text(users[:1])),
-        "answered": _short(plain_text(last[:1])),
+        "asked": _shorten_text(plain_text(users[:1])),
+        "answered": _shorten_text(plain_text(last[:1])),
         "reward": given[-1]["reward"] if given else None,
         "rewards": sum(each["rewards"] for each in given),
     }
 
 
-def _short(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= TEXT else text[: TEXT - 1] + "…"
 
 
@@ -179,7 +179,7 @@ def read(store: Store, conversation_id: str, number: int) -> Mapping[str, object
     before: Transition | None = None
     for row in rows:
         own = paths[row["rollout_id"]]
-        shown = _shown(own, before)
+        shown = _show_paths(own, before)
         is_heavy = row["rollout_id"] not in read_ids
         told = row["rollout_id"], row["trace_id"], row["start_ns"], row["agents"]
         said.append(Held(*told, shown, is_heavy))
@@ -195,12 +195,12 @@ def read(store: Store, conversation_id: str, number: int) -> Mapping[str, object
         "number": number,
         "rewards": rewards,
         "rewards_total": rewards[0]["total"] if rewards else 0,
-        "targets": _targets(said),
+        "targets": _list_targets(said),
         "feedback_id": f"viewer-{secrets.token_hex(8)}",
     }
 
 
-def _shown(paths: Sequence[Trajectory], before: Transition | None) -> list[Shown]:
+def _show_paths(paths: Sequence[Trajectory], before: Transition | None) -> list[Shown]:
     traces = {
         (step.trace_id, step.span_id): step.step for path in paths for step in path.transitions
     }
@@ -214,11 +214,11 @@ def _shown(paths: Sequence[Trajectory], before: Transition | None) -> list[Shown
     return found
 
 
-def _targets(said: Sequence[Held]) -> list[tuple[str, str]]:
+def _list_targets(said: Sequence[Held]) -> list[tuple[str, str]]:
     """List the targets of feedback: the last rollout, each other one, or one answer."""
     found = [(f"rollout:{each.rollout_id}", f"rollout {each.rollout_id}") for each in said[::-1]]
     answers = [
-        (f"span:{each.span_id}", f"answer {each.label}: {_words(each)}")
+        (f"span:{each.span_id}", f"answer {each.label}: {_word_answer(each)}")
         for held in said
         for shown in held.talks
         for each, _ in shown.messages
@@ -227,7 +227,7 @@ def _targets(said: Sequence[Held]) -> list[tuple[str, str]]:
     return [*found, *answers[::-1]]
 
 
-def _words(answer: Said) -> str:
+def _word_answer(answer: Said) -> str:
     return next((part.text[:40] for part in answer.parts if part.text), "…")
 
 

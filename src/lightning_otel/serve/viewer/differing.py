@@ -59,7 +59,7 @@ def compared(a: Sequence[str], b: Sequence[str]) -> list[Line]:
                 same = (Piece(a[low_a + step]),)
                 found.append(Line("same", low_a + step + 1, low_b + step + 1, same, same))
         else:
-            found += _replaced(a, b, range(low_a, high_a), range(low_b, high_b))
+            found += _compare_lines(a, b, range(low_a, high_a), range(low_b, high_b))
     return found
 
 
@@ -88,29 +88,29 @@ def folded(lines: Sequence[Line], around: int = AROUND) -> list[Line]:
     return [*found, Line("gap", hidden, hidden)] if hidden else found
 
 
-def _replaced(a: Sequence[str], b: Sequence[str], of_a: range, of_b: range) -> Iterator[Line]:
+def _compare_lines(a: Sequence[str], b: Sequence[str], of_a: range, of_b: range) -> Iterator[Line]:
     """Lines of one text in place of those of the other; in turn, as far as they are alike."""
     pairs = min(len(of_a), len(of_b))
     for place_a, place_b in zip(of_a[:pairs], of_b[:pairs], strict=True):
-        words = _words(a[place_a], b[place_b])
+        words = _compare_words(a[place_a], b[place_b])
         if words is None:
-            yield _removed(a, place_a)
-            yield _added(b, place_b)
+            yield _removed_line(a, place_a)
+            yield _added_line(b, place_b)
         else:
             yield Line("changed", place_a + 1, place_b + 1, *words)
-    yield from (_removed(a, place) for place in of_a[pairs:])
-    yield from (_added(b, place) for place in of_b[pairs:])
+    yield from (_removed_line(a, place) for place in of_a[pairs:])
+    yield from (_added_line(b, place) for place in of_b[pairs:])
 
 
-def _removed(a: Sequence[str], place: int) -> Line:
+def _removed_line(a: Sequence[str], place: int) -> Line:
     return Line("removed", place + 1, 0, (Piece(a[place]),))
 
 
-def _added(b: Sequence[str], place: int) -> Line:
+def _added_line(b: Sequence[str], place: int) -> Line:
     return Line("added", 0, place + 1, (), (Piece(b[place]),))
 
 
-def _words(a: str, b: str) -> tuple[tuple[Piece, ...], tuple[Piece, ...]] | None:
+def _compare_words(a: str, b: str) -> tuple[tuple[Piece, ...], tuple[Piece, ...]] | None:
     """The lines in pieces, each changed or not; None where one is no change of the other."""
     words_a, words_b = _WORDS.findall(a), _WORDS.findall(b)
     if len(words_a) + len(words_b) > _MOST_WORDS:

@@ -78,11 +78,11 @@ def options_of(made: Format, query: Mapping[str, str]) -> dict[str, Any]:
         name = key.removeprefix(OPTION)
         if name not in known:
             raise ConfigError(f"the format has no option {name[:60]!r}; see docs/exports.md")
-        found[name] = _value(name, text.strip(), known[name])
+        found[name] = _parse_option(name, text.strip(), known[name])
     return found
 
 
-def _value(name: str, text: str, default: object) -> object:
+def _parse_option(name: str, text: str, default: object) -> object:
     """An option's value, of the kind its default is of."""
     if isinstance(default, bool):
         if text not in ("True", "False"):
@@ -141,21 +141,21 @@ class Downloads:
         Raises:
             RefusalError: The query asks for nothing that can be written, or too many are sent now.
         """
-        name = _format(request)
+        name = _choose_format(request)
         kind = page.choice(request, "as", KINDS)
         if len(self._under_way) >= _MOST_AT_ONCE:
             raise busy()
         rest = _Rest()
         self._under_way.add(rest)
         # The first rows come before the answer begins: from then on a fault can only break it off.
-        await page.run(request, partial(_begin, request, name, kind, rest), is_long=True)
+        await page.run(request, partial(_begin_download, request, name, kind, rest), is_long=True)
         headers = {
             "Content-Disposition": f'attachment; filename="{name}.{kind}"',
             "Cache-Control": "no-store",
         }
-        return StreamingResponse(self._sent(rest), headers=headers, media_type=_TYPES[kind])
+        return StreamingResponse(self._send_rest(rest), headers=headers, media_type=_TYPES[kind])
 
-    async def _sent(self, rest: "_Rest") -> AsyncIterator[bytes]:
+    async def _send_rest(self, rest: "_Rest") -> AsyncIterator[bytes]:
         try:
             async for part in iterate_in_threadpool(rest):
                 yield part
@@ -164,7 +164,7 @@ class Downloads:
             rest.close()
 
 
-def _begin(request: Request, name: str, kind: str, rest: "_Rest", store: Store) -> None:
+def _begin_download(request: Request, name: str, kind: str, rest: "_Rest", store: Store) -> None:
     state = request.app.state
     state.rooms.give_waiting(state.intake.keep)
     asked = chosen(request.query_params, store)
@@ -199,13 +199,13 @@ class _Rest(Iterator[bytes]):
                 self._parts.close()
 
 
-def _format(request: Request) -> str:
+def _choose_format(request: Request) -> str:
     return page.choice(request, "format", tuple(name for name, _ in registered()))
 
 
 async def export(request: Request) -> Response:
     """The page that says what would be written."""
-    name = _format(request)
+    name = _choose_format(request)
 
     def work(store: Store) -> Mapping[str, object]:
         state = request.app.state

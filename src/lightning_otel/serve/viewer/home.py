@@ -68,8 +68,8 @@ async def home(request: Request) -> Response:
 
     def read(store: Store) -> Mapping[str, object]:
         return {
-            **_named(by, metric),
-            "newest": _newest(store),
+            **_name_curve(by, metric),
+            "newest": _read_newest(store),
             "living": living(store),
             "server": f"{request.url.scheme}://{request.url.netloc}",
         }
@@ -85,8 +85,8 @@ async def curve(request: Request) -> Response:
 
     def read(store: Store) -> Mapping[str, object]:
         if by == _LOGGED:  # beside the store, whose files tell nothing of it
-            return _drawn(store, by=by, metric=metric)
-        return looks.curves[by, metric].of(store, partial(_drawn, by=by, metric=metric))
+            return _draw_curve(store, by=by, metric=metric)
+        return looks.curves[by, metric].of(store, partial(_draw_curve, by=by, metric=metric))
 
     return await page.answer(request, "home_curve.html", read, title="Curve", is_long=True)
 
@@ -96,27 +96,27 @@ async def funnel(request: Request) -> Response:
     looks: Looks = request.app.state.looks
 
     def read(store: Store) -> Mapping[str, object]:
-        return looks.funnel.of(store, _funnel)
+        return looks.funnel.of(store, _read_funnel)
 
     return await page.answer(
         request, "home_funnel.html", read, title="What became of it", is_long=True
     )
 
 
-def _drawn(store: Store, *, by: str, metric: str) -> Mapping[str, object]:
+def _draw_curve(store: Store, *, by: str, metric: str) -> Mapping[str, object]:
     # What training runs logged has names of its own.
     query = PlotQuery(() if by == _LOGGED else (metric,), axis=by)  # type: ignore[arg-type]  # one of _AXES
     found = read_charts(store, query)
     # What plot draws is escaped by it, and holds no script, link or style.
     drawn = Markup(svg(found, is_styled=False))
-    return {**_named(by, metric), "drawn": drawn, "has_values": any(c.series for c in found)}
+    return {**_name_curve(by, metric), "drawn": drawn, "has_values": any(c.series for c in found)}
 
 
-def _named(by: str, metric: str) -> Mapping[str, object]:
+def _name_curve(by: str, metric: str) -> Mapping[str, object]:
     return {"by": by, "metric": metric, "axes": _AXES, "metrics": tuple(METRICS)}
 
 
-def _newest(store: Store) -> TracePage | None:
+def _read_newest(store: Store) -> TracePage | None:
     """The newest traces; None where there is no store yet."""
     try:
         return find_traces(store.source, limit=_NEWEST)
@@ -124,10 +124,10 @@ def _newest(store: Store) -> TracePage | None:
         return None
 
 
-def _funnel(store: Store) -> Mapping[str, object]:
+def _read_funnel(store: Store) -> Mapping[str, object]:
     report, accounting = store.report(), store.accounting()
     return {
-        "steps": list(_steps(report)),
+        "steps": list(_funnel_steps(report)),
         "left_out": report.reasons(),
         "inexact": report.inexact,
         "notes": report.notes,
@@ -135,7 +135,7 @@ def _funnel(store: Store) -> Mapping[str, object]:
     }
 
 
-def _steps(report: Report) -> Iterator[Step]:
+def _funnel_steps(report: Report) -> Iterator[Step]:
     yield Step("spans", report.spans)
     yield Step("rollouts", report.rollouts)
     yield Step("model calls", report.calls)

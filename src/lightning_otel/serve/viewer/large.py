@@ -75,7 +75,7 @@ def talks(store: Store, found: Sequence[Step], part: Part) -> list[Talk]:
         found: Every step of the trace.
         part: Which of them.
     """
-    chains = _chains(each.step for each in found)
+    chains = _number_histories(each.step for each in found)
     before = {chain: at for at, chain in enumerate(chains[: part.first])}
     shown: dict[int, list[int]] = {}
     for at in range(part.first, part.end):
@@ -88,7 +88,7 @@ def talks(store: Store, found: Sequence[Step], part: Part) -> list[Talk]:
         talk
         for chain, own in shown.items()
         for talk in along(
-            [_path([told[at] for at in own])],
+            [_make_trajectory([told[at] for at in own])],
             labels,
             told[before[chain]] if chain in before else None,
             _LIMITS,
@@ -96,7 +96,7 @@ def talks(store: Store, found: Sequence[Step], part: Part) -> list[Talk]:
     ]
 
 
-def _chains(found: Iterable[Transition]) -> list[int]:
+def _number_histories(found: Iterable[Transition]) -> list[int]:
     """For each step the number of the conversation that it goes on with.
 
     An agent begins another one with its first step; where it went back or was given another
@@ -112,17 +112,17 @@ def _chains(found: Iterable[Transition]) -> list[int]:
     return chains
 
 
-def _path(own: Sequence[Transition]) -> Trajectory:
+def _make_trajectory(own: Sequence[Transition]) -> Trajectory:
     first = own[0]
     return Trajectory(first.rollout_id, first.attempt_id, first.agent, 0, tuple(own))
 
 
 def _with_messages(store: Store, found: Mapping[int, Transition]) -> dict[int, Transition]:
     spans = read_spans(store, list(found.values()), _SAID)
-    return {at: _said(step, spans.get(step.span_id)) for at, step in found.items()}
+    return {at: _add_messages(step, spans.get(step.span_id)) for at, step in found.items()}
 
 
-def _said(step: Transition, span: Span | None) -> Transition:
+def _add_messages(step: Transition, span: Span | None) -> Transition:
     if span is None:
         return step
     if marks.is_mark(span):
@@ -143,11 +143,11 @@ def credits(store: Store, trace: Trace, found: Sequence[Step]) -> list[Credit]:
     """
     held = _CREDITS.get(store)
     if held is None or held[0] is not trace:
-        held = _CREDITS[store] = trace, _credits(store, trace, found)
+        held = _CREDITS[store] = trace, _read_credits(store, trace, found)
     return held[1]
 
 
-def _credits(store: Store, trace: Trace, found: Sequence[Step]) -> list[Credit]:
+def _read_credits(store: Store, trace: Trace, found: Sequence[Step]) -> list[Credit]:
     labels = {each.step.span_id: each.label for each in found}
     spans = spans_around(store.source, trace.trace_id, SPAN_COLUMNS)
     given = {(each.trace_id, each.span_id): each for each in credited(spans, trace.steps)}

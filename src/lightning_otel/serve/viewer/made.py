@@ -162,12 +162,12 @@ def _without_spans(found: Outline, known: set[str], *, has_spans: bool) -> Itera
     """Calls of tools in what models answered that no span of a tool names."""
     for node in found.nodes:
         step = node.step
-        for part in _parts(step.action if step is not None else (), "tool_call"):
+        for part in _find_parts(step.action if step is not None else (), "tool_call"):
             call_id = str(part.get("id") or "")
             if call_id in known or (has_spans and not call_id):
                 continue
             assert step is not None
-            answers = _parts(step.next_observation or (), "tool_call_response")
+            answers = _find_parts(step.next_observation or (), "tool_call_response")
             result = next((each for each in answers if str(each.get("id") or "") == call_id), None)
             yield ToolCall(
                 name=str(part.get("name") or "a tool"),
@@ -184,7 +184,7 @@ def _without_spans(found: Outline, known: set[str], *, has_spans: bool) -> Itera
             )
 
 
-def _parts(messages: Sequence[Mapping[str, Any]], kind: str) -> Iterator[Mapping[str, Any]]:
+def _find_parts(messages: Sequence[Mapping[str, Any]], kind: str) -> Iterator[Mapping[str, Any]]:
     for message in messages:
         parts = message.get("parts")
         for part in parts if isinstance(parts, (list, tuple)) else ():

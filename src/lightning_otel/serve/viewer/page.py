@@ -84,12 +84,12 @@ class Readers:
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, partial(_relieved, work))
+            return await loop.run_in_executor(self._threads, partial(_run_and_trim, work))
         finally:
             self._waiting -= 1
 
 
-def _relieved(work: Callable[[], T]) -> T:
+def _run_and_trim(work: Callable[[], T]) -> T:
     """Do some work and give the memory that it took back."""
     try:
         return work()
@@ -129,7 +129,7 @@ async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Do some work, unless the reader leaves while it waits for its turn."""
     if request.method != "GET":
         return await work  # its body may be read yet
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_wait_for_disconnect(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -140,7 +140,7 @@ async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
         leaving.cancel()
 
 
-async def _left(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -170,7 +170,7 @@ async def answer(
 
     def work(store: Store) -> bytes:
         # In the thread, too: a long page takes its time to be made.
-        return _bytes(
+        return _encode_page(
             render(request, template, {"title": title, "store_name": store.name, **read(store)})
         )
 
@@ -188,10 +188,10 @@ def refused(request: Request, refusal: RefusalError) -> Response:
         "store_name": "",  # who has no key learns nothing
     }
     text = render(request, "refused.html", shown)
-    return HTMLResponse(_bytes(text), refusal.status, {**_HEADERS, **refusal.headers})
+    return HTMLResponse(_encode_page(text), refusal.status, {**_HEADERS, **refusal.headers})
 
 
-def _bytes(text: str) -> bytes:
+def _encode_page(text: str) -> bytes:
     # A model may answer with half a character; a page shows it as a question mark.
     return text.encode("utf-8", "replace")
 

@@ -30,13 +30,13 @@ async def change_aliases(request: Request) -> Response:
     def work(store: Store) -> None:
         from lightning_otel.resources import Resources
 
-        _change(Resources(required(store, f"resource {name!r}")), name, given)
+        _move_aliases(Resources(required(store, f"resource {name!r}")), name, given)
 
     await page.run(request, work)
     return page.see(path_of("resources", name))
 
 
-def _change(opened: "Resources", name: str, given: Mapping[str, str]) -> None:
+def _move_aliases(opened: "Resources", name: str, given: Mapping[str, str]) -> None:
     """Move aliases, unless one moved since the form's page was made.
 
     Raises:
@@ -52,14 +52,14 @@ def _change(opened: "Resources", name: str, given: Mapping[str, str]) -> None:
         opened.rollback(name, last_move=last_move)
     elif act == "alias":
         alias, weight = given.get("alias", "").strip(), given.get("weight", "").strip()
-        version = _version(given.get("version", "").strip())
+        version = _parse_version(given.get("version", "").strip())
         share = number("weight", weight) if weight else None
         opened.set_alias(name, alias, version, weight=share, last_move=last_move)
     else:
         raise ConfigError(f"act is {act[:40]!r}; it is one of {', '.join(_ACTS)}")
 
 
-def _version(text: str) -> int | None:
+def _parse_version(text: str) -> int | None:
     if text == _NONE:
         return None
     if not text.isdecimal() or len(text) > 9:

@@ -86,7 +86,7 @@ def names(store: Store, number: int) -> Mapping[str, object]:
     found: list[Named] = []
     total = 0
     if state is not None:
-        opened = _opened(store, "resource")
+        opened = _open_resources(store, "resource")
         every = opened.names()
         total = len(every)
         for name in every[(number - 1) * ROWS : number * ROWS]:
@@ -103,7 +103,7 @@ def read(store: Store, name: str, number: int) -> Mapping[str, object]:
     Raises:
         NotFoundError: There is none of that name.
     """
-    opened = _opened(store, f"resource {name!r}")
+    opened = _open_resources(store, f"resource {name!r}")
     last_move = opened.last_move(name)  # first: a form refuses what moves from now on
     versions = opened.versions(name)[::-1]
     aliases = dict(sorted(opened.aliases(name).items(), key=_live_first))
@@ -136,7 +136,7 @@ def used(store: Store, name: str) -> Mapping[str, object]:
     Raises:
         NotFoundError: There is none of that name.
     """
-    versions = _opened(store, f"resource {name!r}").versions(name)
+    versions = _open_resources(store, f"resource {name!r}").versions(name)
     rewards = rollout_rewards(store.source)
     found = uses(name, store.transitions(bodies=False), rewards)
     kept = [(each.version, found[each.version]) for each in versions[::-1] if each.version in found]
@@ -201,12 +201,14 @@ def difference(
     Raises:
         NotFoundError: There is no such version.
     """
-    opened = _opened(store, f"resource {name!r}")
+    opened = _open_resources(store, f"resource {name!r}")
     last_move = opened.last_move(name)
     versions = opened.versions(name)
     aliases = opened.aliases(name)
-    first = opened.get(name, _version(a) if a else aliases.get("live", versions[0].version))
-    second = opened.get(name, _version(b) if b else aliases.get("canary", versions[-1].version))
+    first = opened.get(name, _parse_version(a) if a else aliases.get("live", versions[0].version))
+    second = opened.get(
+        name, _parse_version(b) if b else aliases.get("canary", versions[-1].version)
+    )
     of_a, of_b = lines(first), lines(second)
     left_out = max(0, len(of_a) + len(of_b) - _LINES)
     if left_out:
@@ -232,11 +234,11 @@ def difference(
         "is_same": of_a == of_b and not left_out,
         "comparison": comparison,
         "refusal": refusal,
-        **_pairs(store, comparison),
+        **_pick_pairs(store, comparison),
     }
 
 
-def _pairs(store: Store, found: "Comparison | None") -> Mapping[str, object]:
+def _pick_pairs(store: Store, found: "Comparison | None") -> Mapping[str, object]:
     """The tasks that differ most, with what they were, and where all of them lie on a scale."""
     pairs: Sequence[Pair] = sorted(found.pairs, key=lambda pair: pair.difference) if found else ()
     shown = pairs
@@ -245,13 +247,13 @@ def _pairs(store: Store, found: "Comparison | None") -> Mapping[str, object]:
     ids = [pair.rollouts_b[0] for pair in shown]
     tasks = {row["rollout_id"]: row["task"] for row in store.sql(_TASKS, [ids])} if ids else {}
     return {
-        "pairs": [(pair, _shortened(tasks.get(pair.rollouts_b[0]))) for pair in shown],
+        "pairs": [(pair, _shorten_task(tasks.get(pair.rollouts_b[0]))) for pair in shown],
         "pairs_total": len(pairs),
         "scale": Scale.of(found) if found else None,
     }
 
 
-def _shortened(task: str | None) -> str:
+def _shorten_task(task: str | None) -> str:
     try:
         said = json.loads(task) if task else ""
     except (ValueError, RecursionError):
@@ -313,11 +315,11 @@ def _live_first(item: tuple[str, int]) -> tuple[bool, str]:
     return item[0] != "live", item[0]
 
 
-def _version(text: str) -> int | str:
+def _parse_version(text: str) -> int | str:
     return int(text) if text.isdecimal() and len(text) < 10 else text
 
 
-def _opened(store: Store, what: str) -> "Resources":
+def _open_resources(store: Store, what: str) -> "Resources":
     from lightning_otel.resources import Resources
 
     return Resources(required(store, what))

@@ -144,7 +144,7 @@ def read(store: Store, rollout_id: str, number: int = 1) -> Mapping[str, object]
     made: list[Adaptation] = []
     if light(store, [rollout_id]):
         made = list(store.adapt(rollout_id=rollout_id, include_incomplete=True))
-        steps, report = _steps(made), Report.total(each.report for each in made)
+        steps, report = _list_steps(made), Report.total(each.report for each in made)
     else:
         steps, report = _without_bodies(store, rollout_id)
     first = (number - 1) * STEPS
@@ -153,8 +153,8 @@ def read(store: Store, rollout_id: str, number: int = 1) -> Mapping[str, object]
         "rollout_id": rollout_id,
         "queued": queued_as,
         "attempts": attempts,
-        "tries": _tries(attempts, queued_as),
-        "task": value_part(queued_as["rollout"].task if queued_as else _task(attempts)),
+        "tries": _merge_attempts(attempts, queued_as),
+        "task": value_part(queued_as["rollout"].task if queued_as else _read_task(attempts)),
         "traces": traces,
         "rewards": rewards,
         "by": {each.span_id: each for made_one in made for each in made_one.credited},
@@ -162,11 +162,11 @@ def read(store: Store, rollout_id: str, number: int = 1) -> Mapping[str, object]
         "dropped_total": len(report.dropped),
         "report": report,
         "steps": steps[first : first + STEPS],
-        "grouped": _grouped(steps[first : first + STEPS]),
+        "grouped": _group_steps(steps[first : first + STEPS]),
         "total": len(steps),
         "number": number,
         "size": STEPS,
-        **_used(step.step for step in steps),
+        **_collect_used(step.step for step in steps),
     }
 
 
@@ -206,7 +206,7 @@ class Try(NamedTuple):
     reward: float | None
 
 
-def _tries(
+def _merge_attempts(
     recorded_ones: Sequence[Mapping[str, Any]], queued_as: Mapping[str, Any] | None
 ) -> list[Try]:
     """The attempts in order; how one stands the queue knows best."""
@@ -231,13 +231,13 @@ def _tries(
     return found
 
 
-def _grouped(steps: Iterable[Shown]) -> list[tuple[Trajectory, list[Shown]]]:
+def _group_steps(steps: Iterable[Shown]) -> list[tuple[Trajectory, list[Shown]]]:
     """Steps in a row of the same trajectory together."""
     return [(list_of[0].path, list_of) for _, own in groupby(steps, key=lambda each: id(each.path))
             if (list_of := list(own))]  # fmt: skip
 
 
-def _steps(made: Iterable[Adaptation]) -> list[Shown]:
+def _list_steps(made: Iterable[Adaptation]) -> list[Shown]:
     """Each step once, with the first trajectory it lies on."""
     found: list[Shown] = []
     seen: set[tuple[str, str]] = set()
@@ -269,7 +269,7 @@ def _without_bodies(store: Store, rollout_id: str) -> tuple[list[Shown], Report]
     return found, table.report()
 
 
-def _used(steps: Iterable[Transition]) -> dict[str, object]:
+def _collect_used(steps: Iterable[Transition]) -> dict[str, object]:
     """Collect agents, models, versions and modes of a rollout's steps."""
     agents: dict[str, None] = {}
     models: dict[str, None] = {}
@@ -294,7 +294,7 @@ def _used(steps: Iterable[Transition]) -> dict[str, object]:
     }
 
 
-def _task(attempts: Sequence[Mapping[str, Any]]) -> object:
+def _read_task(attempts: Sequence[Mapping[str, Any]]) -> object:
     """The task that was recorded, which is JSON where it was written as such."""
     text = next((row["task"] for row in attempts if row["task"] is not None), None)
     try:

@@ -97,7 +97,7 @@ def read(store: Store, run_id: str, metric: str = "") -> Mapping[str, object]:
     state = required(store, f"training run {run_id!r}")
     opened = Runs(state)
     run = opened.get(run_id)
-    names = sorted(plotting.logged_metrics(state, (run.run_id,)), key=_rank)
+    names = sorted(plotting.logged_metrics(state, (run.run_id,)), key=_metric_rank)
     if metric and metric not in names:
         raise NotFoundError(f"the run measured no {metric!r}; choose one of its metrics")
     drawn = [metric] if metric else names[:CURVES]
@@ -121,7 +121,7 @@ def read(store: Store, run_id: str, metric: str = "") -> Mapping[str, object]:
         "metric": metric,
         # Our own drawing, in which every text is escaped already.
         "pictures": [Markup(svg([chart], is_styled=False)) for chart in charts],
-        "last": _last(charts),
+        "last": _last_values(charts),
         "made": made,
         "aliases": aliases,
         "checkpoints": checkpoints[:KEPT],
@@ -130,11 +130,11 @@ def read(store: Store, run_id: str, metric: str = "") -> Mapping[str, object]:
     }
 
 
-def _rank(name: str) -> tuple[int, str]:
+def _metric_rank(name: str) -> tuple[int, str]:
     return (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)
 
 
-def _last(charts: list[Chart]) -> list[tuple[str, float, float]]:
+def _last_values(charts: list[Chart]) -> list[tuple[str, float, float]]:
     """Return each metric with its first and last value."""
     found = []
     for chart in charts:

@@ -74,7 +74,7 @@ def said(
     longest: int = LONGEST,
 ) -> Said:
     """A message of the conventions or of the chat API, as it is shown."""
-    parts = [part_of(part, longest) for part in _parts(message)]
+    parts = [part_of(part, longest) for part in _message_parts(message)]
     role = plain(message.get("role")) or ("assistant" if side == "output" else "user")
     name = message.get("name")
     return Said(role, plain(name), parts, span_id, side, index, reward, label, note)
@@ -86,12 +86,12 @@ def whole(message: Message, index: int) -> str:
     Raises:
         IndexError: It has no such part.
     """
-    return _told(list(_parts(message))[index])[2]
+    return _read_part(list(_message_parts(message))[index])[2]
 
 
 def part_of(part: object, longest: int = LONGEST) -> Part:
     """A part of a message, as it is shown."""
-    kind, title, text = _told(part)
+    kind, title, text = _read_part(part)
     return Part(kind, title, text[:longest], len(text))
 
 
@@ -113,7 +113,7 @@ def value_text(value: object) -> str:
     return _laid_out(value)
 
 
-def _parts(message: Message) -> Iterable[object]:
+def _message_parts(message: Message) -> Iterable[object]:
     found = message.get("parts")
     if isinstance(found, (list, tuple)):
         return found
@@ -121,7 +121,7 @@ def _parts(message: Message) -> Iterable[object]:
     return parts
 
 
-def _told(part: object) -> tuple[str, str, str]:
+def _read_part(part: object) -> tuple[str, str, str]:
     """A part's kind, title and whole text."""
     if not isinstance(part, Mapping):
         return "text", "", plain(part)
@@ -135,16 +135,16 @@ def _told(part: object) -> tuple[str, str, str]:
     if kind == "tool_call_response":
         return "tool_result", "tool answered", value_text(part.get("response"))
     if kind in ("blob", "uri", "file"):
-        return "media", _medium(part), _place(part)
+        return "media", _word_medium(part), _word_place(part)
     return "other", plain(kind), _laid_out(part)
 
 
-def _medium(part: Mapping[str, Any]) -> str:
+def _word_medium(part: Mapping[str, Any]) -> str:
     words = [plain(part.get(key)) for key in ("modality", "mime_type", "filename")]
     return ", ".join(filter(None, words)) or plain(part.get("type"))
 
 
-def _place(part: Mapping[str, Any]) -> str:
+def _word_place(part: Mapping[str, Any]) -> str:
     """Word the place or the length of a medium; fetch and draw nothing."""
     if part.get("type") == "blob":
         return f"{len(plain(part.get('content'))):,} characters of base64, not shown"

@@ -91,7 +91,7 @@ def chosen(query: Mapping[str, str], store: Store) -> Chosen:
         if name in CHOICES and value not in CHOICES[name]:
             known = ", ".join(filter(None, CHOICES[name]))
             raise ConfigError(f"{name} is {value!r}; it may be {known}")
-    keywords = _keywords(values)
+    keywords = _make_keywords(values)
     if values["rollout"]:
         noun, whole = store.find(values["rollout"])
         keywords["rollout_id"] = whole if noun == "rollout" else store.rollout_of(noun, whole)
@@ -101,16 +101,16 @@ def chosen(query: Mapping[str, str], store: Store) -> Chosen:
     Selection.of(cast(Wanted, wanted))
     # At a shell a time without a zone is that of the machine, and in an address it is not.
     written = values | {name: utc_text(keywords[name]) for name in _TIMES if name in keywords}
-    return Chosen(values, keywords, tuple(_options(written)))
+    return Chosen(values, keywords, tuple(_make_options(written)))
 
 
-def _keywords(values: Mapping[str, str]) -> dict[str, Any]:
+def _make_keywords(values: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {name: values[name] for name in SHARED if values[name]}
     for name in _NUMBERS:
         if values[name]:
             found[name] = number(name, values[name])
     if "agents" in found:
-        found["agents"] = _patterns(values["agents"])
+        found["agents"] = _split_patterns(values["agents"])
     if values["rewarded"]:
         found["rewarded"] = values["rewarded"] == "yes"
     for name in ("capture", "credit", "advantage"):
@@ -147,16 +147,16 @@ def number(name: str, text: str) -> float:
     return found
 
 
-def _patterns(text: str) -> list[str]:
+def _split_patterns(text: str) -> list[str]:
     return [part for part in (each.strip() for each in text.split(",")) if part]
 
 
-def _options(values: Mapping[str, str]) -> "list[str]":
+def _make_options(values: Mapping[str, str]) -> "list[str]":
     found: list[str] = []
     for name in (*SHARED, "rollout", "gamma", "capture", "credit", "advantage"):
         if not values[name]:
             continue
-        several = _patterns(values[name]) if name == "agents" else [values[name]]
+        several = _split_patterns(values[name]) if name == "agents" else [values[name]]
         for each in several:
             # With its sign, a value that begins with a dash is no option.
             found.append(f"--{name.replace('_', '-')}={each}")

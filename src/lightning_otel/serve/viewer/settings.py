@@ -17,10 +17,10 @@ _RANKS: Final = ("problem", "note", "ok")
 
 async def show(request: Request) -> Response:
     """The page."""
-    return await page.answer(request, "settings.html", _read, title="Settings")
+    return await page.answer(request, "settings.html", _read_settings, title="Settings")
 
 
-def _read(store: Store) -> Mapping[str, object]:
+def _read_settings(store: Store) -> Mapping[str, object]:
     findings = examine(store)
     return {
         "findings": sorted(findings, key=lambda finding: _RANKS.index(finding.level)),

@@ -139,16 +139,16 @@ def detail(span: Span) -> Detail:
         ],
         given_before=before,
         answered=[said(each, span.span_id, "output", at) for at, each in enumerate(answered)],
-        values=_values(others),
+        values=_list_values(others),
         values_more=max(0, len(others) - VALUES),
-        otel_resource=_values(span.otel_resource),
+        otel_resource=_list_values(span.otel_resource),
         events=[
-            Happened(each.name, each.time_ns - span.start_ns, _values(each.attributes))
+            Happened(each.name, each.time_ns - span.start_ns, _list_values(each.attributes))
             for each in span.events[:VALUES]
         ],
         tokens=read_tokens(span.attributes) if is_call(span) else None,
         sampling=sampling_of(span.attributes, span.otel_resource),
-        tools=_tools(span.attributes.get(c.TOOL_DEFINITIONS)),
+        tools=_list_tools(span.attributes.get(c.TOOL_DEFINITIONS)),
     )
 
 
@@ -186,23 +186,23 @@ def shown_tokens(ids: Sequence[int], logprobs: Sequence[float] = ()) -> list[Tok
     """The first tokens of a sequence."""
     count = min(len(ids), TOKENS)
     return [
-        Token(ids[at], logprobs[at], _level(logprobs[at]))
+        Token(ids[at], logprobs[at], _probability_level(logprobs[at]))
         if at < len(logprobs)
         else Token(ids[at], None, None)
         for at in range(count)
     ]
 
 
-def _level(logprob: float) -> int:
+def _probability_level(logprob: float) -> int:
     return sum(logprob < bound for bound in _PROBABLE)
 
 
-def _values(attributes: Mapping[str, Any]) -> list[Value]:
+def _list_values(attributes: Mapping[str, Any]) -> list[Value]:
     keys = sorted(attributes)[:VALUES]
     return [Value(key, value_part(attributes[key], _VALUE)) for key in keys]
 
 
-def _tools(found: object) -> list[str]:
+def _list_tools(found: object) -> list[str]:
     offered = (parse_messages(found) or ()) if isinstance(found, str) else ()
     names = []
     for tool in offered:

@@ -92,17 +92,17 @@ async def raw(request: Request) -> Response:
     selection = Selection(trace_ids=(trace_id,), only=only)
     name = quote(f"trace-{span_id or trace_id}.jsonl")
     answer: Response = await request.app.state.streams.answer(
-        _lines(request.app.state.store, selection),
+        _write_lines(request.app.state.store, selection),
         "application/x-ndjson",
         {"Content-Disposition": f'attachment; filename="{name}"'},
     )
     return answer
 
 
-def _lines(store: Store, selection: Selection) -> Iterator[bytes]:
+def _write_lines(store: Store, selection: Selection) -> Iterator[bytes]:
     held = bytearray()
     for row in store.source.fetch(selection).dicts():
-        held += orjson.dumps(_plain(row), option=orjson.OPT_APPEND_NEWLINE)
+        held += orjson.dumps(_decode_row(row), option=orjson.OPT_APPEND_NEWLINE)
         if len(held) >= _PART_BYTES:
             yield bytes(held)
             held.clear()
@@ -115,7 +115,7 @@ def record_of(store: Store, trace_id: str, span_id: str) -> Mapping[str, Any]:
     return next(iter(store.source.fetch(selection).dicts()), {})
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def _decode_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with its JSON columns as what they hold, and without what it has not."""
     found: dict[str, Any] = {}
     for name, value in row.items():
@@ -128,7 +128,7 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def json_of(row: Mapping[str, Any]) -> str:
     """A stored span as JSON for people."""
-    held = orjson.loads(orjson.dumps(_plain(row)))
+    held = orjson.loads(orjson.dumps(_decode_row(row)))
     return orjson.dumps(held, option=orjson.OPT_INDENT_2).decode()
 
 
@@ -140,7 +140,7 @@ async def reward(request: Request) -> Response:
     """
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
     given = await form(request)
-    feedback = _feedback(span_id, given)
+    feedback = _parse_feedback(span_id, given)
 
     def work(store: Store) -> Given | Clash | None:
         (found,) = give(store, [feedback], request.app.state.intake.keep)
@@ -158,12 +158,16 @@ async def reward(request: Request) -> Response:
     return page.see(f"/traces/{quote(trace_id, safe='')}?{urlencode(back)}")
 
 
-def _feedback(span_id: str, given: Mapping[str, str]) -> Feedback:
+def _parse_feedback(span_id: str, given: Mapping[str, str]) -> Feedback:
     """Parse the form."""
     key = given.get("reward", "")
     try:
-        quality, rating = (_number(given.get(name, "")) for name in ("quality_score", "rating"))
-        satisfied, used = (_truth(given.get(name, "")) for name in ("satisfied", "used_result"))
+        quality, rating = (
+            _parse_number(given.get(name, "")) for name in ("quality_score", "rating")
+        )
+        satisfied, used = (
+            _parse_answer(given.get(name, "")) for name in ("satisfied", "used_result")
+        )
         value = (
             float(key)
             if key in ("1", "-1")
@@ -185,7 +189,7 @@ def _feedback(span_id: str, given: Mapping[str, str]) -> Feedback:
     return Feedback("span", span_id, value, time.time_ns(), attributes, feedback_id)
 
 
-def _number(given: str) -> float | None:
+def _parse_number(given: str) -> float | None:
     if not given.strip():
         return None
     try:
@@ -194,7 +198,7 @@ def _number(given: str) -> float | None:
         raise ValueError("quality_score and rating are numbers; go back") from exc
 
 
-def _truth(given: str) -> bool | None:
+def _parse_answer(given: str) -> bool | None:
     if given not in ("", "yes", "no"):
         raise ValueError("satisfied and used_result are yes, no or nothing; go back")
     return None if not given else given == "yes"

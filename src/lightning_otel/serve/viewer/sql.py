@@ -82,10 +82,10 @@ class Cell(NamedTuple):
 
 async def show(request: Request) -> Response:
     """The page, with the answer to the statement in its address if there is one."""
-    text, is_left = _statement(request), threading.Event()
+    text, is_left = _read_statement(request), threading.Event()
     try:
         found = await page.run(
-            request, lambda store: _answered(store, text, lambda: not is_left.is_set())
+            request, lambda store: _show_answer(store, text, lambda: not is_left.is_set())
         )
     finally:
         is_left.set()
@@ -95,7 +95,7 @@ async def show(request: Request) -> Response:
 
 async def columns(request: Request) -> Response:
     """The views and their columns."""
-    return await page.answer(request, "sql_columns.html", _columns, title="Views and columns")
+    return await page.answer(request, "sql_columns.html", _read_columns, title="Views and columns")
 
 
 async def download(request: Request) -> Response:
@@ -104,7 +104,7 @@ async def download(request: Request) -> Response:
     Raises:
         RefusalError: There is no statement, or it fails before its first row.
     """
-    text, kind = _statement(request), request.path_params["kind"]
+    text, kind = _read_statement(request), request.path_params["kind"]
     if kind not in _WRITERS:
         raise RefusalError(404, "an answer comes as answer.csv or answer.jsonl")
     if not text:
@@ -112,19 +112,19 @@ async def download(request: Request) -> Response:
     store = request.app.state.store
     name = f'attachment; filename="answer.{kind}"'
     answer: Response = await request.app.state.streams.answer(
-        _parts(store, text, _WRITERS[kind]), _TYPES[kind], {"Content-Disposition": name}
+        _write_parts(store, text, _WRITERS[kind]), _TYPES[kind], {"Content-Disposition": name}
     )
     return answer
 
 
-def _statement(request: Request) -> str:
+def _read_statement(request: Request) -> str:
     given = request.query_params.get("q", "").strip()
     if len(given) > _LONGEST:
         raise RefusalError(400, f"a statement here has at most {_LONGEST:,} characters; shorten it")
     return given
 
 
-def _asked(
+def _run_statement(
     store: Store, text: str, limits: Limits, is_wanted: Callable[[], bool] = lambda: True
 ) -> Answer:
     if store.layout is None:
@@ -132,14 +132,14 @@ def _asked(
     return ask(store.layout, text, limits, is_wanted)
 
 
-def _answered(store: Store, text: str, is_wanted: Callable[[], bool]) -> Mapping[str, object]:
+def _show_answer(store: Store, text: str, is_wanted: Callable[[], bool]) -> Mapping[str, object]:
     told = {"text": text, "examples": EXAMPLES, "limits": LIMITS, "file_limits": FILE_LIMITS}
     if not text:
         return told
     start_s = time.perf_counter()
     try:
-        with _asked(store, text, LIMITS, is_wanted) as answer:
-            rows = [[_cell(value) for value in row] for row in answer]
+        with _run_statement(store, text, LIMITS, is_wanted) as answer:
+            rows = [[_make_cell(value) for value in row] for row in answer]
     except LightningOtelError as exc:
         return {**told, "error": exc.what, "remedy": exc.remedy}
     return {
@@ -151,8 +151,8 @@ def _answered(store: Store, text: str, is_wanted: Callable[[], bool]) -> Mapping
     }
 
 
-def _columns(store: Store) -> Mapping[str, object]:
-    with _asked(store, "SHOW ALL TABLES", LIMITS) as answer:
+def _read_columns(store: Store) -> Mapping[str, object]:
+    with _run_statement(store, "SHOW ALL TABLES", LIMITS) as answer:
         rows = [dict(zip(answer.columns, row, strict=True)) for row in answer]
     views = [
         {
@@ -164,42 +164,42 @@ def _columns(store: Store) -> Mapping[str, object]:
     return {"views": views}
 
 
-def _cell(value: Any) -> Cell:
-    text = _text(value)
+def _make_cell(value: Any) -> Cell:
+    text = _cell_text(value)
     return Cell(text[:_CELL], len(text) if len(text) > _CELL else 0, value is None)
 
 
-def _text(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if isinstance(value, (Mapping, list, tuple)):
-        return orjson.dumps(_sendable(value)).decode()
+        return orjson.dumps(_json_value(value)).decode()
     return "" if value is None else str(value)
 
 
-def _sendable(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     return str(value) if isinstance(value, timedelta) else repaired(plain(value))
 
 
-def _csv(answer: Answer) -> Iterator[bytes]:
+def _write_csv(answer: Answer) -> Iterator[bytes]:
     file = io.StringIO(newline="")
     writer = csv.writer(file)
     writer.writerow([csv_cell(name, name) for name in answer.columns])
     for row in answer:
-        writer.writerow([csv_cell(value, _text(value)) for value in row])
-        yield _taken(file)
-    yield _taken(file)
+        writer.writerow([csv_cell(value, _cell_text(value)) for value in row])
+        yield _take_text(file)
+    yield _take_text(file)
     _check_whole(answer)
 
 
-def _taken(file: io.StringIO) -> bytes:
+def _take_text(file: io.StringIO) -> bytes:
     text = file.getvalue()
     file.seek(0)
     file.truncate()
     return text.encode("utf-8", "replace")
 
 
-def _jsonl(answer: Answer) -> Iterator[bytes]:
+def _write_jsonl(answer: Answer) -> Iterator[bytes]:
     for row in answer:
-        named = dict(zip(answer.columns, map(_sendable, row), strict=True))
+        named = dict(zip(answer.columns, map(_json_value, row), strict=True))
         yield orjson.dumps(repaired(named), option=orjson.OPT_APPEND_NEWLINE)
     _check_whole(answer)
 
@@ -210,13 +210,15 @@ def _check_whole(answer: Answer) -> None:
         raise QueryError(f"the answer has more {answer.cut} than a file may have; add a LIMIT")
 
 
-def _parts(store: Store, text: str, write: Callable[[Answer], Iterator[bytes]]) -> Iterator[bytes]:
+def _write_parts(
+    store: Store, text: str, write: Callable[[Answer], Iterator[bytes]]
+) -> Iterator[bytes]:
     """The lines of a file in parts of some size.
 
     The rows before a fault are sent already: nothing can be said but by breaking off.
     """
     held = bytearray()
-    with _asked(store, text, FILE_LIMITS) as answer:
+    with _run_statement(store, text, FILE_LIMITS) as answer:
         for line in write(answer):
             held += line
             if len(held) >= _PART_BYTES:
@@ -225,7 +227,7 @@ def _parts(store: Store, text: str, write: Callable[[Answer], Iterator[bytes]]) 
     yield bytes(held)
 
 
-_WRITERS: Final = {"csv": _csv, "jsonl": _jsonl}
+_WRITERS: Final = {"csv": _write_csv, "jsonl": _write_jsonl}
 _TYPES: Final = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 
 ROUTES: Final[list[Route]] = [

@@ -25,7 +25,7 @@ class _File(NamedTuple):
 
 
 @cache
-def _files() -> dict[str, _File]:
+def _read_files() -> dict[str, _File]:
     """By name; a name that is not among them is no path."""
     contents = {path.name: path.read_bytes() for path in _FOLDER.iterdir() if path.suffix in _TYPES}
     return {
@@ -36,13 +36,13 @@ def _files() -> dict[str, _File]:
 
 def address(name: str) -> str:
     """Return the address of a file; it changes with the content."""
-    return f"/static/{name}?v={_files()[name].version}"
+    return f"/static/{name}?v={_read_files()[name].version}"
 
 
 async def answer(request: Request) -> Response:
     """A file; for good only by the address that names its content."""
     name = request.path_params["name"]
-    found = _files().get(name)
+    found = _read_files().get(name)
     if found is None:
         raise RefusalError(404, "there is no such file")
     is_exact = request.query_params.get("v") == found.version

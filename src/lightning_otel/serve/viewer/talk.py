@@ -79,7 +79,7 @@ def along(
     seen: set[tuple[str, str]] = set()
     told = []
     for path in paths:
-        messages = list(_messages(path, seen, labels, before, limits))
+        messages = list(_path_messages(path, seen, labels, before, limits))
         before = None
         if messages:
             told.append(Talk(path.agent, path.branch, path.cause, messages))
@@ -95,7 +95,7 @@ def left_out(found: Outline) -> list[LeftOut]:
     ]
 
 
-def _messages(
+def _path_messages(
     path: Trajectory,
     seen: set[tuple[str, str]],
     labels: Mapping[tuple[str, str], str],
@@ -108,15 +108,17 @@ def _messages(
         name = (step.trace_id, step.span_id)
         label = labels.get(name)
         given = step.observation
-        same = _shared(held, answers, given)
+        same = _count_repeated(held, answers, given)
         if name not in seen and label is not None:
-            yield from _given(step, same, limits, is_anew=bool(held) and same < len(held))
-            yield from _answered(step, label, limits.characters)
+            yield from _input_messages(step, same, limits, is_anew=bool(held) and same < len(held))
+            yield from _output_messages(step, label, limits.characters)
         seen.add(name)
         held, answers = list(given), step.action
 
 
-def _shared(held: Sequence[Message], answers: Iterable[Message], given: Sequence[Message]) -> int:
+def _count_repeated(
+    held: Sequence[Message], answers: Iterable[Message], given: Sequence[Message]
+) -> int:
     """Count the messages that repeat earlier ones, the last answer among them."""
     count = 0
     for one, other in zip(held, given, strict=False):
@@ -129,7 +131,9 @@ def _shared(held: Sequence[Message], answers: Iterable[Message], given: Sequence
     return count
 
 
-def _given(step: Transition, same: int, limits: Limits, *, is_anew: bool) -> Iterator[Said]:
+def _input_messages(
+    step: Transition, same: int, limits: Limits, *, is_anew: bool
+) -> Iterator[Said]:
     """Yield the messages of a call's input that are new."""
     notes = []
     count = len(step.observation)
@@ -146,7 +150,7 @@ def _given(step: Transition, same: int, limits: Limits, *, is_anew: bool) -> Ite
         note = ""
 
 
-def _answered(step: Transition, label: str, longest: int) -> Iterator[Said]:
+def _output_messages(step: Transition, label: str, longest: int) -> Iterator[Said]:
     for index, message in enumerate(step.action):
         note = f"choice {index + 1} of {len(step.action)}" if index else ""
         reward = step.reward if index == 0 else None

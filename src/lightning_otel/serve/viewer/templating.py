@@ -101,7 +101,7 @@ def json_text(value: object, indent: int | None = 2) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
-def _environment() -> Environment:
+def _make_environment() -> Environment:
     found = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
@@ -126,4 +126,4 @@ def _environment() -> Environment:
     return found
 
 
-_ENVIRONMENT: Final = _environment()
+_ENVIRONMENT: Final = _make_environment()

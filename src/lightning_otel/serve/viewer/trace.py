@@ -54,24 +54,24 @@ async def show(request: Request) -> Response:
             "tab": tab,
             "tabs": TABS,
             "links": links,
-            "facts": _facts(trace),
+            "facts": _collect_facts(trace),
             "row": None if selected is None else trace.rows[selected],
             "missing": span_id if span_id and selected is None else "",
         }
         if selected is not None and tab in ("tree", "waterfall", "attributes", "raw"):
-            shown.update(_selected(store, trace.rows[selected]))
+            shown.update(_read_selected(store, trace.rows[selected]))
         shown.update(_READ[tab](request, store, trace, first))
         return shown
 
     return await page.answer(request, "trace.html", read)
 
 
-def _selected(store: Store, row: Row) -> Mapping[str, object]:
+def _read_selected(store: Store, row: Row) -> Mapping[str, object]:
     found = detail(read_span(store, row.trace_id, row.span_id))
     return {"detail": found, "feedback_id": secrets.token_hex(8)}
 
 
-def _facts(trace: Trace) -> Mapping[str, Any]:
+def _collect_facts(trace: Trace) -> Mapping[str, Any]:
     """Collect the facts above a trace's tabs."""
     own = trace.own
     roots = [row for row in own if row.parent < 0]
@@ -96,7 +96,7 @@ def _facts(trace: Trace) -> Mapping[str, Any]:
     }
 
 
-def _rows(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+def _read_rows(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
     """The parts of a tree or waterfall: those that are seen first, and the selected one."""
     links = Links(request)
     given = request.query_params
@@ -137,7 +137,7 @@ def bar(since_ns: int, until_ns: int, row: Row) -> tuple[float, float]:
     return round(min(begin, _WIDTH - _LEAST), 2), round(max(_LEAST, width), 2)
 
 
-def _chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+def _read_chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
     found, _ = adapted(store, trace.trace_id)
     if found is None:
         return _large_chat(request, store, trace, first)
@@ -145,7 +145,7 @@ def _chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[s
     part = part_of(sum(len(each.messages) for each in told), MESSAGES, first, "message")
     return {
         "part": part,
-        "talks": list(_members(told, part)),
+        "talks": list(_page_messages(told, part)),
         "left_out": left_out(found),
     }
 
@@ -164,7 +164,7 @@ def _large_chat(request: Request, store: Store, trace: Trace, first: int) -> Map
     }
 
 
-def _members(told: list[Talk], part: Part) -> Iterator[Talk]:
+def _page_messages(told: list[Talk], part: Part) -> Iterator[Talk]:
     """Some of the messages of several talks, counted through all of them."""
     first = part.first
     for each in told:
@@ -174,7 +174,7 @@ def _members(told: list[Talk], part: Part) -> Iterator[Talk]:
         first -= len(each.messages)
 
 
-def _tools(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+def _read_tools(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
     found, size = adapted(store, trace.trace_id)
     return {
         "calls": tool_calls(store, trace, found, first),
@@ -185,7 +185,7 @@ def _tools(request: Request, store: Store, trace: Trace, first: int) -> Mapping[
     }
 
 
-def _tokens(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+def _read_tokens(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
     found, _ = adapted(store, trace.trace_id)
     every = large.steps(trace) if found is None else steps(found)
     part = part_of(len(every), MESSAGES, first, "step")
@@ -198,7 +198,7 @@ def _tokens(request: Request, store: Store, trace: Trace, first: int) -> Mapping
     }
 
 
-def _rewards(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+def _read_rewards(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
     found, _ = adapted(store, trace.trace_id)
     every = large.steps(trace) if found is None else steps(found)
     report = trace.report if found is None else found.report
@@ -213,14 +213,16 @@ def _rewards(request: Request, store: Store, trace: Trace, first: int) -> Mappin
     }
 
 
-def _attributes(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+def _read_attributes(
+    request: Request, store: Store, trace: Trace, first: int
+) -> Mapping[str, object]:
     if request.query_params.get("span") and trace.find(request.query_params["span"]) is not None:
         return {}
     row = trace.rows[0]
-    return {"row": row, **_selected(store, row)}
+    return {"row": row, **_read_selected(store, row)}
 
 
-def _raw(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+def _read_raw(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
     span_id = request.query_params.get("span", "")
     position = trace.find(span_id) if span_id else 0
     row = trace.rows[position or 0]
@@ -229,14 +231,14 @@ def _raw(request: Request, store: Store, trace: Trace, first: int) -> Mapping[st
 
 
 _READ: Final = {
-    "tree": _rows,
-    "waterfall": _rows,
-    "chat": _chat,
-    "tools": _tools,
-    "tokens": _tokens,
-    "rewards": _rewards,
-    "attributes": _attributes,
-    "raw": _raw,
+    "tree": _read_rows,
+    "waterfall": _read_rows,
+    "chat": _read_chat,
+    "tools": _read_tools,
+    "tokens": _read_tokens,
+    "rewards": _read_rewards,
+    "attributes": _read_attributes,
+    "raw": _read_raw,
 }
 
 
@@ -247,7 +249,7 @@ async def rows(request: Request) -> Response:
 
     def read(store: Store) -> Mapping[str, object]:
         trace = held_trace(store, request.path_params["trace_id"])
-        found = dict(_rows(request, store, trace, first))
+        found = dict(_read_rows(request, store, trace, first))
         given = request.query_params
         closed = given.get("closed", "").split(",")[:MOST_CLOSED]
         every: list[Shown] = fold(trace.rows, closed, others=bool(given.get("others"))).shown

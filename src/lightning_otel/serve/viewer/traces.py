@@ -32,9 +32,9 @@ _FILTERS: Final = (
 
 async def show(request: Request) -> Response:
     """The list; or what an id that is searched for names."""
-    wanted, after = _wanted(request), _cursor(request)
+    wanted, after = _parse_filter(request), _parse_cursor(request)
     if _ID.fullmatch(wanted.text):
-        place = await page.run(request, lambda store: _place(store, wanted.text))
+        place = await page.run(request, lambda store: _find_address(store, wanted.text))
         if place is not None:
             return page.see(place)
 
@@ -52,7 +52,7 @@ async def show(request: Request) -> Response:
     return await page.answer(request, "traces.html", read, title="Traces")
 
 
-def _wanted(request: Request) -> TraceFilter:
+def _parse_filter(request: Request) -> TraceFilter:
     """Parse the query into a filter.
 
     Raises:
@@ -66,10 +66,10 @@ def _wanted(request: Request) -> TraceFilter:
         agent=page.text(request, "agent") or None,
         model=page.text(request, "model") or None,
         status=next((each for each in STATUSES if each == status), None),
-        rewarded=_truth(request, "rewarded"),
-        min_reward=_number(given.get("min_reward", ""), "min_reward"),
-        max_reward=_number(given.get("max_reward", ""), "max_reward"),
-        has_error=_truth(request, "error"),
+        rewarded=_parse_flag(request, "rewarded"),
+        min_reward=_parse_number(given.get("min_reward", ""), "min_reward"),
+        max_reward=_parse_number(given.get("max_reward", ""), "max_reward"),
+        has_error=_parse_flag(request, "error"),
         since_ns=since,
         until_ns=until,
         resource_version=page.text(request, "version") or None,
@@ -78,12 +78,12 @@ def _wanted(request: Request) -> TraceFilter:
     )
 
 
-def _truth(request: Request, name: str) -> bool | None:
+def _parse_flag(request: Request, name: str) -> bool | None:
     given = page.choice(request, name, _YES_NO)
     return None if not given else given == "yes"
 
 
-def _number(given: str, name: str) -> float | None:
+def _parse_number(given: str, name: str) -> float | None:
     given = given.strip()
     if not given:
         return None
@@ -92,7 +92,7 @@ def _number(given: str, name: str) -> float | None:
     return float(given)
 
 
-def _cursor(request: Request) -> Cursor | None:
+def _parse_cursor(request: Request) -> Cursor | None:
     given = request.query_params.get("after", "")
     if not given:
         return None
@@ -102,7 +102,7 @@ def _cursor(request: Request) -> Cursor | None:
     return Cursor(int(match[1]), match[2])
 
 
-def _place(store: Store, prefix: str) -> str | None:
+def _find_address(store: Store, prefix: str) -> str | None:
     """The address of what an id or its beginning names; None where several things are, or none."""
     try:
         noun, whole = store.find(prefix)

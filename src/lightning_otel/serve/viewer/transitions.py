@@ -135,7 +135,7 @@ def read(
     found = page_of(table, limit=ROWS, offset=(number - 1) * ROWS, order=_NEWEST_FIRST)
     report = table.report()
     return {
-        "rows": _rows(store, asked, found.rows),
+        "rows": _make_rows(store, asked, found.rows),
         "total": found.total,
         "size": ROWS,
         "number": number,
@@ -180,10 +180,10 @@ _UNTOLD: Final[Mapping[str, object]] = {"observation": "", "action": "", "credit
 HEAVY_TEXTS: Final[Mapping[str, object]] = {**_UNTOLD, "observation": HEAVY}
 
 
-def _rows(
+def _make_rows(
     store: Store, asked: Chosen, rows: Collection[Mapping[str, Any]]
 ) -> list[Mapping[str, object]]:
-    told = _told(store, asked, rows)
+    told = _read_contents(store, asked, rows)
     return [
         {
             **row,
@@ -194,7 +194,7 @@ def _rows(
     ]
 
 
-def _told(
+def _read_contents(
     store: Store, asked: Chosen, rows: Collection[Mapping[str, Any]]
 ) -> dict[SpanId, Mapping[str, object]]:
     """Read the observation, action and rewards of a page's steps, shortened."""

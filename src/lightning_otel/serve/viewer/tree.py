@@ -121,7 +121,7 @@ def read_trace(store: Store, trace_id: str) -> Trace:
     """
     # Taken before it is read: what comes meanwhile makes it old.
     mark = None if store.layout is None else mark_of(store.layout)
-    kept = _kept(store, trace_id)
+    kept = _find_kept(store, trace_id)
     if kept is not None and mark is not None and kept.mark == mark:
         return kept.trace
     del kept
@@ -129,8 +129,10 @@ def read_trace(store: Store, trace_id: str) -> Trace:
     own, later = trace_rows(store.source, trace_id)
     if not own:
         raise NotFoundError(f"there is no trace {trace_id!r}; see the list of traces")
-    steps, report = _steps(store, list(dict.fromkeys(row.rollout_id for row in own)))
-    found = Trace(trace_id, _rows(_placed(own, later), steps, report), report, steps.keys())
+    steps, report = _read_steps(store, list(dict.fromkeys(row.rollout_id for row in own)))
+    found = Trace(
+        trace_id, _make_rows(_place_rows(own, later), steps, report), report, steps.keys()
+    )
     _LAST[store] = _Kept(found, mark, time.monotonic())
     return found
 
@@ -141,7 +143,7 @@ def held_trace(store: Store, trace_id: str) -> Trace:
     Raises:
         NotFoundError: There is none.
     """
-    kept = _kept(store, trace_id)
+    kept = _find_kept(store, trace_id)
     return read_trace(store, trace_id) if kept is None else kept.trace
 
 
@@ -166,7 +168,7 @@ _KEPT_S: Final = 60.0
 """A process that dies ends its attempts, and writes nothing."""
 
 
-def _kept(store: Store, trace_id: str) -> _Kept | None:
+def _find_kept(store: Store, trace_id: str) -> _Kept | None:
     kept = _LAST.get(store)
     if kept is None or kept.trace.trace_id != trace_id:
         return None
@@ -176,7 +178,7 @@ def _kept(store: Store, trace_id: str) -> _Kept | None:
     return kept
 
 
-def _steps(
+def _read_steps(
     store: Store, rollout_ids: Sequence[str]
 ) -> tuple[dict[tuple[str, str], Transition], Report]:
     table = store.transitions(rollout_id=rollout_ids, bodies=False)
@@ -200,10 +202,10 @@ class _Place(NamedTuple):
     is_later: bool
 
 
-def _placed(own: Sequence[SpanRow], later: Sequence[SpanRow]) -> _Placed:
+def _place_rows(own: Sequence[SpanRow], later: Sequence[SpanRow]) -> _Placed:
     """Every row below its parent, a reward given later below what it judges."""
     by_id = {row.span_id: row for row in own}
-    tree = build(map(_span, own))
+    tree = build(map(_make_span, own))
     given = _by_target(own, later)
     found: list[_Place] = []
     positions = [NO_PARENT] * len(tree.spans)
@@ -232,7 +234,7 @@ def _by_target(own: Iterable[SpanRow], later: Iterable[SpanRow]) -> dict[str, li
     return found
 
 
-def _span(row: SpanRow) -> Span:
+def _make_span(row: SpanRow) -> Span:
     """As much of a span as its place in the tree depends on."""
     return Span(
         trace_id=row.trace_id,
@@ -241,7 +243,7 @@ def _span(row: SpanRow) -> Span:
         name=row.name,
         start_ns=row.start_ns,
         end_ns=row.end_ns,
-        attributes=_attributes(row.agent, row.operation),
+        attributes=_make_attributes(row.agent, row.operation),
         otel_resource=_NOTHING,
         process=row.process or "",
         sequence=row.sequence,
@@ -250,12 +252,12 @@ def _span(row: SpanRow) -> Span:
 
 
 @lru_cache(maxsize=256)  # of 30,000 spans all but a few have what another one has
-def _attributes(agent: str | None, operation: str | None) -> Mapping[str, str]:
+def _make_attributes(agent: str | None, operation: str | None) -> Mapping[str, str]:
     named = {c.AGENT_NAME: agent, c.OPERATION: operation}
     return {key: value for key, value in named.items() if value}
 
 
-def _rows(
+def _make_rows(
     placed: _Placed, steps: Mapping[tuple[str, str], Transition], report: Report
 ) -> list[Row]:
     """The rows with what the adapter says of them."""
@@ -274,7 +276,7 @@ def _rows(
                 trace_id=row.trace_id,
                 span_id=row.span_id,
                 name=row.name,
-                kind=_kind(row),
+                kind=_kind_of(row),
                 parent=parent,
                 depth=depth,
                 size=size,
@@ -299,7 +301,7 @@ def _rows(
     return found
 
 
-def _kind(row: SpanRow) -> Kind:
+def _kind_of(row: SpanRow) -> Kind:
     operation = row.operation
     if row.name == c.SPAN_ROLLOUT:
         return "rollout"
@@ -346,7 +348,7 @@ def fold(rows: Sequence[Row], closed: Iterable[str] = (), *, others: bool = Fals
         closed: Ids of the spans below which nothing is shown.
         others: Whether those of other instrumentors are shown.
     """
-    is_other = _others(rows)
+    is_other = _find_others(rows)
     count = sum(is_other)
     if others or count == len(rows):
         is_other = [False] * len(rows)
@@ -370,7 +372,7 @@ def fold(rows: Sequence[Row], closed: Iterable[str] = (), *, others: bool = Fals
     return Folded(found, count)
 
 
-def _others(rows: Sequence[Row]) -> list[bool]:
+def _find_others(rows: Sequence[Row]) -> list[bool]:
     """Return for each row whether it and all below are of other instrumentors."""
     found = [row.kind == "plumbing" for row in rows]
     for position in range(len(rows) - 1, -1, -1):
