@@ -11,6 +11,7 @@ from lightning_otel.store.damage import lacks
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.layout import total_bytes
 from lightning_otel.store.quarantine import notes
+from lightning_otel.store.source import overview
 from lightning_otel.store.sql import ROLLOUT, quoted
 
 _GENERATIVE = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
@@ -29,8 +30,10 @@ WITH t AS (
 """
 _NEWEST_TRACES = (
     _TRACES
-    + f""", newest AS (SELECT * FROM t {{window}} ORDER BY start_ns DESC, trace_id {{limit}})
-SELECT n.trace_id, n.rollout_id, n.start_ns, n.end_ns, n.agents, n.spans, n.calls, n.tools,
+    + f""", newest AS (
+  SELECT *, count(*) OVER () AS total FROM t {{window}} ORDER BY start_ns DESC, trace_id {{limit}}
+)
+SELECT total, n.trace_id, n.rollout_id, n.start_ns, n.end_ns, n.agents, n.spans, n.calls, n.tools,
   n.input_tokens, n.output_tokens, r.reward
 FROM newest n
 LEFT JOIN (
@@ -75,9 +78,11 @@ def list_rollouts(
         until_ns: Only those that began before.
     """
     window = _window_condition(since_ns, until_ns)
-    total = _count_rows(store, f"SELECT count(*) AS n FROM rollouts {window}")
-    query = f"SELECT * FROM rollouts {window} ORDER BY {_NEWEST} {_limit_clause(limit)}"
-    return Listing(list(store.sql(query)), total)
+    query = (
+        f"SELECT *, count(*) OVER () AS total FROM rollouts {window} "
+        f"ORDER BY {_NEWEST} {_limit_clause(limit)}"
+    )
+    return _split_total(overview(store.source, query))
 
 
 def list_traces(
@@ -97,9 +102,10 @@ def list_traces(
         since_ns: Only those that began then or later, Unix nanoseconds.
         until_ns: Only those that began before.
     """
-    window = _window_condition(since_ns, until_ns)
-    total = _count_rows(store, f"{_TRACES} SELECT count(*) AS n FROM t {window}")
-    rows = list(store.sql(_NEWEST_TRACES.format(limit=_limit_clause(limit), window=window)))
+    query = _NEWEST_TRACES.format(
+        limit=_limit_clause(limit), window=_window_condition(since_ns, until_ns)
+    )
+    rows, total = _split_total(overview(store.source, query))
     texts = _read_texts(store, rows) if with_texts and rows else {}
     for row in rows:
         first_input, last_output = texts.get(row["trace_id"], (None, None))
@@ -157,13 +163,16 @@ def store_stats(store: Store) -> dict[str, Any]:
 
 def _count_unfinished(store: Store) -> dict[str, int]:
     """Count the rollouts that go on, and those that broke off."""
-    found = store.sql("SELECT status, count(DISTINCT rollout_id) AS n FROM rollouts GROUP BY 1")
+    query = "SELECT status, count(DISTINCT rollout_id) AS n FROM rollouts GROUP BY 1"
+    found = overview(store.source, query)
     counts = {row["status"]: int(row["n"]) for row in found}
     return {name: counts.get(name, 0) for name in ("running", "incomplete")}
 
 
-def _count_rows(store: Store, query: str) -> int:
-    return int(next(iter(store.sql(query)))["n"])
+def _split_total(rows: list[dict[str, Any]]) -> Listing:
+    """Split rows from their total, which each of them tells."""
+    totals = [row.pop("total") for row in rows]
+    return Listing(rows, max(totals, default=0))
 
 
 def _window_condition(since_ns: int | None, until_ns: int | None) -> str:

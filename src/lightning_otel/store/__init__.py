@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError
-from lightning_otel.store.lake import EXAMPLE
+from lightning_otel.store.lake import EXAMPLE, is_lake
 from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
 
@@ -99,12 +99,9 @@ class SpanStore:
         Raises:
             QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.
         """
-        from lightning_otel.store.sql import new_connection
-        from lightning_otel.store.table import Query, Table, check_read_only
+        from lightning_otel.store.table import Query, Table
 
         given = list(parameters)
-        with new_connection() as con:
-            check_read_only(con, query)
         found = Query(self.source.connect(query=query, parameters=given), query, given)
         found.take(lambda relation: relation.columns)
         return Table(lambda: found, found.dicts, "rows", counts=lambda: [found.count()])
@@ -198,11 +195,12 @@ class SpanStore:
     @property
     def local(self) -> Self:
         """The store on this machine that recordings go to: this one, or that before a lake."""
+        if not is_lake(self.name):
+            return self
         from lightning_otel.store.engines.ducklake import DuckLakeSource
 
-        if isinstance(self.source, DuckLakeSource):
-            return type(self)(self.source.local.catalogue)
-        return self
+        assert isinstance(self.source, DuckLakeSource)
+        return type(self)(self.source.local.catalogue)
 
     def compact(
         self,
@@ -367,13 +365,10 @@ class SpanStore:
         Raises:
             NotFoundError: None does, or several do.
         """
-        from lightning_otel.store.find import LAST, find
+        from lightning_otel.store.find import find
         from lightning_otel.store.source import INDEX_COLUMNS
 
-        con = self.source.connect(
-            ("spans", "rollouts") if prefix.startswith(LAST) else ("spans",), INDEX_COLUMNS
-        )
-        return find(con, prefix)
+        return find(self.source.connect(("spans",), INDEX_COLUMNS), prefix)
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
         """The rollout that a found trace, span or response belongs to."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.sql import ROLLOUT
+from lightning_otel.store.views import BARE
 
 if TYPE_CHECKING:
     import duckdb
@@ -17,8 +18,7 @@ _COLUMNS = {
 }
 _SHOWN = 5
 LAST = "@last"
-"""Stands for the rollout that began last, ``@last~2`` for the one two before it; the view
-``rollouts`` is read for these."""
+"""Stands for the rollout that began last, ``@last~2`` for the one two before it."""
 _BEFORE = re.compile(r"@last(?:~(\d{1,6}))?")
 
 
@@ -63,10 +63,11 @@ def _last(con: "duckdb.DuckDBPyConnection", named: str) -> str:
     found = _BEFORE.fullmatch(named)
     if found is None:
         raise NotFoundError(f"{named!r} is no rollout; write @last, or @last~1 for the one before")
-    # Not the newest span's: that may be a reward for an older rollout, in a trace of its own.
+    # A mere reward may be one for an older rollout, in a trace of its own.
     rows = con.execute(
-        "SELECT rollout_id, max(start_ns) AS began FROM rollouts GROUP BY 1 "
-        "ORDER BY began DESC, rollout_id LIMIT 1 OFFSET ?",
+        f"SELECT rollout, max(began) FROM (SELECT {ROLLOUT} AS rollout, min(start_ns) AS began "
+        f"FROM spans WHERE NOT {BARE} GROUP BY rollout, coalesce(attempt_id, '1')) "
+        "GROUP BY rollout ORDER BY 2 DESC, rollout LIMIT 1 OFFSET ?",
         [int(found[1] or 0)],
     ).fetchall()
     if rows:

@@ -570,14 +570,18 @@ def explained(con: "duckdb.DuckDBPyConnection", query: str) -> str:
 
 
 def views_of(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
-    """Names of the views that a query reads; of all of them where that cannot be told.
+    """Return the names of the views that a query reads; all of them where that cannot be told.
 
     Args:
         con: A connection without views: with them DuckDB looks into these.
         query: The query.
+
+    Raises:
+        QueryError: It is not one statement that reads.
     """
     import duckdb
 
+    check_read_only(con, query)
     try:
         names = {name.lower() for name in con.get_table_names(query)}
     except duckdb.Error:

@@ -1,15 +1,16 @@
 """Which engine holds a store, told from how it is named."""
 
 from datetime import UTC
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from lightning_otel.instants import instant_ns
-from lightning_otel.store.engines import clickhouse, http
-from lightning_otel.store.engines.ducklake import DuckLakeSource
-from lightning_otel.store.engines.remote import RemoteSource, Window
 from lightning_otel.store.lake import is_lake, lake_address
 from lightning_otel.store.layout import MEMORY, Layout
 from lightning_otel.store.source import LocalSource, MemorySource, SpanSource
+
+if TYPE_CHECKING:
+    from lightning_otel.store.engines.remote import Window
 
 _BOUNDS = ("since", "until")
 
@@ -27,19 +28,28 @@ def source_of(given: str, *, data: str | None = None) -> SpanSource:
     if given == MEMORY:
         return MemorySource()
     if is_lake(given):
+        from lightning_otel.store.engines.ducklake import DuckLakeSource
+
         return DuckLakeSource(lake_address(given, data))
-    scheme = given.partition("://")[0].lower() if "://" in given else ""
+    if "://" not in given:
+        return LocalSource(Layout(given))
+    from lightning_otel.store.engines import clickhouse, http
+    from lightning_otel.store.engines.remote import RemoteSource
+
+    scheme = given.partition("://")[0].lower()
     if scheme in clickhouse.SCHEMES:
         url, window = _windowed(given)
         return RemoteSource(clickhouse.ClickHouse(url), window)
     if scheme in http.SCHEMES:
         url, window = _windowed(given)
         return RemoteSource(http.Server(url), window)
-    return LocalSource(Layout(given))
+    return LocalSource(Layout(given))  # which names the engines there are
 
 
-def _windowed(url: str) -> tuple[str, Window]:
-    """The URL without ``since`` and ``until``, and the time these name."""
+def _windowed(url: str) -> tuple[str, "Window"]:
+    """Split a URL into that without ``since`` and ``until``, and the time these name."""
+    from lightning_otel.store.engines.remote import Window
+
     parts = urlsplit(url)
     options = parse_qsl(parts.query, keep_blank_values=True)
     # UTC where it names no zone: a URL means the same on every machine.
