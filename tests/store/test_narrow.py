@@ -19,10 +19,10 @@ from tests.adapter.forests import forests
 
 from lightning_otel import Store, TripletAdapter
 from lightning_otel import conventions as c
-from lightning_otel.adapter import WAITING, straight
-from lightning_otel.dataset import narrow
-from lightning_otel.dataset.narrow import without_bodies
-from lightning_otel.dataset.plain import Plain
+from lightning_otel.adapter import WAITING
+from lightning_otel.adapter.linear import Walk
+from lightning_otel.dataset import linear
+from lightning_otel.dataset.linear import without_bodies
 from lightning_otel.formats.transition_rows import NARROW_COLUMNS
 from lightning_otel.store import settle
 from lightning_otel.store.compact import compact
@@ -205,25 +205,19 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
 def taken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many rollouts take which way."""
     counts: Counter[str] = Counter()
-    report, walked, adapt = Plain.report, straight.adapt, TripletAdapter.explain
+    add, adapt = Walk.add, TripletAdapter.explain
 
-    def plainly(self: Plain) -> Report:
-        found = report(self)
-        counts["plain"] += found.rollouts
-        return found
-
-    def on_foot(*given: Any) -> Any:
-        found = walked(*given)
-        counts["walked"] += found is not None
-        return found
+    def walk(*given: Any) -> bool:
+        is_linear = add(*given)
+        counts["linear"] += is_linear
+        return is_linear
 
     def whole(self: TripletAdapter, *given: Any, **options: Any) -> Any:
         found = adapt(self, *given, **options)
         counts["general"] += found.report.rollouts
         return found
 
-    monkeypatch.setattr(Plain, "report", plainly)
-    monkeypatch.setattr(straight, "adapt", on_foot)
+    monkeypatch.setattr(Walk, "add", walk)
     monkeypatch.setattr(TripletAdapter, "explain", whole)
     return counts
 
@@ -243,9 +237,7 @@ def test_transitions_without_bodies_are_the_same(
     passes = Counter({way: count / 60 for way, count in taken.items()})
     passes["general"] -= 2
     assert passes.total() == pytest.approx(3)
-    assert passes["plain"] > 0
-    assert passes["plain"] + passes["walked"] > (1 if oddness < 0.5 else 0.05)
-    assert passes["walked"] > 0 or oddness > 0.5
+    assert passes["linear"] > (1 if oddness < 0.5 else 0.05)
 
 
 @pytest.mark.parametrize("oddness", [0.0, 0.5])
@@ -330,7 +322,7 @@ def test_transitions_come_from_files_of_all_kinds(
     _same(store)
 
     if not {_EMPTY, _OTHERWISE} & {*changes}:
-        assert taken["plain"] + taken["walked"] > 12
+        assert taken["linear"] > 12
 
 
 def test_compacting_gives_older_files_their_gist(
@@ -409,7 +401,7 @@ def test_batches_do_not_matter(store: Store, monkeypatch: pytest.MonkeyPatch) ->
     for number in range(20):
         store.add(Agent(number, 0.1).work())
     at_once = list(map(repr, store.transitions(bodies=False)))
-    monkeypatch.setattr(narrow, "_PLAN", narrow._PLAN.replace(str(narrow.ROWS), "30"))
+    monkeypatch.setattr(linear, "_PLAN", linear._PLAN.replace(str(linear.ROWS), "30"))
 
     assert sorted(map(repr, store.transitions(bodies=False))) == sorted(at_once)
 

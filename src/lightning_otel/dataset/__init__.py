@@ -1,11 +1,11 @@
 """The data set: a store with the transitions, trajectories and conversations of its spans."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
 from lightning_otel.dataset.query import Asked, Keywords
@@ -15,10 +15,25 @@ from lightning_otel.types import Conversation, Report, Span, Trajectory, Transit
 
 if TYPE_CHECKING:
     from lightning_otel.dataset.export import Exported, FileKind, Place
-    from lightning_otel.dataset.narrow import Part
-    from lightning_otel.dataset.plain import StepCount
+    from lightning_otel.dataset.linear import Part
     from lightning_otel.formats.format import LeftOut, Row
     from lightning_otel.store.table import Table, Transitions
+
+
+class StepCount(NamedTuple):
+    """Transitions of a rollout that were made with the same resources.
+
+    Attributes:
+        rollout_id: The rollout.
+        resources: Version of each resource, by its name.
+        steps: How many they are.
+        rewarded: How many of them have a reward.
+    """
+
+    rollout_id: str
+    resources: Mapping[str, str]
+    steps: int
+    rewarded: int
 
 
 class Store(SpanStore):
@@ -80,7 +95,7 @@ class Store(SpanStore):
             ConfigError: A keyword is unknown, or cannot be understood.
             AdapterError: The other adapter cannot be loaded.
         """
-        from lightning_otel.dataset import narrow
+        from lightning_otel.dataset import linear
         from lightning_otel.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
         from lightning_otel.store.table import Query, Transitions, query_of
 
@@ -104,8 +119,9 @@ class Store(SpanStore):
             table.keep(report)
 
         def query() -> Query:
-            if not bodies and (layout := self._narrow_layout(asked)) is not None:
-                return narrow.query(self.source, layout, asked, table.keep)
+            if not bodies and (layout := self._linear_layout(asked)) is not None:
+                rest = partial(self._adapt_named, asked)
+                return linear.query(self.source, layout, asked.wanted, rest, table.keep)
             return query_of(records(), columns)
 
         def records() -> Iterator[dict[str, Any]]:
@@ -169,13 +185,13 @@ class Store(SpanStore):
         found = self._parts(Asked.of(keywords), bodies=False)
         return Report.total(part.report for part in found)
 
-    def step_counts(self) -> "Iterator[StepCount]":
+    def step_counts(self) -> Iterator[StepCount]:
         """How many transitions each rollout came to, and how many of them have a reward.
 
         There may be several counts of a rollout, which add up.
         """
-        for part in self._parts(Asked.of({}), bodies=False):
-            yield from part.counted()
+        for step in self.transitions(bodies=False):
+            yield StepCount(step.rollout_id, step.resources, 1, int(step.reward is not None))
 
     def export(
         self,
@@ -270,17 +286,22 @@ class Store(SpanStore):
 
     def _parts(self, asked: Asked, *, bodies: bool) -> "Iterator[Part]":
         """Each transition once with its branch, and the report, of some rollouts at a time."""
-        from lightning_otel.dataset import narrow
+        from lightning_otel.dataset import linear
 
-        if not bodies and (layout := self._narrow_layout(asked)) is not None:
-            return narrow.parts(self.source, layout, asked)
-        return map(partial(narrow.part_of, bodies=bodies), self._adapt(asked))
+        if not bodies and (layout := self._linear_layout(asked)) is not None:
+            rest = partial(self._adapt_named, asked)
+            return linear.parts(self.source, layout, asked.wanted, rest)
+        return map(partial(linear.part_of, bodies=bodies), self._adapt(asked))
 
-    def _narrow_layout(self, asked: Asked) -> Layout | None:
-        """The store's paths, if its narrow columns tell what is asked for; it is settled then."""
-        from lightning_otel.adapter import straight
+    def _adapt_named(self, asked: Asked, names: Sequence[str]) -> Iterator[Adaptation]:
+        """Adapt the rollouts of these names alone."""
+        return self._adapt(asked._replace(wanted=replace(asked.wanted, rollout_ids=tuple(names))))
 
-        if self.layout is None or not straight.can_stand_for(asked.adapter):
+    def _linear_layout(self, asked: Asked) -> Layout | None:
+        """The store's paths, if the linear walk serves what is asked for; it is settled then."""
+        from lightning_otel.adapter.linear import supports
+
+        if self.layout is None or not supports(asked.adapter):
             return None
         self._settle_if_worthwhile()
         return self.layout

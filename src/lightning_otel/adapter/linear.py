@@ -1,0 +1,401 @@
+"""The linear walk: transitions of an attempt in which one call comes after the other.
+
+Each call continues its agent's last one, or all of them begin anew. The walk reads facts of calls
+in place of messages: hashes of their history, and the few attributes that a transition tells. It
+refuses any other attempt, which is then the general adapter's; a test compares the two.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+import orjson
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter import TripletAdapter, credit, trajectories
+from lightning_otel.adapter.attributes import text
+from lightning_otel.adapter.exactness import (
+    LENGTH,
+    NO_IDS,
+    SAMPLING_KEYS,
+    notes_of,
+    read_tokens,
+    sampling_of,
+)
+from lightning_otel.adapter.quick import maker
+from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.adapter.tracking import is_tracked, one_version, resources_of
+from lightning_otel.types import CaptureLevel, Dropped, Report, Span, Transition
+
+_TOKENS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
+CALL_KEYS: Final = (
+    c.TRACK_ONLY, c.RESOURCES, c.RESOURCE_VERSION, c.MODE, c.RESPONSE_MODEL, c.REQUEST_MODEL,
+    c.FINISH_REASONS, c.LOGPROBS_MODE, *SAMPLING_KEYS, *_TOKENS,
+)  # fmt: skip
+"""Attributes of a call that its facts hold, in this order, as a JSON array with nulls."""
+REWARDS: Final = 4
+"""Named rewards of one span that its facts hold."""
+REWARD_KEYS: Final = tuple(
+    f"{c.REWARD_PREFIX}.{index}.{part}" for index in range(REWARDS) for part in ("name", "value")
+)
+"""Attributes of a reward that its facts hold."""
+OTHER, CALL, REWARD, TOOL = 0, 1, 2, 4
+"""Kinds of rows."""
+_ALL: Final = ""
+"""Stands for whichever agent acted last; no agent has an empty name."""
+
+Row: TypeAlias = tuple[Any, ...]
+"""A span: a plain tuple, as there are many. In order: its number, positions of its start and end in
+its process, its parent's id or None, the agent it names or None, and its kind; of calls and rewards
+their facts; of calls the hashes of the history and of that with the answer, whether there are
+tokens, and the id of the response; its own id, start and end, and counts of tokens.
+"""
+(_SPOT, _START, _END, _PARENT, _AGENT, _KIND, _FACTS, _BEFORE, _AFTER, _HAS_TOKENS, _RESPONSE,
+ _ID) = range(12)  # fmt: skip
+_make: Callable[..., Transition] = maker(Transition)
+
+
+class TokenFacts(NamedTuple):
+    """What a call's tokens say: how it was captured, why not exactly, and what is noted."""
+
+    capture: CaptureLevel
+    inexact: str
+    notes: tuple[str, ...]
+
+
+class CallFacts(NamedTuple):
+    """What a call says beside its ids, times and counts; the names are those of a transition."""
+
+    agent: str
+    resource_version: str | None
+    resources: Mapping[str, str]
+    mode: str | None
+    model: str | None
+    finish_reason: str | None
+    sampling: Mapping[str, Any]
+    tokens: TokenFacts
+
+
+class Attempt(NamedTuple):
+    """An attempt's ids."""
+
+    rollout_id: str
+    attempt_id: str
+    trace_id: str
+
+
+class Step(NamedTuple):
+    """A transition in brief.
+
+    Attributes:
+        attempt: Its attempt.
+        spot: Number of its call's row.
+        step: Its number among its agent's.
+        done: Whether it is the last of these.
+        call: Place of its call's facts.
+        reward: Place of its named rewards; None if there are none.
+        rest: Ids of the response and the span, start, end, and counts of tokens.
+    """
+
+    attempt: Attempt
+    spot: int
+    step: int
+    done: bool
+    call: int
+    reward: int | None
+    rest: tuple[Any, ...]
+
+
+def supports(adapter: object) -> bool:
+    """Return whether an adapter makes of a linear attempt what the walk does."""
+    return (
+        isinstance(adapter, TripletAdapter)
+        and replace(adapter, gamma=TripletAdapter().gamma) == TripletAdapter()
+    )
+
+
+class _Sampled(NamedTuple):
+    """As much of a transition as notes are made of."""
+
+    capture: CaptureLevel
+    finish_reason: str | None
+    sampling: Mapping[str, Any]
+    output_tokens: int | None
+
+
+class _Given(NamedTuple):
+    """As much of a span as a reward is read from."""
+
+    attributes: Mapping[str, Any]
+    name: str = c.SPAN_ANNOTATION
+
+
+def token_facts(facts: str, output_tokens: int | None, texts: Sequence[str | None]) -> TokenFacts:
+    """Check the tokens of a call.
+
+    Args:
+        facts: What its attributes say.
+        output_tokens: How many the server counted.
+        texts: The prompt's ids, the response's and its logprobs, as they are stored.
+    """
+    attributes = _attributes(CALL_KEYS, facts)
+    given = {key: text for key, text in zip(_TOKENS, texts, strict=True) if text is not None}
+    tokens = read_tokens(given)
+    is_exact = bool(len(tokens.prompt_ids) and len(tokens.response_ids))
+    sampled = _Sampled(
+        "exact" if is_exact else "text",
+        trajectories.finish_reason(attributes.get(c.FINISH_REASONS)),
+        sampling_of(attributes, {}),
+        output_tokens,
+    )
+    notes = notes_of(cast(Transition, sampled), tokens)
+    return TokenFacts(sampled.capture, tokens.inexact, tuple(notes))
+
+
+def _attributes(keys: tuple[str, ...], facts: str) -> dict[str, Any]:
+    pairs = zip(keys, orjson.loads(facts), strict=True)
+    return {key: value for key, value in pairs if value is not None}
+
+
+def _call_facts(agent: str, facts: str, tokens: TokenFacts | None) -> CallFacts | None:
+    """Read what a call says; None if the general adapter must look closer."""
+    attributes = _attributes(CALL_KEYS, facts)
+    is_closed = any(key in attributes for key in _TOKENS)
+    if is_closed or not is_tracked(agent, attributes.get(c.TRACK_ONLY)):
+        return None
+    resources = resources_of(agent, attributes.get(c.RESOURCES))
+    finish_reason = trajectories.finish_reason(attributes.get(c.FINISH_REASONS))
+    return CallFacts(
+        agent,
+        text(attributes, c.RESOURCE_VERSION) or one_version(resources),
+        resources,
+        text(attributes, c.MODE),
+        text(attributes, c.RESPONSE_MODEL) or text(attributes, c.REQUEST_MODEL),
+        finish_reason,
+        sampling_of(attributes, {}),
+        tokens or TokenFacts("text", NO_IDS, (LENGTH,) if finish_reason == "length" else ()),
+    )
+
+
+def _reward_facts(facts: str) -> Mapping[str, float] | None:
+    reward = read_reward(cast(Span, _Given(_attributes(REWARD_KEYS, facts))))
+    return None if reward is None or isinstance(reward, str) else reward.values
+
+
+class Walk:
+    """The walk over many attempts, one after the other.
+
+    Attributes:
+        steps: The transitions of all linear attempts.
+        calls: What their calls say; many say the same.
+        rewards: Their named rewards, the primary one first; likewise.
+    """
+
+    def __init__(self, tokens: Mapping[int, TokenFacts]) -> None:
+        """Take what is known of the calls that have tokens, by the number of their rows."""
+        self.steps: list[Step] = []
+        self.calls: list[CallFacts] = []
+        self.rewards: list[Mapping[str, float]] = []
+        self._tokens = tokens
+        self._call_places: dict[tuple[Any, ...], int | None] = {}
+        self._reward_places: dict[tuple[Any, ...], int] = {}
+        self._given: dict[str, Mapping[str, float] | None] = {}
+        self._rollouts = self._spans = self._judged = 0
+        self._dropped: list[Dropped] = []
+
+    def add(self, attempt: Attempt, rows: Sequence[Row]) -> bool:
+        """Add an attempt's transitions; return whether it is linear.
+
+        Args:
+            attempt: The attempt.
+            rows: All its spans in order of their start, each ended, of one trace and process.
+        """
+        walk = _AttemptWalk(self, rows)
+        if not walk.is_linear():
+            return False
+        last = {own[-1] for own in walk.own.values()}
+        for position, call, step in walk.calls:
+            row = rows[position]
+            named = walk.rewards.get(position)
+            reward = self._place_of_rewards(named) if named else None
+            self.steps.append(
+                Step(attempt, row[_SPOT], step, position in last, call, reward, row[_RESPONSE:])
+            )
+        self._rollouts += 1
+        self._spans += len(rows)
+        self._judged += walk.judged
+        self._dropped += (
+            Dropped(rows[position][_ID], attempt.trace_id, "reward", reason)
+            for position, reason in walk.dropped
+        )
+        return True
+
+    def report(self) -> Report:
+        """Return the funnel of the linear attempts."""
+        inexact: Counter[str] = Counter()
+        notes: Counter[str] = Counter()
+        for place, count in Counter(step.call for step in self.steps).items():
+            tokens = self.calls[place].tokens
+            if tokens.capture != "exact":
+                inexact[tokens.inexact] += count
+            notes.update(dict.fromkeys(tokens.notes, count))
+        steps = len(self.steps)
+        return Report(
+            spans=self._spans,
+            rollouts=self._rollouts,
+            calls=steps,
+            transitions=steps,
+            exact=steps - inexact.total(),
+            rewards=self._judged,
+            rewards_placed=self._judged - len(self._dropped),
+            rewarded=sum(step.reward is not None for step in self.steps),
+            dropped=tuple(self._dropped),
+            inexact=inexact,
+            notes=notes,
+        )
+
+    def transitions(self) -> Iterable[Transition]:
+        """Make the transitions."""
+        for (rollout, attempt, trace), _, step, done, place, reward, rest in self.steps:
+            call = self.calls[place]
+            named = {} if reward is None else dict(self.rewards[reward])
+            response, span, start, end, given, made = rest
+            # By position, in the order of the fields: names would cost half as much again.
+            yield _make(
+                rollout, attempt, call.agent, step, (), (), next(iter(named.values()), None),
+                None if done else (), done, named, False, (), (), (), (), call.tokens.capture,
+                call.resource_version, call.model, response, call.finish_reason, trace, span,
+                start, end, given, made, dict(call.resources), dict(call.sampling), "", None, 1.0,
+                call.mode, call.tokens.inexact,
+            )  # fmt: skip
+
+    def place_of(self, agent: str, row: Row) -> int | None:
+        """Return the place of a call's facts; None if the general adapter must look closer."""
+        tokens = self._tokens.get(row[_SPOT]) if row[_HAS_TOKENS] else None
+        if tokens is None and row[_HAS_TOKENS]:
+            return None
+        key = agent, row[_FACTS], tokens
+        if key not in self._call_places:
+            found = _call_facts(*key)
+            self._call_places[key] = None if found is None else len(self.calls)
+            if found is not None:
+                self.calls.append(found)
+        return self._call_places[key]
+
+    def rewards_of(self, row: Row) -> Mapping[str, float] | None:
+        """Return the named rewards of a span; None if the general adapter must look closer."""
+        facts = row[_FACTS]
+        if facts not in self._given:
+            self._given[facts] = _reward_facts(facts)
+        return self._given[facts]
+
+    def _place_of_rewards(self, named: Mapping[str, float]) -> int:
+        key = tuple(named.items())
+        place = self._reward_places.setdefault(key, len(self.rewards))
+        if place == len(self.rewards):
+            self.rewards.append(named)
+        return place
+
+
+@dataclass(slots=True)
+class _AttemptWalk:
+    """What is known of an attempt so far; spans are named by their position."""
+
+    facts: Walk
+    rows: Sequence[Row]
+    parents: list[int] = field(default_factory=list)
+    agents: list[str] = field(default_factory=list)
+    tools: list[tuple[str, ...]] = field(default_factory=list)
+    path: list[int] = field(default_factory=list)
+    latest: dict[str, int] = field(default_factory=dict)
+    own: dict[str, list[int]] = field(default_factory=dict)
+    calls: list[tuple[int, int, int]] = field(default_factory=list)
+    responses: set[str] = field(default_factory=set)
+    rewards: dict[int, dict[str, float]] = field(default_factory=dict)
+    dropped: list[tuple[int, str]] = field(default_factory=list)
+    judged: int = 0
+
+    def is_linear(self) -> bool:
+        """Go through the attempt; return whether it is linear."""
+        index: dict[str, int] = {}
+        parents, agents, tools = self.parents, self.agents, self.tools
+        for position, row in enumerate(self.rows):
+            above = index.get(row[_PARENT]) if row[_PARENT] else -1
+            # What began before its parent, or lacks it, and ids that come twice are repaired.
+            if above is None or index.setdefault(row[_ID], position) != position:
+                return False
+            parents.append(above)
+            agents.append(row[_AGENT] or (agents[above] if above >= 0 else ""))
+            tools.append(tools[above] if above >= 0 else ())
+            kind = row[_KIND]
+            if kind == TOOL:
+                tools[position] += (agents[position],)
+            elif kind == CALL:
+                if not (self._is_after_all(position) and self._add_call(position)):
+                    return False
+            elif kind == REWARD and not (
+                self._is_after_all(position) and self._add_reward(position)
+            ):
+                return False
+        return self.judged < len(self.rows)  # rewards alone may wait for what they judge
+
+    def _is_after_all(self, position: int) -> bool:
+        """Return whether whatever held the step before, and not this one, ended before it."""
+        rows, parents, before = self.rows, self.parents, self.path
+        if before and parents[before[-1]] == parents[position]:  # mostly so
+            last, before[-1] = before[-1], position
+            return bool(rows[last][_END] < rows[position][_START])
+        self.path = path = [position]
+        while (above := parents[path[-1]]) >= 0:
+            path.append(above)
+        path.reverse()
+        for place, (one, other) in enumerate(zip(before, path, strict=False)):
+            if one != other:
+                start = rows[other][_START]
+                return all(rows[node][_END] < start for node in before[place:])
+        return not before  # else this one lies within the one before
+
+    def _add_call(self, position: int) -> bool:
+        """Add a call; return whether it continues its agent's latest one, or all begin anew."""
+        row, agent = self.rows[position], self.agents[position]
+        own = self.own.setdefault(agent, [])
+        # What an agent's tools ask is apart from what it asks itself. One response twice is one
+        # request, or a server that repeats its ids.
+        if agent in self.tools[position] or row[_RESPONSE] in self.responses:
+            return False
+        place = self.facts.place_of(agent, row)
+        if place is None or (own and not self._is_plain(own, row)):
+            return False
+        self.responses.add(row[_RESPONSE])
+        self.calls.append((position, place, len(own)))
+        own.append(position)
+        self.latest[agent] = self.latest[_ALL] = position
+        return True
+
+    def _is_plain(self, own: Sequence[int], row: Row) -> bool:
+        """Return whether an agent's calls are one history, or each has one of its own.
+
+        Of a mixture only the messages tell whether something was asked again, or a history cut.
+        """
+        before = self.rows[own[-1]]
+        if row[_BEFORE] is None:
+            return before[_BEFORE] is None
+        is_second = len(own) == 1
+        return row[_BEFORE] == before[_AFTER] and (is_second or before[_BEFORE] is not None)
+
+    def _add_reward(self, position: int) -> bool:
+        """Credit a reward to the latest call before it, or to none; False if it is not so plain."""
+        named, above = self.facts.rewards_of(self.rows[position]), self.parents[position]
+        if named is None or (above >= 0 and self.rows[above][_KIND] in (CALL, REWARD)):
+            return False
+        self.judged += 1
+        call = self.latest.get(self.agents[position])
+        held = self.rewards.setdefault(call, {}) if call is not None else None
+        if held is None:
+            self.dropped.append((position, credit.NO_CALL_BEFORE))
+        elif held.keys() & named.keys():
+            self.dropped.append((position, credit.ALREADY_REWARDED))
+        else:
+            held.update(named)
+        return True

@@ -1,0 +1,347 @@
+"""Transitions without bodies: a linear walk over narrow columns, some rollouts at a time.
+
+What is not linear, the general adapter reads whole and adapts afterwards; both give the same.
+"""
+
+import contextlib
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice, repeat
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from lightning_otel.adapter import Adaptation
+from lightning_otel.adapter.linear import CALL, OTHER, TOOL, Attempt, TokenFacts, Walk, token_facts
+from lightning_otel.adapter.quick import unswept
+from lightning_otel.adapter.selection import Selection
+from lightning_otel.dataset.batches import clauses, hold_moved
+from lightning_otel.formats.format import distinct
+from lightning_otel.formats.transition_rows import NARROW_COLUMNS, row
+from lightning_otel.store.gist import KIND, ODD, RECEIVED, REWARD, TOKENS
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.narrow_rows import NarrowRows
+from lightning_otel.store.reader import Reader
+from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
+from lightning_otel.store.sql import ROLLOUT, quoted
+from lightning_otel.store.table import Query, hold, insert, remove_folder
+from lightning_otel.types import Report, Transition
+
+ROWS: Final = 200_000
+"""Spans whose narrow rows are in memory at once."""
+MEMORY: Final = "512MB"
+"""Of DuckDB's, before it spills to the disk."""
+THREADS: Final = 4
+_FETCH: Final = 2048
+
+_PLAN: Final = f"""
+CREATE OR REPLACE TABLE plan AS
+SELECT *, (sum(spans) OVER (ORDER BY low, rollout) - 1) // {ROWS} AS batch,
+  row_number() OVER (ORDER BY low, rollout) AS number
+FROM (
+  SELECT {ROLLOUT} AS rollout, count(*) AS spans, min(start_ns) AS low, max(start_ns) AS high
+  FROM every {{moved}} WHERE {{where}} GROUP BY 1 HAVING {{having}}
+)"""
+_MAY_MOVE: Final = f"""reward IS NOT NULL AND operation IS NULL
+  AND (attempt_id IS NULL OR {KIND} <> {REWARD})"""
+# A reward that came from elsewhere is not among the rollout's own.
+_APART: Final = """
+CREATE OR REPLACE TABLE apart AS SELECT number FROM plan WHERE rollout IN
+  (SELECT home_rollout FROM moved UNION SELECT own_rollout FROM moved)"""
+
+_SOUND: Final = f"""
+CREATE OR REPLACE TABLE sound AS
+SELECT number, count(*) AS rows, any_value(attempt) AS attempt, any_value(trace_id) AS trace_id
+FROM chosen ANTI JOIN apart USING (number) GROUP BY number
+HAVING count(DISTINCT hash(trace_id, process, attempt)) = 1 AND bool_and(coalesce(
+  process IS NOT NULL AND end_ns IS NOT NULL AND sequence BETWEEN 0 AND end_sequence
+  AND {KIND} <> {ODD} AND (gist_kind & {RECEIVED} = 0 OR {{received}})
+  AND ({KIND} = {OTHER} OR gist_facts IS NOT NULL)
+  AND span_id NOT IN ('', {quoted("0" * 16)}), false))"""
+_ATTEMPTS: Final = """
+SELECT number, rows, rollout, attempt, trace_id FROM sound JOIN part USING (number)
+ORDER BY number"""
+_READ: Final = f"""
+SELECT chosen.rowid, sequence, end_sequence, nullif(parent_span_id, ''), agent,
+  CASE WHEN is_tool AND {KIND} = {OTHER} THEN {TOOL} ELSE {KIND} END, gist_facts, gist_before,
+  gist_after, gist_kind & {TOKENS} > 0, response_id, span_id, start_ns, end_ns, input_tokens,
+  output_tokens
+FROM chosen SEMI JOIN sound USING (number) ORDER BY number, sequence"""
+_SAMPLED: Final = f"""
+CREATE OR REPLACE TABLE sampled AS
+SELECT rowid AS spot, trace_id, span_id, start_ns, gist_facts AS facts, output_tokens
+FROM chosen SEMI JOIN sound USING (number) WHERE {KIND} = {CALL} AND gist_kind & {TOKENS} > 0"""
+_TEXTS: Final = """
+SELECT spot, facts, sampled.output_tokens, prompt_token_ids, response_token_ids, response_logprobs
+FROM spans JOIN sampled ON sampled.trace_id = spans.trace_id AND sampled.span_id = spans.span_id
+  AND sampled.start_ns = spans.start_ns
+WHERE spans.start_ns BETWEEN ? AND ?"""
+_PUT: Final = """
+INSERT INTO {table} SELECT {values} FROM made JOIN chosen ON chosen.rowid = spot
+  JOIN sound USING (number) JOIN part USING (number) JOIN said ON said.place = made.call
+  LEFT JOIN given ON given.place = made.given ORDER BY number, sequence"""
+_VALUES: Final[Mapping[str, str]] = {
+    **{name: name for name in NARROW_COLUMNS},
+    "rollout_id": "rollout",
+    "attempt_id": "sound.attempt",
+    "agent": "said.agent",
+    "branch": "0",
+    "rewards": "coalesce(rewards, '{}')",
+    "is_shared": "false",
+    "trace_id": "sound.trace_id",
+    "group_id": "''",
+    "advantage": "NULL",
+    "weight": "1.0",
+}
+_SAID: Final = ("agent", "resource_version", "mode", "model", "finish_reason")
+_OBJECTS: Final = ("resources", "sampling")
+
+
+class Part(NamedTuple):
+    """Some rollouts' transitions, and the funnel that led to them.
+
+    Attributes:
+        steps: Each with its branch; to be gone through, if at all, before the next part is asked
+            for.
+        put: Appends the rows of all of them to a table on the pass's connection; None if that is
+            not quicker than to make them of the steps.
+    """
+
+    steps: Iterable[tuple[Transition, int]]
+    report: Report
+    put: Callable[[str], None] | None = None
+
+
+Adapt = Callable[[Sequence[str]], Iterable[Adaptation]]
+"""The general adapter, for the rollouts of these names."""
+
+
+def query(
+    source: SpanSource,
+    layout: Layout,
+    wanted: Selection,
+    adapt: Adapt,
+    keep: Callable[[Report], None],
+) -> Query:
+    """Return the transitions as rows of one table, which spills to the disk if it is large.
+
+    Args:
+        source: The spans.
+        layout: Its paths: files on this machine.
+        wanted: Which transitions.
+        adapt: Adapts what is not linear.
+        keep: Is given the funnel.
+    """
+    work = _Pass(source, layout, wanted)
+    hold(work.con, "held", NARROW_COLUMNS)
+    report = Report()
+    for part in work.parts(adapt):
+        report = Report.total([report, part.report])
+        if part.put is not None and wanted.wants_all:
+            part.put("held")
+            continue
+        steps = (each for each in part.steps if wanted.wants(each[0]))
+        rows = (row(step, branch, NARROW_COLUMNS) for step, branch in steps)
+        insert(work.con, "held", rows, NARROW_COLUMNS)
+    keep(report)
+    found = Query(work.con, "SELECT * FROM held")
+    weakref.finalize(found, remove_folder, work.folder)
+    return found
+
+
+def parts(source: SpanSource, layout: Layout, wanted: Selection, adapt: Adapt) -> Iterator[Part]:
+    """The transitions a group of rollouts at a time; arguments as :func:`query` takes them."""
+    work = _Pass(source, layout, wanted)
+    try:
+        yield from work.parts(adapt)
+    finally:
+        work.close()
+
+
+def part_of(found: Adaptation, *, bodies: bool) -> Part:
+    """Each transition of an adaptation once, with its branch and with its bodies or without."""
+    told = (lambda step: step) if bodies else without_bodies
+    steps = ((told(step), path.branch) for step, path in distinct(found.trajectories))
+    return Part(steps, found.report)  # who wants the report alone makes no step
+
+
+def without_bodies(step: Transition) -> Transition:
+    """The transition as narrow columns tell it; there is still a next observation if there was."""
+    return replace(
+        step,
+        observation=(),
+        action=(),
+        next_observation=None if step.next_observation is None else (),
+        tools=(),
+        prompt_ids=(),
+        response_ids=(),
+        logprobs=(),
+    )
+
+
+class _Pass:
+    """One pass over the wanted rollouts, on a connection of bounded memory.
+
+    Attributes:
+        con: The connection.
+        folder: The folder that it spills to.
+    """
+
+    def __init__(self, source: SpanSource, layout: Layout, wanted: Selection) -> None:
+        """Plan it: the table ``plan`` has every rollout and its batch."""
+        self.folder = Path(tempfile.mkdtemp(prefix="lightning-otel-"))
+        self._wanted = wanted
+        con = self.con = source.connect(("spans",), INDEX_COLUMNS)
+        con.execute("SET enable_external_file_cache = false")
+        # DuckDB makes the folder when it needs it, and takes it away when it is closed.
+        con.execute(f"SET temp_directory = {quoted(str(self.folder / 'spilled'))}")
+        con.execute("SET preserve_insertion_order = false")
+        con.execute(f"SET memory_limit = '{MEMORY}'")
+        # Each thread needs some of it to read with.
+        con.execute(f"SET threads = {min(THREADS, os.cpu_count() or 1)}")
+        try:
+            self._rows = NarrowRows(con, layout)
+            self._rows.define()
+            look = f"SELECT 1 FROM every WHERE {_MAY_MOVE} LIMIT 1"
+            hold_moved(con, is_likely=bool(con.execute(look).fetchall()))
+            con.answered(self._plan)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection, and take its folder away."""
+        self.con.close()
+        remove_folder(self.folder)
+
+    def _plan(self) -> None:
+        con = self.con
+        self._rows.define()  # anew, where a file turned out to be damaged
+        where, having, values = clauses(con, self._wanted)
+        is_moved = con.execute("FROM moved LIMIT 1").fetchall()
+        moved = "ANTI JOIN moved USING (trace_id, span_id)" if is_moved else ""
+        con.execute(_PLAN.format(moved=moved, where=where, having=having), values)
+        con.execute(_APART)
+
+    def parts(self, adapt: Adapt) -> Iterator[Part]:
+        """The parts, each as soon as it is known; what is not linear at last."""
+        con = self.con
+        left: list[str] = []
+        batches = con.execute(
+            "SELECT batch, min(low), max(high) FROM plan GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+        for batch, low, high in batches:
+            self._rows.choose(batch, low, high)
+            con.execute(_SOUND.format(received=self._wanted.received))
+            walk, linear = self._walk()
+            put = partial(_put, con, walk)
+            yield Part(zip(walk.transitions(), repeat(0)), walk.report(), put)
+            names = con.execute("SELECT number, rollout FROM part ORDER BY number").fetchall()
+            left += [name for number, name in names if number not in linear]
+        for found in adapt(left) if left else ():
+            yield part_of(found, bodies=False)
+
+    @unswept()
+    def _walk(self) -> tuple[Walk, set[int]]:
+        """Walk over the batch; return the numbers of the attempts that are linear, too."""
+        con = self.con
+        walk = Walk(_tokens(con))
+        attempts = con.execute(_ATTEMPTS).fetchall()
+        rows = _fetched(con, _READ)
+        linear = {
+            number
+            for number, count, *ids in attempts
+            if walk.add(Attempt(*ids), list(islice(rows, count)))
+        }
+        return walk, linear
+
+
+def _fetched(con: Reader, query: str, values: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
+    cursor = con.cursor()
+    cursor.execute(query, values)
+    while rows := cursor.fetchmany(_FETCH):
+        yield from rows
+
+
+def _tokens(con: Reader) -> dict[int, TokenFacts]:
+    """Check the tokens of calls, a few at a time; none if they do not fit in the memory allowed."""
+    import duckdb
+
+    con.execute(_SAMPLED)
+    times = con.execute("SELECT min(start_ns), max(start_ns) FROM sampled").fetchall()[0]
+    if times[0] is None:
+        return {}
+
+    def act() -> dict[int, TokenFacts]:
+        try:
+            return {
+                spot: token_facts(facts, count, texts)
+                for spot, facts, count, *texts in _fetched(con, _TEXTS, times)
+            }
+        except duckdb.OutOfMemoryException:
+            return {}
+
+    with _flowing(con):
+        return con.answered(act)
+
+
+@contextlib.contextmanager
+def _flowing(con: Reader) -> Iterator[None]:
+    """Within, spans flow past a few rows that are held.
+
+    Else DuckDB may hold the spans, bodies and all, and look up each row in them.
+    """
+    con.execute("SET disabled_optimizers = 'build_side_probe_side'")
+    try:
+        yield
+    finally:
+        con.execute("RESET disabled_optimizers")
+
+
+def _put(con: Reader, walk: Walk, table: str) -> None:
+    """Append the rows of the linear attempts to a table of transitions without bodies."""
+    steps, calls, rewards = walk.steps, walk.calls, walk.rewards
+    _hold(
+        con,
+        "given",
+        place=("BIGINT", range(len(rewards))),
+        rewards=("VARCHAR", map(_json, rewards)),
+        reward=("DOUBLE", (next(iter(named.values())) for named in rewards)),
+    )
+    _hold(
+        con,
+        "said",
+        place=("BIGINT", range(len(calls))),
+        capture=("VARCHAR", (call.tokens.capture for call in calls)),
+        inexact=("VARCHAR", (call.tokens.inexact for call in calls)),
+        **{name: ("VARCHAR", map(attrgetter(name), calls)) for name in _SAID},
+        **{name: ("VARCHAR", map(_json, map(attrgetter(name), calls))) for name in _OBJECTS},
+    )
+    _hold(
+        con,
+        "made",
+        spot=("BIGINT", map(attrgetter("spot"), steps)),
+        step=("BIGINT", map(attrgetter("step"), steps)),
+        done=("BOOLEAN", map(attrgetter("done"), steps)),
+        call=("BIGINT", map(attrgetter("call"), steps)),
+        given=("BIGINT", map(attrgetter("reward"), steps)),
+    )
+    values = ", ".join(_VALUES[name] for name in NARROW_COLUMNS)
+    con.execute(_PUT.format(table=table, values=values))
+
+
+def _hold(con: Reader, table: str, **columns: tuple[str, Iterable[Any]]) -> None:
+    """Make a table of columns; their texts are read in a fifth of the time that lists take."""
+    lists = ", ".join(f"unnest(?::JSON::{kind}[]) AS {name}" for name, (kind, _) in columns.items())
+    values = [_json(list(held)) for _, held in columns.values()]
+    con.execute(f"CREATE OR REPLACE TABLE {table} AS SELECT {lists}", values)
+
+
+def _json(found: object) -> str:
+    return orjson.dumps(found).decode()
