@@ -11,7 +11,7 @@ from tests.faults.harness import IS_FULL
 _PRELUDE = """
 import os, random, signal, sys, time
 from lightning_otel import Store
-from lightning_otel.store import merge, parquet, rewrite, settle
+from lightning_otel.store import parquet, rewrite, settle
 from lightning_otel.store.layout import now_us
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -77,8 +77,8 @@ def look(wanted):
 _KILLED = """
 STEPS = {
     "before the settling": (settle, "sweep", 0, False),
-    "before the rows are placed": (merge.Merge, "_index_rows", 0, False),
-    "after they are gathered": (merge.Merge, "gather", 0, True),
+    "before the rows are placed": (rewrite.Rewrite, "_index_rows", 0, False),
+    "before they are gathered": (rewrite.Rewrite, "_place_rows", 0, True),
     "before the file is written": (rewrite, "write_file", 0, False),
     "when it is written": (parquet, "sync", 1, False),
     "before its rename": (rewrite, "write_file", 0, True),

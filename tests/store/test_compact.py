@@ -13,12 +13,10 @@ import pytest
 from lightning_otel import Store
 from lightning_otel.errors import NotFoundError, StoreError
 from lightning_otel.store import compact as compact_module
-from lightning_otel.store import merge as merge_module
 from lightning_otel.store import rewrite as rewrite_module
 from lightning_otel.store import settle as settle_module
-from lightning_otel.store.compact import compact_some, hold_size
+from lightning_otel.store.compact import Expired, compact_some
 from lightning_otel.store.layout import DataFile, Layout, now_us
-from lightning_otel.store.retention import Expired
 from lightning_otel.store.settle import settle, settler_elected
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -255,7 +253,7 @@ def test_compact_drops_the_oldest_rollouts_to_make_room(
     assert layout.read_manifest().counts == {"dropped.size": 180 - 20 * len(left)}
 
 
-def test_hold_size_drops_nothing_below_the_limit(
+def test_size_limit_drops_nothing_below_it(
     store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:
     """Above it the oldest go, with room to spare; files nobody touched stay as they are."""
@@ -264,8 +262,8 @@ def test_hold_size_drops_nothing_below_the_limit(
     files = _live(layout)
     size = sum(file.size_bytes for file in files)
 
-    below = hold_size(layout, 2 * size)
-    above = hold_size(layout, size - 1)
+    below = compact_some(layout, 2 * size)
+    above = compact_some(layout, size - 1)
     _wait_for_effect(layout)
 
     assert (below, above) == ({}, {"dropped.size": 20})
@@ -304,7 +302,7 @@ def test_compact_halves_what_is_too_tangled(
 ) -> None:
     """Files that all rollouts run through are merged a few at a time."""
     monkeypatch.setattr(rewrite_module, "SLICE_BYTES", 2_000)
-    monkeypatch.setattr(merge_module, "TANGLE", 2)
+    monkeypatch.setattr(rewrite_module, "TANGLE", 2)
     for _ in range(4):
         settled(
             make_span(trace_id=f"{number:032x}", attributes={"pad": os.urandom(200).hex()})
@@ -360,9 +358,11 @@ def test_compact_some_waits_for_enough_small_files(
     for _ in range(3):
         settled([make_span()])
 
-    assert compact_some(layout) == 0
-    assert compact_some(layout, least_files=3) == 3
-    assert len(_live(layout)) == 1
+    compact_some(layout)
+    before = len(_live(layout))
+    compact_some(layout, least_files=3)
+
+    assert (before, len(_live(layout))) == (3, 1)
 
 
 def test_compact_does_not_disturb_a_reader(

@@ -1,27 +1,26 @@
-"""Settled files packed as tightly as they can be, without what retention lets go.
+"""Settled files packed as tightly as they can be, without what is not to be kept.
 
 The manifest alone commits, file by file: whatever is cut off leaves the store whole, and is done by
 the next one. Files that were merged stay for a period of grace, for readers that look at them.
+Whole rollouts go, never parts of a tree. What has no rollout goes by trace.
 """
 
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.errors import StoreError
-from lightning_otel.store.counts import added
-from lightning_otel.store.damage import look, remove
-from lightning_otel.store.layout import DataFile, Layout
-from lightning_otel.store.merge import Merge, TangledError
-from lightning_otel.store.parquet import SPILL, packing_connection
-from lightning_otel.store.retention import Expired, Retention, expire, live_files, store_bytes
-from lightning_otel.store.rewrite import TooWideError
+from lightning_otel.errors import NotFoundError, StoreError
+from lightning_otel.store import counts as n
+from lightning_otel.store.layout import DataFile, Layout, total_bytes
+from lightning_otel.store.parquet import SPILL, packing_connection, row_of, row_weights
+from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
 from lightning_otel.store.settle import exchange, sealed, settle_as_elected, settler_elected
+from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.spans import rows_of
-from lightning_otel.store.sql import ROLLOUT
+from lightning_otel.store.sql import ROLLOUT, quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -34,6 +33,29 @@ TARGET_BYTES: Final = 256 << 20
 
 Progress = Callable[[int, int], None]
 """Told how many of how many rows are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What is to be kept; by default everything.
+
+    Attributes:
+        since_ns: Rollouts whose last span ended before this go, Unix nanoseconds.
+        max_bytes: The oldest rollouts go until files and segments take no more than this.
+        without: Ids of rollouts that go.
+    """
+
+    since_ns: int | None = None
+    max_bytes: int | None = None
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Rollouts and spans that go for one reason."""
+
+    rollouts: int
+    spans: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +87,16 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Files of which nothing stays, with their ended spans by reason, and groups to be merged."""
+    """Files of which nothing stays, with their ended spans by reason, and groups to be merged.
+
+    Attributes:
+        touched: Names of files that hold something that goes.
+    """
 
     gone: tuple[DataFile, ...]
     counts: Mapping[str, int]
     groups: tuple[tuple[DataFile, ...], ...]
+    touched: frozenset[str]
 
 
 def compact(
@@ -98,12 +125,14 @@ def compact(
     with elected_alone(layout, wait_s):
         before = store_bytes(layout)
         segments = len(sealed(layout)) if is_dry_run else settle_as_elected(layout).segments
-        if not is_dry_run:
-            put_damaged_aside(layout, live_files(layout))
         with packing_connection(layout.new / SPILL) as con:
-            dropped = expire(con, layout, retention or Retention(), _open_names(layout))
+            dropped = _expire(con, layout, retention or Retention())
             plan = _make_plan(con, layout)
-            done = _foretell_plan(plan) if is_dry_run else _carry_out(con, layout, plan, progress)
+            if is_dry_run:
+                files = sum(map(len, plan.groups))
+                done = Compacted(merged=files, made=len(plan.groups), unlinked=len(plan.gone))
+            else:
+                done = _carry_out(con, layout, plan, progress)
         return replace(
             done,
             segments=segments,
@@ -113,48 +142,41 @@ def compact(
         )
 
 
-def hold_size(layout: Layout, max_bytes: int) -> Mapping[str, int]:
-    """Drop the oldest rollouts if the store has outgrown its limit, and a tenth more.
+def compact_some(
+    layout: Layout, max_bytes: int | None = None, *, least_files: int = 64
+) -> Mapping[str, int]:
+    """Do a little of it, if it is worth it and no other settler is at it.
 
-    Without that tenth each settled segment would have files written anew.
+    Merge a group of small files once there are many, and drop the oldest rollouts of a store that
+    has outgrown its limit, and a tenth more: else each settled segment would have files written
+    anew.
+
+    Args:
+        layout: The store's paths.
+        max_bytes: How large the store may be; by default any size.
+        least_files: How many small files are worth it.
 
     Returns:
-        Ended spans that went, by reason; none while another settler is at it.
+        Ended spans that went, by reason.
     """
-    if store_bytes(layout) <= max_bytes:
+    has_many = len(_list_candidates(layout.read_manifest().live_files)) >= least_files
+    is_large = max_bytes is not None and store_bytes(layout) > max_bytes
+    if not (has_many or is_large):
         return {}
     with settler_elected(layout) as is_elected:
         if not is_elected:
             return {}
         before = layout.read_manifest().counts
+        limit = max_bytes - max_bytes // 10 if is_large and max_bytes is not None else None
         with packing_connection(layout.new / SPILL) as con:
-            limit = Retention(max_bytes=max_bytes - max_bytes // 10)
-            expire(con, layout, limit, _open_names(layout))
+            _expire(con, layout, Retention(max_bytes=limit))
             plan = _make_plan(con, layout)
-            groups = [group for group in plan.groups if _expired_in(con, layout, group)]
-            _carry_out(con, layout, _verify_plan(layout, plan, groups))
+            groups = [group for group in plan.groups if plan.touched & {f.name for f in group}]
+            small = (group for group in plan.groups if group not in groups and len(group) > 1)
+            groups += [next(small, ())] if has_many else []
+            _carry_out(con, layout, replace(plan, groups=tuple(groups)))
         after = layout.read_manifest().counts
     return {name: count - before.get(name, 0) for name, count in after.items()}
-
-
-def compact_some(layout: Layout, limit: int = 1, *, least_files: int = 64) -> int:
-    """Merge a few groups of small files once there are many; gives how many files went into others.
-
-    Args:
-        layout: The store's paths.
-        limit: How many groups.
-        least_files: How many small files are worth it.
-    """
-    if len(_list_candidates(layout.read_manifest().live_files)) < least_files:
-        return 0
-    with settler_elected(layout) as is_elected:
-        if not is_elected:
-            return 0
-        with packing_connection(layout.new / SPILL) as con:
-            expire(con, layout, Retention())
-            plan = _make_plan(con, layout)
-            groups = [group for group in plan.groups if len(group) > 1][:limit]
-            return _carry_out(con, layout, _verify_plan(layout, plan, groups)).merged
 
 
 @contextlib.contextmanager
@@ -172,28 +194,110 @@ def elected_alone(layout: Layout, wait_s: float) -> Iterator[None]:
         yield
 
 
-def put_damaged_aside(layout: Layout, files: Sequence[DataFile]) -> None:
-    """Verify files before they are written anew, with a checksum that says they are whole."""
-    remove(layout, look(layout, files, is_thorough=True))
+def live_files(layout: Layout) -> tuple[DataFile, ...]:
+    """Return the files that count, without those that somebody took away: they may come back."""
+    live = layout.read_manifest().live_files
+    return tuple(file for file in live if (layout.data / file.name).exists())
 
 
-def _open_names(layout: Layout) -> list[str]:
-    closed = {path.name for path in sealed(layout)}
-    return [path.name for path in layout.segments() if path.name not in closed]
+def store_bytes(layout: Layout) -> int:
+    """Return the size of all files and segments that count."""
+    manifest = layout.read_manifest()
+    files = [layout.data / file.name for file in manifest.live_files]
+    return total_bytes([*files, *layout.unsettled(manifest)])
+
+
+def _expire(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, retention: Retention
+) -> Mapping[str, Expired]:
+    """Fill the table ``expired`` with rollouts and the reason for each; count them by reason.
+
+    Spans in segments that a process still writes to stay, but keep their rollout young.
+
+    Raises:
+        NotFoundError: A rollout that is to go is not there.
+    """
+    con.execute("CREATE TABLE expired (rollout VARCHAR, reason VARCHAR)")
+    if retention == Retention():
+        return {}
+    snapshot = Snapshot.take(layout)
+    con.execute(
+        f"""
+        CREATE TABLE held AS
+        SELECT {ROLLOUT} AS rollout, max(coalesce(end_ns, start_ns)) AS newest
+        FROM ({snapshot.spans_sql()}) GROUP BY 1
+        """
+    )
+    for rollout_id in retention.without:
+        if not _add(con, n.ROLLOUT, f"rollout = {quoted(rollout_id)}"):
+            raise NotFoundError(f"no rollout {rollout_id!r}, so nothing was dropped")
+    if retention.since_ns is not None:
+        _add(con, n.AGE, f"newest < {retention.since_ns}")
+    if retention.max_bytes is not None:
+        _add_oldest(con, layout, retention.max_bytes)
+    closed = sealed(layout)
+    still_open = [path.name for path in snapshot.segments if path not in closed]
+    rows = con.execute(
+        f"""
+        SELECT reason, count(DISTINCT rollout), count(rollout) FROM (
+          SELECT {ROLLOUT} AS rollout FROM ({snapshot.without(still_open).spans_sql()})
+        ) JOIN expired USING (rollout) GROUP BY 1 ORDER BY 1
+        """
+    ).fetchall()
+    return {reason: Expired(int(rollouts), int(spans)) for reason, rollouts, spans in rows}
+
+
+def _add(con: "duckdb.DuckDBPyConnection", reason: str, where: str) -> int:
+    """Have rollouts expire that do not yet; gives how many meet the condition."""
+    con.execute(
+        f"INSERT INTO expired SELECT rollout, {quoted(reason)} FROM held "
+        f"ANTI JOIN expired USING (rollout) WHERE {where}"
+    )
+    return int(row_of(con, f"SELECT count(*) FROM held WHERE {where}")[0])
+
+
+def _add_oldest(con: "duckdb.DuckDBPyConnection", layout: Layout, max_bytes: int) -> None:
+    """Have the rollouts expire that ended first, until what is left is small enough.
+
+    What a rollout takes is told by the row groups its rows stand in: they hold few rollouts each.
+    """
+    files, excess = live_files(layout), store_bytes(layout) - max_bytes
+    if excess <= 0 or not files:
+        return
+    weights = row_weights([layout.data / file.name for file in files], "total_compressed_size")
+    con.execute(
+        f"""
+        CREATE TABLE sized AS
+        SELECT {ROLLOUT} AS rollout, sum(weight) AS size FROM {rows_of(layout, files)}
+        ASOF JOIN ({weights}) ON filename = path AND file_row_number >= begins GROUP BY 1
+        """
+    )
+    _add(
+        con,
+        n.SIZE,
+        f"""rollout IN (SELECT rollout FROM (
+          SELECT rollout, size, sum(size) OVER (ORDER BY newest, rollout) AS freed
+          FROM held JOIN sized USING (rollout) ANTI JOIN expired USING (rollout)
+        ) WHERE freed - size < {excess} - (
+          SELECT coalesce(sum(size), 0) FROM sized SEMI JOIN expired USING (rollout)))""",
+    )
 
 
 def _make_plan(con: "duckdb.DuckDBPyConnection", layout: Layout) -> _Plan:
     """Say what is to be done with each file, for the table ``expired``."""
     files = live_files(layout)
-    expired = _expired_in(con, layout, files)
+    found = []
+    if con.execute("SELECT 1 FROM expired LIMIT 1").fetchone() is not None:
+        found = con.execute(
+            "SELECT parse_filename(filename), reason, count(*), count(end_ns) FROM "
+            f"{rows_of(layout, files)} JOIN expired ON expired.rollout = {ROLLOUT} GROUP BY ALL"
+        ).fetchall()
     rows: Counter[str] = Counter()
-    for (name, _), (count, _) in expired.items():
+    for name, _, count, _ in found:
         rows[name] += count
     gone = tuple(file for file in files if rows[file.name] == file.rows > 0)
     names = {file.name for file in gone}
-    counts: Counter[str] = Counter()
-    for (name, reason), (_, ended) in expired.items():
-        counts[reason] += ended if name in names else 0
+    counts = n.added(*({reason: ended} for name, reason, _, ended in found if name in names))
     small = set(_list_candidates(files))
     wanted = [file for file in files if file not in gone and (file in small or rows[file.name])]
     # Nothing is gained from packing anew what is packed already.
@@ -202,15 +306,7 @@ def _make_plan(con: "duckdb.DuckDBPyConnection", layout: Layout) -> _Plan:
         for group in _group_files(wanted)
         if any(not file.is_compact or rows[file.name] for file in group)
     )
-    return _Plan(gone, added(counts), tuple(groups))
-
-
-def _verify_plan(layout: Layout, plan: _Plan, groups: Sequence[tuple[DataFile, ...]]) -> _Plan:
-    """Return a plan for some of its groups, without files that are damaged, which go aside."""
-    put_damaged_aside(layout, [file for group in groups for file in group])
-    left = {file.name for file in live_files(layout)}
-    kept = (tuple(file for file in group if file.name in left) for group in groups)
-    return replace(plan, groups=tuple(filter(None, kept)))
+    return _Plan(gone, counts, tuple(groups), frozenset(rows))
 
 
 def _list_candidates(files: Sequence[DataFile]) -> list[DataFile]:
@@ -223,7 +319,7 @@ def _measure_fill(file: DataFile) -> float:
     return max(file.rows / TARGET_ROWS, file.size_bytes / TARGET_BYTES)
 
 
-def _group_files(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
+def _group_files(files: Iterable[DataFile]) -> Iterator[tuple[DataFile, ...]]:
     """Yield files in order of time, so that rollouts meet and old files stay old, up to the target.
 
     Those of one publication alone: whether its spans are in a lake is true of all or of none.
@@ -239,24 +335,6 @@ def _group_files(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
         fill += _measure_fill(file)
     if group:
         yield tuple(group)
-
-
-def _expired_in(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, files: Sequence[DataFile]
-) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return rows and ended spans of expired rollouts, by name of their file and reason."""
-    if not files or con.execute("SELECT 1 FROM expired LIMIT 1").fetchone() is None:
-        return {}
-    rows = con.execute(
-        f"SELECT parse_filename(filename), reason, count(*), count(end_ns) "
-        f"FROM {rows_of(layout, files)} JOIN expired ON expired.rollout = {ROLLOUT} GROUP BY ALL"
-    ).fetchall()
-    return {(name, reason): (int(count), int(ended)) for name, reason, count, ended in rows}
-
-
-def _foretell_plan(plan: _Plan) -> Compacted:
-    files = sum(map(len, plan.groups))
-    return Compacted(merged=files, made=len(plan.groups), unlinked=len(plan.gone))
 
 
 def _carry_out(
@@ -276,13 +354,13 @@ def _carry_out(
 
     if plan.gone:
         exchange(layout, plan.gone, None, plan.counts)
-    rejected: Counter[str] = Counter()
     waiting = list(reversed(plan.groups))
+    rejected: dict[str, int] = {}
     while waiting:
-        producer = Merge(con, layout, group := waiting.pop(), step)
+        rewrite = Rewrite(con, layout, group := waiting.pop(), step, is_packed=True)
         try:
-            made = producer.rewrite()
-        except TangledError:
+            made = rewrite.run()
+        except InterleavedError:
             middle = len(group) // 2
             waiting += [group[middle:], group[:middle]]
         except TooWideError:
@@ -293,13 +371,14 @@ def _carry_out(
                 layout.catalogue,
             )
         else:
-            done["merged"] += len(group)
+            done["merged"] += len(rewrite.files)
             done["made"] += made is not None
-            rejected.update({k: v for k, v in producer.counts.items() if k.startswith("rejected.")})
+            left_out = {k: v for k, v in rewrite.counts.items() if k.startswith("rejected.")}
+            rejected = n.added(rejected, left_out)
     return Compacted(
         merged=done["merged"],
         made=done["made"],
         unlinked=len(plan.gone),
-        rejected=dict(rejected),
+        rejected=rejected,
         left=done["left"],
     )

@@ -117,8 +117,21 @@ def look(
         OSError: The store's folder cannot be read.
     """
     manifest = layout.read_manifest()
+    files = manifest.live_files if files is None else files
+    found = find_damaged_files(layout, files, is_thorough=is_thorough)
+    # The folder may have been removed: then it is made anew later.
+    for path in layout.unsettled(manifest) if layout.live.exists() else ():
+        if _has_corrupt_lines(layout, path, is_thorough=is_thorough):
+            found[path.name] = "it has a line that is not as written"
+    return found
+
+
+def find_damaged_files(
+    layout: Layout, files: Sequence[DataFile], *, is_thorough: bool
+) -> dict[str, str]:
+    """Return data files that are damaged, and why, as :func:`look` does."""
     found: dict[str, str] = {}
-    for file in manifest.live_files if files is None else files:
+    for file in files:
         path = layout.data / file.name
         try:
             status = path.stat()
@@ -133,10 +146,6 @@ def look(
             found[file.name] = why
         else:
             _verified[path] = stamp
-    # The folder may have been removed: then it is made anew later.
-    for path in layout.unsettled(manifest) if layout.live.exists() else ():
-        if _has_corrupt_lines(layout, path, is_thorough=is_thorough):
-            found[path.name] = "it has a line that is not as written"
     return found
 
 

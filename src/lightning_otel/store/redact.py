@@ -14,15 +14,14 @@ from typing import Any, Final
 
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.redact import IN_ID, Redactor, Rules
-from lightning_otel.store.compact import elected_alone, put_damaged_aside
+from lightning_otel.store.compact import elected_alone, live_files
 from lightning_otel.store.damage import reading
 from lightning_otel.store.layout import DataFile, Layout
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.parquet import SPILL, packing_connection
 from lightning_otel.store.quarantine import notes
 from lightning_otel.store.redactions import Redacted, Scope, finish, user_name, write_record
-from lightning_otel.store.retention import live_files
-from lightning_otel.store.rewrite import Copy, TooWideError
+from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.segment import ask_to_close
 from lightning_otel.store.settle import await_effect, sealed, settle_as_elected
@@ -120,12 +119,11 @@ class _Work:
         write_record(self._layout, {**begun, "reason": reason, "user": user_name()})
         _close_segments(self._layout, lambda path: any(True for _ in self._in_segment(path)))
         settle_as_elected(self._layout)
-        put_damaged_aside(self._layout, live_files(self._layout))
         with packing_connection(self._layout.new / SPILL) as con:
             for file in self._list_files(passes=2):
-                copy = self._make_copy(con, file)
-                if any(self._read_parts(copy)):
-                    self._rewrite_file(copy)
+                rewrite = self._begin_rewrite(con, file)
+                if any(rewrite.changes()):
+                    self._run_rewrite(rewrite)
                 else:
                     self._step(file.rows)
                 self._add_found(file)
@@ -141,7 +139,7 @@ class _Work:
         """Count what would be changed; nothing is."""
         with packing_connection(self._layout.new / SPILL) as con:
             for file in self._list_files(passes=1):
-                for _ in self._read_parts(self._make_copy(con, file)):
+                for _ in self._begin_rewrite(con, file).changes():
                     pass
                 self._add_found(file)
         still_open = set(_open_segments(self._layout))
@@ -159,22 +157,15 @@ class _Work:
         self._total = passes * self.done.looked_at
         return list(files)
 
-    def _make_copy(self, con: Any, file: DataFile) -> Copy:
-        return Copy(
-            con, self._layout, file, self._step,
+    def _begin_rewrite(self, con: Any, file: DataFile) -> Rewrite:
+        return Rewrite(
+            con, self._layout, [file], self._step,
             transform=self._mask_span, scope=self._scope.where,
         )  # fmt: skip
 
-    def _read_parts(self, copy: Copy) -> Iterator[bool]:
-        """Yield for each part of a file whether something in it would be changed."""
-        for part in copy.parts():
-            is_changed = bool(copy.changed(part))
-            self._step(part.end_row - part.first_row)
-            yield is_changed
-
-    def _rewrite_file(self, copy: Copy) -> None:
+    def _run_rewrite(self, rewrite: Rewrite) -> None:
         try:
-            copy.rewrite()
+            rewrite.run()
         except TooWideError:
             self._found.clear()
             self.done.left += 1

@@ -12,7 +12,7 @@ from lightning_otel.store.layout import DataFile, Layout, now_us
 from lightning_otel.store.parquet import SPILL, near_files, packing_connection
 from lightning_otel.store.quarantine import Note, checksum_of, find_corrupt_ranges
 from lightning_otel.store.rebuild import restore
-from lightning_otel.store.rewrite import Copy, TooWideError
+from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.settle import await_effect
 from lightning_otel.store.spans import is_one_span, rows_of
 
@@ -71,16 +71,15 @@ def _recover_rows(layout: Layout, note: Note) -> int:
     near = near_files(layout, layout.read_manifest(), file.min_start_ns, file.max_start_ns)
     others = f"SELECT 1 FROM {rows_of(layout, near)} AS other WHERE {is_one_span('other', 'f')}"
     with packing_connection(layout.new / SPILL) as con:
-        copy = Copy(
+        rewrite = Rewrite(
             con,
             layout,
-            file,
+            [file],
             keep=f"{_HAS_IDS} AND NOT EXISTS ({others})",
-            folder=layout.quarantine,
             corrupt=find_corrupt_ranges(path, file.checksum) if file.checksum else (),
         )
         try:
-            made = copy.rewrite()
+            made = rewrite.run()
         except (duckdb.Error, TooWideError):  # its footer is gone, and the places of everything
             return 0
     return made.rows if made else 0

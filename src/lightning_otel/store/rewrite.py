@@ -1,34 +1,38 @@
 """The one producer of data files from data files, for compact, retention, redaction and repair.
 
-Rows go slice by slice into small files, and these one after the other into the new one: DuckDB
-sorts wide rows in memory only, and 500 MB of a long conversation did not fit into 1 GB. The new
-file counts, and the old ones cease to, in one commit of the manifest.
+Only where each row belongs is sorted; the rows follow slice by slice into small files, and these
+one after the other into the new one: DuckDB sorts wide rows in memory only, and 500 MB of a long
+conversation did not fit into 1 GB. The new file counts, and the old ones cease to, in one commit of
+the manifest.
 """
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from lightning_otel.store import counts as n
+from lightning_otel.store.damage import find_damaged_files, remove
 from lightning_otel.store.gist import with_gist
 from lightning_otel.store.layout import DataFile, Layout
+from lightning_otel.store.packing import CONTENT
 from lightning_otel.store.parquet import (
     ROW_GROUP,
     ROW_GROUP_BYTES,
     SPILL,
     STORED,
     Origin,
-    RowGroup,
     row_groups,
+    row_of,
+    row_weights,
     write_file,
 )
 from lightning_otel.store.schema import COLUMNS, record_of_span, span_of
 from lightning_otel.store.settle import exchange
 from lightning_otel.store.spans import rows_of
-from lightning_otel.store.sql import listed, quoted
+from lightning_otel.store.sql import ROLLOUT, listed, quoted
 from lightning_otel.store.values import repaired
 from lightning_otel.types import Span
 
@@ -40,10 +44,12 @@ log = logging.getLogger(__name__)
 SLICE_BYTES: Final = 32 << 20
 """What is sorted or changed at once, uncompressed."""
 MOST_ROWS: Final = 122_880
-"""Rows in a row group of a compact file, and in a slice."""
+"""Rows in a row group of a compact file."""
 LEVEL: Final = 9
 THRIFT: Final = (1, 4, 16)
 """By how much slices and row groups shrink where rows prove too wide for the memory allowed."""
+TANGLE: Final = 16
+"""How often, at most, the files may be read over for all slices to be gathered."""
 _NUMBERED: Final = quoted(orjson.dumps({"number": "BIGINT", **COLUMNS}).decode())
 
 Step = Callable[[int], None]
@@ -56,16 +62,20 @@ class TooWideError(Exception):
     """The rows of these files are too wide for the memory allowed; the files are as they were."""
 
 
-class Producer(ABC):
-    """One new data file in the place of old ones; subclasses gather its rows.
+class InterleavedError(Exception):
+    """The rollouts of these files lie so mixed that fewer files should be rewritten at once."""
+
+
+class Rewrite:
+    """One new data file in the place of old ones, each span once.
+
+    What stands in a table ``expired`` (rollout, reason) is left out. The files may be of older
+    schemas. Damaged ones are put aside.
 
     Attributes:
         files: The old files.
         counts: Ended spans that were left out, by reason.
     """
-
-    is_readable_anew: ClassVar[bool] = True
-    """Whether the segments that the rows came from may be read again in place of the new file."""
 
     def __init__(
         self,
@@ -73,61 +83,266 @@ class Producer(ABC):
         layout: Layout,
         files: Sequence[DataFile],
         step: Step = lambda rows: None,
+        *,
+        is_packed: bool = False,
+        keep: str = "true",
+        transform: Transform | None = None,
+        scope: str = "true",
+        corrupt: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """Name the files; nothing is read yet.
+        """Verify the files.
 
         Args:
             con: A connection of :func:`parquet.packing_connection`.
             layout: The store's paths.
             files: Old files, at least one.
             step: Told of the progress: of every row twice, as it is read and written.
+            is_packed: Order the rows by rollout and pack them as tightly as they can be; else one
+                file's rows stay in their order.
+            keep: A condition of SQL for the rows of ``f`` that stay.
+            transform: Applied to spans.
+            scope: A condition of SQL for the rows that it is applied to.
+            corrupt: Ranges of bytes that are not as written, of one file in quarantine; only row
+                groups without any are read.
         """
-        self._con = con
-        self._layout = layout
-        self.files = tuple(files)
-        self.counts: Mapping[str, int] = {}
-        self._step = step
-        self._is_compact = all(file.is_compact for file in files)
+        self._folder = layout.data if corrupt is None else layout.quarantine
+        damaged = find_damaged_files(layout, files, is_thorough=True) if corrupt is None else {}
+        remove(layout, damaged)
+        self.files = tuple(file for file in files if file.name not in damaged)
+        self._corrupt = corrupt
+        self.counts: dict[str, int] = {}
+        self._con, self._layout, self._step = con, layout, step
+        self._is_packed = is_packed
+        self._is_compact = is_packed or all(file.is_compact for file in files)
+        self._keep, self._transform, self._scope = keep, transform, scope
+        con.execute("CREATE TABLE IF NOT EXISTS expired (rollout VARCHAR, reason VARCHAR)")
 
-    @abstractmethod
-    def gather(self, slice_bytes: int) -> list[Path]:
-        """Write the rows that stay into small files, in their order.
+    def changes(self) -> Iterator[bool]:
+        """Yield for each slice whether the transform changes something in it."""
+        for _, rows, spans in self._list_slices(SLICE_BYTES):
+            is_changed = bool(self._list_changed(spans))
+            self._step(rows)
+            yield is_changed
 
-        Args:
-            slice_bytes: How much may be held at once, uncompressed.
-        """
-
-    def rewrite(self) -> DataFile | None:
+    def run(self) -> DataFile | None:
         """Make the new file and have it count in place of the old ones; None if nothing is left.
 
         Raises:
             TooWideError: The rows do not fit into the memory allowed.
+            InterleavedError: It would take too long; half of the files each will do.
             OSError: There is no room.
             duckdb.Error: A file cannot be read, or there is no room.
         """
-        made = self._make_file()
-        exchange(
-            self._layout, self.files, made, self.counts, is_readable_anew=self.is_readable_anew
-        )
-        return made
-
-    def _make_file(self) -> DataFile | None:
         import duckdb
 
+        if not self.files:
+            return None
         for thrift in THRIFT:
             try:
-                return self.write_slices(self.gather(SLICE_BYTES // thrift), thrift)
+                made = self._write_slices(list(self._gather(SLICE_BYTES // thrift)), thrift)
             except duckdb.OutOfMemoryException as exc:
                 log.debug("too wide at a thrift of %d: %s", thrift, exc)
+            else:
+                exchange(
+                    self._layout, self.files, made, self.counts, is_readable_anew=self._is_packed
+                )
+                return made
         raise TooWideError
 
-    def write_slices(self, slices: Sequence[Path], thrift: int) -> DataFile | None:
-        """Write slices into one file under ``new/``; they are gone then.
+    def _gather(self, slice_bytes: int) -> Iterator[Path]:
+        """Write the rows that stay into small files, in their order."""
+        for number, rows, spans in self._list_slices(slice_bytes):
+            path = self._layout.new / SPILL / f"slice-{number}.parquet"
+            self._con.execute(
+                f"COPY (SELECT {STORED} FROM "
+                f"({with_gist(self._change_spans(spans), (*COLUMNS, 'position'))}) "
+                f"ORDER BY position) TO {quoted(str(path))} "
+                "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
+            )
+            self._step(rows)
+            yield path
 
-        Args:
-            slices: What :meth:`gather` gave.
-            thrift: By how much row groups are smaller than they should be.
+    def _list_slices(self, slice_bytes: int) -> Iterator[tuple[int, int, str]]:
+        """Yield the number of each slice, that of its rows, and a subquery for them."""
+        if not self.files:
+            return
+        self._index_rows()
+        self._drop_rows()
+        self._place_rows(slice_bytes)
+        slices = self._con.execute(
+            "SELECT slice, list(DISTINCT path), min(start_ns), max(start_ns), "
+            "min(number), max(number), count(*) "
+            "FROM placed JOIN files USING (file) GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+        for number, paths, low, high, first, last, rows in slices:
+            held = [file for file in self.files if str(self._folder / file.name) in paths]
+            where = f"f.start_ns BETWEEN {low} AND {high}"
+            if len(held) == 1:  # other row groups are not read
+                where += f" AND file_row_number BETWEEN {first} AND {last}"
+            names = ", ".join(f"f.{name}" for name in COLUMNS)
+            spans = f"""(
+              SELECT {names}, position FROM {rows_of(self._layout, held, self._folder)} AS f
+              JOIN files ON path = filename JOIN placed
+                ON files.file = placed.file AND file_row_number = number AND slice = {number}
+              WHERE {where})"""
+            yield number, rows, spans
+
+    def _list_parts(self) -> list[str]:
+        """Return conditions for the parts of the files that are read."""
+        if self._corrupt is None:
+            return ["true"]
+        return [
+            f"file_row_number BETWEEN {each.first_row} AND {each.end_row - 1}"
+            for each in row_groups(self._con, self._folder / self.files[0].name)
+            if not any(
+                low < each.end_byte and high > each.first_byte for low, high in self._corrupt
+            )
+        ]
+
+    def _index_rows(self) -> None:
+        """Make ``spot``: where each row stands, what it is ordered by, and about how large it is.
+
+        Where a row group holds one long conversation its rows are a thousand times as wide as
+        others.
         """
+        con = self._con
+        paths = [self._folder / name for name in sorted(file.name for file in self.files)]
+        con.execute("CREATE OR REPLACE TABLE files (file INTEGER, path VARCHAR)")
+        con.executemany("INSERT INTO files VALUES (?, ?)", list(enumerate(map(str, paths))))
+        con.execute(
+            "CREATE OR REPLACE TABLE weights AS "
+            f"FROM ({row_weights(paths, 'total_uncompressed_size')}) JOIN files USING (path)"
+        )
+        begin = "CREATE OR REPLACE TABLE spot AS"
+        for where in self._list_parts() or ["false"]:
+            con.execute(
+                f"""
+                {begin} SELECT files.file, number, begins, rollout, agent, start_ns, sequence,
+                  trace_id, span_id, is_ended, weight FROM (
+                  SELECT filename AS path, file_row_number AS number, {ROLLOUT} AS rollout, agent,
+                    start_ns, sequence, trace_id, span_id, end_ns IS NOT NULL AS is_ended
+                  FROM {rows_of(self._layout, self.files, self._folder)} AS f
+                  WHERE {where} AND {self._keep}
+                ) JOIN files USING (path) ASOF JOIN weights
+                  ON files.file = weights.file AND number >= begins
+                """
+            )
+            begin = "INSERT INTO spot"
+
+    def _drop_rows(self) -> None:
+        """Take expired rollouts and second spans of one id out of ``spot``; count the ended."""
+        con = self._con
+        self.counts = dict(
+            con.execute(
+                "SELECT reason, count(*) FROM spot JOIN expired USING (rollout) "
+                "WHERE is_ended GROUP BY 1"
+            ).fetchall()
+        )
+        con.execute("DELETE FROM spot USING expired WHERE spot.rollout = expired.rollout")
+        con.execute(
+            """
+            CREATE OR REPLACE TABLE twice AS
+            SELECT file, number, trace_id, span_id, is_ended, row_number() OVER
+              (PARTITION BY trace_id, span_id ORDER BY NOT is_ended, file, number) AS rank
+            FROM spot SEMI JOIN
+              (SELECT trace_id, span_id FROM spot GROUP BY ALL HAVING count(*) > 1)
+              USING (trace_id, span_id)
+            """
+        )
+        if row_of(con, "SELECT count(*) FROM twice") == (0,):
+            return
+        conflicts, seconds = row_of(
+            con,
+            f"""
+            WITH read AS (
+              SELECT twice.*, {CONTENT} AS content
+              FROM {rows_of(self._layout, self.files, self._folder)} AS data
+                JOIN files ON path = filename
+                JOIN twice ON files.file = twice.file AND file_row_number = number
+            )
+            SELECT count(*) FILTER (content <> first_content), count(*) FROM (
+              SELECT *, first_value(content) OVER
+                (PARTITION BY trace_id, span_id ORDER BY rank) AS first_content
+              FROM read) WHERE rank > 1 AND is_ended
+            """,
+        )
+        con.execute(
+            "DELETE FROM spot USING twice "
+            "WHERE spot.file = twice.file AND spot.number = twice.number AND rank > 1"
+        )
+        self.counts = n.added(
+            self.counts, {n.CONFLICT: int(conflicts), n.DUPLICATE: int(seconds - conflicts)}
+        )
+
+    def _place_rows(self, slice_bytes: int) -> None:
+        """Make ``placed``: each row's position in the new file, and the slice it comes with.
+
+        Raises:
+            InterleavedError: The files would be read over too often.
+        """
+        order = "began, rollout, agent, start_ns, sequence" if self._is_packed else "number"
+        group = "0" if self._is_packed else "begins"
+        self._con.execute(
+            f"""
+            CREATE OR REPLACE TABLE placed AS
+            SELECT file, number, start_ns, position, dense_rank() OVER (ORDER BY part, piece)
+              AS slice FROM (
+              SELECT file, number, start_ns, position, part, (sum(weight) OVER
+                (PARTITION BY part ORDER BY position) / {slice_bytes})::INTEGER AS piece
+              FROM (
+                SELECT file, number, start_ns, weight, {group} AS part,
+                  row_number() OVER (ORDER BY {order}) AS position
+                FROM (SELECT *, min(start_ns) OVER (PARTITION BY rollout) AS began FROM spot)))
+            """
+        )
+        self._con.execute("DROP TABLE spot")
+        (readings,) = row_of(
+            self._con,
+            """
+            WITH raw AS (SELECT file, sum(weight * rows) AS size FROM weights GROUP BY 1)
+            SELECT coalesce((SELECT sum(size) FROM (SELECT DISTINCT slice, file FROM placed)
+              JOIN raw USING (file)) / (SELECT sum(size) FROM raw), 0)
+            """,
+        )
+        if len(self.files) > 1 and readings > TANGLE:
+            raise InterleavedError
+
+    def _list_changed(self, spans: str) -> list[tuple[int, Span]]:
+        """Return the spans of a slice that the transform changes, by their position."""
+        if self._transform is None:
+            return []
+        rows = self._con.execute(
+            f"SELECT position, {', '.join(COLUMNS)} FROM {spans} WHERE {self._scope}"
+        ).fetchall()
+        found = []
+        for position, *values in rows:
+            span = span_of(dict(zip(COLUMNS, values, strict=True)))
+            changed = self._transform(span)
+            if changed is not span:
+                found.append((int(position), changed))
+        return found
+
+    def _change_spans(self, spans: str) -> str:
+        """Return a subquery for a slice's rows, the changed ones among them in their places."""
+        changed = self._list_changed(spans)
+        if not changed:
+            return spans
+        self._con.execute(
+            "CREATE OR REPLACE TABLE changed AS SELECT unnest(json_transform(line, "
+            f"{_NUMBERED})) FROM (SELECT unnest(?::VARCHAR[]) AS line)",
+            [[_format_span(position, span) for position, span in changed]],
+        )
+        columns = ", ".join(
+            f"CASE WHEN number IS NULL THEN f.{name} ELSE changed.{name} END AS {name}"
+            for name in COLUMNS
+        )
+        return (
+            f"(SELECT {columns}, f.position FROM {spans} AS f "
+            "LEFT JOIN changed ON number = f.position)"
+        )
+
+    def _write_slices(self, slices: Sequence[Path], thrift: int) -> DataFile | None:
+        """Write slices into one file under ``new/``; they are gone then."""
         if not slices:
             return None
         made = write_file(
@@ -150,136 +365,11 @@ class Producer(ABC):
     def _describe_origin(self) -> Origin:
         names = {file.name for file in self.files}
         manifest = self._layout.read_manifest()
-        is_same = self.is_readable_anew and not self.counts
+        is_same = self._is_packed and not self.counts
         return Origin(
             {each.name: each.rows * is_same for each in manifest.segments if each.file in names},
             tuple(sorted(names | {f.name for f in manifest.files if f.dropped_us is not None})),
         )
-
-    def _slice_path(self, number: int) -> Path:
-        return self._layout.new / SPILL / f"slice-{number}.parquet"
-
-    def _write_slice(self, spans: str, order: str, path: Path) -> None:
-        """Write spans and their gist into a slice."""
-        columns = (*COLUMNS, order)
-        self._con.execute(
-            f"COPY (SELECT {STORED} FROM ({with_gist(spans, columns)}) ORDER BY {order}) "
-            f"TO {quoted(str(path))} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
-        )
-
-
-class Copy(Producer):
-    """One file in its order, without some rows or with some spans changed."""
-
-    is_readable_anew = False
-
-    def __init__(
-        self,
-        con: "duckdb.DuckDBPyConnection",
-        layout: Layout,
-        file: DataFile,
-        step: Step = lambda rows: None,
-        *,
-        keep: str = "true",
-        transform: Transform | None = None,
-        scope: str = "true",
-        folder: Path | None = None,
-        corrupt: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        """Name the file; nothing is read yet.
-
-        Args:
-            con: As for every producer.
-            layout: The store's paths.
-            file: The old file.
-            step: As for every producer.
-            keep: A condition of SQL for the rows that stay.
-            transform: Applied to spans.
-            scope: A condition of SQL for the rows that it is applied to.
-            folder: Where the file lies, if not where it belongs: it is damaged then, and row groups
-                that cannot be read are left out.
-            corrupt: First byte and one past the last of ranges that are not as written.
-        """
-        super().__init__(con, layout, (file,), step)
-        self._folder = folder or layout.data
-        self._corrupt = corrupt
-        self._keep = keep
-        self._transform = transform
-        self._scope = scope
-
-    @property
-    def rows(self) -> str:
-        """The rows, as a subquery."""
-        return rows_of(self._layout, self.files, self._folder)
-
-    def gather(self, slice_bytes: int) -> list[Path]:
-        """Write the rows as they stand."""
-        import duckdb
-
-        gathered = []
-        for number, part in enumerate(self.parts(slice_bytes)):
-            path = self._slice_path(number)
-            if any(first < part.end_byte and end > part.first_byte for first, end in self._corrupt):
-                continue
-            try:
-                self._write_slice(self._select_spans(part), "file_row_number", path)
-            except duckdb.OutOfMemoryException:
-                raise
-            except duckdb.Error:
-                if self._folder == self._layout.data:
-                    raise
-            else:
-                gathered.append(path)
-            self._step(part.end_row - part.first_row)
-        return gathered
-
-    def parts(self, slice_bytes: int = SLICE_BYTES) -> Iterator[RowGroup]:
-        """Yield row groups, cut where they hold more than may be held at once."""
-        for group in row_groups(self._con, self._folder / self.files[0].name):
-            first, end = group.first_row, group.end_row
-            step = int((end - first) * slice_bytes / max(1, group.raw_bytes))
-            step = max(1, min(step, MOST_ROWS))
-            for at in range(first, end, step):
-                yield group._replace(first_row=at, end_row=min(at + step, end))
-
-    def changed(self, part: RowGroup) -> list[tuple[int, Span]]:
-        """Return the spans of a part that the transform changes, by the number of their row."""
-        if self._transform is None:
-            return []
-        rows = self._con.execute(
-            f"SELECT file_row_number, {', '.join(COLUMNS)} FROM {self.rows} "
-            f"WHERE {_limit_rows(part)} AND {self._scope}"
-        ).fetchall()
-        found = []
-        for number, *values in rows:
-            span = span_of(dict(zip(COLUMNS, values, strict=True)))
-            changed = self._transform(span)
-            if changed is not span:
-                found.append((int(number), changed))
-        return found
-
-    def _select_spans(self, part: RowGroup) -> str:
-        """Return a subquery for a part's rows, the changed ones among them in their places."""
-        if self._transform is None:
-            return f"(SELECT * FROM {self.rows} AS f WHERE {_limit_rows(part)} AND {self._keep})"
-        self._con.execute(
-            "CREATE OR REPLACE TABLE changed AS SELECT unnest(json_transform(line, "
-            f"{_NUMBERED})) FROM (SELECT unnest(?::VARCHAR[]) AS line)",
-            [[_format_span(number, span) for number, span in self.changed(part)]],
-        )
-        columns = ", ".join(
-            f"CASE WHEN number IS NULL THEN f.{name} ELSE changed.{name} END AS {name}"
-            for name in COLUMNS
-        )
-        return (
-            f"(SELECT {columns}, file_row_number FROM {self.rows} AS f "
-            "LEFT JOIN changed ON number = file_row_number "
-            f"WHERE {_limit_rows(part)} AND {self._keep})"
-        )
-
-
-def _limit_rows(part: RowGroup) -> str:
-    return f"file_row_number BETWEEN {part.first_row} AND {part.end_row - 1}"
 
 
 def _format_span(number: int, span: Span) -> str:

@@ -11,7 +11,7 @@ from typing import Final, Self
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.store.catalogue import ensure_catalogue
-from lightning_otel.store.compact import compact_some, hold_size
+from lightning_otel.store.compact import compact_some
 from lightning_otel.store.damage import reading
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.settle import (
@@ -52,9 +52,7 @@ def keep_up(layout: Layout, *, is_idle: bool = False) -> Settled:
         is_much = len(sealed(layout)) >= WORTHWHILE_SEGMENTS
         done = settle_some(layout, least_bytes=1 if is_idle or is_much else WORTHWHILE_BYTES)
         with reading(layout, "keep in order"):
-            compact_some(layout)
-            limit = config.max_size_bytes()
-            told = sum(hold_size(layout, limit).values()) if limit is not None else 0
+            told = sum(compact_some(layout, config.max_size_bytes()).values())
             if told:
                 log.warning(
                     "%s outgrew %s: its oldest rollouts were dropped, %d spans",
