@@ -208,9 +208,10 @@ def test_every_way_of_reading_a_store_says_the_same(tmp_path: Path) -> None:
     """Rows without bodies are told from narrow columns alone where that can be."""
     store = Store(tmp_path / "t.duckdb")
     for number, (drawing, _) in enumerate(CASES.values()):
-        spans = draw(drawing, rollout_id=f"r{number}", process=f"p{number}-").spans
-        trace_id = {trace * 32: f"{number:030x}{ord(trace)}" for trace in "ab"}
-        store.add(replace(s, scope=c.SCOPE, trace_id=trace_id[s.trace_id]) for s in spans)
+        for span in draw(drawing, rollout_id=f"r{number}", process=f"p{number}-").spans:
+            ours = {**span.attributes, c.RESPONSE_ID: span.span_id}
+            trace_id = f"{number:031x}{span.trace_id[0]}"
+            store.add([replace(span, scope=c.SCOPE, trace_id=trace_id, attributes=ours)])
 
     steps = store.transitions()
 

@@ -30,7 +30,7 @@ from lightning_otel.adapter.calls import (
     seems_call,
 )
 from lightning_otel.adapter.conversations import Conversation
-from lightning_otel.adapter.placement import Placement
+from lightning_otel.adapter.credit import Placement
 from lightning_otel.adapter.repair import REPEATED
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tracking import is_tracked

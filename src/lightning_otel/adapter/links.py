@@ -1,11 +1,11 @@
-"""What the links of rewards name: a span's id or trace, or any attributes, which all must match.
+"""Links of rewards: a span's id or trace, or any attributes, which all must match.
 
 A link is a question that is asked within the attempt that the reward belongs to. What answers to
 none of its spans is reported by whoever asks.
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from lightning_otel import conventions as c
@@ -17,53 +17,40 @@ Links = tuple[tuple[str, str], ...]
 _IDS: Final = frozenset({c.LINK_SPAN_ID, c.LINK_TRACE_ID})
 
 
-class Targets:
-    """The spans of an attempt that links name."""
+def find_targets(
+    tree: Tree, rewards: Sequence[tuple[int, Reward]], calls: Container[int]
+) -> dict[int, int]:
+    """Return the span that each linked reward names, by position, where there is one.
 
-    def __init__(self, tree: Tree, rewards: Sequence[tuple[int, Reward]], calls: Collection[int]):
-        """Look for what the rewards are linked to.
+    A server may repeat its ids, and many spans have one attribute: the latest of them before the
+    reward is meant, else the first.
 
-        Args:
-            tree: The attempt's spans.
-            rewards: Rewards with their positions; none of them is a target unless it is a call.
-            calls: Positions of the calls.
-        """
-        wanted = {reward.links for _, reward in rewards if reward.links}
-        self._found: dict[Links, list[int]] = {links: [] for links in wanted}
-        if not wanted:
-            return
-        by_keys: dict[tuple[str, ...], set[Links]] = {}
-        for links in wanted:
-            by_keys.setdefault(tuple(key for key, _ in links), set()).add(links)
-        bare = {position for position, _ in rewards if position not in calls}
-        for position, span in enumerate(tree.spans):
-            if position in bare:
-                continue
-            for keys, asked in by_keys.items():
-                if (answer := _answer(span, keys)) in asked:
-                    self._found[answer].append(position)
-
-    def find(self, position: int, reward: Reward) -> int | None:
-        """The span that a reward is linked to; None if there is none.
-
-        A server may repeat its ids, and many spans have one attribute: the latest of them before
-        the reward is meant, else the first.
-        """
-        found = self._found[reward.links]
-        return found[max(bisect_left(found, position) - 1, 0)] if found else None
+    Args:
+        tree: The attempt's spans.
+        rewards: Rewards with their positions; none of them is a target unless it is a call.
+        calls: Positions of the calls.
+    """
+    found: dict[Links, list[int]] = {each.links: [] for _, each in rewards if each.links}
+    if not found:
+        return {}
+    keys_asked = {tuple(key for key, _ in links) for links in found}
+    bare = {position for position, _ in rewards if position not in calls}
+    for position, span in enumerate(tree.spans):
+        if position in bare:
+            continue
+        for keys in keys_asked:
+            answer = tuple([(key, _value_at(span, key)) for key in keys])
+            if answer in found and all(value for _, value in answer):
+                found[answer].append(position)
+    return {
+        position: spans[max(bisect_left(spans, position) - 1, 0)]
+        for position, reward in rewards
+        if (spans := found.get(reward.links))
+    }
 
 
-def _answer(span: Span, keys: Sequence[str]) -> Links:
-    """What a span has at the keys; nothing if it lacks one, or has an empty one."""
-    answer: list[tuple[str, str]] = []
-    for key in keys:
-        if key in _IDS:
-            value = span.span_id if key == c.LINK_SPAN_ID else span.trace_id
-        elif key in span.attributes:
-            value = matched_text(span.attributes[key])
-        else:
-            return ()
-        if not value:
-            return ()
-        answer.append((key, value))
-    return tuple(answer)
+def _value_at(span: Span, key: str) -> str:
+    """Return what a span has at a key of a link; empty if it has nothing there."""
+    if key in _IDS:
+        return span.span_id if key == c.LINK_SPAN_ID else span.trace_id
+    return matched_text(span.attributes[key]) if key in span.attributes else ""
