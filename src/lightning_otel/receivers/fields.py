@@ -9,7 +9,7 @@ Object: TypeAlias = Mapping[str, Any]
 
 
 def integer(content: object, noun: str) -> int:
-    """A 64-bit integer, which may come as text; 0 where there is none.
+    """Return a 64-bit integer, which may come as text; 0 where there is none.
 
     Raises:
         UnfitError: It is something else.
@@ -26,59 +26,51 @@ def integer(content: object, noun: str) -> int:
 
 
 def id_bytes(content: object) -> bytes:
-    """An id, which comes as hex of either case; empty where there is none.
+    """Return an id, which comes as hex of either case; empty where there is none.
 
     Raises:
         UnfitError: It is something else.
     """
-    if content is None:
-        return b""
     try:
-        if isinstance(content, str):
-            return bytes.fromhex(content.removeprefix("0x"))
-    except ValueError:
-        pass
-    raise UnfitError("id is not hex")
+        return bytes.fromhex(text(content).removeprefix("0x"))
+    except ValueError as exc:
+        raise UnfitError("id is not hex") from exc
 
 
 def text(content: object) -> str:
-    """A text; empty where there is none.
+    """Return a text; empty where there is none.
 
     Raises:
         UnfitError: It is something else.
     """
-    if content is None:
-        return ""
-    if not isinstance(content, str):
+    if not isinstance(content, str | None):
         raise UnfitError("a text is none")
-    return content
+    return content or ""
 
 
 def as_object(content: object) -> Object:
-    """An object; empty where there is none.
+    """Return an object; empty where there is none.
 
     Raises:
         UnfitError: It is something else.
     """
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
+    if not isinstance(content, dict | None):
         raise UnfitError("an object is none")
-    return content
+    return content or {}
 
 
 def inner(found: Object, key: str) -> Object:
-    """The object under a key; empty where none is."""
+    """Return the object under a key; empty where none is."""
     content = found.get(key)
     return content if isinstance(content, dict) else {}
 
 
 def items(found: Object, key: str) -> list[Any]:
-    """The list under a key; empty where none is."""
+    """Return the list under a key; empty where none is."""
     content = found.get(key)
     return content if isinstance(content, list) else []
 
 
 def objects(found: Object, key: str) -> list[Object]:
-    """The objects in the list under a key."""
+    """Return the objects in the list under a key."""
     return [item for item in items(found, key) if isinstance(item, dict)]

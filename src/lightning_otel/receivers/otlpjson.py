@@ -9,7 +9,7 @@ decimal text or numbers, keys in lowerCamelCase.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 import orjson
@@ -37,20 +37,22 @@ from lightning_otel.receivers.spans import (
 )
 from lightning_otel.types import Event, Link, Span
 
-_DEPTH: Final = 200
+_MAX_DEPTH: Final = 200
 """Objects and lists within one value; deeper ones are taken by no other reader either."""
 _VALUES_PER_MESSAGE: Final = 2
 _NO_NUMBERS: Final = frozenset({"NaN", "Infinity", "-Infinity"})
-_KIND_NUMBERS: Final = {
-    f"SPAN_KIND_{name}": number for number, name in enumerate(KINDS) if number
-} | {"SPAN_KIND_UNSPECIFIED": 0}
-_STATUS_NUMBERS: Final = {f"STATUS_CODE_{name}": number for number, name in enumerate(STATUSES)}
+_NUMBERS: Final = {
+    "SPAN_KIND_UNSPECIFIED": 0,
+    **{f"SPAN_KIND_{name}": number for number, name in enumerate(KINDS) if number},
+    **{f"STATUS_CODE_{name}": number for number, name in enumerate(STATUSES)},
+}
+"""Enumerations by name, as some senders write them."""
 # Possessive, and an open text runs to the end: linear whatever the body.
 _TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[Span | Rejected]:
-    """The spans of a trace request in JSON, one by one.
+    """Return the spans of a trace request in JSON, one by one.
 
     Args:
         body: The JSON, not compressed.
@@ -74,20 +76,18 @@ def check(body: bytes, limits: Limits) -> None:
     Raises:
         TooLargeError: It has more.
     """
-    most = limits.messages * _VALUES_PER_MESSAGE
-    if _is_within(body, limits.messages, most):
-        return
-    # Texts may hold JSON too: counted without them.
-    if not _is_within(_TEXT.sub(b"", body), limits.messages, most):
+    # Texts may hold JSON too: counted without them where they matter.
+    if _has_too_many(body, limits) and _has_too_many(_TEXT.sub(b"", body), limits):
         raise too_many(limits)
 
 
-def _is_within(body: bytes, containers: int, values: int) -> bool:
-    return body.count(b"{") + body.count(b"[") <= containers and body.count(b",") <= values
+def _has_too_many(body: bytes, limits: Limits) -> bool:
+    containers = body.count(b"{") + body.count(b"[")
+    return containers > limits.messages or body.count(b",") > limits.messages * _VALUES_PER_MESSAGE
 
 
 def loaded(body: bytes) -> Any:
-    """What JSON says; a NaN, half a surrogate pair or no UTF-8 in one text refuses nothing else.
+    """Return what JSON says; a NaN or a text that is none refuses nothing else.
 
     Raises:
         ReceiveError: It is no JSON, or nested too deep.
@@ -103,7 +103,7 @@ def loaded(body: bytes) -> Any:
 
 
 def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Rejected]:
-    """The spans of a trace request whose JSON was read; what is no span is rejected."""
+    """Yield the spans of a trace request whose JSON was read; what is no span is rejected."""
     for in_resource in objects(request, "resourceSpans"):
         try:
             resource = Resource(_attributes(inner(in_resource, "resource")), came, limits)
@@ -119,17 +119,10 @@ def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Reje
 
 
 def _span(found: object, scope: str, resource: Resource) -> Span | Rejected:
-    """Return the span; what cannot be kept is rejected."""
     if not isinstance(found, dict):
         return Rejected("span is no JSON object")
     status = inner(found, "status")
     try:
-        start_ns = integer(found.get("startTimeUnixNano"), "start time")
-        end_ns = integer(found.get("endTimeUnixNano"), "end time")
-        left_out = [
-            integer(found.get(f"dropped{name.capitalize()}Count"), f"dropped {name}")
-            for name in ("attributes", "events", "links")
-        ]
         return resource.span(
             ids=(
                 id_bytes(found.get("traceId")),
@@ -137,16 +130,20 @@ def _span(found: object, scope: str, resource: Resource) -> Span | Rejected:
                 id_bytes(found.get("parentSpanId")),
             ),
             name=text(found.get("name")),
-            times=(start_ns, end_ns),
-            kind=_number(found.get("kind"), _KIND_NUMBERS, "kind"),
-            status=(
-                _number(status.get("code"), _STATUS_NUMBERS, "status"),
-                text(status.get("message")),
+            times=(
+                integer(found.get("startTimeUnixNano"), "start time"),
+                integer(found.get("endTimeUnixNano"), "end time"),
             ),
+            kind=_number(found.get("kind"), "kind"),
+            status=(_number(status.get("code"), "status"), text(status.get("message"))),
             attributes=_attributes(found),
             events=tuple(map(_event, objects(found, "events"))),
             links=tuple(map(_link, objects(found, "links"))),
-            dropped=(left_out[0], left_out[1], left_out[2]),
+            dropped=(
+                integer(found.get("droppedAttributesCount"), "dropped attributes"),
+                integer(found.get("droppedEventsCount"), "dropped events"),
+                integer(found.get("droppedLinksCount"), "dropped links"),
+            ),
             scope=scope,
         )
     except UnfitError as exc:
@@ -163,19 +160,18 @@ def _link(found: Object) -> Link | None:
     return link_of(*ids, _attributes(found))
 
 
-def _attributes(found: Object) -> dict[str, Any]:
-    pairs = objects(found, "attributes")
-    return {text(pair.get("key")): _value(pair.get("value"), 0) for pair in pairs}
+def _attributes(found: Object, key: str = "attributes", depth: int = 0) -> dict[str, Any]:
+    return {text(pair.get("key")): _value(pair.get("value"), depth) for pair in objects(found, key)}
 
 
 def _value(found: object, depth: int) -> Any:
-    """What an attribute holds; of a kind that is not known, or with none, it is None."""
+    """Return the value of an attribute; None for none, and for one of an unknown kind."""
     if found is None:
         return None
-    if not isinstance(found, dict) or depth > _DEPTH:
+    if not isinstance(found, dict) or depth > _MAX_DEPTH:
         raise UnfitError("attribute value is not one of OTLP's, or nested too deep")
     for kind, content in found.items():
-        if kind == "stringValue" or kind == "bytesValue":
+        if kind in ("stringValue", "bytesValue"):
             return text(content)
         if kind == "intValue":
             return integer(content, "integer attribute")
@@ -186,8 +182,7 @@ def _value(found: object, depth: int) -> Any:
         if kind == "arrayValue":
             return [_value(item, depth + 1) for item in items(as_object(content), "values")]
         if kind == "kvlistValue":
-            pairs = objects(as_object(content), "values")
-            return {text(pair.get("key")): _value(pair.get("value"), depth + 1) for pair in pairs}
+            return _attributes(as_object(content), "values", depth + 1)
     return None
 
 
@@ -201,8 +196,5 @@ def _double(content: object) -> float:
     raise UnfitError("double attribute is no number")
 
 
-def _number(content: object, numbers: Mapping[str, int], noun: str) -> int:
-    """An enumeration's number; some senders write its name."""
-    if isinstance(content, str) and content in numbers:
-        return numbers[content]
-    return integer(content, noun)
+def _number(content: object, noun: str) -> int:
+    return integer(_NUMBERS.get(content, content) if isinstance(content, str) else content, noun)

@@ -1,36 +1,83 @@
 """OTLP's protobuf as spans.
 
-Source: ``opentelemetry/proto/trace/v1/trace.proto`` of OTLP 1.x.
+Source: ``opentelemetry/proto/trace/v1/trace.proto`` of OTLP 1.x, and the protobuf encoding guide.
 """
 
 import base64
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
 
+from google.protobuf.descriptor_pb2 import (  # type: ignore[import-untyped]  # no stubs
+    FileDescriptorProto,
+)
+from google.protobuf.descriptor_pool import (  # type: ignore[import-untyped]  # no stubs
+    DescriptorPool,
+)
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+from google.protobuf.message_factory import (  # type: ignore[import-untyped]  # no stubs
+    GetMessageClass,
+)
+from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.resource.v1 import resource_pb2
+from opentelemetry.proto.trace.v1 import trace_pb2
 
-from lightning_otel.receivers.limits import DEFAULT_LIMITS, Limits
-from lightning_otel.receivers.spans import Rejected, UnfitError, event_of, link_of
-from lightning_otel.receivers.spans import Resource as Shared
-from lightning_otel.receivers.wire import RawSpan, check, mend_text, raw_spans
+from lightning_otel.errors import ReceiveError
+from lightning_otel.receivers.limits import DEFAULT_LIMITS, Limits, too_many
+from lightning_otel.receivers.spans import Rejected, Resource, UnfitError, event_of, link_of
 from lightning_otel.types import Event, Link, Span
 
-if TYPE_CHECKING:
-    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+_Schema: TypeAlias = "dict[int, _Schema]"
+"""The messages within a message by their field number; what is not named is not looked into."""
 
+_ANY_VALUE: Final[_Schema] = {}
+_KEY_VALUE: Final[_Schema] = {2: _ANY_VALUE}
+_ANY_VALUE.update({5: {1: _ANY_VALUE}, 6: {1: _KEY_VALUE}})
+_EVENT: Final[_Schema] = {3: _KEY_VALUE}
+_LINK: Final[_Schema] = {4: _KEY_VALUE}
+_SPAN: Final[_Schema] = {9: _KEY_VALUE, 11: _EVENT, 13: _LINK, 15: {}}
+_SCOPE_SPANS: Final[_Schema] = {1: {3: _KEY_VALUE}, 2: _SPAN}
+_REQUEST: Final[_Schema] = {1: {1: {1: _KEY_VALUE, 3: {}}, 2: _SCOPE_SPANS}}
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MAX_VARINT_BYTES: Final = 10
+_MAX_DEPTH: Final = 100
+"""Messages within messages; where the decoder stops too."""
 # Of the decoder; a pure Python one recurses.
 _UNDECODABLE: Final = (DecodeError, RecursionError)
 
+_APART: Final = (
+    "opentelemetry.proto.trace.v1.Span",
+    "opentelemetry.proto.resource.v1.Resource",
+    "opentelemetry.proto.common.v1.InstrumentationScope",
+)
+
+
+def _message_classes() -> list[Any]:
+    """Return classes of OTLP's messages in which a text is bytes, and each span stays encoded.
+
+    The decoder refuses a whole message for one byte that is no UTF-8, or one value too deep in it.
+    """
+    pool = DescriptorPool()
+    for module in (common_pb2, resource_pb2, trace_pb2):
+        file = FileDescriptorProto()
+        module.DESCRIPTOR.CopyToProto(file)
+        messages = list(file.message_type)
+        for message in messages:
+            messages += message.nested_type
+            for field in message.field:
+                if field.type == field.TYPE_STRING or field.type_name.lstrip(".") in _APART:
+                    field.type = field.TYPE_BYTES
+                    field.ClearField("type_name")
+        pool.AddSerializedFile(file.SerializeToString())
+    names = ("opentelemetry.proto.trace.v1.TracesData", *_APART)
+    return [GetMessageClass(pool.FindMessageTypeByName(name)) for name in names]
+
+
+_Request, _Span, _Resource, _Scope = _message_classes()
+
 
 def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[Span | Rejected]:
-    """The spans of an ``ExportTraceServiceRequest``, one by one.
-
-    The decoder refuses the whole for one invalid character: then texts are mended. Where it still
-    does, as for one value that is nested too deep, the spans are decoded one by one.
+    """Return the spans of an ``ExportTraceServiceRequest``, one by one.
 
     Args:
         body: The message, not compressed.
@@ -41,57 +88,43 @@ def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterato
         TooLargeError: It holds more; nothing was decoded.
         ReceiveError: It is no such message.
     """
-    check(body, limits)
+    # An empty message takes two bytes: a short body cannot have too many.
+    if len(body) > 2 * limits.messages:
+        try:
+            _check(body, limits)
+        except IndexError as exc:
+            raise _malformed() from exc
     try:
-        return _spans(ExportTraceServiceRequest.FromString(body), came, limits)
-    except _UNDECODABLE:
-        body = mend_text(body)
-    try:
-        return _spans(ExportTraceServiceRequest.FromString(body), came, limits)
-    except _UNDECODABLE:
-        return _each_by_itself(raw_spans(body), came, limits)
+        request = _Request.FromString(body)
+    except _UNDECODABLE as exc:
+        raise _malformed() from exc
+    return _spans(request, came, limits)
 
 
-def _spans(
-    request: ExportTraceServiceRequest, came: str, limits: Limits
-) -> Iterator[Span | Rejected]:
+def _spans(request: Any, came: str, limits: Limits) -> Iterator[Span | Rejected]:
     for in_resource in request.resource_spans:
-        shared = Shared(_attributes(in_resource.resource.attributes), came, limits)
         for in_scope in in_resource.scope_spans:
-            scope = in_scope.scope.name
-            for span in in_scope.spans:
-                yield _span(span, scope, shared)
+            try:
+                attributes = _attributes(_Resource.FromString(in_resource.resource).attributes)
+                scope = _text(_Scope.FromString(in_scope.scope).name)
+            except _UNDECODABLE:
+                reason = "resource or scope cannot be decoded"
+                yield from (Rejected(reason) for _ in in_scope.spans)
+                continue
+            resource = Resource(attributes, came, limits)
+            for encoded in in_scope.spans:
+                yield _span(encoded, scope, resource)
 
 
-def _each_by_itself(
-    found: Iterable[RawSpan], came: str, limits: Limits
-) -> Iterator[Span | Rejected]:
-    for raw in found:
-        try:
-            resource = Resource.FromString(raw.resource)
-            shared = Shared(_attributes(resource.attributes), came, limits)
-            scope = InstrumentationScope.FromString(raw.scope).name
-        except _UNDECODABLE:
-            yield Rejected("resource or scope cannot be decoded")
-            continue
-        try:
-            span = OtlpSpan.FromString(raw.span)
-        except _UNDECODABLE:
-            yield Rejected("span cannot be decoded: malformed, or nested too deep")
-            continue
-        yield _span(span, scope, shared)
-
-
-def _span(found: OtlpSpan, scope: str, shared: Shared) -> Span | Rejected:
-    """Return the span; one that cannot be kept is rejected."""
-    status = found.status if found.HasField("status") else None
+def _span(encoded: bytes, scope: str, resource: Resource) -> Span | Rejected:
     try:
-        return shared.span(
+        found = _Span.FromString(encoded)
+        return resource.span(
             ids=(found.trace_id, found.span_id, found.parent_span_id),
-            name=found.name,
+            name=_text(found.name),
             times=(found.start_time_unix_nano, found.end_time_unix_nano),
             kind=found.kind,
-            status=(status.code, status.message) if status is not None else (0, ""),
+            status=(found.status.code, _text(found.status.message)),
             attributes=_attributes(found.attributes),
             events=tuple(map(_event, found.events)),
             links=tuple(map(_link, found.links)),
@@ -102,31 +135,101 @@ def _span(found: OtlpSpan, scope: str, shared: Shared) -> Span | Rejected:
             ),
             scope=scope,
         )
+    except _UNDECODABLE:
+        return Rejected("span cannot be decoded: malformed, or nested too deep")
     except UnfitError as exc:
         return Rejected(str(exc))
 
 
-def _event(found: OtlpSpan.Event) -> Event:
-    return event_of(found.name, found.time_unix_nano, _attributes(found.attributes))
+def _event(found: Any) -> Event:
+    return event_of(_text(found.name), found.time_unix_nano, _attributes(found.attributes))
 
 
-def _link(found: OtlpSpan.Link) -> Link | None:
+def _link(found: Any) -> Link | None:
     return link_of(found.trace_id, found.span_id, _attributes(found.attributes))
 
 
-def _attributes(found: "Iterable[KeyValue]") -> dict[str, Any]:
-    return {pair.key: pair.value.string_value or _value(pair.value) for pair in found}
+def _attributes(found: Any) -> dict[str, Any]:
+    return {_text(pair.key): _value(pair.value) for pair in found}
 
 
-def _value(found: "AnyValue") -> Any:
-    """What an attribute holds, of any depth the decoder takes; bytes as base64."""
+def _value(found: Any) -> Any:
     kind = found.WhichOneof("value")
     if kind is None:
         return None
+    content = getattr(found, kind)
+    if kind == "string_value":
+        return _text(content)
     if kind == "array_value":
-        return [_value(item) for item in found.array_value.values]
+        return [_value(item) for item in content.values]
     if kind == "kvlist_value":
-        return {pair.key: _value(pair.value) for pair in found.kvlist_value.values}
+        return _attributes(content.values)
     if kind == "bytes_value":
-        return base64.b64encode(found.bytes_value).decode("ascii")
-    return getattr(found, kind)
+        return base64.b64encode(content).decode("ascii")
+    return content
+
+
+def _text(found: bytes) -> str:
+    """Return a text, with a ``?`` for each byte that is no UTF-8."""
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return found.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()
+
+
+def _check(body: bytes, limits: Limits) -> None:
+    """Refuse a trace request of more messages than it may have, without decoding it.
+
+    Raises:
+        TooLargeError: It has more.
+        ReceiveError: It is no protobuf, or nested too deep.
+    """
+    position, end, schema, left = 0, len(body), _REQUEST, limits.messages
+    above: list[tuple[int, _Schema]] = []
+    while True:
+        while position == end:
+            if not above:
+                return
+            end, schema = above.pop()
+        tag, position = _varint(body, position)
+        kind = tag & 7
+        if kind == _BYTES:
+            length, position = _varint(body, position)
+        elif kind == _VARINT:
+            length, position = 0, _varint(body, position)[1]
+        elif kind in (_FIXED64, _FIXED32):
+            length = 8 if kind == _FIXED64 else 4
+        else:
+            raise _malformed()
+        if position + length > end:
+            raise _malformed()
+        inner = schema.get(tag >> 3) if kind == _BYTES else None
+        if inner is None:
+            position += length
+            continue
+        left -= 1
+        if left < 0:
+            raise too_many(limits)
+        if length:
+            if len(above) >= _MAX_DEPTH:
+                raise ReceiveError(f"the body is nested deeper than {_MAX_DEPTH} messages; flatten")
+            above.append((end, schema))
+            end, schema = position + length, inner
+
+
+def _varint(body: bytes, position: int) -> tuple[int, int]:
+    """Return the number at a position, and its end."""
+    number = body[position]
+    if number < 128:
+        return number, position + 1
+    number &= 127
+    for index in range(1, _MAX_VARINT_BYTES):
+        byte = body[position + index]
+        number |= (byte & 127) << (7 * index)
+        if byte < 128:
+            return number, position + index + 1
+    raise _malformed()
+
+
+def _malformed() -> ReceiveError:
+    return ReceiveError("the body is not a trace request in protobuf; see the OTLP specification")

@@ -40,12 +40,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def is_printed_span(document: Object) -> bool:
-    """Whether an object is a span as the SDK prints it."""
+    """Return whether an object is a span as the SDK prints it."""
     return "trace_id" in inner(document, "context") and "start_time" in document
 
 
 def span_of(document: Object, came: str) -> Span | Rejected:
-    """The span; one that cannot be kept is rejected. One that never ended stays so."""
+    """Return the span; one that cannot be kept is rejected. One that never ended stays so."""
     try:
         return _span(document, came)
     except UnfitError as exc:
