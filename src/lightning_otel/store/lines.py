@@ -4,13 +4,23 @@ import hashlib
 import zlib
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from lightning_otel import conventions as c
-from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS, Record
-from lightning_otel.store.values import json_of, make_plain, repaired
+from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS, Record, record_of
+from lightning_otel.store.values import (
+    json_of,
+    make_plain,
+    repaired,
+    text_of,
+    text_or_none,
+    time_of,
+)
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
 
 MAX_RECORD_BYTES: Final = 8 << 20
 """A longer line would abort every reader's query."""
@@ -18,8 +28,6 @@ _CUT_TO: Final = (1 << 20, 1 << 16, 1 << 12, 1 << 8)
 _MAX_RESOURCE: Final = 1 << 16
 RESERVED_BYTES: Final = 1024
 """Length of a reserved line: the longest counts that there are fit."""
-START: Final = b'{"record":"start"'
-"""Beginning of a started span's line."""
 _CHECK: Final = b',"crc":"'
 _CHECK_BYTES: Final = len(_CHECK) + len('00000000"}')
 _SIMPLE: Final = frozenset({str, int, bool})
@@ -29,6 +37,126 @@ _Text = tuple[dict[str, Any], str, str, str]
 """Where a text stands, under which key, how the note on what was cut calls it, and the text."""
 
 
+def identity_of(span: "ReadableSpan", process: str, sequence: int) -> Record:
+    """Return the columns of a span of the SDK that stay as they are until it ends.
+
+    Args:
+        span: The span; only its public attributes are touched.
+        process: Id of this process.
+        sequence: Position of the span's start in the process.
+    """
+    context, parent, scope = span.context, span.parent, span.instrumentation_scope
+    return {
+        "trace_id": f"{context.trace_id:032x}",
+        "span_id": f"{context.span_id:016x}",
+        "parent_span_id": f"{parent.span_id:016x}" if parent is not None else None,
+        "kind": getattr(span.kind, "_name_", "INTERNAL"),
+        "start_ns": time_of(span.start_time),
+        "scope": text_of(scope.name) if scope is not None else "",
+        "process": process,
+        "sequence": sequence,
+    }
+
+
+def start_record(
+    identity: Record, span: "ReadableSpan", otel_resource: object, stamps: Mapping[str, Any]
+) -> Record:
+    """Return the record of a span that just started; as :func:`end_record`."""
+    attributes = {**stamps, **copied(span.attributes)}
+    get = attributes.get
+    return {
+        "record": "start",
+        **identity,
+        "name": text_of(span.name),
+        "end_ns": None,
+        "status": "UNSET",
+        "status_message": "",
+        "end_sequence": -1,
+        "operation": text_or_none(get(c.OPERATION)),
+        "agent": text_or_none(get(c.AGENT_NAME)),
+        "model": text_or_none(get(c.REQUEST_MODEL)),
+        "rollout_id": text_or_none(get(c.ROLLOUT_ID)),
+        "attempt_id": text_or_none(get(c.ATTEMPT_ID)),
+        "attributes": attributes,
+        "events": [],
+        "otel_resource": otel_resource,
+    }
+
+
+def end_record(
+    identity: Record,
+    span: "ReadableSpan",
+    otel_resource: object,
+    stamps: Mapping[str, Any],
+    body: Mapping[str, str],
+    end_sequence: int,
+) -> Record:
+    """Return the record of an ended span.
+
+    Args:
+        identity: Its :func:`identity_of` at the start.
+        span: The span.
+        otel_resource: Its resource's attributes as JSON.
+        stamps: Attributes for the record alone, where the span has none of that name.
+        body: Content that is kept beside it.
+        end_sequence: Position of its end in the process.
+    """
+    status = span.status
+    attributes = {**stamps, **copied(span.attributes)}
+    if span.dropped_attributes or span.dropped_events or span.dropped_links:
+        attributes[c.CUT] = json_of(_dropped_by_sdk(span))
+    return record_of(
+        identity,
+        name=span.name,
+        end_ns=span.end_time or 0,
+        status=status.status_code._name_,
+        status_message=status.description or "",
+        attributes=attributes,
+        events=[
+            {
+                "name": text_of(event.name),
+                "time_ns": time_of(event.timestamp),
+                "attributes": copied(event.attributes),
+            }
+            for event in span.events
+        ],
+        links=[
+            {
+                "trace_id": f"{link.context.trace_id:032x}",
+                "span_id": f"{link.context.span_id:016x}",
+                "attributes": copied(link.attributes),
+            }
+            for link in span.links
+        ],
+        end_sequence=end_sequence,
+        otel_resource=otel_resource,
+        body=body,
+    )
+
+
+def copied(attributes: Any) -> dict[str, Any]:
+    """Return the attributes of a span, event or link as a dict of one's own."""
+    # Ten times as fast as dict(), which asks the SDK's mapping for one key after the other.
+    try:
+        found = attributes.copy()
+    except AttributeError:
+        found = attributes or ()
+    return found if type(found) is dict else dict(found)
+
+
+def _dropped_by_sdk(span: "ReadableSpan") -> dict[str, Any]:
+    """Return what the SDK's own limits took away, as the note on what was cut says it."""
+    return {
+        name: {"length": len(kept or ()) + dropped, "kept": len(kept or ())}
+        for name, kept, dropped in (
+            ("attributes", span.attributes, span.dropped_attributes),
+            ("events", span.events, span.dropped_events),
+            ("links", span.links, span.dropped_links),
+        )
+        if dropped
+    }
+
+
 def line_of(record: Record) -> bytes:
     """Return the record as one line of JSON of at most 8 MiB; the record is consumed.
 
@@ -36,7 +164,7 @@ def line_of(record: Record) -> bytes:
     """
     if not record.get("events") and not record.get("links") and _is_simple(record["attributes"]):
         try:
-            line = checked_line(orjson.dumps(record))
+            line = checked_line(orjson.dumps(record, option=orjson.OPT_PASSTHROUGH_SUBCLASS))
             if len(line) <= MAX_RECORD_BYTES:
                 return line
         except (TypeError, ValueError):  # a text to be repaired, or an integer beyond 64 bits
@@ -46,19 +174,13 @@ def line_of(record: Record) -> bytes:
 
 def _is_simple(attributes: dict[str, Any]) -> bool:
     """Say whether JSON knows every value, as on nearly every span of the SDK."""
-    if len(attributes) > _MOST_SIMPLE:
-        return False
-    kinds = set(map(type, attributes.values()))
-    if kinds <= _SIMPLE:
-        return True
-    for value in attributes.values():
+    for value in [each for each in attributes.values() if type(each) not in _SIMPLE]:
         kind = type(value)
-        if kind is tuple:
-            if not set(map(type, value)) <= _SIMPLE:
-                return False
-        elif kind not in _SIMPLE and not (kind is float and isfinite(value)):
+        if not (kind is tuple and _SIMPLE.issuperset(map(type, value))) and not (
+            kind is float and isfinite(value)
+        ):
             return False
-    return True
+    return len(attributes) <= _MOST_SIMPLE
 
 
 def _long_line_of(record: Record) -> bytes:

@@ -7,6 +7,7 @@ a foreign convention they hold what its reader makes of them. Nothing in here im
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -77,72 +78,63 @@ SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
 """Attributes from which a column is rebuilt that a file of an older schema lacks."""
 
 _BODY_KEYS: Final = frozenset(BODY_COLUMNS.values())
-_HOT_TEXTS: Final = tuple(
-    (column, SOURCES[column][0])
-    for column in ("operation", "agent", "provider", "response_id", "rollout_id", "attempt_id")
-)
+_TEXTS: Final = frozenset({str, type(None)})
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
 Record = dict[str, Any]
 
 
-def _integer(value: object) -> int | None:
-    return value if type(value) is int and value in _INT64 else None
-
-
-def _number(value: Any) -> float | None:
-    # A bool is no reward, and a NaN or infinity has no JSON.
-    if type(value) is bool or not issubclass(type(value), (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
 def record_of(
     identity: Mapping[str, Any],
     *,
-    name: str,
-    end_ns: int | None,
+    name: Any,
+    end_ns: Any,
     status: str,
-    status_message: str,
+    status_message: Any,
     attributes: dict[str, Any],
     events: list[Record],
     links: list[Record],
     end_sequence: int,
-    body: Mapping[str, str],
+    otel_resource: Any,
+    body: Mapping[str, str] = MappingProxyType({}),
 ) -> Record:
-    """The columns of one span; ``attributes`` is consumed.
+    """Return the columns of one span; ``attributes`` is consumed.
 
     A hot column of the wrong type stays empty: DuckDB would step over the whole line. ``identity``
-    holds the columns that stay as they are from the span's start to its end.
+    holds the columns that stay as they are from the span's start to its end. What may hold values
+    of any kind stands last.
     """
     known: Mapping[str, Any] = attributes
-    scope, otel_resource = identity["scope"], identity["otel_resource"]
-    if scope != c.SCOPE:
+    if identity["scope"] != c.SCOPE:
         resource = otel_resource if isinstance(otel_resource, Mapping) else {}
-        known = readers.summary(name, scope, attributes, resource)
+        known = readers.summary(name, identity["scope"], attributes, resource)
     get = known.get
+    texts = [
+        get(c.OPERATION), get(c.AGENT_NAME), get(c.PROVIDER), get(c.RESPONSE_ID),
+        get(c.ROLLOUT_ID), get(c.ATTEMPT_ID), get(c.RESPONSE_MODEL), get(c.REQUEST_MODEL),
+    ]  # fmt: skip
+    if not _TEXTS.issuperset(map(type, texts)):
+        texts = list(map(text_or_none, texts))
+    operation, agent, provider, response_id, rollout_id, attempt_id, model, requested = texts
     record: Record = {
-        **identity,
         "record": "span",
+        **identity,
         "name": text_of(name),
         "end_ns": None if end_ns is None else time_of(end_ns),
         "status": status,
         "status_message": text_of(status_message),
-        "model": text_or_none(get(c.RESPONSE_MODEL)) or text_or_none(get(c.REQUEST_MODEL)),
+        "end_sequence": end_sequence,
+        "operation": operation,
+        "agent": agent,
+        "provider": provider,
+        "model": model or requested,
+        "response_id": response_id,
         "input_tokens": _integer(get(c.INPUT_TOKENS)),
         "output_tokens": _integer(get(c.OUTPUT_TOKENS)),
+        "rollout_id": rollout_id or None,
+        "attempt_id": attempt_id or None,
         "reward": _number(get(c.REWARD_VALUE)),
-        "end_sequence": end_sequence,
     }
-    for column, key in _HOT_TEXTS:
-        text = get(key)
-        # In here, as a call for each would cost as much as all the rest.
-        record[column] = text if text is None or type(text) is str else text_or_none(text)
-    for column in ("rollout_id", "attempt_id"):
-        record[column] = record[column] or None
     if body:
         attributes.update(body)
     if not _BODY_KEYS.isdisjoint(attributes):
@@ -153,7 +145,22 @@ def record_of(
     record["attributes"] = attributes
     record["events"] = events
     record["links"] = links
+    record["otel_resource"] = otel_resource
     return record
+
+
+def _integer(value: object) -> int | None:
+    return value if type(value) is int and value in _INT64 else None
+
+
+def _number(value: Any) -> float | None:
+    # A bool is no reward, and a NaN or infinity has no JSON.
+    if value is None or type(value) is bool or not issubclass(type(value), (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def span_of(record: Mapping[str, Any]) -> Span:
@@ -193,7 +200,6 @@ def span_of(record: Mapping[str, Any]) -> Span:
 def record_of_span(span: Span) -> Record:
     """The record of a span of ours: the inverse of :func:`span_of`."""
     identity = {
-        "record": "span",
         "trace_id": span.trace_id,
         "span_id": span.span_id,
         "parent_span_id": span.parent_span_id,
@@ -202,7 +208,6 @@ def record_of_span(span: Span) -> Record:
         "scope": text_of(span.scope),
         "process": span.process,
         "sequence": span.sequence,
-        "otel_resource": dict(span.otel_resource),
     }
     return record_of(
         identity,
@@ -224,7 +229,7 @@ def record_of_span(span: Span) -> Record:
             for link in span.links
         ],
         end_sequence=span.end_sequence,
-        body={},
+        otel_resource=dict(span.otel_resource),
     )
 
 

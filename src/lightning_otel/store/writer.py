@@ -24,9 +24,15 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import debugging
 from lightning_otel.store import counts as n
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import control_line, line_of, parsed
+from lightning_otel.store.lines import (
+    control_line,
+    end_record,
+    identity_of,
+    line_of,
+    parsed,
+    start_record,
+)
 from lightning_otel.store.schema import Record, record_of_span
-from lightning_otel.store.sdk import end_record, start_record
 from lightning_otel.store.segment import LONG_S, SLOW_S, Pace, Segment, boot_id
 from lightning_otel.store.transforms import (
     Transform,
@@ -62,11 +68,11 @@ class _OpenSpan:
         stamps: Attributes for its record alone: on the span they would reach every exporter of the
             program, and push out attributes of a span that holds as many as it may.
         began_ns: When it began, by the clock that never goes back; None if that was not seen.
-        start: Its record at the start, once that was read.
-        line: That record's line, once it was made.
+        identity: What stays of it until it ends, once that was read.
+        line: The line of its start, once it was made.
     """
 
-    __slots__ = ("began_ns", "line", "sequence", "stamps", "start")
+    __slots__ = ("began_ns", "identity", "line", "sequence", "stamps")
 
     def __init__(
         self, sequence: int, stamps: Mapping[str, AttributeValue], began_ns: int | None = None
@@ -74,7 +80,7 @@ class _OpenSpan:
         self.sequence = sequence
         self.stamps = stamps
         self.began_ns = began_ns
-        self.start: Record | None = None
+        self.identity: Record | None = None
         self.line = b""
 
 
@@ -139,13 +145,13 @@ class SpanWriter:
             return
         # Before all else: whatever comes, the end is ours.
         begun = self._open[ids] = _OpenSpan(sequence, stamps, time.monotonic_ns())
-        begun.start = record = self._start_record(span, begun)
-        if transforms or everywhere:
-            outcome = transformed(dict(record), transforms)
-            begun.line = line_of(outcome.record) if outcome.record is not None else b""
-        else:
+        begun.identity = identity_of(span, self.process, sequence)
+        record: Record | None = start_record(begun.identity, span, self._resource_of(span), stamps)
+        if record and (transforms or everywhere):
+            record = transformed(record, transforms).record
+        if record:
             begun.line = line_of(record)
-        self._append(begun.line, 0)
+            self._append(begun.line, 0)
 
     def ended(
         self,
@@ -251,8 +257,9 @@ class SpanWriter:
         transforms: Sequence[Transform] = (),
     ) -> None:
         try:
-            start = begun.start or self._start_record(span, begun)
-            record = end_record(start, span, body, self._next(), begun.stamps)
+            identity = begun.identity or identity_of(span, self.process, begun.sequence)
+            resource, number = self._resource_of(span), self._next()
+            record = end_record(identity, span, resource, begun.stamps, body, number)
             if begun.began_ns is not None and record["end_ns"] < record["start_ns"]:
                 # The wall clock was set back meanwhile.
                 record["end_ns"] = record["start_ns"] + time.monotonic_ns() - begun.began_ns
@@ -278,12 +285,11 @@ class SpanWriter:
         record.update(outcome.record)
         return True
 
-    def _start_record(self, span: "ReadableSpan", begun: _OpenSpan) -> Record:
-        resource = span.resource
-        cached = self._resource
+    def _resource_of(self, span: "ReadableSpan") -> orjson.Fragment:
+        resource, cached = span.resource, self._resource
         if cached is None or cached[0] is not resource:
             cached = self._resource = (resource, fragment_of(resource.attributes))
-        return start_record(span, self.process, begun.sequence, cached[1], begun.stamps)
+        return cached[1]
 
     def note(self, name: str) -> None:
         """Count what happened to a span that is kept all the same."""
