@@ -218,20 +218,22 @@ def _place_by_rule(
             groups.setdefault((agent, site_of(call)), []).append(call)
     finished = {key: Finished(tree, own) for key, own in groups.items()}
     places = {id(call): position for position, call in calls.items()}
+    before: dict[str, list[Call]] = {}
     waiting: dict[tuple[str, frozenset[str]], _Waiting] = {}
     for position, reward in _in_time(tree, calls, rewards):
         agent, site = tree.agents[position], site_of(position)
         if reward is None:
             finished[agent, site].add(position)
             finished[None, site].add(position)
+            for name in {agent, ""}:
+                before.setdefault(name, []).append(calls[position])
             continue
         ended = finished.get((agent or None, site))
         by, otherwise = "previous", NO_CALL_BEFORE
         found: Sequence[int | None] = ()
         if callable(rule):
             by = "custom"
-            before = [ended.ranked(rank + 1) for rank in range(len(ended))] if ended else []
-            found, otherwise = _choose(rule, reward, [calls[each] for each in before], places)
+            found, otherwise = _choose(rule, reward, tuple(before.get(agent, ())), places)
         elif rule == "sibling":
             by, otherwise = rule, NO_SIBLING
             found = [ended.last_within(NO_PARENT)] if ended else ()
