@@ -70,7 +70,7 @@ class Facts:
         Args:
             span: A call's span.
             exchange: The request and its answer.
-            **more: ``provider``, or ``output_type`` where the request asked for one.
+            **more: ``provider``, ``agent``, ``conversation``, ``output_type`` where there is one.
         """
         found = dict(span.attributes)
         for stamp in (c.ROLLOUT_ID, c.ATTEMPT_ID, c.SEQUENCE_ID):
@@ -113,6 +113,8 @@ class Facts:
             found["gen_ai.request.encoding_formats"] = [request["encoding_format"]]
         if "agent" in more:
             found[c.AGENT_NAME] = more["agent"]
+        if "conversation" in more:
+            found[c.CONVERSATION_ID] = more["conversation"]
         if "output_type" in more:
             found["gen_ai.output.type"] = more["output_type"]
         return found | self.finish(exchange) | self.usage(exchange)

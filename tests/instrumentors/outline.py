@@ -63,7 +63,7 @@ def agents_of(recording: Recording) -> list[str]:
     found = []
     for span in calls_of(recording):
         inner: Span | None = span
-        while inner is not None and inner.attributes.get(c.OPERATION) != c.INVOKE_AGENT:
+        while inner is not None and c.AGENT_NAME not in inner.attributes:
             inner = by_id.get(inner.parent_span_id or "")
         found.append(str(inner.attributes[c.AGENT_NAME]) if inner else "")
     return found
@@ -71,5 +71,10 @@ def agents_of(recording: Recording) -> list[str]:
 
 def named(recording: Recording, name: str) -> Span:
     """The one span of that name."""
-    (span,) = [span for span in recording.spans() if span.name == name]
+    (span,) = all_named(recording, name)
     return span
+
+
+def all_named(recording: Recording, name: str) -> list[Span]:
+    """The spans of that name."""
+    return [span for span in recording.spans() if span.name == name]

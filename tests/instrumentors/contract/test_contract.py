@@ -228,7 +228,8 @@ def test_failure_reaches_the_program_as_it_is(
     if model != "html":  # for which each library has another word
         assert {span.status for span in calls_of(recording)} == {"ERROR"}
         assert all(span.attributes[c.ERROR_TYPE] for span in calls_of(recording))
-        assert all("refuses" in str(span.status_message) for span in calls_of(recording))
+        if driver.is_sent_by_openai:
+            assert all("refuses" in str(span.status_message) for span in calls_of(recording))
 
 
 def test_cancelled_call_ends_every_span(driver: Driver, silent: Any, store: Store) -> None:
@@ -437,7 +438,8 @@ def test_imported_later_it_is_watched_and_before_that_left_alone(
         with lightning_otel.auto_trace(store={store.name!r}) as recording:
             driver.ask_somehow({server.base_url!r})
         print(outline(recording))
-        """
+        """,
+        timeout_s=110,
     )
 
     assert found.strip() == driver.outline

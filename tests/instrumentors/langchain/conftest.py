@@ -1,4 +1,4 @@
-"""LangChain's models over the demo server, and trees of spans to hold against what was run."""
+"""LangChain's models over the demo server."""
 
 import asyncio
 import gc
@@ -16,8 +16,6 @@ from langchain_openai.chat_models import _client_utils
 
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.langchain import runs
-from lightning_otel.tracing import Recording
-from lightning_otel.types import Span
 
 Chat = Callable[..., ChatOpenAI]
 
@@ -69,51 +67,3 @@ def _quiet_loop() -> Iterator[None]:
     """No test leaves an event loop set."""
     yield
     asyncio.set_event_loop(None)
-
-
-class Tree:
-    """The spans of a recording by what stands in what."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.spans = sorted(recording.spans(), key=lambda span: span.start_ns)
-        self._by_id = {span.span_id: span for span in self.spans}
-
-    def lines(self) -> list[str]:
-        """Each span's name, indented by its depth below the rollout's."""
-        return ["  " * (self.depth(span) - 1) + span.name for span in self.walk() if self.up(span)]
-
-    def walk(self) -> list[Span]:
-        """All spans, each after its parent and with all that stands in it."""
-        found: list[Span] = []
-        waiting = [span for span in reversed(self.spans) if self.up(span) is None]
-        while waiting:
-            span = waiting.pop()
-            found.append(span)
-            waiting += [inner for inner in reversed(self.spans) if self.up(inner) is span]
-        return found
-
-    def up(self, span: Span) -> Span | None:
-        """The span it stands in."""
-        return self._by_id.get(span.parent_span_id or "")
-
-    def path(self, span: Span) -> list[str]:
-        """Names from below the rollout down to the span."""
-        above = self.up(span)
-        return [] if above is None else [*self.path(above), span.name]
-
-    def depth(self, span: Span) -> int:
-        """How many spans it stands in."""
-        return len(self.path(span))
-
-    def named(self, name: str) -> list[Span]:
-        """The spans of a name."""
-        return [span for span in self.spans if span.name == name]
-
-    def check(self) -> "Tree":
-        """Assert that it is one trace of ended spans without orphans."""
-        assert len({span.trace_id for span in self.spans}) == 1
-        assert all(span.end_ns is not None for span in self.spans)
-        assert [span.name for span in self.spans if self.up(span) is None] == [
-            "agentlightning.rollout"
-        ]
-        return self

@@ -25,7 +25,8 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langchain_openai import OpenAI, OpenAIEmbeddings
 from opentelemetry import trace
-from tests.instrumentors.langchain.conftest import Chat, Tree
+from tests.instrumentors.langchain.conftest import Chat
+from tests.instrumentors.outline import all_named, outline
 
 from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
@@ -178,9 +179,8 @@ def test_custom_model_is_recorded_whole(is_async: bool, store: Store) -> None:
     with auto_trace(store=store) as recording:
         asyncio.run(model.ainvoke(HISTORY)) if is_async else model.invoke(HISTORY)
 
-    tree = Tree(recording).check()
-    assert tree.lines() == ["chat House", "  mine"]
-    (span,) = tree.named("chat House")
+    assert outline(recording).splitlines() == ["chat House", "  mine"]
+    (span,) = all_named(recording, "chat House")
     assert span.kind == "CLIENT"
     assert whole(span) == WHOLE
     (trajectory,) = recording.trajectories()
@@ -199,7 +199,7 @@ def test_custom_model_that_does_not_stream_is_one_call(store: Store) -> None:
         list(model.stream(HISTORY))
         asyncio.run(main())
 
-    spans = Tree(recording).check().named("chat House")
+    spans = all_named(recording, "chat House")
     assert [whole(span) for span in spans] == [WHOLE, WHOLE]
 
 
@@ -219,7 +219,7 @@ def test_tools_of_a_custom_model_are_kept(store: Store) -> None:
 
     found = [
         json.loads(span.attributes[c.TOOL_DEFINITIONS])
-        for span in Tree(recording).check().named("chat House")
+        for span in all_named(recording, "chat House")
     ]
     assert found == [
         [{"type": "function", "name": "add", "description": "Adds."}],
@@ -241,8 +241,8 @@ def test_custom_stream_is_recorded_whole(kind: Any, is_async: bool, store: Store
         pieces = asyncio.run(main()) if is_async else list(model.stream(HISTORY))
 
     assert [piece.content for piece in pieces] == ["we", "ll", ""]
-    tree = Tree(recording).check()
-    (span,) = tree.named(f"chat {kind.__name__}")
+    outline(recording)
+    (span,) = all_named(recording, f"chat {kind.__name__}")
     found = whole(span)
     assert found[c.INPUT_MESSAGES] == GIVEN
     assert found[c.OUTPUT_MESSAGES][0]["parts"] == [{"type": "text", "content": "well"}]
@@ -252,7 +252,7 @@ def test_custom_stream_is_recorded_whole(kind: Any, is_async: bool, store: Store
     if kind is Streaming:
         assert found[c.INPUT_TOKENS] == 11
         assert found[c.FINISH_REASONS] == ["stop"]
-        assert tree.up(tree.named("mine")[0]) is span
+        assert all_named(recording, "mine")[0].parent_span_id == span.span_id
 
 
 def test_custom_stream_that_is_left_keeps_what_was_said(store: Store) -> None:
@@ -269,7 +269,8 @@ def test_custom_stream_that_is_left_keeps_what_was_said(store: Store) -> None:
             break
         asyncio.run(main())
 
-    for span in Tree(recording).check().spans[1:]:
+    outline(recording)
+    for span in recording.spans()[1:]:
         if span.name != "mine":
             assert span.attributes[c.ABANDONED] is True
             assert span.status == "UNSET"
@@ -299,7 +300,7 @@ def test_stream_that_nobody_closes_is_closed_once(store: Store) -> None:
         warnings.simplefilter("error")
         asyncio.run(main())
 
-    spans = Tree(recording).check().named("chat AsyncStreaming")
+    spans = all_named(recording, "chat AsyncStreaming")
     assert [span.attributes.get(c.ABANDONED) for span in spans] == [True, True]
 
 
@@ -314,7 +315,7 @@ def test_failing_custom_model_keeps_its_prompt(kind: Any, store: Store) -> None:
         with pytest.raises(RuntimeError, match="no house"):
             model.invoke(HISTORY)
 
-    spans = Tree(recording).check().named(f"chat {kind.__name__}")
+    spans = all_named(recording, f"chat {kind.__name__}")
     assert [span.attributes[c.ERROR_TYPE] for span in spans] == ["RuntimeError"] * 2
     assert all(whole(span)[c.INPUT_MESSAGES] == GIVEN for span in spans)
 
@@ -326,7 +327,7 @@ def test_batch_of_which_one_fails_leaves_nothing_open(store: Store) -> None:
     with auto_trace(store=store) as recording, pytest.raises(RuntimeError):
         model.generate([HISTORY, HISTORY, HISTORY])
 
-    assert len(Tree(recording).check().named("chat House")) == 1
+    assert len(all_named(recording, "chat House")) == 1
 
 
 def test_completion_model_is_one_call_for_a_request(store: Store) -> None:
@@ -337,7 +338,7 @@ def test_completion_model_is_one_call_for_a_request(store: Store) -> None:
         assert "".join(Teller().stream("xy")) == "yx"
         asyncio.run(Teller().ainvoke("async"))
 
-    spans = Tree(recording).check().named("text_completion Teller")
+    spans = all_named(recording, "text_completion Teller")
     assert [
         (
             [part["content"] for item in whole(span)[c.INPUT_MESSAGES] for part in item["parts"]],
@@ -364,9 +365,9 @@ def test_completion_model_over_openai_is_one_span(
         model.generate(["one", "two"])
         list(model.stream("hello"))
 
-    tree = Tree(recording).check()
-    assert [span.name for span in tree.spans[1:]] == ["text_completion toy"] * 3
-    for span, exchange in zip(tree.spans[1:], server.log, strict=True):
+    outline(recording)
+    assert [span.name for span in recording.spans()[1:]] == ["text_completion toy"] * 3
+    for span, exchange in zip(recording.spans()[1:], server.log, strict=True):
         facts.agree(span, exchange)
 
 
@@ -381,9 +382,13 @@ def test_events_of_a_model_are_one_call(chat: Chat, store: Store) -> None:
             stream = model.stream_events(HISTORY[:2], version="v3")
             assert str(stream.text)
 
-    tree = Tree(recording).check()
-    assert [line.strip() for line in tree.lines()] == ["chat Streaming", "mine", "chat toy"]
-    assert whole(tree.named("chat Streaming")[0])[c.OUTPUT_MESSAGES][0]["parts"] == [
+    outline(recording)
+    assert [line.strip() for line in outline(recording).splitlines()] == [
+        "chat Streaming",
+        "mine",
+        "chat toy",
+    ]
+    assert whole(all_named(recording, "chat Streaming")[0])[c.OUTPUT_MESSAGES][0]["parts"] == [
         {"type": "text", "content": "well"}
     ]
 
@@ -400,9 +405,8 @@ def test_retriever_holds_its_embedding(is_async: bool, server: DemoServer, store
     with auto_trace(store=store) as recording:
         asyncio.run(shelf.ainvoke("trees")) if is_async else shelf.invoke("trees")
 
-    tree = Tree(recording).check()
-    assert tree.lines() == ["retrieval Shelf", "  mine", "    embeddings toy"]
-    found = whole(tree.named("retrieval Shelf")[0])
+    assert outline(recording).splitlines() == ["retrieval Shelf", "  mine", "    embeddings toy"]
+    found = whole(all_named(recording, "retrieval Shelf")[0])
     assert found == {
         c.OPERATION: "retrieval",
         c.RETRIEVAL_QUERY: "trees",
@@ -424,7 +428,7 @@ def test_retriever_that_is_cancelled_ends(store: Store) -> None:
     with auto_trace(store=store) as recording:
         asyncio.run(main())
 
-    (span,) = Tree(recording).check().named("retrieval Slow")
+    (span,) = all_named(recording, "retrieval Slow")
     assert span.attributes[c.ERROR_TYPE].endswith("CancelledError")
 
 
@@ -442,7 +446,7 @@ def test_failing_tool_ends_with_its_exception(store: Store) -> None:
         handled = breaks.model_copy(update={"handle_validation_error": True})
         handled.invoke({"type": "tool_call", "name": "breaks", "args": {"a": "x"}, "id": "c1"})
 
-    spans = Tree(recording).check().named("execute_tool breaks")
+    spans = all_named(recording, "execute_tool breaks")
     assert [(span.status, span.attributes[c.ERROR_TYPE]) for span in spans] == [
         ("ERROR", "ZeroDivisionError"),
         ("ERROR", "tool_error"),

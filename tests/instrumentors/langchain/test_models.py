@@ -9,7 +9,8 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from pydantic import BaseModel, field_validator
-from tests.instrumentors.langchain.conftest import Chat, Tree
+from tests.instrumentors.langchain.conftest import Chat
+from tests.instrumentors.outline import all_named, assert_each_call_once, outline
 
 from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
@@ -87,64 +88,31 @@ def plain(value: Any) -> Any:
     return value
 
 
-def same_twice(
-    server: DemoServer, facts: Any, chat: Chat, store: Store, run: Callable[[Chat], Any]
-) -> Tree:
-    """Run it untraced, then traced; hold the two and the spans against each other and the log."""
-    fixed = DemoServer(seed=0)
-    with fixed:
-        before = run(lambda **options: chat(base_url=fixed.base_url, **options))
-    untraced = fixed.log
-
-    with auto_trace(store=store) as recording:
-        after = run(chat)
-
-    assert plain(after) == plain(before)
-    traced = server.log
-    key = repr
-    assert sorted((e.request for e in traced), key=key) == sorted(
-        (e.request for e in untraced), key=key
-    )
-    # The names of headers, not their values: a port and a retry's id are in some.
-    assert [sorted(e.headers) for e in traced] == [sorted(e.headers) for e in untraced]
-    tree = Tree(recording).check()
-    calls = {span.attributes[c.RESPONSE_ID]: span for span in facts.calls(recording)}
-    assert len(calls) == len(facts.calls(recording)) == len(traced)
-    for exchange in traced:
-        facts.agree(calls[exchange.response_id], exchange)
-    return tree
-
-
-@pytest.mark.parametrize("name", SYNC)
+@pytest.mark.parametrize("name", [*SYNC, *ASYNC])
 def test_model_call_is_one_span(
     name: str, server: DemoServer, facts: Any, chat: Chat, store: Store
 ) -> None:
     """Each request is one span with all the log says, and the program sees what it saw before."""
-    same_twice(server, facts, chat, store, SYNC[name])
 
-
-@pytest.mark.parametrize("name", ASYNC)
-def test_async_model_call_is_one_span(
-    name: str, server: DemoServer, facts: Any, chat: Chat, store: Store
-) -> None:
-    """The same of coroutines and async streams."""
+    async def run_async(chat: Chat) -> Any:
+        return await ASYNC[name](chat)
 
     def run(chat: Chat) -> Any:
-        async def main() -> Any:
-            return await ASYNC[name](chat)
+        return SYNC[name](chat) if name in SYNC else asyncio.run(run_async(chat))
 
-        return asyncio.run(main())
+    with DemoServer(seed=0) as fixed:
+        before = run(lambda **options: chat(base_url=fixed.base_url, **options))
+    with auto_trace(store=store) as recording:
+        after = run(chat)
 
-    same_twice(server, facts, chat, store, run)
-
-
-def test_chain_has_one_span_and_its_steps_none(
-    server: DemoServer, facts: Any, chat: Chat, store: Store
-) -> None:
-    """Of an expression its outermost chain and its model's call are worth a span."""
-    tree = same_twice(server, facts, chat, store, SYNC["chain"])
-
-    assert tree.lines() == ["RunnableSequence", "  chat toy"]
+    assert plain(after) == plain(before)
+    # The names of headers, not their values: a port and a retry's id are in some.
+    asked = [sorted(repr([e.request, sorted(e.headers)]) for e in s.log) for s in (server, fixed)]
+    assert asked[0] == asked[1]
+    assert_each_call_once(recording, server, facts)
+    lines = outline(recording).splitlines()
+    if name == "chain":
+        assert lines == ["RunnableSequence", "  chat toy"]
 
 
 class Picky(BaseModel):
@@ -172,7 +140,7 @@ def test_structured_output_that_is_refused_is_still_recorded(
     ):
         asyncio.run(wanted.ainvoke("Take 7.")) if is_async else wanted.invoke("Take 7.")
 
-    (span,) = Tree(recording).check().named("chat toy")
+    (span,) = all_named(recording, "chat toy")
     assert span.attributes[c.RESPONSE_ID] == server.log[0].response_id
     assert "value" in span.attributes[c.OUTPUT_MESSAGES]
     (trajectory,) = recording.trajectories()
@@ -188,9 +156,12 @@ def test_fallback_has_a_span_for_each_request(server: DemoServer, chat: Chat, st
         answer = model.invoke("hello")
 
     assert isinstance(answer, BaseMessage)
-    tree = Tree(recording).check()
-    assert tree.lines() == ["RunnableWithFallbacks", "  chat fail-500", "  chat toy"]
-    assert [tree.named(name)[0].status for name in ("chat fail-500", "chat toy")] == [
+    assert outline(recording).splitlines() == [
+        "RunnableWithFallbacks",
+        "  chat fail-500",
+        "  chat toy",
+    ]
+    assert [all_named(recording, name)[0].status for name in ("chat fail-500", "chat toy")] == [
         "ERROR",
         "UNSET",
     ]
@@ -204,6 +175,6 @@ def test_retry_has_a_span_for_each_attempt(server: DemoServer, chat: Chat, store
     with auto_trace(store=store) as recording, pytest.raises(Exception, match="500"):
         model.invoke("hello")
 
-    spans = Tree(recording).check().named("chat fail-500")
+    spans = all_named(recording, "chat fail-500")
     assert [span.status for span in spans] == ["ERROR"] * 3
     assert len(server.log) == 3

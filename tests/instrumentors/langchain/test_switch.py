@@ -10,7 +10,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
-from tests.instrumentors.langchain.conftest import Chat, Tree
+from tests.instrumentors.langchain.conftest import Chat
+from tests.instrumentors.outline import all_named, outline
 
 from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
@@ -116,7 +117,7 @@ def test_tool_gets_and_gives_bad_values_untouched(name: str, store: Store) -> No
     assert seen[0] is value
     if name == "a generator":
         assert list(value) == [0, 1, 2]
-    for span in Tree(recording).check().named("execute_tool take"):
+    for span in all_named(recording, "execute_tool take"):
         arguments = span.attributes.get(c.TOOL_ARGUMENTS)
         assert arguments is not None
         assert len(arguments) < 9_000_000
@@ -143,7 +144,7 @@ def test_model_answers_are_not_asked_for_their_text(store: Store) -> None:
         Loose(answer=answer).invoke([HumanMessage("hello")])
 
     assert Counting.asked == 2 * untraced
-    (span,) = Tree(recording).check().named("chat Loose")
+    (span,) = all_named(recording, "chat Loose")
     assert '"<Counting>"' in span.attributes[c.OUTPUT_MESSAGES]
 
 
@@ -159,7 +160,7 @@ def test_model_answers_bad_arguments(name: str, store: Store) -> None:
         result = Loose(answer=answer).invoke([HumanMessage("hello")])
 
     assert result.tool_calls[0]["args"]["value"] is value
-    (span,) = Tree(recording).check().named("chat Loose")
+    (span,) = all_named(recording, "chat Loose")
     assert '"take"' in span.attributes[c.OUTPUT_MESSAGES]
 
 
@@ -171,7 +172,7 @@ def test_graph_state_of_any_kind_passes(store: Store) -> None:
         result = RunnableLambda(lambda held: held).with_config(run_name="mine").invoke(value)
 
     assert result is value
-    assert Tree(recording).check().lines() == ["mine"]
+    assert outline(recording).splitlines() == ["mine"]
 
 
 def test_generator_as_messages_is_left_to_langchain(chat: Chat, store: Store) -> None:

@@ -20,7 +20,8 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-from tests.instrumentors.langchain.conftest import Chat, Tree
+from tests.instrumentors.langchain.conftest import Chat
+from tests.instrumentors.outline import all_named, outline
 
 from lightning_otel import Store, auto_trace, provider, wrap_langchain
 from lightning_otel.demo.server import DemoServer
@@ -107,8 +108,8 @@ def test_wrapped_model_is_not_doubled(
         RUNS[name](RunnableLambda(lambda _: RUNS["invoke"](wrapped)))
         RUNS[name](wrapped)
 
-    tree = Tree(recording).check()
-    calls = tree.named("chat toy")
+    outline(recording)
+    calls = all_named(recording, "chat toy")
     assert len(calls) == len(server.log) == 2
     for exchange in server.log:
         (span,) = [s for s in calls if s.attributes["gen_ai.response.id"] == exchange.response_id]
@@ -145,7 +146,7 @@ def test_wrapped_agent_in_a_recording_is_not_doubled(chat: Chat, store: Store) -
     with auto_trace(store=store) as recording:
         wrapped.invoke(QUESTION)
 
-    assert [line.strip() for line in Tree(recording).check().lines()] == [
+    assert [line.strip() for line in outline(recording).splitlines()] == [
         "invoke_agent mathy",
         "model",
         "chat toy",

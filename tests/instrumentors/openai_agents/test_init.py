@@ -5,12 +5,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.instrumentors.outline import calls_of
 
 from lightning_otel import Store, auto_trace, capture, provider
 from lightning_otel.instrumentors import openai_agents
 from lightning_otel.instrumentors.openai_agents import OpenAIAgentsInstrumentor
 
-from .conftest import agents, model_calls
+from .conftest import agents
 
 
 def test_sdk_models_defined_later_are_watched(store: Store) -> None:
@@ -29,7 +30,7 @@ def test_sdk_models_defined_later_are_watched(store: Store) -> None:
     with auto_trace(store=store) as recording:
         asyncio.run(agents.Runner.run(agents.Agent(name="a", model=Mine([[said]])), "one"))
 
-    assert len(model_calls(recording)) == 1
+    assert len(calls_of(recording)) == 1
 
 
 def test_sdk_is_not_what_merely_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

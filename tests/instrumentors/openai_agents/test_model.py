@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from tests.instrumentors.outline import calls_of, named, outline
 
 import lightning_otel
 from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 
-from .conftest import agents, client_of, model_calls, named, tree
+from .conftest import agents, client_of, run_streamed, spans_of
 
 pytest.importorskip("agents.testing.model", reason="this openai-agents has no testing module")
-
-CALL = ("chat toy", ())
 
 
 @agents.function_tool  # type: ignore[untyped-decorator]  # of a module imported if it is there
@@ -45,18 +43,15 @@ def step(*output: Any, **fields: Any) -> Any:
     return agents.testing.model.ModelStep(output=list(output), usage=usage, **fields)
 
 
+AGENT = "invoke_workflow Agent workflow\n  invoke_agent "
 TEXT = agents.testing.model.assistant_message
 ASKS = agents.testing.model.function_call
 
 
 async def ask(agent: Any, asked: str, *, is_stream: bool) -> Any:
     """What the agent says."""
-    if not is_stream:
-        return (await agents.Runner.run(agent, asked)).final_output
-    result = agents.Runner.run_streamed(agent, asked)
-    async for _ in result.stream_events():
-        pass
-    return result.final_output
+    run = run_streamed if is_stream else agents.Runner.run
+    return (await run(agent, asked)).final_output
 
 
 @pytest.mark.parametrize("emits_traces", [False, True])
@@ -81,11 +76,8 @@ def test_model_without_a_client_is_a_call_all_the_same(
     with auto_trace(store=store) as recording:
         assert asyncio.run(ask(agent, "3 and 4?", is_stream=is_stream)) == "It is 7."
 
-    ((_, (flow,)),) = (tree(recording),)
-    assert flow[1] == (
-        ("invoke_agent math", (("chat", ()), ("execute_tool add", ()), ("chat", ()))),
-    )
-    first, second = model_calls(recording)
+    assert outline(recording) == f"{AGENT}math\n    chat\n    execute_tool add\n    chat"
+    first, second = calls_of(recording)
     assert (first.kind, first.status) == ("CLIENT", "UNSET")
     assert first.attributes[c.REQUEST_TEMPERATURE] == 0.5
     assert first.attributes[c.REQUEST_MAX_TOKENS] == 9
@@ -133,10 +125,10 @@ def test_model_that_raises_is_a_failed_call(store: Store, *, is_stream: bool) ->
         asyncio.run(ask(agents.Agent(name="a", model=failing), "x", is_stream=is_stream))
 
     assert raised.value is error
-    (call,) = model_calls(recording)
+    (call,) = calls_of(recording)
     assert (call.status, call.status_message) == ("ERROR", "no such weights")
     assert call.attributes[c.ERROR_TYPE] == "RuntimeError"
-    tree(recording)
+    outline(recording)
 
 
 class Handing(agents.Model):  # type: ignore[misc]  # of a module imported if it is there
@@ -172,9 +164,8 @@ def test_model_that_hands_on_makes_no_call_of_its_own(
         asyncio.run(ask(agents.Agent(name="a", model=handing), "hello", is_stream=is_stream))
 
     assert len(server.log) == count
-    ((_, (flow,)),) = (tree(recording),)
-    assert flow[1] == (("invoke_agent a", (CALL,) * count),)
-    found = [span.attributes[c.RESPONSE_ID] for span in model_calls(recording)]
+    assert outline(recording) == f"{AGENT}a" + "\n    chat toy" * count
+    found = [span.attributes[c.RESPONSE_ID] for span in calls_of(recording)]
     assert found == [exchange.response_id for exchange in server.log]
 
 
@@ -204,10 +195,9 @@ def test_model_runs_within_its_call(store: Store) -> None:
     with auto_trace(store=store) as recording:
         asyncio.run(ask(agents.Agent(name="a", model=Thinking()), "x", is_stream=False))
 
-    ((_, (flow,)),) = (tree(recording),)
-    within = (("by hand", ()), (c.SPAN_OPERATION, ()))
-    assert flow[1] == (("invoke_agent a", (("chat thinker", within),)),)
-    (call,) = model_calls(recording)
+    within = f"      by hand\n      {c.SPAN_OPERATION}"
+    assert outline(recording) == f"{AGENT}a\n    chat thinker\n{within}"
+    (call,) = calls_of(recording)
     assert c.INPUT_TOKENS not in call.attributes
     assert c.RESPONSE_ID not in call.attributes
 
@@ -235,19 +225,11 @@ def test_model_stream_left_early_is_abandoned(
     with auto_trace(store=store) as recording:
         asyncio.run(work())
 
-    calls = named(recording, "chat thinker")
+    calls = spans_of(recording, "chat thinker")
     assert [span.attributes.get(c.ABANDONED) for span in calls] == [True, True]
     assert all(span.end_ns is not None for span in calls)
-    (between,) = named(recording, "between")
-    (root,) = named(recording, c.SPAN_ROLLOUT)
-    assert between.parent_span_id == root.span_id
+    assert named(recording, "between").parent_span_id == recording.span_id
     assert "detach" not in caplog.text
-
-
-def hand_made(recording: Recording) -> Span:
-    """The only call."""
-    (call,) = model_calls(recording)
-    return call
 
 
 def test_generation_span_of_the_program_is_a_call(store: Store) -> None:
@@ -276,7 +258,7 @@ def test_generation_span_of_the_program_is_a_call(store: Store) -> None:
     ):
         trace.get_tracer("the program").start_span("by hand").end()
 
-    call = hand_made(recording)
+    (call,) = calls_of(recording)
     assert call.name == "chat mine"
     assert (call.attributes[c.INPUT_TOKENS], call.attributes[c.OUTPUT_TOKENS]) == (3, 2)
     assert call.attributes[c.FINISH_REASONS] == ["tool_calls"]
@@ -287,8 +269,7 @@ def test_generation_span_of_the_program_is_a_call(store: Store) -> None:
         {"type": "text", "content": "ho"},
         {"type": "tool_call", "id": "1", "name": "f", "arguments": {}},
     ]
-    (by_hand,) = named(recording, "by hand")
-    assert by_hand.parent_span_id == call.span_id
+    assert named(recording, "by hand").parent_span_id == call.span_id
 
 
 def test_generation_span_around_a_client_is_the_clients_call(
@@ -305,10 +286,10 @@ def test_generation_span_around_a_client_is_the_clients_call(
     with auto_trace(store=store) as recording:
         asyncio.run(work())
 
-    call = hand_made(recording)
+    (call,) = calls_of(recording)
     assert call.name == "chat toy"
     assert call.attributes[c.RESPONSE_ID] == server.log[0].response_id
-    assert tree(recording)[1] == (("invoke_workflow flow", (CALL,)),)
+    assert outline(recording) == "invoke_workflow flow\n  chat toy"
 
 
 class Throwing(agents.Model):  # type: ignore[misc]  # of a module imported if it is there
@@ -347,4 +328,4 @@ def test_model_stream_is_the_generator_it_was(store: Store) -> None:
         traced = asyncio.run(work())
 
     assert traced == plain == ["sent", error]
-    assert len(named(recording, "chat")) == 2
+    assert len(spans_of(recording, "chat")) == 2
