@@ -173,24 +173,6 @@ class Rules:
         return any(key == each or fnmatchcase(key, each) for each in self.keys)
 
 
-@dataclass(frozen=True, slots=True)
-class Masked:
-    """A span after redaction.
-
-    Attributes:
-        span: What is kept of it; the very span where nothing changed.
-        counts: How many values went, by reason.
-    """
-
-    span: Span
-    counts: Mapping[str, int]
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether anything was masked."""
-        return any(count for reason, count in self.counts.items() if reason != IN_ID)
-
-
 class Redactor:
     """Takes what rules name out of spans: texts, and the token ids that would spell them."""
 
@@ -203,42 +185,15 @@ class Redactor:
         """
         self._rules = rules
         self._id = redaction_id
-        self._remembered = lru_cache(_REMEMBERED)(self._substituted)
-
-    def mask(self, span: Span) -> Masked:
-        """Return a span without what the rules name."""
-        return _Pass(self._rules, self._replaced).mask(span, self._id)
-
-    def _replaced(self, text: str) -> tuple[str, int, int]:
-        return (self._remembered if len(text) <= _REMEMBERED else self._substituted)(text)
-
-    def _substituted(self, text: str) -> tuple[str, int, int]:
-        """Return a text without what matches, and how many patterns' and secrets went."""
-        patterns = secrets = 0
-        for pattern in self._rules.compiled:
-            # A mask that stands there is no text: a pattern that matches within would grow it.
-            pieces = _MASKS.split(text) if MASK[:-1] in text else [text]
-            for at in range(0, len(pieces), 2):
-                # A match of no length, which a look around can give, is no text either.
-                made, number = pattern.subn(lambda match: MASK if match[0] else "", pieces[at])
-                if made != pieces[at]:
-                    pieces[at], patterns = made, patterns + number
-            text = "".join(pieces)
-        if self._rules.secrets:
-            made = scrub(text)
-            secrets, text = int(made != text), made
-        return text, patterns, secrets
-
-
-class _Pass:
-    """One span's redaction, which counts what goes."""
-
-    def __init__(self, rules: Rules, replaced: Any) -> None:
-        self._rules = rules
-        self._replaced = replaced
+        self._remembered = lru_cache(_REMEMBERED)(self._replace)
         self._counts: Counter[str] = Counter()
 
-    def mask(self, span: Span, redaction_id: str) -> Masked:
+    def mask(self, span: Span) -> tuple[Span, Mapping[str, int]]:
+        """Return a span without what the rules name, and how many values went, by reason.
+
+        Where nothing was masked it is the very same span.
+        """
+        counts = self._counts = Counter()
         attributes = self._attributes(span.attributes, is_own=True)
         changed = replace(
             span,
@@ -258,17 +213,33 @@ class _Pass:
             else self._attributes(span.otel_resource),
         )
         if self._rules.is_whole and _OF_TOKENS & attributes.keys():
-            self._counts[WHOLE] += 1
-        masked = Masked(span, self._counts)
-        if not masked.is_changed:
-            return masked
+            counts[WHOLE] += 1
+        if not any(count for reason, count in counts.items() if reason != IN_ID):
+            return span, counts
         kept = self._without_spelling(span.attributes, attributes)
         before = _object_of(span.attributes.get(c.REDACTED, ""))
         told = Counter({key: value for key, value in before.items() if isinstance(value, int)})
-        told.update({reason: n for reason, n in self._counts.items() if reason != IN_ID})
-        note = {"redaction": redaction_id, **dict(sorted(told.items()))}
+        told.update({reason: n for reason, n in counts.items() if reason != IN_ID})
+        note = {"redaction": self._id, **dict(sorted(told.items()))}
         kept[c.REDACTED] = orjson.dumps(note).decode()
-        return Masked(replace(changed, attributes=kept), self._counts)
+        return replace(changed, attributes=kept), counts
+
+    def _replace(self, text: str) -> tuple[str, int, int]:
+        """Return a text without what matches, and how many patterns' and secrets went."""
+        patterns = secrets = 0
+        for pattern in self._rules.compiled:
+            # A mask that stands there is no text: a pattern that matches within would grow it.
+            pieces = _MASKS.split(text) if MASK[:-1] in text else [text]
+            for at in range(0, len(pieces), 2):
+                # A match of no length, which a look around can give, is no text either.
+                made, number = pattern.subn(lambda match: MASK if match[0] else "", pieces[at])
+                if made != pieces[at]:
+                    pieces[at], patterns = made, patterns + number
+            text = "".join(pieces)
+        if self._rules.secrets:
+            made = scrub(text)
+            secrets, text = int(made != text), made
+        return text, patterns, secrets
 
     def _mask(self, reason: str, value: Any) -> str:
         self._counts[reason] += value != MASK
@@ -355,7 +326,8 @@ class _Pass:
             return self._mask(WHOLE, text) if text else text
         if is_json and text[:1] in ("{", "[") and depth <= _DEPTH:
             text = self._json(text, depth=depth + 1) or text
-        made, patterns, secrets = self._replaced(text)
+        find = self._remembered if len(text) <= _REMEMBERED else self._replace
+        made, patterns, secrets = find(text)
         self._counts[PATTERN] += patterns
         self._counts[SECRET] += secrets
         return str(made)

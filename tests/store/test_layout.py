@@ -39,12 +39,18 @@ def layout(tmp_path: Path) -> Layout:
 
 @pytest.mark.parametrize(
     ("given", "catalogue"),
-    [("x.duckdb", "x.duckdb"), ("folder", "folder/traces.duckdb"), ("a/b.duckdb", "a/b.duckdb")],
+    [
+        ("x.duckdb", "x.duckdb"),
+        ("folder", "folder/traces.duckdb"),
+        ("a/b.duckdb", "a/b.duckdb"),
+        ("~/x.duckdb", "x.duckdb"),
+    ],
 )
 def test_layout_names_a_catalogue(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, catalogue: str
 ) -> None:
     """A path names the catalogue, or a folder that holds one; a later chdir changes nothing."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
     layout = Layout(given)
@@ -52,13 +58,6 @@ def test_layout_names_a_catalogue(
 
     assert layout.catalogue == tmp_path / catalogue
     assert layout.root == tmp_path / f"{catalogue}.d"
-
-
-def test_layout_knows_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A tilde stands for it."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-    assert Layout("~/x.duckdb").catalogue == tmp_path / "x.duckdb"
 
 
 @pytest.mark.usefixtures("open_umask")
@@ -83,35 +82,18 @@ def test_store_is_private_under_any_umask(tmp_path: Path, make_span: Callable[..
 
 
 def test_create_keeps_the_store_out_of_git(tmp_path: Path) -> None:
-    """A folder made for the store, and the store's own, ignore themselves."""
+    """A folder made for the store, and the store's own, ignore themselves; a user's stays as is."""
     layout = Layout(tmp_path / ".lightning" / "traces.duckdb")
+    mine = tmp_path / "mine"
+    mine.mkdir(mode=0o755)
 
     layout.create()
+    Layout(mine / "traces.duckdb").create()
 
     assert (tmp_path / ".lightning" / ".gitignore").read_text() == "*\n"
     assert (layout.root / ".gitignore").read_text() == "*\n"
-
-
-def test_create_leaves_a_folder_of_the_users_alone(tmp_path: Path) -> None:
-    """A folder that was there gets no ``.gitignore`` and keeps its mode."""
-    folder = tmp_path / "mine"
-    folder.mkdir(mode=0o755)
-
-    Layout(folder / "traces.duckdb").create()
-
-    assert not (folder / ".gitignore").exists()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
-
-
-def test_create_twice_changes_nothing(layout: Layout) -> None:
-    """A store that is there stays as it is."""
-    layout.create()
-    manifest = Manifest((DataFile("f", 1, 2, 3, 4, 5),))
-    layout.write_manifest(manifest)
-
-    layout.create()
-
-    assert layout.read_manifest() == manifest
+    assert not (mine / ".gitignore").exists()
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o755
 
 
 def test_create_never_replaces_a_manifest(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +101,8 @@ def test_create_never_replaces_a_manifest(layout: Layout, monkeypatch: pytest.Mo
     layout.create()
     manifest = Manifest((DataFile("f", 1, 2, 3, 4, 5),))
     layout.write_manifest(manifest)
+    layout.create()
+    assert layout.read_manifest() == manifest
     seen = iter([False])
     # A patch, because the other process must come between the look and the making.
     monkeypatch.setattr(Path, "exists", lambda self: next(seen, True))
@@ -162,14 +146,8 @@ def test_create_refuses_a_database_that_is_no_catalogue(layout: Layout) -> None:
 
     assert layout.catalogue.read_bytes() == b"somebody's work"
     assert not layout.root.exists()
-
-
-def test_create_says_where_it_cannot(tmp_path: Path) -> None:
-    """A file in the way is named, with what to do."""
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(StoreError, match=r"cannot make the store .*file.*--store"):
-        Layout(tmp_path / "file" / "traces.duckdb").create()
+    with pytest.raises(StoreError, match=r"cannot make the store .*--store"):
+        Layout(layout.catalogue / "traces.duckdb").create()
 
 
 @pytest.mark.parametrize("path", ["clickhouse://host/db", "https://host/x.duckdb", ":memory:"])
@@ -187,13 +165,18 @@ def test_layout_is_a_place_on_a_disk(
 
 
 def test_require_names_a_missing_store(layout: Layout) -> None:
-    """Nothing there is said with the path and the way to a store."""
+    """Nothing there is said with the path, and the way to a store or to one that stands beside."""
     with pytest.raises(StoreMissingError, match=r"traces\.duckdb; record one with"):
+        layout.require()
+
+    demo = Layout(layout.catalogue.with_name("demo.duckdb"))
+    demo.create()
+    with pytest.raises(StoreMissingError, match=rf"there is {demo.catalogue}: name it with --sto"):
         layout.require()
 
 
 def test_manifest_comes_back(layout: Layout) -> None:
-    """Files and segments are read as they were written."""
+    """Files and segments are read as they were written; unknown fields are passed over."""
     layout.create()
     manifest = Manifest(
         (DataFile("a", 1, 2, 3, 4, 5), DataFile("b", 1, 2, 3, 4, 5, dropped_us=6)),
@@ -204,15 +187,9 @@ def test_manifest_comes_back(layout: Layout) -> None:
 
     assert layout.read_manifest() == manifest
     assert [file.name for file in layout.read_manifest().live_files] == ["a"]
-
-
-def test_manifest_with_fields_we_do_not_know_is_read(layout: Layout) -> None:
-    """A field added without a new schema is passed over."""
-    layout.create()
     layout.manifest_path.write_text(
         '{"kind":"store","schema":1,"by":"x"}\n{"kind":"segment","name":"s","settled_us":1,"new":2}\n'
     )
-
     assert layout.read_manifest() == Manifest((), (SettledSegment("s", 1),))
 
 
@@ -227,24 +204,6 @@ def test_manifest_is_left_alone_when_its_time_has_passed(layout: Layout) -> None
     assert list(layout.new.iterdir()) == []
 
 
-def test_write_private_writes_whole_or_nothing(
-    tmp_path: Path, run_python: Callable[..., str]
-) -> None:
-    """A file the disk has no room for leaves nothing behind."""
-    script = """
-    import resource, sys
-    from pathlib import Path
-    from lightning_otel.store.layout import write_private
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    try:
-        write_private(Path(sys.argv[1]), b"x" * 5000)
-    except OSError as exc:
-        print("refused", Path(sys.argv[1]).exists())
-    """
-
-    assert run_python(script, tmp_path / "file").strip() == "refused False"
-
-
 def test_segments_are_those_with_a_segments_name(layout: Layout) -> None:
     """Oldest first, and whatever else lies there is none."""
     layout.create()
@@ -253,12 +212,3 @@ def test_segments_are_those_with_a_segments_name(layout: Layout) -> None:
         (layout.live / name).touch()
 
     assert [path.name for path in layout.segments()] == [names[2], names[0], names[1]]
-
-
-def test_require_names_a_store_that_stands_beside(tmp_path: Path) -> None:
-    """Whoever looks for what the demo recorded is told where that is."""
-    demo = Layout(tmp_path / "demo.duckdb")
-    demo.create()
-
-    with pytest.raises(StoreMissingError, match=rf"there is {demo.catalogue}: name it with --sto"):
-        Layout(tmp_path / "traces.duckdb").require()

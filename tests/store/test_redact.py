@@ -21,7 +21,7 @@ from lightning_otel.errors import ConfigError, NotFoundError, StoreError
 from lightning_otel.redact import MASK
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.redactions import RECORDS, redactions
+from lightning_otel.store.redact import RECORDS, redactions
 from lightning_otel.store.settle import settler_elected
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span

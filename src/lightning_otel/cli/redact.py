@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_otel.dataset import Store
-    from lightning_otel.store.redactions import Redacted
+    from lightning_otel.store.redact import Redacted
 
 _WAIT_S: Final = 300.0
 _REASONS: Final = {
@@ -154,7 +154,7 @@ def _word_results(done: "Redacted", *, is_dry_run: bool) -> Iterator[str]:
 
 
 def _list_redactions(opened: "Store", form: Form | None) -> None:
-    from lightning_otel.store.redactions import redactions
+    from lightning_otel.store.redact import redactions
 
     if opened.layout is None:
         raise ConfigError("redact needs a store on this disk; name one with --store")

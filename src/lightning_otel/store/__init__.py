@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightning_otel.store.engines.publish import Published
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.quarantine import Note
-    from lightning_otel.store.redactions import Redacted
+    from lightning_otel.store.redact import Redacted
     from lightning_otel.store.settle import Settled
     from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table
@@ -285,10 +285,9 @@ class SpanStore:
         """
         from lightning_otel.redact import Rules
         from lightning_otel.store.redact import redact
-        from lightning_otel.store.redactions import scope_of
 
-        rules, named = Rules(tuple(patterns), tuple(keys), secrets), list(ids)
-        scope = scope_of([self.find(each) for each in named])
+        rules = Rules(tuple(patterns), tuple(keys), secrets)
+        scope = [self.find(each) for each in ids]
         return redact(
             self.layout, rules, scope, reason=reason, is_dry_run=is_dry_run,
             wait_s=wait_s, progress=progress, waiting=waiting,

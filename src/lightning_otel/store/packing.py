@@ -1,7 +1,7 @@
 """A batch of segments as one sorted data file, each span once; what is left out is counted."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -162,17 +162,19 @@ def _count_segments(
         f"INSERT INTO held SELECT trace_id, span_id, {CONTENT} FROM raw "
         "SEMI JOIN chosen ON raw.rowid = chosen.line SEMI JOIN refused USING (trace_id, span_id)"
     )
-    counted = con.execute(
+    cursor = con.execute(
         f"""
         SELECT segment,
-          count(*) FILTER (NOT coalesce({IS_SPAN} OR record IN ('seal', 'count'), false)),
-          any_value(coalesce(conflicts, 0)),
-          coalesce(sum(lost), 0),
-          any_value(coalesce(ended_conflicts, 0)),
-          any_value(coalesce(ended_refused, 0)),
-          count(*) FILTER (record = 'span' AND {IS_SPAN} AND end_ns IS NOT NULL),
-          list(counts::VARCHAR) FILTER (record IN ('seal', 'count') AND counts IS NOT NULL),
-          any_value(coalesce(kept, 0))
+          count(*) FILTER (NOT coalesce({IS_SPAN} OR record IN ('seal', 'count'), false))
+            AS damaged,
+          any_value(coalesce(conflicts, 0)) AS conflicts,
+          coalesce(sum(lost), 0)::BIGINT AS lost, -- as older versions noted it
+          any_value(coalesce(ended_conflicts, 0)) AS ended_conflicts,
+          any_value(coalesce(ended_refused, 0)) AS ended_refused, -- conflicts among them
+          count(*) FILTER (record = 'span' AND {IS_SPAN} AND end_ns IS NOT NULL) AS ended,
+          list(counts::VARCHAR) FILTER (record IN ('seal', 'count') AND counts IS NOT NULL)
+            AS notes, -- what its process counted
+          any_value(coalesce(kept, 0)) AS kept
         FROM raw LEFT JOIN (
           SELECT segment, count(*) FILTER (is_other) AS conflicts,
             count(end_ns) FILTER (is_other) AS ended_conflicts, count(end_ns) AS ended_refused
@@ -186,9 +188,11 @@ def _count_segments(
           GROUP BY segment
         ) USING (segment) GROUP BY segment
         """
-    ).fetchall()
-    gaps = _find_gaps(con) if any(damaged for _, damaged, *_ in counted) else {}
-    known = {name: _settle_counts(name, gaps.get(name, 0), *rest) for name, *rest in counted}
+    )
+    names = [column[0] for column in cursor.description]
+    counted = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    gaps = _find_gaps(con) if any(row["damaged"] for row in counted) else {}
+    known = {row["segment"]: _settle_counts(row, gaps.get(row["segment"], 0)) for row in counted}
     return [known.get(path.name, SettledSegment(path.name, 0)) for path in paths]
 
 
@@ -218,34 +222,16 @@ def _find_gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
     return {name: min(opened, n) + (n - min(opened, n) + 1) // 2 for name, n, opened in rows}
 
 
-def _settle_counts(
-    name: str,
-    gaps: int,
-    damaged: int,
-    conflicts: int,
-    lost: int,
-    ended_conflicts: int,
-    ended_refused: int,
-    lines: int,
-    notes: Sequence[str] | None,
-    rows: int,
-) -> SettledSegment:
+def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
     """Return a segment with its counts.
 
     Args:
-        name: Its file name.
+        row: What its lines tell.
         gaps: Ended spans that it lacks by their numbers.
-        damaged: Lines that do not parse.
-        conflicts: Lines of spans whose id was taken by a different span.
-        lost: Spans lost, as older versions noted it.
-        ended_conflicts: Conflicts whose span has an end.
-        ended_refused: Lines of ended spans that are not kept, conflicts among them.
-        lines: Lines of ended spans.
-        notes: What its process counted, as JSON.
-        rows: Spans kept of it.
     """
-    told = n.added({n.DISK: int(lost)}, *(_parse_counts(note) for note in notes or ()))
-    known = lines + n.unstored(told)
+    damaged, lost, refused = row["damaged"], row["lost"], row["ended_refused"]
+    told = n.added({n.DISK: lost}, *(_parse_counts(note) for note in row["notes"] or ()))
+    known = row["ended"] + n.unstored(told)
     # A sealed segment says how many ended; of one whose process was killed, each line counts. A
     # damaged line may have been a span's start: then nothing is missing.
     noted = told.pop(n.ENDED, None)
@@ -254,14 +240,20 @@ def _settle_counts(
         told,
         {
             n.ENDED: ended,
-            n.STORED: lines - ended_refused,
-            n.CONFLICT: ended_conflicts,
-            n.DUPLICATE: ended_refused - ended_conflicts,
+            n.STORED: row["ended"] - refused,
+            n.CONFLICT: row["ended_conflicts"],
+            n.DUPLICATE: refused - row["ended_conflicts"],
             n.DAMAGED: max(0, ended - known) if damaged else 0,
         },
     )
     return SettledSegment(
-        name, 0, damaged, conflicts, told.get(n.DISK, 0), counts=counts, rows=int(rows)
+        row["segment"],
+        0,
+        damaged,
+        row["conflicts"],
+        told.get(n.DISK, 0),
+        counts=counts,
+        rows=row["kept"],
     )
 
 

@@ -3,39 +3,95 @@
 A file with something to mask is written anew, its rows in their order, and the manifest alone has
 the new one count; whatever is cut off leaves each span once, and the next redaction finds what is
 left. Processes that write on close their segments for it; what others hold open is but counted.
+A redaction has ended when no file of the store holds any more what was masked. Its record does not
+say what was masked: a pattern may be the very thing that is to be forgotten.
 """
 
+import getpass
+import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.redact import IN_ID, Redactor, Rules
-from lightning_otel.store.compact import elected_alone, live_files
+from lightning_otel.store import settle
+from lightning_otel.store.compact import Progress, elected_alone, live_files
 from lightning_otel.store.damage import reading
-from lightning_otel.store.layout import DataFile, Layout
+from lightning_otel.store.layout import DataFile, Layout, now_us
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.parquet import SPILL, packing_connection
 from lightning_otel.store.quarantine import notes
-from lightning_otel.store.redactions import Redacted, Scope, finish, user_name, write_record
 from lightning_otel.store.rewrite import Rewrite, TooWideError
-from lightning_otel.store.schema import span_of
+from lightning_otel.store.schema import COLUMNS, span_of
 from lightning_otel.store.segment import ask_to_close
-from lightning_otel.store.settle import await_effect, sealed, settle_as_elected
+from lightning_otel.store.settle import await_effect, sealed, settle_as_elected, settler_elected
+from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.source import prepare
+from lightning_otel.store.spans import IS_SPAN, SEGMENT_COLUMNS, read_ndjson
+from lightning_otel.store.sql import ROLLOUT, listed, new_connection, quoted
 from lightning_otel.store.writer import writer_if_any
 from lightning_otel.types import Span
 
+if TYPE_CHECKING:
+    import duckdb
+
+RECORDS: Final = "redactions.ndjson"
 _ELECTION_S: Final = 10.0
 _CLOSING_S: Final = 1.0
 """How long processes that write are waited for until their segments are closed."""
-_LOOK_S: Final = 0.02
+_CLOSING_STEP_S: Final = 0.02
+_FINISH_STEP_S: Final = 0.5
+_BATCH: Final = 256
+_COLUMN: Final = {
+    "rollout": ROLLOUT,
+    "trace": "trace_id",
+    "span": "span_id",
+    "response": "response_id",
+}
+"""The column of each kind of id."""
 
-Progress = Callable[[int, int], None]
-"""Told how many of how many rows were looked at."""
+Scope = Sequence[tuple[str, str]]
+"""What each id is (``rollout``, ``trace``, ``span`` or ``response``), and the whole id."""
+
+
+@dataclass(slots=True)
+class Redacted:
+    """Work that a redaction did, or would do.
+
+    Attributes:
+        redaction_id: Stands on every span that was changed, and in the record of redactions.
+        looked_at: Spans read.
+        spans: Spans changed.
+        rollouts: Rollouts they are of.
+        values: How many values went, by reason.
+        files: Files written anew.
+        open_spans: Spans that hold such content in what a living process holds open: they are as
+            they were.
+        in_ids: Ids that hold what was to be masked; they stay.
+        published: Spans changed that may stand in a lake, as they were.
+        left: Files that are as they were: their rows are too wide for the memory allowed.
+        aside: Damaged parts in quarantine, which cannot be looked into.
+        is_gone: Whether no file of the store holds any more what was masked.
+    """
+
+    redaction_id: str = ""
+    looked_at: int = 0
+    spans: int = 0
+    rollouts: int = 0
+    values: dict[str, int] = field(default_factory=dict)
+    files: int = 0
+    open_spans: int = 0
+    in_ids: int = 0
+    published: int = 0
+    left: int = 0
+    aside: int = 0
+    is_gone: bool = False
 
 
 def redact(
@@ -54,7 +110,7 @@ def redact(
     Args:
         layout: The store's paths; None if it has no files.
         rules: What is masked.
-        scope: Which spans are looked at.
+        scope: Ids of the spans that are looked at; all, if there is none.
         reason: Why, which is kept with the record.
         is_dry_run: Only count.
         wait_s: How long to wait for the old files to be gone.
@@ -68,7 +124,7 @@ def redact(
     """
     if layout is None:
         raise ConfigError("redact needs a store on this disk; name one with --store")
-    if rules.is_whole and not any(scope):
+    if rules.is_whole and not scope:
         raise ConfigError(
             "nothing to redact is named; name it with --pattern, --key, --secrets or --id"
         )
@@ -82,10 +138,27 @@ def redact(
                 else:
                     work.carry_out(reason)
             if not is_dry_run:
-                work.done.is_gone = finish(layout, wait_s=wait_s, told=waiting)
+                work.done.is_gone = _finish(layout, wait_s, waiting)
     except OSError as exc:
         raise StoreError(f"cannot redact {layout.catalogue}: {exc}; is there room?") from exc
     return work.done
+
+
+def redactions(layout: Layout) -> list[dict[str, Any]]:
+    """Return every redaction of a store, the oldest first: by which rules, and when.
+
+    One without an ``ended_ns`` was cut off.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        lines = (layout.root / RECORDS).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        record = parsed(line)
+        if "redaction_id" in record:
+            found.setdefault(record["redaction_id"], {}).update(record)
+    return list(found.values())
 
 
 class _Work:
@@ -97,6 +170,7 @@ class _Work:
         self._layout = layout
         self._rules = rules
         self._scope = scope
+        self._where = " OR ".join(f"{_COLUMN[noun]} = {quoted(each)}" for noun, each in scope)
         self._progress = progress
         self.done = Redacted(redaction_id=f"redaction-{secrets.token_hex(4)}")
         self._redactor = Redactor(rules, self.done.redaction_id)
@@ -107,107 +181,100 @@ class _Work:
 
     def carry_out(self, reason: str) -> None:
         """Write anew every file that holds what the rules name."""
+        layout = self._layout
         # Never what is looked for itself: a pattern may be the very thing to be forgotten.
+        only: dict[str, list[str]] = {}
+        for noun, each in self._scope:
+            only.setdefault(f"{noun}s", []).append(each)
         begun = {
             "redaction_id": self.done.redaction_id,
             "began_ns": time.time_ns(),
             "patterns": len(self._rules.patterns),
             "keys": list(self._rules.keys),
             "secrets": self._rules.secrets,
-            "only": {name: list(ids) for name, ids in self._scope._asdict().items() if ids},
+            "only": only,
         }
-        write_record(self._layout, {**begun, "reason": reason, "user": user_name()})
-        _close_segments(self._layout, lambda path: any(True for _ in self._in_segment(path)))
-        settle_as_elected(self._layout)
-        with packing_connection(self._layout.new / SPILL) as con:
-            for file in self._list_files(passes=2):
-                rewrite = self._begin_rewrite(con, file)
-                if any(rewrite.changes()):
-                    self._run_rewrite(rewrite)
-                else:
-                    self._step(file.rows)
-                self._add_found(file)
-        for path in self._layout.unsettled(self._layout.read_manifest()):
-            self.done.open_spans += sum(1 for _ in self._in_segment(path))
+        _write_record(layout, {**begun, "reason": reason, "user": _find_user()})
+        _close_segments(layout, lambda path: self._count_open([path]) > 0)
+        settle_as_elected(layout)
+        files = live_files(layout)
+        self.done.looked_at = sum(file.rows for file in files)
+        self._total = 2 * self.done.looked_at
+        with packing_connection(layout.new / SPILL) as con:
+            for file in files:
+                self._redact_file(con, file)
+        self.done.open_spans = self._count_open(layout.unsettled(layout.read_manifest()))
         self._sum_up()
-        await_effect(self._layout)
+        await_effect(layout)
         found = asdict(self.done)
         del found["is_gone"]
-        write_record(self._layout, {**found, "ended_ns": time.time_ns()})
+        _write_record(layout, {**found, "ended_ns": time.time_ns()})
 
     def count(self) -> None:
         """Count what would be changed; nothing is."""
-        with packing_connection(self._layout.new / SPILL) as con:
-            for file in self._list_files(passes=1):
-                for _ in self._begin_rewrite(con, file).changes():
-                    pass
-                self._add_found(file)
-        still_open = set(_open_segments(self._layout))
-        for path in self._layout.unsettled(self._layout.read_manifest()):
-            for span in self._in_segment(path):
-                self.done.open_spans += path in still_open
-                if path not in still_open:
-                    self._mask_span(span)
-            self._add_found(None)
+        still_open = _open_segments(self._layout)
+        snapshot = Snapshot.take(self._layout).without(path.name for path in still_open)
+        self.done.looked_at = self._total = sum(file.rows for file in snapshot.files)
+        self._mask_spans(snapshot.spans_sql())
+        self._add_found(is_published=False)
+        self.done.open_spans = self._count_open(still_open)
         self._sum_up()
 
-    def _list_files(self, passes: int) -> list[DataFile]:
-        files = live_files(self._layout)
-        self.done.looked_at = sum(file.rows for file in files)
-        self._total = passes * self.done.looked_at
-        return list(files)
-
-    def _begin_rewrite(self, con: Any, file: DataFile) -> Rewrite:
-        return Rewrite(
+    def _redact_file(self, con: "duckdb.DuckDBPyConnection", file: DataFile) -> None:
+        rewrite = Rewrite(
             con, self._layout, [file], self._step,
-            transform=self._mask_span, scope=self._scope.where,
+            transform=self._mask_span, scope=self._where or "true",
         )  # fmt: skip
-
-    def _run_rewrite(self, rewrite: Rewrite) -> None:
-        try:
-            rewrite.run()
-        except TooWideError:
-            self._found.clear()
-            self.done.left += 1
+        if any(rewrite.changes()):
+            try:
+                rewrite.run()
+            except TooWideError:
+                self._found.clear()
+                self.done.left += 1
+            else:
+                self.done.files += 1
         else:
-            self.done.files += 1
+            self._step(file.rows)
+        self._add_found(is_published=bool(file.publication))
+
+    def _mask_spans(self, query: str) -> None:
+        """Mask the spans of a query, to count what is found."""
+        with new_connection() as con:
+            con.execute(f"SELECT {', '.join(COLUMNS)} FROM ({query}) WHERE {self._where or 'true'}")
+            while rows := con.fetchmany(_BATCH):
+                for row in rows:
+                    self._mask_span(span_of(dict(zip(COLUMNS, row, strict=True))))
+                self._step(len(rows))
 
     def _mask_span(self, span: Span) -> Span:
-        masked = self._redactor.mask(span)
-        if any(masked.counts.values()):
+        masked, counts = self._redactor.mask(span)
+        if any(counts.values()):
             # By its id: a part that proves too wide is read once more.
-            rollout = (span.rollout_id or span.trace_id) if masked.is_changed else ""
-            self._found[span.trace_id, span.span_id] = rollout, masked.counts
-        return masked.span
+            rollout = (span.rollout_id or span.trace_id) if masked is not span else ""
+            self._found[span.trace_id, span.span_id] = rollout, counts
+        return masked
 
-    def _add_found(self, file: DataFile | None) -> None:
+    def _count_open(self, paths: Sequence[Path]) -> int:
+        """Return how many spans of segments hold what is to be masked, in any of their lines."""
+        if paths:
+            lines = read_ndjson(listed(paths), SEGMENT_COLUMNS)
+            self._mask_spans(f"FROM {lines} WHERE {IS_SPAN} AND record <> 'drop'")
+        found = sum(bool(rollout) for rollout, _ in self._found.values())
+        self._found.clear()
+        return found
+
+    def _add_found(self, *, is_published: bool) -> None:
         """Add what was found in a file."""
         for rollout, counts in self._found.values():
             self.done.in_ids += counts.get(IN_ID, 0)
             if rollout:
                 self.done.spans += 1
-                self.done.published += bool(file is not None and file.publication)
+                self.done.published += is_published
                 self._rollouts.add(rollout)
                 for reason, count in counts.items():
                     if reason != IN_ID and count:
                         self.done.values[reason] = self.done.values.get(reason, 0) + count
         self._found.clear()
-
-    def _in_segment(self, path: Path) -> Iterator[Span]:
-        """Yield the spans of a segment that hold what is to be masked, each once."""
-        seen: set[tuple[str, str]] = set()
-        try:
-            with path.open("rb") as file:
-                for record in map(parsed, file):
-                    if not _is_span(record) or not self._scope.holds(record):
-                        continue
-                    span = span_of(record)
-                    key = span.trace_id, span.span_id
-                    if key not in seen and self._redactor.mask(span).is_changed:
-                        seen.add(key)
-                        yield span
-        except FileNotFoundError:
-            return
 
     def _sum_up(self) -> None:
         self.done.rollouts = len(self._rollouts)
@@ -221,15 +288,16 @@ class _Work:
             self._progress(min(self._rows, self._total), self._total)
 
 
-def _is_span(record: Mapping[str, Any]) -> bool:
-    ids = all(isinstance(record.get(name), str) for name in ("trace_id", "span_id"))
-    return record.get("record") in ("span", "start") and ids and "start_ns" in record
-
-
 def _open_segments(layout: Layout) -> list[Path]:
     """Return segments that other processes still write to; this one's can be closed at any time."""
     done = {*sealed(layout), *_own_segments(layout)}
     return [path for path in layout.unsettled(layout.read_manifest()) if path not in done]
+
+
+def _own_segments(layout: Layout) -> list[Path]:
+    writer = writer_if_any(layout)
+    segment = writer.segment if writer is not None else None
+    return [segment.path] if segment is not None else []
 
 
 def _close_segments(layout: Layout, holds: Callable[[Path], bool]) -> None:
@@ -251,12 +319,76 @@ def _close_segments(layout: Layout, holds: Callable[[Path], bool]) -> None:
         ask_to_close(path)
     until = time.monotonic() + _CLOSING_S
     while waiting and time.monotonic() < until:
-        time.sleep(_LOOK_S)
+        time.sleep(_CLOSING_STEP_S)
         still = set(_open_segments(layout))
         waiting = [path for path in waiting if path in still]
 
 
-def _own_segments(layout: Layout) -> list[Path]:
-    writer = writer_if_any(layout)
-    segment = writer.segment if writer is not None else None
-    return [segment.path] if segment is not None else []
+def _finish(layout: Layout, wait_s: float, told: Callable[[float], None] | None) -> bool:
+    """Have the files that hold what was masked unlinked, once no reader can want them any more.
+
+    Args:
+        layout: The store's paths.
+        wait_s: How long to wait for that, and for other settlers.
+        told: Told how many seconds are left.
+
+    Returns:
+        Whether they are gone.
+    """
+    until_us = now_us()
+    deadline = time.monotonic() + wait_s
+    while left := list(_leftover_times(layout, until_us)):
+        left_us = max(left) + settle.GRACE_US - now_us()
+        if left_us <= 0:
+            with settler_elected(layout) as is_elected:
+                if is_elected:
+                    settle.sweep(layout, is_asked=True)
+            if not any(True for _ in _leftover_times(layout, until_us)):
+                break
+        if time.monotonic() >= deadline:
+            return False
+        if told is not None:
+            told(max(0.0, left_us / 1e6))
+        time.sleep(min(_FINISH_STEP_S, max(0.01, left_us / 1e6)))
+    return True
+
+
+def _leftover_times(layout: Layout, until_us: int) -> Iterator[int]:
+    """Yield since when each file counts no more that still lies there, Unix microseconds."""
+    manifest = layout.read_manifest()
+    # A commit counts a little after it was written.
+    late_us = until_us + 10 * settle.COMMIT_AHEAD_US
+    for file in manifest.files:
+        if file.dropped_us is not None and file.dropped_us <= late_us:
+            yield file.dropped_us
+    for segment in manifest.segments:
+        if (layout.live / segment.name).exists() and segment.settled_us <= late_us:
+            yield segment.settled_us
+    listed = {file.name for file in manifest.files} | {note.name for note in notes(layout)}
+    for path in layout.data.glob("spans-*.parquet"):
+        try:
+            changed_us = path.stat().st_mtime_ns // 1000
+        except FileNotFoundError:
+            continue
+        if path.name not in listed and changed_us <= until_us:
+            yield changed_us
+
+
+def _write_record(layout: Layout, record: Mapping[str, Any]) -> None:
+    """Append to the record of redactions, on the disk before anything goes on."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(layout.root / RECORDS, flags, 0o600)
+    try:
+        # A line that a kill has torn does not swallow this one.
+        os.write(descriptor, b"\n" + orjson.dumps(record) + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _find_user() -> str:
+    """Return who runs this, as far as the system knows them."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name, as in a container
+        return str(os.getuid())
