@@ -4,15 +4,16 @@ Which calls are steps, and what they earned, is known from :mod:`tree`, which re
 was said and sampled is read of the steps on the page alone.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
+import orjson
+
 from lightning_otel import conventions as c
-from lightning_otel.adapter import marks
+from lightning_otel.adapter import TripletAdapter, marks
 from lightning_otel.adapter.calls import observation_of
-from lightning_otel.adapter.crediting import credited
 from lightning_otel.adapter.exactness import notes_of, read_tokens
 from lightning_otel.adapter.outline import label_of
 from lightning_otel.dataset import Store
@@ -150,7 +151,8 @@ def credits(store: Store, trace: Trace, found: Sequence[Step]) -> list[Credit]:
 def _read_credits(store: Store, trace: Trace, found: Sequence[Step]) -> list[Credit]:
     labels = {each.step.span_id: each.label for each in found}
     spans = spans_around(store.source, trace.trace_id, SPAN_COLUMNS)
-    given = {(each.trace_id, each.span_id): each for each in credited(spans, trace.steps)}
+    adapted = TripletAdapter().explain(_answered(each, trace.steps) for each in spans)
+    given = {(each.trace_id, each.span_id): each for each in adapted.credited}
     told = []
     for row in trace.rows:
         if row.kind != "reward":
@@ -170,3 +172,13 @@ def _read_credits(store: Store, trace: Trace, found: Sequence[Step]) -> list[Cre
             )
         )
     return told
+
+
+def _answered(span: Span, steps: Collection[tuple[str, str]]) -> Span:
+    """Give a span that became a step an answer of its own in place of the one that was not read."""
+    if (span.trace_id, span.span_id) not in steps:
+        return span
+    said = orjson.dumps(
+        [{"role": "assistant", "parts": [{"type": "text", "content": span.span_id}]}]
+    )
+    return replace(span, attributes={**span.attributes, c.OUTPUT_MESSAGES: said.decode()})
