@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_otel.adapter.conversations import is_same
 from lightning_otel.messages import chat
 from lightning_otel.types import Conversation, Message, Trajectory, Transition
 
@@ -132,26 +133,3 @@ def _name(step: Transition) -> tuple[str, str]:
 def _answer(item: Message) -> Message:
     """A choice, which is the assistant's whatever its tracer left out."""
     return item if item.get("role") else {**item, "role": "assistant"}
-
-
-def is_same(one: Message, other: Message) -> bool:
-    """Whether two messages are one, but for what an answer has and its repetition has not."""
-    try:
-        return one is other or one == other or _core(one) == _core(other)
-    except RecursionError:  # nested as deep as a parser follows, which is deeper than this can
-        return False
-
-
-def _core(item: Message) -> tuple[object, object]:
-    """A message without what an answer has and its repetition in the next request has not."""
-    parts = item.get("parts")
-    if isinstance(parts, (list, tuple)):
-        parts = [part for part in parts if not _is_passing(part)]
-    return item.get("role"), parts
-
-
-def _is_passing(part: object) -> bool:
-    if not isinstance(part, Mapping):
-        return False
-    kind = part.get("type")
-    return kind == "reasoning" or (kind == "text" and not part.get("content"))

@@ -84,6 +84,11 @@ def is_own(message: Message) -> bool:
     return message.get("role") in ("assistant", "tool")
 
 
+def is_same(one: Message, other: Message) -> bool:
+    """Return whether two messages are one, but for what an answer's repetition leaves out."""
+    return one is other or _key(one) == _key(other)
+
+
 def longest(prefixes: Sequence[int], known: Container[int]) -> int:
     """How many messages the longest prefix has that is known; 0 if none is."""
     for length in range(len(prefixes), 0, -1):

@@ -7,7 +7,6 @@ unlike what a trainer assumes, such as truncating sampling, is a note, and costs
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from lightning_otel import conventions as c
@@ -216,21 +215,15 @@ class Tally(NamedTuple):
     notes: dict[str, int]
 
 
-def tally(steps: Iterable[Transition], tokens: Iterable[Tokens] | None = None) -> Tally:
-    """How many transitions are exact, why the others are not, and what is noted of them.
-
-    Args:
-        steps: The transitions.
-        tokens: Each one's tokens, if they do not hold them themselves.
-    """
+def tally(steps: Iterable[Transition]) -> Tally:
+    """Count which transitions are exact, why the others are not, and what is noted of them."""
     inexact: Counter[str] = Counter()
     notes: Counter[str] = Counter()
     exact = 0
-    pairs = zip(steps, repeat(None) if tokens is None else tokens, strict=False)
-    for step, held in pairs:
+    for step in steps:
         if step.capture == "exact":
             exact += 1
         else:
             inexact[step.inexact or NO_IDS] += 1
-        notes.update(notes_of(step, held))
+        notes.update(notes_of(step))
     return Tally(exact, dict(inexact.most_common()), dict(notes.most_common()))

@@ -6,9 +6,8 @@ its own begins: nothing sampled is overwritten, and nothing is trained on twice.
 """
 
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 from lightning_otel.types import RowCause, TrainingRow, Trajectory, Transition
 
@@ -125,49 +124,6 @@ class _Row:
             logprobs=tuple(self._logprobs),
             cause=self._cause,
         )
-
-
-class RowReport(NamedTuple):
-    """What became of steps and their tokens.
-
-    Attributes:
-        rows: How many rows were made.
-        steps: How many transitions are in them.
-        joins: How many steps continue a row.
-        trained: Sampled tokens in the rows: as many as the steps in them sampled.
-        observed: Tokens in the rows' completions that were given, and are masked.
-        causes: How many rows begin for each cause.
-        left: How many transitions are in no row, by reason.
-    """
-
-    rows: int
-    steps: int
-    joins: int
-    trained: int
-    observed: int
-    causes: Mapping[str, int]
-    left: Mapping[str, int]
-
-
-def explain(trajectories: Iterable[Trajectory]) -> tuple[list[TrainingRow], RowReport]:
-    """The rows, and how they came about: each distinct step is in one row or left for a reason."""
-    paths = list(trajectories)
-    rows = list(rows_of(paths))
-    causes = Counter(row.cause for row in rows)
-    distinct = {id(step): step for path in paths for step in path.transitions}.values()
-    left = Counter(step.inexact or "no token ids" for step in distinct if not is_trainable(step))
-    steps = sum(len(row.transitions) for row in rows)
-    trained = sum(sum(row.loss_mask) for row in rows)
-    report = RowReport(
-        rows=len(rows),
-        steps=steps,
-        joins=steps - len(rows),
-        trained=trained,
-        observed=sum(len(row.loss_mask) for row in rows) - trained,
-        causes=dict(causes.most_common()),
-        left=dict(left.most_common()),
-    )
-    return rows, report
 
 
 def last_tokens(row: TrainingRow) -> list[int]:

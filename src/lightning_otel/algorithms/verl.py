@@ -20,7 +20,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from importlib import import_module
 from typing import Any, Final
 
-from lightning_otel.adapter.rows import explain
+from lightning_otel.adapter.exactness import NO_IDS
+from lightning_otel.adapter.rows import rows_of
 from lightning_otel.algorithms.sampling import NO_LOGPROBS
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
@@ -212,9 +213,10 @@ def outputs_of(
         ConfigError: verl is not installed.
     """
     library, paths = _library(), list(trajectories)
-    rows, told = explain(paths)
+    rows = list(rows_of(paths))
     if not rows:
-        why = next(iter(told.left), "no call of a model was recorded")
+        steps = (step for path in paths for step in path.transitions)
+        why = next((step.inexact or NO_IDS for step in steps), "no call of a model was recorded")
         raise TrainingError(f"nothing of the rollout can be trained: {why}")
     if any(len(row.logprobs) != len(row.completion_ids) for row in rows):
         raise TrainingError(f"not all of the rollout can be trained: {NO_LOGPROBS}")

@@ -7,7 +7,7 @@ before it, that is said, and what is new in it stands below.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from lightning_otel.adapter.conversation_rows import is_same
+from lightning_otel.adapter.conversations import is_same
 from lightning_otel.adapter.outline import Outline
 from lightning_otel.serve.viewer.said import LONGEST, Said, said
 from lightning_otel.types import Message, Trajectory, Transition
