@@ -1,6 +1,7 @@
 """A result is handed out in whatever form the reader works with."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,11 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # has no stubs
 import pytest
 
 from lightning_otel import Store
-from lightning_otel.errors import ConfigError, QueryError, StoreError
+from lightning_otel.errors import ConfigError, QueryError
 from lightning_otel.store.sql import new_connection
 from lightning_otel.store.table import (
     Query,
     Table,
-    check_read_only,
     query_of,
     windows,
 )
@@ -32,74 +32,37 @@ def table(store: Store, make_span: Callable[..., Span]) -> Table[Span]:
     return store.spans()
 
 
-def test_table_is_iterated_as_objects(table: Table[Span]) -> None:
-    """Again and again, and several at once."""
-    names = ["s0", "s1", "s2"]
-
-    assert [span.name for span in table] == names
-    assert [span.name for span in table.rows()] == names
-    assert [(a.name, b.name) for a, b in zip(table, table, strict=True)] == [
-        (name, name) for name in names
-    ]
+NAMES = ["s0", "s1", "s2"]
 
 
-def test_table_sees_what_was_recorded_since(
+def test_table_comes_in_every_form(
     store: Store, table: Table[Span], make_span: Callable[..., Span]
 ) -> None:
-    """A result is computed when it is asked for."""
-    before = len(table.rows())
-    store.add([make_span()])
-
-    assert (before, len(table.rows())) == (3, 4)
-
-
-def test_table_gives_dicts_of_columns(table: Table[Span]) -> None:
-    """A row is what DuckDB has, by column."""
-    rows = list(table.dicts())
-
-    assert [row["name"] for row in rows] == ["s0", "s1", "s2"]
-    assert rows[1]["attributes"] == '{"n":1}'
-    assert table.columns == list(rows[0])
-
-
-def test_table_gives_more_rows_than_one_fetch(store: Store, make_span: Callable[..., Span]) -> None:
-    """Rows are fetched a few thousand at a time, and all of them."""
+    """Objects, again and several at once; dicts; frames, Arrow and whatever reads its stream."""
+    stream = pa.RecordBatchReader.from_stream(table)  # noqa: F841  # DuckDB finds it by its name
+    with duckdb.connect() as con:
+        streamed = con.execute("SELECT name FROM stream").fetchall()
+    frame, polars, arrow, dicts = table.df(), table.pl(), table.arrow(), list(table.dicts())
+    names: list[list[str]] = [
+        [span.name for span in table],
+        [span.name for span in table.rows()],
+        [row["name"] for row in dicts],
+        list(frame["name"]),
+        polars["name"].to_list(),
+        pl.DataFrame(table)["name"].to_list(),
+        arrow["name"].to_pylist(),
+        [name for (name,) in streamed],
+    ]
+    pairs = [(one.name, other.name) for one, other in zip(table, table, strict=True)]
     store.add(make_span() for _ in range(5_000))
 
-    assert len({span.span_id for span in store.spans()}) == 5_000
-
-
-def test_table_is_a_pandas_frame(table: Table[Span]) -> None:
-    """``df()`` is a data frame."""
-    frame = table.df()
-
+    assert names == [NAMES] * len(names)
+    assert pairs == [(name, name) for name in NAMES]
     assert isinstance(frame, pd.DataFrame)
-    assert list(frame["name"]) == ["s0", "s1", "s2"]
-
-
-def test_table_is_a_polars_frame(table: Table[Span]) -> None:
-    """``pl()`` is a data frame, and so is what polars makes of the table itself."""
-    frame = table.pl()
-
-    assert isinstance(frame, pl.DataFrame)
-    assert frame["name"].to_list() == pl.DataFrame(table)["name"].to_list() == ["s0", "s1", "s2"]
-
-
-def test_table_is_arrow(table: Table[Span]) -> None:
-    """``arrow()`` is a table, and so is what pyarrow makes of the stream."""
-    found = table.arrow()
-
-    assert isinstance(found, pa.Table)
-    assert found["name"].to_pylist() == ["s0", "s1", "s2"]
-    assert pa.table(table).equals(found)
-
-
-def test_table_is_read_by_duckdb(table: Table[Span]) -> None:
-    """Another DuckDB takes the stream as it is."""
-    stream = pa.RecordBatchReader.from_stream(table)  # noqa: F841  # DuckDB finds it by its name
-
-    with duckdb.connect() as con:
-        assert con.execute("SELECT count(*) FROM stream").fetchone() == (3,)
+    assert isinstance(polars, pl.DataFrame)
+    assert pa.table(table).num_rows == len({span.span_id for span in table}) == 5_003
+    assert (dicts[1]["attributes"], list(dicts[0])) == ('{"n":1}', table.columns)
+    assert repr(table).startswith("<Table of spans: iterate, or .df()")
 
 
 def test_table_is_written_to_parquet(table: Table[Span], tmp_path: Path) -> None:
@@ -111,10 +74,6 @@ def test_table_is_written_to_parquet(table: Table[Span], tmp_path: Path) -> None
     found = pq.read_table(path)
     assert found["name"].to_pylist() == ["s0", "s1", "s2"]
     assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
-
-
-def test_table_says_where_it_cannot_be_written(table: Table[Span], tmp_path: Path) -> None:
-    """A folder that is not there is named."""
     with pytest.raises(ConfigError, match="missing"):
         table.to_parquet(tmp_path / "missing" / "x.parquet")
 
@@ -158,11 +117,6 @@ def test_table_needs_no_library_for_parquet_and_rows(
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
 
 
-def test_table_says_what_it_is(table: Table[Span]) -> None:
-    """A table at the prompt tells what can be done with it."""
-    assert repr(table).startswith("<Table of spans: iterate, or .df()")
-
-
 @pytest.mark.parametrize(
     "text", ["SELEC 1", "SELECT x FROM range(1)", "SELECT * FROM nowhere", "SELECT 'x'::INTEGER"]
 )
@@ -193,37 +147,25 @@ def test_query_gives_times_with_a_zone_as_text(end: str) -> None:
     def at(second: int) -> str:
         return f"1970-01-01 05:30:0{second}+05:30"
 
+    head = Query(con, "SELECT epoch_ms(0)::TIMESTAMPTZ AS t FROM range(3)").head(2)
+
+    assert [row["t"][:4] for row in head] == ["1970", "1970"]
     assert names == ["t", "t", "s", "i"]
     assert rows == [(at(i), [at(i)], {"at": at(i), "n": i}, i) for i in (1, 0)]
 
 
-def test_query_of_times_with_a_zone_shows_its_first_rows() -> None:
-    """As a notebook does, without the library that DuckDB asks for."""
-    query = Query(new_connection(), "SELECT epoch_ms(0)::TIMESTAMPTZ AS t FROM range(3)")
+def test_query_of_takes_what_a_model_may_say() -> None:
+    """Python rows, typed; integers beyond 64 bits and half surrogate pairs cost no row."""
+    rows = [{"n": 1, "said": {"n": 2**80, "text": "\ud83d"}}, {"n": 2, "said": [{"text": "fine"}]}]
+    columns = {"n": "BIGINT", "said": "JSON"}
+    nothing = query_of([], columns)
 
-    found = query.head(2)
-
-    assert [row["t"][:4] for row in found] == ["1970", "1970"]
-
-
-def test_query_gives_up_on_a_file_that_cannot_be_read() -> None:
-    """A file that stays unreadable is an error of the store's."""
-    query = Query(new_connection(), "SELECT * FROM 'nowhere/*.parquet'")
-
-    with pytest.raises(StoreError, match="cannot read the spans"):
-        list(query.dicts())
-
-
-def test_query_of_rows_holds_them_all() -> None:
-    """Python rows become a query with the columns named, and typed."""
-    rows = ({"n": number, "body": [{"a": number}]} for number in range(3))
-
-    query = query_of(rows, {"n": "BIGINT", "body": "JSON"})
-
-    assert list(query.dicts()) == [
-        {"n": number, "body": f'[{{"a":{number}}}]'} for number in range(3)
+    assert [tuple(row.values()) for row in query_of(rows, columns).dicts()] == [
+        (1, '{"n":1208925819614629174706176,"text":"?"}'),
+        (2, '[{"text":"fine"}]'),
     ]
-    assert query.take(lambda relation: relation.columns) == ["n", "body"]
+    assert list(nothing.dicts()) == []
+    assert nothing.take(lambda relation: relation.columns) == ["n", "said"]
 
 
 def test_rows_of_any_length_are_written_to_parquet(tmp_path: Path) -> None:
@@ -237,83 +179,30 @@ def test_rows_of_any_length_are_written_to_parquet(tmp_path: Path) -> None:
     assert found == [row["body"] for row in rows]
 
 
-def test_query_of_no_rows_has_columns() -> None:
-    """Nothing is a result too."""
-    query = query_of([], {"n": "BIGINT"})
-
-    assert list(query.dicts()) == []
-    assert query.take(lambda relation: relation.columns) == ["n"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "SELECT 1",
-        "SELECT 1;",
-        "/* why */ SELECT 1 -- so",
-        "FROM range(3)",
-        "WITH a AS (SELECT 1) SELECT * FROM a",
-        "VALUES (1)",
-        "DESCRIBE SELECT 1",
-        "SHOW TABLES",
-        "SUMMARIZE SELECT 1",
-        "EXPLAIN SELECT 1",
-        "explain analyze SELECT 1",
-        "EXPLAIN (ANALYZE, FORMAT json) SELECT 1",
-    ],
-)
-def test_check_read_only_lets_reading_through(text: str) -> None:
-    """Whatever only reads may run."""
-    with new_connection() as con:
-        check_read_only(con, text)
+READ_ONLY = """SELECT 1|SELECT 1;|/* why */ SELECT 1 -- so|FROM range(3)|VALUES (1)|SHOW TABLES
+WITH a AS (SELECT 1) SELECT * FROM a|DESCRIBE SELECT 1|SUMMARIZE SELECT 1|EXPLAIN SELECT 1
+explain analyze SELECT 1|EXPLAIN (ANALYZE, FORMAT json) SELECT 1"""
+NOT_READ_ONLY = """-- nothing|SELECT 1; SELECT 2|SELECT 1; DROP VIEW spans|nonsense|CHECKPOINT
+INSERT INTO t VALUES (1)|DELETE FROM t|CREATE TABLE t (a INT)|DROP VIEW spans|LOAD httpfs
+COPY (SELECT 1) TO '{made}'|ATTACH '{made}'|EXPORT DATABASE '{made}'|INSTALL httpfs
+SET threads = 1|PRAGMA enable_profiling|CALL pragma_version()|PREPARE p AS SELECT 1
+WITH gone AS (DELETE FROM spans RETURNING *) SELECT * FROM gone|SELECT * FROM nowhere
+EXPLAIN ANALYZE COPY (SELECT 1) TO '{made}'|EXPLAIN ANALYZE CREATE TABLE t AS SELECT 1
+/**/ explain/**/analyze COPY (SELECT 1) TO '{made}'
+EXPLAIN (ANALYZE, FORMAT json) COPY (SELECT 1) TO '{made}'"""
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "-- nothing",
-        "SELECT 1; SELECT 2",
-        "SELECT 1; DROP VIEW spans",
-        "INSERT INTO t VALUES (1)",
-        "DELETE FROM t",
-        "CREATE TABLE t (a INT)",
-        "DROP VIEW spans",
-        "COPY (SELECT 1) TO '{target}'",
-        "ATTACH '{target}'",
-        "EXPORT DATABASE '{target}'",
-        "INSTALL httpfs",
-        "LOAD httpfs",
-        "SET threads = 1",
-        "PRAGMA enable_profiling",
-        "CALL pragma_version()",
-        "CHECKPOINT",
-        "PREPARE p AS SELECT 1",
-        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{target}'",
-        "EXPLAIN ANALYZE CREATE TABLE t AS SELECT 1",
-        "/**/ explain/**/analyze COPY (SELECT 1) TO '{target}'",
-        "EXPLAIN (ANALYZE, FORMAT json) COPY (SELECT 1) TO '{target}'",
-        "nonsense",
-    ],
-)
-def test_check_read_only_stops_the_rest(tmp_path: Path, text: str) -> None:
-    """Whatever writes, changes a setting or is several statements may not."""
-    with new_connection() as con, pytest.raises(QueryError):
-        check_read_only(con, text.format(target=tmp_path / "made"))
+def test_sql_only_reads(store: Store, tmp_path: Path) -> None:
+    """Whatever only reads may run; whatever writes, changes a setting or is several may not."""
+    store.writer()
+    made = tmp_path / "made"
+    for text in re.split(r"[|\n]", READ_ONLY):
+        assert store.sql(text).rows() is not None
+    for text in ["", *re.split(r"[|\n]", NOT_READ_ONLY)]:
+        with pytest.raises(QueryError):
+            store.sql(text.format(made=made)).rows()
 
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_query_of_takes_what_a_model_may_say() -> None:
-    """Integers beyond 64 bits and half surrogate pairs cost no row."""
-    rows = [{"said": {"n": 2**80, "text": "\ud83d"}}, {"said": {"n": 1, "text": "fine"}}]
-
-    found = list(query_of(rows, {"said": "JSON"}).dicts())
-
-    assert [row["said"] for row in found] == [
-        '{"n":1208925819614629174706176,"text":"?"}',
-        '{"n":1,"text":"fine"}',
-    ]
+    assert not made.exists()
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ class SpanSource(Protocol):
         names: Collection[str] = NAMES,
         columns: Collection[str] | None = None,
         *,
-        query: str = "",
+        query: str | None = None,
         parameters: Sequence[object] = (),
     ) -> Reader:
         """Return a connection of one's own in which the views named stand, ``spans`` always.
@@ -168,7 +168,7 @@ class LocalSource:
         names: Collection[str] = NAMES,
         columns: Collection[str] | None = None,
         *,
-        query: str = "",
+        query: str | None = None,
         parameters: Sequence[object] = (),
     ) -> Reader:
         """Return an in-memory DuckDB over the files.
@@ -180,7 +180,7 @@ class LocalSource:
         """
         prepare(self.layout)
         con = new_connection()
-        names = views_of(con, query) if query else names
+        names = views_of(con, query) if query is not None else names
 
         def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
             if snapshot.is_small:
@@ -362,7 +362,7 @@ class MemorySource:
         names: Collection[str] = NAMES,
         columns: Collection[str] | None = None,
         *,
-        query: str = "",
+        query: str | None = None,
         parameters: Sequence[object] = (),
     ) -> Reader:
         """Return an in-memory DuckDB with the spans recorded so far."""
@@ -372,7 +372,7 @@ class MemorySource:
             file.flush()
             spans = live_query([Path(file.name)], live_bytes=size)
             con.execute(f"CREATE TABLE spans AS {spans}")
-        names = views_of(con, query) if query else names
+        names = views_of(con, query) if query is not None else names
         define_derived(con, names, (self._writer.process,))
         return Reader(con)
 

@@ -59,7 +59,7 @@ class DuckLakeSource:
         names: Collection[str] = NAMES,
         columns: Collection[str] | None = None,
         *,
-        query: str = "",
+        query: str | None = None,
         parameters: Sequence[object] = (),
     ) -> Reader:
         """Return an in-memory DuckDB in which the lake is attached, read-only, as ``lake``.
@@ -72,7 +72,7 @@ class DuckLakeSource:
         """
         con, held = self._opened()
         with telling(self.address):
-            names = views_of(con, query) if query else names
+            names = views_of(con, query) if query is not None else names
             con.execute(f"CREATE TABLE reading.later AS {_later(held)}")
             con.execute(f"CREATE VIEW spans AS {held.each_once('true')}")
             define_derived(con, names)

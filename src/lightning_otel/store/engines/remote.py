@@ -82,7 +82,7 @@ class RemoteSource:
         names: Collection[str] = NAMES,
         columns: Collection[str] | None = None,
         *,
-        query: str = "",
+        query: str | None = None,
         parameters: Sequence[object] = (),
     ) -> Reader:
         """Return an in-memory DuckDB into which the columns asked for were fetched.
@@ -91,11 +91,11 @@ class RemoteSource:
             StoreError: The engine cannot be reached, or refuses.
         """
         con = new_connection()
-        names = views_of(con, query) if query else names
+        names = views_of(con, query) if query is not None else names
         con.execute(_EMPTY)
         define_derived(con, names)
         if columns is None:
-            columns = _columns_of(con, query, parameters) if query else tuple(COLUMNS)
+            columns = _columns_of(con, query, parameters) if query is not None else tuple(COLUMNS)
         self._load(con, Selection(columns=columns))
         return Reader(con)
 
