@@ -1,6 +1,7 @@
 """Ids as people write them find the one thing they name."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -42,39 +43,23 @@ def test_find_takes_a_prefix(filled: Store) -> None:
     assert {prefix: filled.find(prefix) for prefix in wanted} == wanted
 
 
-def test_find_names_what_nothing_begins_with(filled: Store) -> None:
-    """A prefix is taken by the letter."""
+def test_find_says_why_nothing_is_found(
+    filled: Store, make_span: Callable[..., Span], tmp_path: Path
+) -> None:
+    """A prefix is taken by the letter; of several candidates a few are listed, in order."""
+    filled.add(make_span(attributes={c.ROLLOUT_ID: f"job-{number}"}) for number in range(20, 40))
+    filled.add([make_span(attributes={c.ROLLOUT_ID: "job-2"})])
+    empty = Store(tmp_path / "empty.duckdb")
+    empty.writer()
+
+    assert filled.find("job-2") == ("rollout", "job-2")
     for prefix in ("x", "RUN", "' OR 1=1 --", "%", "run-1x"):
         with pytest.raises(NotFoundError, match="no rollout, trace, span or response id begins"):
             filled.find(prefix)
-
-
-def test_find_asks_for_more_of_an_ambiguous_prefix(
-    store: Store, make_span: Callable[..., Span]
-) -> None:
-    """Several candidates are listed, a few of them, in order."""
-    store.add(make_span(attributes={c.ROLLOUT_ID: f"run-{number}"}) for number in range(20, 40))
-
-    with pytest.raises(NotFoundError, match=r"several rollout ids: run-20, run-21, .*more"):
-        store.find("run")
-
-
-def test_find_prefers_the_whole_id(store: Store, make_span: Callable[..., Span]) -> None:
-    """An id that is the beginning of many others is found all the same."""
-    store.add(
-        make_span(attributes={c.ROLLOUT_ID: name}) for name in ["r1", *(f"r1{n}" for n in range(9))]
-    )
-
-    assert store.find("r1") == ("rollout", "r1")
-
-
-def test_find_last_in_an_empty_store_says_so(store: Store) -> None:
-    """There is no last one yet."""
-    assert store.layout is not None
-    store.layout.create()
-
+    with pytest.raises(NotFoundError, match=r"several rollout ids: job-2, job-20, .*more"):
+        filled.find("job")
     with pytest.raises(NotFoundError, match="no span yet"):
-        store.find("@last")
+        empty.find("@last")
 
 
 def test_rollout_of_gives_the_rollout_something_belongs_to(filled: Store) -> None:

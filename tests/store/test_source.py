@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -16,13 +17,7 @@ from lightning_otel.errors import StoreError, StoreMissingError, StoreVersionErr
 from lightning_otel.store import layout as layout_module
 from lightning_otel.store.catalogue import ensure_catalogue
 from lightning_otel.store.layout import EMPTY_DATA, Layout, now_us
-from lightning_otel.store.schema import COLUMNS, span_of
-from lightning_otel.store.source import (
-    LocalSource,
-    MemorySource,
-    Selection,
-)
-from lightning_otel.store.sql import new_connection
+from lightning_otel.store.source import Selection
 from lightning_otel.types import Span
 
 
@@ -51,37 +46,15 @@ def test_reading_never_makes_a_store(store: Store, tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_reading_refuses_a_newer_store(store: Store, layout: Layout) -> None:
-    """A store of a newer schema is refused by name, by every way to read."""
+def test_a_newer_store_is_refused(store: Store, layout: Layout) -> None:
+    """By name, by every way to read, and nothing is written into it."""
     layout.create()
     newer = layout_module.SCHEMA_VERSION + 1
     layout.manifest_path.write_text(f'{{"kind":"store","schema":{newer}}}\n')
 
-    for read in (store.connect, lambda: store.spans().rows(), store.settle, store.report):
+    for use in (store.connect, store.spans().rows, store.settle, store.report, store.writer):
         with pytest.raises(StoreVersionError, match="upgrade"):
-            read()
-
-
-def test_writing_refuses_a_newer_store(store: Store, layout: Layout) -> None:
-    """Nothing is written into a store whose schema we do not know."""
-    layout.create()
-    newer = layout_module.SCHEMA_VERSION + 1
-    layout.manifest_path.write_text(f'{{"kind":"store","schema":{newer}}}\n')
-
-    with pytest.raises(StoreVersionError):
-        store.writer()
-
-
-def test_fetch_has_the_stores_columns(store: Store, make_span: Callable[..., Span]) -> None:
-    """What an engine gives are rows of the store's columns."""
-    span = make_span()
-    store.add([span])
-    assert store.layout is not None
-
-    (row,) = LocalSource(store.layout).fetch(Selection()).dicts()
-
-    assert list(row) == list(COLUMNS)
-    assert span_of(row) == span
+            use()
 
 
 def test_fetch_selects(store: Store, make_span: Callable[..., Span]) -> None:
@@ -141,12 +114,6 @@ def test_read_outlives_its_files(
     assert gone
     assert found == store.sql("SELECT * FROM spans ORDER BY start_ns").rows()
     assert len(found) == 2
-
-
-def test_connection_keeps_stdout_clean() -> None:
-    """No progress bar gets between a program and its output."""
-    with new_connection() as con:
-        assert con.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(False,)]
 
 
 def test_ensure_catalogue_writes_only_what_is_not_up_to_date(
@@ -244,44 +211,16 @@ def test_connect_names_a_store_it_cannot_read(
         store.connect()
 
 
-def test_memory_source_holds_spans_of_this_process(make_span: Callable[..., Span]) -> None:
-    """Spans are kept and read like those in files, and nothing is written anywhere lasting."""
-    store = Store(":memory:")
+def test_store_in_memory_is_one_of_its_own(tmp_path: Path, make_span: Callable[..., Span]) -> None:
+    """Spans are kept and read like those in files, the first of two, and packed into a database."""
+    store, other = Store(":memory:"), Store(":memory:")
     spans = [make_span(attributes={c.ROLLOUT_ID: "r"}), make_span()]
-    store.add(spans)
+    store.add([*spans, replace(spans[0], name="second")])
 
-    assert isinstance(store.source, MemorySource)
     assert store.spans().rows() == spans
     assert store.spans(rollout_id="r").rows() == spans[:1]
     assert {row["rollout_id"] for row in store.rollouts()} == {"r", spans[1].trace_id}
-    assert store.settle().rows == 0
-    assert store.name == ":memory:"
-
-
-def test_memory_source_keeps_the_first_of_two(make_span: Callable[..., Span]) -> None:
-    """One id is one span in memory too."""
-    store = Store(":memory:")
-    first = make_span(name="first")
-    store.add([first, make_span(name="second", trace_id=first.trace_id, span_id=first.span_id)])
-
-    assert store.spans().rows() == [first]
-
-
-def test_memory_source_packs(tmp_path: Path, make_span: Callable[..., Span]) -> None:
-    """What is in memory can be written into a database."""
-    store = Store(":memory:")
-    store.add([make_span()])
-
-    count = store.pack(tmp_path / "out.duckdb")
-
-    assert count == 1
+    assert (store.settle().rows, store.name, other.spans().rows()) == (0, ":memory:", [])
+    assert store.pack(tmp_path / "out.duckdb") == 2
     with duckdb.connect(str(tmp_path / "out.duckdb"), read_only=True) as con:
-        assert con.execute("SELECT count(*) FROM rollouts").fetchone() == (1,)
-
-
-def test_memory_stores_are_apart(make_span: Callable[..., Span]) -> None:
-    """Each store in memory holds its own spans."""
-    one, other = Store(":memory:"), Store(":memory:")
-    one.add([make_span()])
-
-    assert other.spans().rows() == []
+        assert con.execute("SELECT count(*) FROM rollouts").fetchone() == (2,)

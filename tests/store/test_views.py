@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.sql import quoted
 from lightning_otel.types import Span
-
-VIEWS = ("spans", "calls", "rewards", "rollouts")
 
 
 @pytest.fixture
@@ -24,14 +21,6 @@ def layout(store: Store) -> Layout:
     """The paths of the store."""
     assert store.layout is not None
     return store.layout
-
-
-@given(st.text(st.characters(exclude_characters="\0", codec="utf-8")))  # no path holds a NUL
-@settings(max_examples=25, deadline=None)
-def test_quoted_is_one_text(text: str) -> None:
-    """Whatever stands in a path, it cannot leave its quotes."""
-    with duckdb.connect() as con:
-        assert con.execute(f"SELECT {quoted(text)}").fetchall() == [(text,)]
 
 
 @given(texts=st.lists(st.text(), min_size=1, max_size=30))
@@ -42,7 +31,7 @@ def test_spans_keep_any_text(
     tmp_path_factory: pytest.TempPathFactory, make_span: Callable[..., Span], texts: list[str]
 ) -> None:
     """Text of every kind comes through segment, view and Parquet unharmed."""
-    store = Store(tmp_path_factory.mktemp("store"))
+    store = Store(tmp_path_factory.mktemp('it\'s a "folder" ✓'))
     spans = [make_span(name=text, attributes={text: text, c.AGENT_NAME: text}) for text in texts]
     store.add(spans)
     live = store.spans().rows()
@@ -53,17 +42,6 @@ def test_spans_keep_any_text(
     assert store.spans().rows() == spans
     agents = store.sql("SELECT agent FROM spans ORDER BY start_ns").rows()
     assert [row["agent"] for row in agents] == texts
-
-
-def test_store_in_a_folder_with_an_odd_name(tmp_path: Path, make_span: Callable[..., Span]) -> None:
-    """Quotes, spaces and letters of any script in the path do no harm."""
-    store = Store(tmp_path / 'it\'s a "folder" ✓' / "x.duckdb")
-    store.add([make_span()])
-    store.writer().seal()
-    store.settle()
-    store.add([make_span()])
-
-    assert len(store.spans().rows()) == 2
 
 
 def test_calls_and_rewards_are_spans_of_their_kind(
@@ -135,55 +113,36 @@ def test_a_request_that_two_makes_recorded_is_one_call(
     assert rollout["spans"] == 2
 
 
-def test_calls_with_one_id_that_do_not_overlap_are_two(
-    store: Store, make_span: Callable[..., Span]
+IN = {"trace_id": "5" * 32}
+REQUESTS: tuple[tuple[str, int, list[dict[str, Any]]], ...] = (
+    ("a server that repeats its ids answers one call after the other", 2, [
+        {"id": "same", "start_ns": 10, "end_ns": 20},
+        {"id": "same", "start_ns": 30, "end_ns": 40, "scope": OTHER},
+    ]),
+    ("of three at once two were told twice, one of them without its id", 3, [
+        *({"id": f"id-{index}", "start_ns": 10 + index, "end_ns": 30} for index in range(3)),
+        {"id": "id-0", "start_ns": 9, "end_ns": 31, "scope": OTHER},
+        {"start_ns": 12, "end_ns": 31, "scope": OTHER},
+    ]),
+    ("without us a framework's record gives way to the client's within it", 1, [
+        {**IN, "span_id": "a" * 16, "start_ns": 5, "end_ns": 25, "scope": OTHER},
+        {**IN, "parent_span_id": "a" * 16, "id": "a", "start_ns": 10, "end_ns": 20,
+         "scope": "opentelemetry.instrumentation.openai"},
+    ]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("calls", "requests"), [each[1:] for each in REQUESTS])
+def test_calls_are_requests(
+    store: Store, make_span: Callable[..., Span], calls: int, requests: list[dict[str, Any]]
 ) -> None:
-    """A server that repeats its ids answers one call after the other."""
-    attributes = {**CALL, c.RESPONSE_ID: "same"}
-    first = make_span(attributes=attributes, scope=c.SCOPE, start_ns=10, end_ns=20)
-    later = make_span(attributes=attributes, scope=OTHER, start_ns=30, end_ns=40)
-    store.add([first, later])
+    """However many instrumentors tell of one."""
+    for each in requests:
+        fields = {"scope": c.SCOPE, **each}
+        response = {c.RESPONSE_ID: fields.pop("id")} if "id" in fields else {}
+        store.add([make_span(attributes={**CALL, **response}, **fields)])
 
-    assert len(store.sql("SELECT span_id FROM calls").rows()) == 2
-
-
-def test_calls_beside_each_other_are_each_counted_once(
-    store: Store, make_span: Callable[..., Span]
-) -> None:
-    """Of three requests at once two were told twice, one of them without its id."""
-    for index in range(3):
-        ours = {**CALL, c.RESPONSE_ID: f"id-{index}"}
-        store.add([make_span(attributes=ours, scope=c.SCOPE, start_ns=10 + index, end_ns=30)])
-    store.add(
-        [
-            make_span(
-                attributes={**CALL, c.RESPONSE_ID: "id-0"}, scope=OTHER, start_ns=9, end_ns=31
-            ),
-            make_span(attributes=dict(CALL), scope=OTHER, start_ns=12, end_ns=31),
-        ]
-    )
-
-    assert len(store.sql("SELECT span_id FROM calls").rows()) == 3
-
-
-def test_records_of_two_others_are_one_call_where_one_stands_in_the_other(
-    store: Store, make_span: Callable[..., Span]
-) -> None:
-    """Without us, the framework's record gives way to the client's within it."""
-    outer = make_span(attributes=dict(CALL), scope=OTHER, start_ns=5, end_ns=25)
-    inner = make_span(
-        attributes={**CALL, c.RESPONSE_ID: "a"},
-        scope="opentelemetry.instrumentation.openai",
-        trace_id=outer.trace_id,
-        parent_span_id=outer.span_id,
-        start_ns=10,
-        end_ns=20,
-    )
-    store.add([inner, outer])
-
-    (found,) = store.sql("SELECT span_id FROM calls").rows()
-
-    assert found["span_id"] == inner.span_id
+    assert len(store.sql("SELECT span_id FROM calls").rows()) == calls
 
 
 def test_catalogue_is_read_by_plain_duckdb_in_many_processes(
@@ -207,30 +166,16 @@ def test_catalogue_is_read_by_plain_duckdb_in_many_processes(
     print([os.waitpid(child, 0)[1] for child in children])
     """
 
+    counts = []
     with duckdb.connect(str(layout.catalogue), read_only=True) as reader:
         printed = run_python(script, layout.catalogue)
-        before = reader.execute("SELECT count(*) FROM spans").fetchone()
-        store.add([make_span()])
-        after = reader.execute("SELECT count(*) FROM spans").fetchone()
+        for change in (store.writer, lambda: store.add([make_span()]), store.settle):
+            change()
+            counts.append(reader.execute("SELECT count(*) FROM spans").fetchone())
+            store.writer().seal()
 
     assert printed.strip() == "[0, 0, 0]"
-    assert (before, after) == ((10,), (11,))
-
-
-def test_catalogue_stays_right_when_segments_are_settled(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
-) -> None:
-    """A shell that had the catalogue open before sees the same spans after."""
-    store.add(make_span() for _ in range(5))
-    store.connect().close()
-    with duckdb.connect(str(layout.catalogue), read_only=True) as reader:
-        store.writer().seal()
-        store.settle()
-
-        assert reader.execute("SELECT count(*) FROM spans").fetchone() == (5,)
-    store.connect().close()
-    with duckdb.connect(str(layout.catalogue), read_only=True) as reader:
-        assert reader.execute("SELECT count(*) FROM spans").fetchone() == (5,)
+    assert counts == [(10,), (11,), (11,)]
 
 
 def test_catalogue_is_made_anew_where_the_store_was_moved(
@@ -251,16 +196,6 @@ def test_catalogue_is_made_anew_where_the_store_was_moved(
     with duckdb.connect(str(moved), read_only=True) as reader:
         assert reader.execute("SELECT count(*) FROM spans").fetchone() == (3,)
     assert list((tmp_path / "elsewhere" / "renamed.duckdb.d" / "new").iterdir()) == []
-
-
-def test_views_of_an_empty_store_are_empty(store: Store, layout: Layout) -> None:
-    """A store without a span can be asked everything."""
-    layout.create()
-
-    with store.connect() as con:
-        counts = [con.execute(f"SELECT count(*) FROM {view}").fetchone() for view in VIEWS]
-
-    assert counts == [(0,)] * 4
 
 
 def test_a_line_being_written_is_not_seen_yet(
