@@ -2,49 +2,19 @@
 
 import json
 import math
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.adapter.forest import Forest
+from tests.adapter.forest import Forest, draw
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, Advantage, Composition, TripletAdapter, advantages
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Estimator, Span, Transition
-
-
-def rollout(
-    name: str,
-    task: object,
-    *values: float,
-    calls: int = 2,
-    attempt: str = "1",
-    agents: Sequence[str] = ("",),
-    is_root: bool = True,
-    **attributes: Any,
-) -> list[Span]:
-    """A rollout on a task: calls of each agent, and rewards at its end."""
-    forest = Forest(
-        rollout_id=name,
-        attempt_id=attempt,
-        trace_id=f"{name}{attempt}".ljust(32, "0"),
-        process=f"{name}{attempt}",
-        tick=1000 * int(attempt),
-    )
-    marked = {**attributes, **({} if task is None else {c.TASK: json.dumps(task)})}
-    with forest.inside(c.SPAN_ROLLOUT if is_root else "root", **marked):
-        for agent in agents:
-            with forest.agent(agent) if agent else forest.inside("work"):
-                for index in range(calls):
-                    forest.call(f"{name} {agent} {index}")
-        for index, value in enumerate(values):
-            forest.reward((f"name {index}", value))
-    return forest.spans
+from lightning_otel.types import Credit, Estimator, Span, Transition
 
 
 def explain(*rollouts: list[Span], **options: Any) -> Adaptation:
@@ -57,15 +27,6 @@ def steps(found: Adaptation) -> list[Transition]:
     """Every step once."""
     every = [step for path in found.trajectories for step in path.transitions]
     return list({id(step): step for step in every}.values())
-
-
-def by_rollout(found: Adaptation) -> dict[str, float | None]:
-    """The one advantage that all steps of a rollout have."""
-    made: dict[str, set[float | None]] = {}
-    for step in steps(found):
-        made.setdefault(step.rollout_id, set()).add(step.advantage)
-    assert all(len(values) == 1 for values in made.values())
-    return {name: values.pop() for name, values in made.items()}
 
 
 Scores: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -134,194 +95,166 @@ def test_leave_one_out_is_each_less_the_mean_of_the_others(values: list[float]) 
 
 # --- from spans ----------------------------------------------------------------------------------
 
+CASES: dict[str, tuple[str, Any, str]] = {
+    "grpo among those of a task": (
+        "a sum 1, b sum 0, c sum 0.5, d sum 0, e sort 3, f sort 1",
+        "grpo",
+        "a=1.31 b=-0.783 c=0.261 d=-0.783 e=0.707 f=-0.707",
+    ),
+    "rloo": ("a sum 1, b sum 0, c sum 0.5, d sum 0", "rloo", "a=0.833 b=-0.5 c=0.167 d=-0.5"),
+    "dr_grpo": (
+        "a sum 1, b sum 0, c sum 0.5, d sum 0",
+        "dr_grpo",
+        "a=0.625 b=-0.375 c=0.125 d=-0.375",
+    ),
+    "nobody asks": ("a t 1, b t 0", None, "a=- b=-"),
+    "no reward is not 0": (
+        "a t 1, b t 0, c t",
+        "dr_grpo",
+        "a=0.5 b=-0.5 c=- ! its rollout has no reward",
+    ),
+    "a group of one": (
+        "a t 1, b t, c - 1",
+        "grpo",
+        "a=- b=- c=- ! its rollout has no reward, no other rollout of its group has a reward,"
+        " nothing says which task its rollout is about",
+    ),
+    "a group that is not whole": (
+        "a t 0, b t 1, c t 2, d u 1, e u 0, f u",
+        Advantage("dr_grpo", size=3),
+        "a=-1 b=0 c=1 d=- e=- f=- ! its group has a reward in 2 of 3 rollouts,"
+        " its group has a reward in 2 of 3 rollouts, its rollout has no reward",
+    ),
+    "the last attempt counts": (
+        "a t 0, a.2 t 1, b t 0, c t 5, c.2 t",
+        "dr_grpo",
+        "a=- a.2=0.5 b=-0.5 c=- c.2=- ! another attempt at its rollout counts,"
+        " another attempt at its rollout counts, its rollout has no reward",
+    ),
+    "rewards too large to compare": (
+        "a t 1.7e308, b t -1.7e308, c t 1.7e308",
+        "grpo",
+        "a=- b=- c=-"
+        + " ! "
+        + ", ".join(["the rewards of its group are too large to compare"] * 3),
+    ),
+    "a group by an attribute": (
+        "a x 1 easy, b y 0 easy, c z 0 hard",
+        Advantage("dr_grpo", group_by="level"),
+        "a=0.5 b=-0.5 c=- ! no other rollout of its group has a reward",
+    ),
+    "a group by a function": (
+        "a x 1 easy, b y 0 easy, c z 0 hard",
+        Advantage("dr_grpo", group_by=lambda own: str(len(own[0].attributes["level"]))),
+        "a=0.667 b=-0.333 c=-0.333",
+    ),
+    "a function that knows no group": (
+        "a x 1, b y 0",
+        Advantage(group_by=lambda own: None),
+        "a=- b=- ! " + ", ".join(["nothing says which task its rollout is about"] * 2),
+    ),
+    "an estimator of one's own": (
+        "a t 5, b t 9, c t 7",
+        Advantage(lambda values: [float(sorted(values).index(value)) for value in values]),
+        "a=0 b=2 c=1",
+    ),
+    "rewards for steps add up": ("a t 0.5 1, b t 0.25 0.25", "dr_grpo", "a=0.5 b=-0.5"),
+}
 
-@pytest.mark.parametrize("estimator", ["grpo", "rloo", "dr_grpo"])
-def test_all_steps_of_a_rollout_have_its_advantage(estimator: Estimator) -> None:
-    """Computed once a rollout among those of its task, then spread, whoever got the reward."""
-    values = {"a": 1.0, "b": 0.0, "c": 0.5, "d": 0.0}
-    group = [rollout(name, "sum", value) for name, value in values.items()]
-    other = [rollout("e", "sort", 3.0), rollout("f", "sort", 1.0)]
 
-    found = explain(*group, *other, advantage=estimator)
-
-    scores = np.array(list(values.values()))
-    expected = {
-        "grpo": verl_grpo(scores, is_scaled=True),
-        "rloo": verl_rloo(scores),
-        "dr_grpo": verl_grpo(scores, is_scaled=False),
-    }[estimator]
-    made = by_rollout(found)
-    assert [made[name] for name in values] == pytest.approx(expected.tolist())
-    assert {step.group_id for step in steps(found)} == {'"sum"', '"sort"'}
-    assert found.report.reasons() == {}
-
-
-def test_a_rollouts_reward_is_the_sum_of_its_steps() -> None:
-    """Rewards for steps add up, under discounted credit too; one for a whole step counts once."""
-    spans = []
-    for name, values in (("a", [0.5, 1.0]), ("b", [0.25, 0.25])):
-        forest = Forest(rollout_id=name, trace_id=name * 32, process=name)
-        with forest.inside(c.SPAN_ROLLOUT, **{c.TASK: '"t"'}):
-            for value in values:
+def drawn(text: str) -> list[list[Span]]:
+    """Rollouts as words: name and attempt, task, rewards, level; each reward follows two calls."""
+    found = []
+    for number, each in enumerate(text.split(", ")):
+        name, task, *values = each.split()
+        rollout_id, _, attempt = name.partition(".")
+        levels = [value for value in values if value.isalpha()]
+        marks = {"level": levels[0]} if levels else {}
+        forest = Forest(
+            rollout_id=rollout_id,
+            attempt_id=attempt or "1",
+            trace_id=f"{number:032x}",
+            process=name,
+            tick=100 * number,
+        )
+        if task != "-":
+            marks[c.TASK] = json.dumps(task)
+        with forest.inside(c.SPAN_ROLLOUT, **marks):
+            for value in [value for value in values if value not in levels] or [""]:
                 with forest.inside("step"):
                     forest.call("one")
                     forest.call("two")
-                    forest.reward(value)
-        spans.append(forest.spans)
+                    if value:
+                        forest.reward(float(value))
+        found.append(forest.spans)
+    return found
 
-    for rule in ("next", "step", "discounted"):
-        found = explain(*spans, credit=rule, advantage="dr_grpo")
-        assert by_rollout(found) == {"a": 0.5, "b": -0.5}
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("rule", ["previous", "step", "discounted"])
+def test_all_steps_of_a_rollout_have_its_advantage(name: str, rule: Credit) -> None:
+    """Computed once a rollout among those of its group, then spread; else there is a reason."""
+    drawing, advantage, expected = CASES[name]
+
+    found = explain(*drawn(drawing), advantage=advantage, credit=rule)
+
+    made: dict[str, set[float | None]] = {}
+    for step in steps(found):
+        attempt = "" if step.attempt_id == "1" else f".{step.attempt_id}"
+        made.setdefault(f"{step.rollout_id}{attempt}", set()).add(step.advantage)
+    assert all(len(values) == 1 for values in made.values())
+    told = [
+        f"{name}={'-' if value is None else format(value, '.3g')}"
+        for name, (value,) in sorted(made.items())
+    ]
+    reasons = [each.reason.partition(": ")[2] for each in found.report.dropped]
+    left = f" ! {', '.join(sorted(reasons))}" if reasons else ""
+    assert " ".join(told) + left == expected
 
 
 @pytest.mark.pain(22)
 def test_weights_of_an_agents_steps_in_a_rollout_add_up_to_one() -> None:
-    """A chatty rollout weighs as much as a short one."""
-    chatty = rollout("a", "t", 1.0, calls=8, agents=("planner", "worker"))
-    short = rollout("b", "t", 0.0, calls=1, agents=("planner", "worker"))
+    """A chatty rollout weighs as much as a short one; a shared step weighs once."""
+    text = (
+        f"{c.SPAN_ROLLOUT}@{c.TASK}=t( A[ a b d ] B[ e ] plan +x +y +z -x -y -z !1 )"
+        f" #rollout=r2,trace=b {c.SPAN_ROLLOUT}@{c.TASK}=t( A[ f ] !0 )"
+    )
 
-    found = explain(chatty, short)
+    found = explain(draw(text).spans)
 
     weights: dict[tuple[str, str], list[float]] = {}
     for step in steps(found):
         weights.setdefault((step.rollout_id, step.agent), []).append(step.weight)
     assert {key: len(held) for key, held in weights.items()} == {
-        ("a", "planner"): 8, ("a", "worker"): 8, ("b", "planner"): 1, ("b", "worker"): 1,
+        ("r1", "A"): 3, ("r1", "B"): 1, ("r1", ""): 4, ("r2", "A"): 1,
     }  # fmt: skip
     assert all(math.fsum(held) == pytest.approx(1.0) for held in weights.values())
-
-
-def test_a_shared_step_stays_one_and_weighs_once() -> None:
-    """Branches keep running through one step, with one advantage."""
-    groups = []
-    for name, value in (("a", 1.0), ("b", 0.0)):
-        forest = Forest(rollout_id=name, trace_id=name * 32, process=name)
-        with forest.inside(c.SPAN_ROLLOUT, **{c.TASK: '"t"'}):
-            forest.call("plan")
-            forest.close(*[forest.open_call(f"part {index}") for index in range(3)])
-            forest.reward(value)
-        groups.append(forest.spans)
-
-    found = explain(*groups)
-
-    assert found.report.transitions == len(steps(found)) == 8
-    assert {step.weight for step in steps(found)} == {0.25}
-
-
-def test_without_being_asked_for_there_is_no_advantage() -> None:
-    """By default every step weighs 1 and has neither group nor advantage."""
-    found = explain(rollout("a", "t", 1.0), rollout("b", "t", 0.0), advantage=None)
-
-    assert {(s.group_id, s.advantage, s.weight) for s in steps(found)} == {("", None, 1.0)}
-
-
-# --- what cannot be compared ---------------------------------------------------------------------
-
-
-def test_a_rollout_without_a_reward_is_left_out_and_reported() -> None:
-    """A missing reward is not 0: the others are compared without it."""
-    found = explain(
-        rollout("a", "t", 1.0), rollout("b", "t", 0.0), rollout("c", "t"), advantage="dr_grpo"
-    )
-
-    assert by_rollout(found) == {"a": 0.5, "b": -0.5, "c": None}
-    assert found.report.reasons() == {advantages.NO_REWARD: 1}
-
-
-def test_a_group_of_one_has_no_advantage() -> None:
-    """There is nothing to compare with, which is not the same as being average."""
-    found = explain(rollout("a", "t", 1.0), rollout("b", "t"), rollout("c", None, 1.0))
-
-    assert set(by_rollout(found).values()) == {None}
-    assert found.report.reasons() == {
-        advantages.ALONE: 1, advantages.NO_REWARD: 1, advantages.NO_TASK: 1,
-    }  # fmt: skip
-
-
-def test_a_group_that_is_not_whole_has_no_advantage() -> None:
-    """Where a size is asked for, an incomplete group waits, and says how far it is."""
-    whole = [rollout(f"w{index}", "whole", float(index)) for index in range(3)]
-    part = [rollout("p0", "part", 1.0), rollout("p1", "part", 0.0), rollout("p2", "part")]
-
-    found = explain(*whole, *part, advantage=Advantage("dr_grpo", size=3))
-
-    made = by_rollout(found)
-    assert [made[f"w{index}"] for index in range(3)] == [-1.0, 0.0, 1.0]
-    assert [made[f"p{index}"] for index in range(3)] == [None] * 3
-    assert found.report.reasons() == {
-        advantages.NOT_WHOLE.format(2, 3): 2, advantages.NO_REWARD: 1,
-    }  # fmt: skip
-
-
-def test_of_several_attempts_the_last_one_counts() -> None:
-    """A rollout is compared once, however often it was tried, and by its last attempt alone."""
-    found = explain(
-        rollout("a", "t", 0.0, attempt="1"),
-        rollout("a", "t", 1.0, attempt="2"),
-        rollout("b", "t", 0.0),
-        rollout("c", "t", 5.0, attempt="1"),
-        rollout("c", "t", attempt="2"),
-        advantage="dr_grpo",
-    )
-
-    made = {(step.rollout_id, step.attempt_id): step.advantage for step in steps(found)}
-    assert made == {
-        ("a", "1"): None, ("a", "2"): 0.5, ("b", "1"): -0.5, ("c", "1"): None, ("c", "2"): None,
-    }  # fmt: skip
-    assert found.report.reasons() == {advantages.OTHER_ATTEMPT: 2, advantages.NO_REWARD: 1}
-
-
-def test_rewards_too_large_to_compare_are_reported() -> None:
-    """Numbers whose differences no float holds give no advantage, and no exception."""
-    found = explain(
-        rollout("a", "t", 1.7e308), rollout("b", "t", -1.7e308), rollout("c", "t", 1.7e308)
-    )
-
-    assert set(by_rollout(found).values()) == {None}
-    assert found.report.reasons() == {advantages.TOO_LARGE: 3}
-
-
-# --- groups --------------------------------------------------------------------------------------
-
-
-def test_groups_are_told_by_an_attribute_or_a_function() -> None:
-    """Any attribute of a rollout's spans, or what a function makes of them."""
-    spans = [
-        rollout("a", "x", 1.0, level="easy"),
-        rollout("b", "y", 0.0, level="easy"),
-        rollout("c", "z", 0.0, level="hard"),
-    ]
-
-    by_attribute = explain(*spans, advantage=Advantage("dr_grpo", group_by="level"))
-    by_function = explain(
-        *spans,
-        advantage=Advantage("dr_grpo", group_by=lambda own: str(len(own[0].attributes["level"]))),
-    )
-    by_none = explain(*spans, advantage=Advantage("dr_grpo", group_by=lambda own: None))
-
-    assert by_rollout(by_attribute) == {"a": 0.5, "b": -0.5, "c": None}
-    assert {step.group_id for step in steps(by_attribute)} == {"easy", "hard"}
-    assert by_rollout(by_function)["a"] == pytest.approx(2 / 3)
-    assert by_none.report.reasons() == {advantages.NO_TASK: 3}
+    assert found.report.transitions == len(steps(found))
 
 
 def test_the_task_is_told_by_its_id_else_its_text_on_whatever_span() -> None:
     """An id goes before the text; the order of a JSON object's keys tells no tasks apart."""
-    spans = [
-        rollout("a", {"x": 1, "y": 2}, 1.0),
-        rollout("b", {"y": 2, "x": 1}, 0.0),
-        rollout("c", {"other": "text"}, 1.0, **{c.TASK_ID: "task 1"}),
-        rollout("d", None, 0.0, is_root=False, **{c.TASK_ID: "task 1"}),
-        rollout("e", "long " * 100, 0.0),
+    marks: list[dict[str, Any]] = [
+        {c.TASK: '{"x": 1, "y": 2}'},
+        {c.TASK: '{"y": 2, "x": 1}'},
+        {c.TASK: '{"other": 1}', c.TASK_ID: "task 1"},
+        {c.TASK_ID: "task 1"},
+        {c.TASK: '"' + "long " * 100 + '"'},
     ]
+    spans = []
+    for number, mark in enumerate(marks):
+        forest = Forest(rollout_id=f"{number}", trace_id=f"{number:032x}", process=f"{number}")
+        with forest.inside("work" if number == 3 else c.SPAN_ROLLOUT, **mark):
+            forest.call("a")
+            forest.reward(float(number % 2))
+        spans.append(forest.spans)
 
     found = explain(*spans, advantage="dr_grpo")
 
-    groups = {step.rollout_id: step.group_id for step in steps(found)}
-    assert groups["a"] == groups["b"] == '{"x": 1, "y": 2}'
-    assert groups["c"] == groups["d"] == "task 1"
-    assert groups["e"].startswith("sha256:")
-    assert by_rollout(found) == {"a": 0.5, "b": -0.5, "c": 0.5, "d": -0.5, "e": None}
+    groups = [step.group_id for step in steps(found)]
+    assert groups[:4] == ['{"x": 1, "y": 2}'] * 2 + ["task 1"] * 2
+    assert groups[4].startswith("sha256:")
+    assert [step.advantage for step in steps(found)] == [-0.5, 0.5, -0.5, 0.5, None]
 
 
 def test_several_named_rewards_are_composed_over_the_whole_rollout() -> None:
@@ -343,31 +276,16 @@ def test_several_named_rewards_are_composed_over_the_whole_rollout() -> None:
     table = np.array(list(rows.values()))
     scaled = (table - table.mean(axis=0)) / (table.std(axis=0, ddof=1) + 1e-6)
     expected = scaled @ [1.0, -0.5]
-    assert list(by_rollout(found).values()) == pytest.approx(expected.tolist())
+    made = {step.rollout_id: step.advantage for step in steps(found)}
+    assert list(made.values()) == pytest.approx(expected.tolist())
     assert {step.reward for step in steps(found)} == {None}
-
-
-def test_a_function_of_ones_own_estimates() -> None:
-    """The rewards of a group in order of their rollouts' start, to one number each."""
-
-    def ranks(values: Sequence[float]) -> list[float]:
-        return [float(sorted(values).index(value)) for value in values]
-
-    found = explain(
-        *[rollout(name, "t", value) for name, value in (("a", 5.0), ("b", 9.0), ("c", 7.0))],
-        advantage=Advantage(ranks),
-    )
-
-    assert by_rollout(found) == {"a": 0.0, "b": 2.0, "c": 1.0}
 
 
 @pytest.mark.parametrize("answer", [[], [1.0], [1.0, math.nan], ["1", "2"]])
 def test_a_function_that_gives_no_advantages_is_an_error(answer: Any) -> None:
     """It must give one finite number for each reward."""
     with pytest.raises(ConfigError, match="one finite number for each"):
-        explain(
-            rollout("a", "t", 1.0), rollout("b", "t", 0.0), advantage=Advantage(lambda _: answer)
-        )
+        explain(*drawn("a t 1, b t 0"), advantage=Advantage(lambda _: answer))
 
 
 def test_a_group_cannot_be_of_one() -> None:
@@ -389,10 +307,11 @@ def test_two_passes_over_parts_give_what_one_pass_gives(
     given_rollouts: list[tuple[int, int | None]], size: int, estimator: Estimator
 ) -> None:
     """However rollouts are divided, each has the same advantage, or the same reason for none."""
-    made = [
-        rollout(f"r{index}", f"task {task}", *([] if value is None else [float(value)]), calls=1)
+    words = [
+        f"r{index} task{task} {'' if value is None else value}"
         for index, (task, value) in enumerate(given_rollouts)
     ]
+    made = drawn(", ".join(words)) if words else []
     adapter = TripletAdapter(advantage=estimator)
 
     whole = adapter.explain([span for spans in made for span in spans])
@@ -413,11 +332,11 @@ def test_two_passes_over_parts_give_what_one_pass_gives(
 def test_a_rollout_that_came_between_two_passes_is_reported() -> None:
     """What was not compared has no advantage, and says so."""
     adapter = TripletAdapter(advantage="grpo")
-    first = [*rollout("a", "t", 1.0), *rollout("b", "t", 0.0)]
-    estimates = adapter.estimate(adapter.outcomes(first))
+    first, second, third = drawn("a t 1, b t 0, c t 1")
+    estimates = adapter.estimate(adapter.outcomes([*first, *second]))
 
-    found = adapter.explain([*first, *rollout("c", "t", 1.0)], estimates=estimates)
+    found = adapter.explain([*first, *second, *third], estimates=estimates)
 
-    assert by_rollout(found)["c"] is None
+    assert {step.advantage for step in steps(found) if step.rollout_id == "c"} == {None}
     assert found.report.reasons() == {advantages.CAME_LATER: 1}
     assert AttemptKey("a", "1") in estimates

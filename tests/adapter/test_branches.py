@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning_otel.dataset.narrow import without_bodies
 from tests.adapter.forest import Forest, call_attributes, conversation, draw, paths, said, text_of
 
 from lightning_otel import Store, TripletAdapter
 from lightning_otel import conventions as c
+from lightning_otel.dataset.linear import without_bodies
 from lightning_otel.types import Trajectory
 
 TASK = "s:you|u:fix"
