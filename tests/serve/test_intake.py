@@ -12,7 +12,7 @@ from lightning_otel import Store
 from lightning_otel.serve import intake as intakes
 from lightning_otel.serve.answers import PROTOBUF, RefusalError
 from lightning_otel.serve.intake import Intake
-from lightning_otel.serve.upkeep import _settle
+from lightning_otel.serve.upkeep import _settle_store
 from lightning_otel.store.upkeep import Keeper
 
 
@@ -79,7 +79,7 @@ def test_upkeep_seals_when_idle_and_settles_what_is_worth_it(
 
     for _ in range(64):
         take(intake, body_of(2))
-        _settle(keeper, intake)
+        _settle_store(keeper, intake)
     intake.close()
 
     assert list(store.layout.data.glob("spans-*.parquet"))
@@ -94,7 +94,7 @@ def test_upkeep_leaves_a_busy_segment_open(store: Store) -> None:
 
     for _ in range(3):
         take(intake, body_of(2))
-        _settle(keeper, intake)
+        _settle_store(keeper, intake)
     intake.close()
 
     assert len(store.layout.segments()) == 1

@@ -1,5 +1,6 @@
 """A store is kept in order beside its writers, a small piece at a time."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -9,8 +10,8 @@ from lightning_otel import Store, config
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store import upkeep as upkeep_module
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.settle import Settled, settle_some, settler_elected
-from lightning_otel.store.upkeep import Keeper, Upkeep, keep_up
+from lightning_otel.store.settle import WORTHWHILE_SEGMENTS, settler_elected
+from lightning_otel.store.upkeep import Keeper, keep_in_order
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
@@ -37,34 +38,26 @@ def write(layout: Layout, make_span: Callable[..., Span]) -> Callable[[int], Non
     return write
 
 
-def test_settle_some_packs_a_batch_at_a_time(
+def test_keeper_settles_what_is_worthwhile_a_batch_at_a_time(
     layout: Layout, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backlog of any size is worked off in pieces, and another settler is not waited for."""
-    write(3)
-    monkeypatch.setattr(settle_module, "BATCH_BYTES", 1)
-
-    too_little = settle_some(layout, least_bytes=1 << 20)
+    """A little waits while more comes; much is settled, unless another settler is at it."""
+    keeper = Keeper(layout)
+    write(WORTHWHILE_SEGMENTS - 1)
+    done = [keeper.look()]
+    write(1)
     with settler_elected(layout):
-        beside_another = settle_some(layout)
-    pieces = [settle_some(layout), settle_some(layout, 5), settle_some(layout)]
+        done.append(keeper.look())
+    monkeypatch.setattr(settle_module, "BATCH_BYTES", 1)
+    done += [keeper.look(), keeper.look()]
+    monkeypatch.setattr(upkeep_module, "IDLE_S", 0.0)
+    monkeypatch.setattr(settle_module, "BATCH_BYTES", 64 << 20)
+    done += [keeper.look(), keeper.look()]
 
-    assert too_little == beside_another == Settled()
-    assert pieces == [Settled(1, 1, 1), Settled(2, 2, 2), Settled()]
-
-
-def test_keep_up_settles_what_is_worthwhile(layout: Layout, write: Callable[[int], None]) -> None:
-    """A little is left where it reads as fast, until nobody writes any more."""
-    write(2)
-    busy = keep_up(layout)
-    idle = keep_up(layout, is_idle=True)
-    write(upkeep_module.WORTHWHILE_SEGMENTS)
-    many = keep_up(layout)
-
-    assert (busy.segments, idle.segments, many.segments) == (0, 2, 64)
+    assert [each.segments for each in done] == [0, 0, 1, 0, WORTHWHILE_SEGMENTS - 1, 0]
 
 
-def test_keep_up_holds_the_size_and_says_what_went(
+def test_keeper_holds_the_size_and_says_what_went(
     store: Store,
     layout: Layout,
     write: Callable[[int], None],
@@ -79,7 +72,7 @@ def test_keep_up_holds_the_size_and_says_what_went(
     size = sum(file.size_bytes for file in layout.read_manifest().live_files)
     monkeypatch.setenv(config.MAX_SIZE.name, f"{size - 1}B")
 
-    keep_up(layout)
+    Keeper(layout).look()
     time.sleep(0.01)
 
     left = store.spans().rows()
@@ -89,59 +82,22 @@ def test_keep_up_holds_the_size_and_says_what_went(
     assert "LIGHTNING_OTEL_MAX_SIZE" in caplog.text
 
 
-def test_keep_up_of_no_store_does_nothing(store: Store) -> None:
-    """A server may watch a place where nothing was recorded yet."""
-    assert store.layout is not None
-
-    assert keep_up(store.layout) == Settled()
-    assert not store.layout.exists()
-
-
-def test_upkeep_works_beside_others_and_stops(
-    store: Store, layout: Layout, write: Callable[[int], None]
+def test_store_is_kept_in_order_beside_others(
+    store: Store, layout: Layout, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was sealed is settled while somebody else goes on, and no thread is left."""
-    write(upkeep_module.WORTHWHILE_SEGMENTS)
-
-    with Upkeep(layout, period_s=0.01) as upkeep:
-        deadline = time.monotonic() + 20
-        while not layout.read_manifest().files and time.monotonic() < deadline:
-            time.sleep(0.02)
-
-    assert layout.read_manifest().files
-    assert not upkeep._thread.is_alive()
-
-
-def test_upkeep_settles_a_little_when_all_is_quiet(
-    layout: Layout, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a while without anything new, whatever waits is settled."""
+    """What waits is settled when all is quiet, and no thread is left; no store is made for it."""
     monkeypatch.setattr(upkeep_module, "IDLE_S", 0.1)
+    nowhere = Layout(layout.root.parent / "other.duckdb")
     write(2)
 
-    with Upkeep(layout, period_s=0.01):
+    with keep_in_order(nowhere, period_s=0.01), keep_in_order(layout, period_s=0.01):
         deadline = time.monotonic() + 20
         while not layout.read_manifest().files and time.monotonic() < deadline:
             time.sleep(0.02)
 
     assert [file.rows for file in layout.read_manifest().files] == [2]
-
-
-def test_keeper_lets_a_little_wait_while_more_comes(
-    layout: Layout, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Time counts from what was sealed last."""
-    monkeypatch.setattr(upkeep_module, "IDLE_S", 0.3)
-    keeper = Keeper(layout)
-    done = []
-    for _ in range(3):
-        write(1)
-        done.append(keeper.look().segments)
-        time.sleep(0.2)
-    time.sleep(0.2)
-    done.append(keeper.look().segments)
-
-    assert done == [0, 0, 0, 3]
+    assert not nowhere.exists()
+    assert "lightning-otel-upkeep" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ class _Run:
 
     def _record_program(self, program: Sequence[str]) -> int:
         from lightning_otel import provider, tracing
-        from lightning_otel.store.upkeep import Upkeep
+        from lightning_otel.store.upkeep import keep_in_order
 
         assert self._opened.layout is not None
         provider.leave_otlp_to_the_store()
@@ -209,7 +209,7 @@ class _Run:
             environment = _make_environment(
                 self._opened, recording, self._options, self._transforms
             )
-            with Upkeep(self._opened.layout):
+            with keep_in_order(self._opened.layout):
                 code = self._code = run_child(program, environment)
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
         except ProgramError as exc:

@@ -74,36 +74,22 @@ def settle_if_worthwhile(layout: Layout) -> Settled:
         return Settled()
 
 
-def settle(layout: Layout, *, wait_s: float = 0.0) -> Settled:
-    """Pack every sealed segment, a batch at a time; nothing if another process is at it.
+def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> Settled:
+    """Pack sealed segments, a batch of at most 64 MB at a time; nothing if another process does.
+
+    No thread, and the memory of one batch: a loop that calls this with a limit until no segment was
+    settled works off any backlog, whenever there is a moment.
 
     Args:
         layout: The store's paths.
+        limit: How many batches at most; by default all there are.
         wait_s: How long to wait for another settler to finish first.
-    """
-    with settler_elected(layout, wait_s=wait_s) as is_elected:
-        return settle_as_elected(layout) if is_elected else Settled()
-
-
-def settle_some(layout: Layout, limit: int = 1, *, least_bytes: int = 1) -> Settled:
-    """Pack a few batches of at most 64 MB each, for whoever has a moment; nothing if nothing waits.
-
-    No thread, no waiting: where another process is at it, there is nothing to do. A loop that calls
-    this until no segment was settled works off any backlog in the memory that one batch takes.
-
-    Args:
-        layout: The store's paths.
-        limit: How many batches.
-        least_bytes: How much must be waiting for it to be worth a file of its own.
 
     Raises:
         OSError: There is no room.
         duckdb.Error: DuckDB cannot write, or read a file it must look into.
     """
-    waiting = layout.unsettled(layout.read_manifest())
-    if total_bytes(waiting) < least_bytes:
-        return Settled()
-    with settler_elected(layout) as is_elected:
+    with settler_elected(layout, wait_s=wait_s) as is_elected:
         return settle_as_elected(layout, limit) if is_elected else Settled()
 
 
@@ -127,14 +113,10 @@ def settle_as_elected(layout: Layout, limit: int | None = None) -> Settled:
 
 
 def sealed(layout: Layout) -> list[Path]:
-    """Segments that can be settled now."""
-    return _sealed(layout, layout.read_manifest())
-
-
-def _sealed(layout: Layout, manifest: Manifest) -> list[Path]:
-    """Segments nobody writes to any more: sealed, or of this boot and unlocked."""
+    """List segments nobody writes to any more: sealed, or of this boot and unlocked."""
     boot = boot_id()
-    return [path for path in layout.unsettled(manifest) if _is_sealed(path, boot)]
+    waiting = layout.unsettled(layout.read_manifest())
+    return [path for path in waiting if _is_sealed(path, boot)]
 
 
 def _is_sealed(path: Path, boot: str) -> bool:

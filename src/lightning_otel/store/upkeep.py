@@ -1,75 +1,35 @@
-"""What keeps a store in order while others use it: settling, merging small files, a size limit.
+"""Keep a store in order while others use it: settle, merge small files, hold a size limit.
 
 Each piece is small and takes bounded memory, whatever waits. None of it runs in a traced process.
 """
 
+import contextlib
 import logging
 import threading
 import time
-from typing import Final, Self
+from collections.abc import Iterator
+from typing import Final
 
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.store.catalogue import ensure_catalogue
 from lightning_otel.store.compact import compact_some
 from lightning_otel.store.damage import reading
-from lightning_otel.store.layout import Layout
+from lightning_otel.store.layout import Layout, total_bytes
 from lightning_otel.store.settle import (
     WORTHWHILE_BYTES,
     WORTHWHILE_SEGMENTS,
     Settled,
     sealed,
-    settle_some,
+    settle,
 )
 
 log = logging.getLogger(__name__)
-_warned: set[str] = set()
 
 PERIOD_S: Final = 5.0
 IDLE_S: Final = 30.0
 """After so long in which nothing new was sealed, what waits is settled, little as it is."""
-
-
-def keep_up(layout: Layout, *, is_idle: bool = False) -> Settled:
-    """One piece of work, if there is one: a batch of segments, or small files, or what is too much.
-
-    It never raises for a full disk or a damaged file: it warns, and what waits goes on waiting.
-
-    Args:
-        layout: The store's paths.
-        is_idle: Whether little that waits is to be settled too.
-
-    Returns:
-        What was settled; nothing means that nothing waits.
-    """
-    import duckdb
-
-    done = Settled()
-    try:
-        if not layout.exists():
-            return done
-        ensure_catalogue(layout)
-        is_much = len(sealed(layout)) >= WORTHWHILE_SEGMENTS
-        done = settle_some(layout, least_bytes=1 if is_idle or is_much else WORTHWHILE_BYTES)
-        with reading(layout, "keep in order"):
-            told = sum(compact_some(layout, config.max_size_bytes()).values())
-            if told:
-                log.warning(
-                    "%s outgrew %s: its oldest rollouts were dropped, %d spans",
-                    layout.catalogue,
-                    config.MAX_SIZE.name,
-                    told,
-                )
-    except (OSError, duckdb.Error, LightningOtelError) as exc:
-        _warn_once(f"{layout.catalogue} could not be kept in order: {exc}")
-    return done
-
-
-def _warn_once(text: str) -> None:
-    """A disk that is full now is full every few seconds from now on."""
-    if text not in _warned:
-        _warned.add(text)
-        log.warning("%s", text)
+_warned: set[str] = set()
 
 
 class Keeper:
@@ -82,52 +42,69 @@ class Keeper:
         self._since_s = time.monotonic()
 
     def look(self) -> Settled:
-        """One piece of work, as :func:`keep_up` does it; little that waits is let wait a while."""
-        now_s, waiting = time.monotonic(), self._waiting()
-        if waiting != self._waited:
-            self._since_s = now_s
-        is_idle = waiting > 0 and now_s - self._since_s >= IDLE_S
-        done = keep_up(self._layout, is_idle=is_idle)
-        self._waited = self._waiting()
+        """Do one piece of work, if there is one: settle a batch, merge files, hold the size limit.
+
+        It never raises for a full disk or a damaged file: it warns, and what waits goes on waiting.
+
+        Returns:
+            What was settled; nothing means that nothing waits, or so little that it may.
+        """
+        import duckdb
+
+        done, layout = Settled(), self._layout
+        try:
+            if not layout.exists():
+                return done
+            ensure_catalogue(layout)
+            if self._is_worthwhile():
+                done = settle(layout, 1)
+            self._waited -= done.segments
+            with reading(layout, "keep in order"):
+                told = sum(compact_some(layout, config.max_size_bytes()).values())
+            if told:
+                log.warning(
+                    "%s outgrew %s: its oldest rollouts were dropped, %d spans",
+                    layout.catalogue,
+                    config.MAX_SIZE.name,
+                    told,
+                )
+        except (OSError, duckdb.Error, LightningOtelError) as exc:
+            text = f"{layout.catalogue} could not be kept in order: {exc}"
+            if text not in _warned:  # a disk that is full now is full every few seconds
+                _warned.add(text)
+                log.warning("%s", text)
         return done
 
-    def _waiting(self) -> int:
-        try:
-            return len(sealed(self._layout))
-        except (OSError, LightningOtelError):  # gone, damaged, or not made yet
-            return 0
+    def _is_worthwhile(self) -> bool:
+        """Whether much waits, or something for long; a little reads as fast where it is."""
+        now_s, waiting = time.monotonic(), sealed(self._layout)
+        if len(waiting) != self._waited:
+            self._waited, self._since_s = len(waiting), now_s
+        is_much = len(waiting) >= WORTHWHILE_SEGMENTS or total_bytes(waiting) >= WORTHWHILE_BYTES
+        return is_much or (bool(waiting) and now_s - self._since_s >= IDLE_S)
 
 
-class Upkeep:
-    """Keeps a store in order from a thread of its own, in a process that records no one else's.
+@contextlib.contextmanager
+def keep_in_order(layout: Layout, *, period_s: float = PERIOD_S) -> Iterator[None]:
+    """Keep a store in order for a block, from a thread of its own.
 
-    ``with Upkeep(layout): …`` in ``run``'s own process.
+    Args:
+        layout: The store's paths.
+        period_s: How long to wait between two looks where nothing waits.
     """
+    stop = threading.Event()
+    keeper = Keeper(layout)
 
-    def __init__(self, layout: Layout, *, period_s: float = PERIOD_S) -> None:
-        """Name the store; nothing begins yet.
-
-        Args:
-            layout: The store's paths.
-            period_s: How long to wait between two looks where nothing waits.
-        """
-        self._keeper = Keeper(layout)
-        self._period_s = period_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._go, name="lightning-otel-upkeep", daemon=True)
-
-    def __enter__(self) -> Self:
-        """Begin."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Finish the piece that is being worked on, and stop."""
-        self._stop.set()
-        self._thread.join()
-
-    def _go(self) -> None:
-        wait_s = self._period_s
-        while not self._stop.wait(wait_s):
+    def work() -> None:
+        wait_s = period_s
+        while not stop.wait(wait_s):
             # As long as there is a backlog there is no pause.
-            wait_s = 0.0 if self._keeper.look().segments else self._period_s
+            wait_s = 0.0 if keeper.look().segments else period_s
+
+    thread = threading.Thread(target=work, name="lightning-otel-upkeep", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
