@@ -23,11 +23,11 @@ ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = {
     "L13": ("tests/processes/test_loss.py::test_eight_writers_and_a_reader_agree",),
     "L15": ("tests/store/test_settle.py",),
     "I1": ("tests/instrumentors/openai/test_surfaces.py",),
-    "I2": ("tests/instrumentors/contract", "tests/instrumentors/test_context.py"),
+    "I2": ("tests/instrumentors/contract", "tests/instrumentors/openai/test_body.py"),
     "I3": ("tests/instrumentors/openai/test_failures.py",),
     "I4": ("tests/instrumentors/contract", "tests/instrumentors/openai/test_init.py"),
     "I6": ("tests/faults/test_inside.py", "tests/instrumentors/openai/test_faults.py"),
-    "I7": ("tests/instrumentors/test_context.py",),
+    "I7": ("tests/instrumentors/contract", "tests/tracing/test_blocks.py"),
     "I8": ("tests/instrumentors/contract",),
     "I9": ("tests/test_config.py",),
 }

@@ -49,21 +49,6 @@ def test_auto_trace_as_with_block_records_one_rollout_with_a_root(
     assert {span.attempt_id for span in (root, message)} == {"1"}
 
 
-def test_auto_trace_as_async_with_records_one_rollout(store: Store, root_of: RootOf) -> None:
-    """``async with`` works as ``with`` does."""
-
-    async def main() -> Recording:
-        async with auto_trace(store=store) as recording:
-            await asyncio.sleep(0)
-            emit_message("inside")
-        return recording
-
-    recording = asyncio.run(main())
-
-    assert bodies(recording) == ["inside"]
-    assert not root_of(recording).is_incomplete
-
-
 def test_auto_trace_as_bare_decorator_records_each_call_by_itself() -> None:
     """Each call of a decorated function is a rollout named after the function."""
 
@@ -96,17 +81,6 @@ def test_auto_trace_as_decorator_with_arguments_uses_them(store: Store, root_of:
     assert result == recording.result == 42
     assert root_of(recording).attributes[c.OPERATION_NAME] == "doubling"
     assert root_of(recording).attributes[c.AGENT_NAME] == "calc"
-
-
-def test_auto_trace_wraps_a_function_given_with_options(store: Store) -> None:
-    """A function that is somebody else's can be wrapped in one expression."""
-    traced = auto_trace(str.upper, store=store, name="shout")
-
-    result = traced("hey")
-
-    (root,) = store.spans().rows()
-    assert result == "HEY"
-    assert root.attributes[c.OPERATION_NAME] == "shout"
 
 
 @pytest.mark.parametrize("function", [auto_trace, context])
@@ -168,17 +142,6 @@ def test_options_stamp_every_span_within(
     assert {"theirs", c.SPAN_MESSAGE} <= {span.name for span in spans}
 
 
-def test_recording_and_store_tell_the_same(store: Store) -> None:
-    """What a recording reads from its own lines is what the store reads with DuckDB."""
-    with auto_trace(store=store, rollout_id='a "quoted"\n\\ id, ünïcode', task="t") as recording:
-        emit_message("said")
-        with trace.get_tracer("somebody").start_as_current_span("theirs", attributes={"n": 1.5}):
-            pass
-
-    assert recording.spans() == store.spans(rollout_id=recording.rollout_id).rows()
-    assert len(recording.spans()) == 3
-
-
 def test_context_alone_records_without_a_root_span(store: Store) -> None:
     """``context(store=…)`` is enough to record; it adds no span of its own."""
     with context(store=store) as recording:
@@ -189,25 +152,6 @@ def test_context_alone_records_without_a_root_span(store: Store) -> None:
     assert span.rollout_id == recording.rollout_id
     assert (recording.trace_id, recording.span_id) == ("", "")
     assert span.parent_span_id is None
-
-
-def test_context_as_decorator_names_each_call(store: Store) -> None:
-    """``context`` decorates functions, coroutine functions among them."""
-
-    @context(agent="planner")
-    def plan() -> None:
-        emit_message("sync")
-
-    @context(agent="critic")
-    async def criticise() -> None:
-        emit_message("async")
-
-    with auto_trace(store=store) as recording:
-        plan()
-        asyncio.run(criticise())
-
-    agents = [span.attributes.get(c.AGENT_NAME) for span in recording.spans()]
-    assert agents == [None, "planner", "critic"]
 
 
 def test_context_inside_a_rollout_leaves_the_rest_as_it_is(store: Store) -> None:
@@ -347,31 +291,6 @@ def test_auto_trace_in_twenty_tasks_makes_twenty_rollouts(store: Store, is_share
     assert all(not span.is_incomplete for span in store.spans())
 
 
-def test_decorated_functions_at_once_are_rollouts_of_their_own(
-    store: Store, server: DemoServer
-) -> None:
-    """Concurrent calls of one decorated coroutine function, with real requests, stay apart."""
-    recordings: list[Recording] = []
-
-    @auto_trace(store=store, reward_evaluator=recordings.append)
-    async def ask(client: openai.AsyncOpenAI, number: int) -> None:
-        await client.chat.completions.create(
-            model="toy", messages=[{"role": "user", "content": f"number {number}"}]
-        )
-
-    async def main() -> None:
-        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
-            await asyncio.gather(*(ask(client, number) for number in range(20)))
-
-    asyncio.run(main())
-
-    paths = [path for recording in recordings for path in recording.trajectories()]
-    asked = {path.transitions[0].observation[-1]["parts"][0]["content"] for path in paths}
-    assert len({recording.rollout_id for recording in recordings}) == 20
-    assert asked == {f"number {number}" for number in range(20)}
-    assert all(len(path.transitions) == 1 for path in paths)
-
-
 def test_auto_trace_inside_another_is_a_part_of_it(store: Store, root_of: RootOf) -> None:
     """A nested rollout is a child span of the same rollout, and its recording only that part."""
     with auto_trace(store=store) as outer:
@@ -389,25 +308,6 @@ def test_auto_trace_inside_another_is_a_part_of_it(store: Store, root_of: RootOf
     assert bodies(outer) == ["before", "within", "deeper", "after"]
 
 
-def test_decorated_functions_nest(store: Store) -> None:
-    """A decorated function that calls another is one rollout with two spans."""
-
-    @auto_trace
-    def inner() -> str:
-        return "done"
-
-    @auto_trace(store=store)
-    def outer() -> str:
-        return inner()
-
-    result = outer()
-
-    first, second = store.spans().rows()
-    assert result == "done"
-    assert first.rollout_id == second.rollout_id
-    assert second.parent_span_id == first.span_id
-
-
 @pytest.mark.parametrize("function", [auto_trace, context])
 def test_nested_with_a_rollout_id_is_a_rollout_of_its_own(function: Any, store: Store) -> None:
     """A nested block that names another rollout is a rollout of its own, from attempt 1 on."""
@@ -423,18 +323,6 @@ def test_nested_with_a_rollout_id_is_a_rollout_of_its_own(function: Any, store: 
     assert {span.attributes[c.CONVERSATION_ID] for span in inner.spans()} == {"c1"}
 
 
-def test_nested_with_the_enclosing_rollout_id_is_a_part(store: Store) -> None:
-    """Naming the rollout one is in changes nothing."""
-    with auto_trace(store=store, rollout_id="r1", attempt_id="2") as outer:
-        emit_message("before")
-        with auto_trace(rollout_id="r1") as inner:
-            emit_message("within")
-
-    assert inner.attempt_id == outer.attempt_id == "2"
-    assert bodies(inner) == ["within"]
-    assert bodies(outer) == ["before", "within"]
-
-
 def test_enclosing_store_is_inherited(store: Store) -> None:
     """A nested block that names no store records where the outer one does."""
     with auto_trace(store=store), auto_trace(rollout_id="nested") as nested, context(agent="x"):
@@ -443,15 +331,6 @@ def test_enclosing_store_is_inherited(store: Store) -> None:
     assert nested.store is store
     assert len(store.spans().rows()) == 3
     assert not Store().layout.exists()  # type: ignore[union-attr]  # the default store is local
-
-
-def test_default_store_is_used_where_none_is_named() -> None:
-    """Without a store the default one records."""
-    with auto_trace() as recording:
-        pass
-
-    assert recording.store.name == Store().name
-    assert len(Store().spans().rows()) == 1
 
 
 def test_several_stores_at_once_each_get_their_own_spans(tmp_path: Any) -> None:
@@ -491,37 +370,3 @@ def test_memory_store_by_name_records_in_this_process_only(tmp_path: Any) -> Non
     assert (bodies(first), bodies(second)) == (["one"], ["two"])
     assert len(first.store.spans().rows()) == 2
     assert list(tmp_path.iterdir()) == []
-
-
-def test_memory_store_object_gathers_several_rollouts() -> None:
-    """One ``Store(":memory:")`` holds every rollout recorded into it, and adapts them."""
-    store = Store(":memory:")
-
-    with auto_trace(store=store) as first:
-        emit_message("one")
-    with auto_trace(store=store) as second:
-        emit_message("two")
-
-    assert (bodies(first), bodies(second)) == (["one"], ["two"])
-    assert [row["rollout_id"] for row in store.rollouts()] == [first.rollout_id, second.rollout_id]
-
-
-def test_model_calls_inside_become_transitions_with_the_emitted_reward(
-    store: Store, server: DemoServer
-) -> None:
-    """The API as the design shows it: calls, a reward, and the steps they make."""
-    client = openai.OpenAI(base_url=server.base_url, api_key="none")
-    question: Any = [{"role": "user", "content": "What is 2+2?"}]
-
-    with auto_trace(store=store, agent="calc") as recording:
-        reply = client.chat.completions.create(model="toy", messages=question)
-        recorded_inside = len(recording.spans())
-
-    (trajectory,) = recording.trajectories()
-    (step,) = trajectory.transitions
-    assert recorded_inside == 2
-    assert trajectory.agent == "calc"
-    assert step.observation[-1]["parts"][0]["content"] == "What is 2+2?"
-    assert step.action[0]["parts"][0]["content"] == reply.choices[0].message.content
-    assert step.response_id == reply.id == server.log[0].response_id
-    assert recording.report().transitions == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import gc
 import inspect
@@ -316,49 +317,6 @@ def test_async_generator_answers_send_throw_and_close_as_undecorated(
     assert heard == expected
 
 
-def test_generator_hands_over_the_very_exceptions(store: Store) -> None:
-    """What is thrown in is what the generator catches, and what it raises is what comes out."""
-    caught: list[BaseException] = []
-
-    @auto_trace(store=store)
-    def echo() -> Generator[int, None, None]:
-        try:
-            yield 1
-        except KeyError as exc:
-            caught.append(exc)
-            raise
-
-    thrown = KeyError("x")
-    running = echo()
-    next(running)
-    with pytest.raises(KeyError) as raised:
-        running.throw(thrown)
-
-    assert raised.value is thrown is caught[0]
-
-
-def test_generator_is_recorded_with_its_return_value(store: Store, root_of: RootOf) -> None:
-    """The root span lasts until the generator returns, and its value is the result."""
-    recordings: list[Recording] = []
-
-    @auto_trace(store=store, reward_evaluator=recordings.append)
-    def count() -> Generator[int, None, str]:
-        emit_message("one")
-        yield 1
-        emit_message("two")
-        return "done"
-
-    assert list(count()) == [1]
-
-    (recording,) = recordings
-    root, one, two = recording.spans()
-    assert recording.result == "done"
-    assert root == root_of(recording)
-    assert one.parent_span_id == two.parent_span_id == root.span_id
-    assert root.end_ns is not None
-    assert root.end_ns >= two.start_ns
-
-
 def test_generator_begins_its_rollout_with_its_first_step(store: Store) -> None:
     """A generator that nobody iterates is no rollout."""
     traced = auto_trace(generator, store=store)
@@ -425,26 +383,6 @@ def test_nothing_is_attached_across_a_yield_of_an_async_generator(
     assert [span.parent_span_id for span in used] == [recording.span_id] * 2
     assert {span.parent_span_id for span in made}.isdisjoint({recording.span_id})
     assert len(made) == 2
-
-
-def test_interleaved_generators_are_rollouts_of_their_own(store: Store) -> None:
-    """Generators that take turns do not mix their spans."""
-    recordings: list[Recording] = []
-
-    @auto_trace(store=store, reward_evaluator=recordings.append)
-    def produce(name: str) -> Generator[str, None, None]:
-        for turn in range(3):
-            emit_message(f"{name}{turn}")
-            yield name
-
-    for _ in zip(produce("a"), produce("b"), strict=True):
-        emit_message("outside of both")
-
-    said = [
-        [s.attributes[c.MESSAGE_BODY] for s in r.spans() if s.name == c.SPAN_MESSAGE]
-        for r in recordings
-    ]
-    assert sorted(said) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
 
 
 @auto_trace(store=MEMORY)
@@ -524,29 +462,6 @@ def test_async_generator_left_to_the_garbage_collector_ends_its_rollout(
     assert all(not span.is_incomplete for span in MEMORY.spans())
 
 
-def test_generator_left_to_the_garbage_collector_ends_its_rollout(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A generator that is dropped halfway ends its root span, without an error."""
-
-    @auto_trace(store=store)
-    def count() -> Generator[int, None, None]:
-        yield 1
-        yield 2
-
-    before = otel_context.get_current()
-    running = count()
-    next(running)
-    del running
-    gc.collect()
-
-    (root,) = store.spans().rows()
-    assert not root.is_incomplete
-    assert root.status == "UNSET"
-    assert otel_context.get_current() is before
-    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
-
-
 def test_closed_coroutine_leaves_the_context_of_whoever_closes_it(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -623,3 +538,68 @@ def test_an_exception_is_freed_as_soon_as_without_us(kind: str) -> None:
         gc.enable()
 
     assert alive == 0
+
+
+@operation
+async def numbers() -> AsyncGenerator[int, None]:
+    """Three numbers, with a span before each."""
+    for number in range(3):
+        trace.get_tracer("the program").start_span("inside").end()
+        await asyncio.sleep(0)
+        yield number
+
+
+def parents(recording: Recording, name: str) -> list[str | None]:
+    """The ids of what stands above each span of that name."""
+    return [span.parent_span_id for span in recording.spans() if span.name == name]
+
+
+@pytest.mark.pain(4)
+def test_async_generator_stepped_by_many_tasks_keeps_its_place(store: Store) -> None:
+    """Each item asked for by a task of its own, with a context of its own."""
+
+    async def work() -> None:
+        running: Any = numbers()
+        for _ in range(3):
+            await asyncio.create_task(anext(running))
+        async with contextlib.aclosing(running):
+            trace.get_tracer("the program").start_span("between").end()
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(work())
+
+    assert parents(recording, "inside") == [recording.spans()[1].span_id] * 3
+    assert parents(recording, "between") == [recording.span_id]
+
+
+def halves() -> Generator[str, None, None]:
+    """A generator whose own ``with`` block is open while it waits."""
+    with operation("block") as block:
+        yield "first"
+        block.output = "done"
+        yield "second"
+
+
+def test_yield_within_an_operation_block_ends_clean(store: Store) -> None:
+    """A block that is open over a ``yield`` ends once and quietly, wherever it is left.
+
+    Python gives a generator no context of its own: while it waits in the block, its consumer is in
+    the block too, and remains there if the generator is closed in another context.
+    """
+
+    def consume() -> None:
+        before = otel_context.get_current()
+        assert list(halves()) == ["first", "second"]
+        assert otel_context.get_current() is before
+        left = halves()
+        next(left)
+        contextvars.Context().run(left.close)
+
+    with auto_trace(store=store) as recording:
+        contextvars.copy_context().run(consume)
+        trace.get_tracer("the program").start_span("between").end()
+
+    first, second = [span for span in recording.spans() if span.name == c.SPAN_OPERATION]
+    assert first.attributes[c.OPERATION_OUTPUT] == '"done"'
+    assert second.end_ns is not None
+    assert parents(recording, "between") == [recording.span_id]

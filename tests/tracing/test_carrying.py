@@ -15,7 +15,7 @@ import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
-from lightning_otel import Store, auto_trace, carried, context, emit_message, operation
+from lightning_otel import Store, auto_trace, carried, emit_message, operation
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors import threads
@@ -104,14 +104,6 @@ def test_carried_function_fails_as_it_would(store: Store) -> None:
     with pytest.raises(LookupError) as raised:
         carried(fail)()
     assert raised.value is error
-
-
-def test_carried_function_without_a_recording_is_the_function() -> None:
-    """There is nothing to go on in."""
-    assert carried(max)(1, 2) == 2
-    again = pickle.loads(pickle.dumps(carried(max)))
-    assert again(1, 2) == 2
-    assert (again.__name__, again.__wrapped__) == ("max", max)
 
 
 def test_carried_function_of_a_store_in_memory_runs_untraced(
@@ -216,17 +208,3 @@ def test_carried_functions_of_every_kind_stay_in_it(store: Store) -> None:
     spans = recording.spans()
     assert [span.name for span in spans] == [c.SPAN_ROLLOUT, *[c.SPAN_MESSAGE] * 3]
     assert {span.parent_span_id for span in spans[1:]} == {recording.span_id}
-
-
-def test_carried_twice_goes_where_it_was_carried_last(store: Store) -> None:
-    """The inner one wins: it is what the function itself was given."""
-    with auto_trace(store=store) as recording:
-        with context(agent="inner"):
-            inner = carried(emit_message)
-        with context(agent="outer"):
-            outer = carried(inner)
-    outer("x")
-
-    _, message = recording.spans()
-    assert message.attributes[c.AGENT_NAME] == "inner"
-    assert repr(outer) == "<carried emit_message>"

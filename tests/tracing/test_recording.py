@@ -14,7 +14,6 @@ from lightning_otel import (
     Span,
     Store,
     auto_trace,
-    context,
     emit_action,
     emit_message,
     emit_reward,
@@ -32,29 +31,6 @@ def names(recording: Recording) -> list[str]:
     return [span.name for span in recording.spans()]
 
 
-def test_recording_knows_its_ids_and_says_where_it_is(store: Store) -> None:
-    """The ids are those of the root span; the text names rollout and store."""
-    with auto_trace(store=store, rollout_id="r1", attempt_id="2", task=[1]) as recording:
-        pass
-
-    (root,) = store.spans().rows()
-    assert (recording.rollout_id, recording.attempt_id) == ("r1", "2")
-    assert (recording.trace_id, recording.span_id) == (root.trace_id, root.span_id)
-    assert recording.task == [1]
-    assert recording.store is store
-    assert repr(recording) == f"<Recording of r1 in {store.name}>"
-
-
-def test_spans_so_far_hold_what_is_still_open(store: Store) -> None:
-    """Inside the block its root span is there, as one that has not ended."""
-    with auto_trace(store=store) as recording:
-        inside = recording.spans()
-
-    after = recording.spans()
-    assert [span.is_incomplete for span in inside] == [True]
-    assert [span.is_incomplete for span in after] == [False]
-
-
 def test_spans_of_other_rollouts_are_not_in_it(store: Store) -> None:
     """What the process recorded before, after and meanwhile in other rollouts is left out."""
     with auto_trace(store=store):
@@ -69,29 +45,6 @@ def test_spans_of_other_rollouts_are_not_in_it(store: Store) -> None:
 
     assert len(store.spans().rows()) == 8
     assert [span.attributes.get(c.MESSAGE_BODY) for span in recording.spans()] == [None, "within"]
-
-
-def test_spans_of_other_attempts_are_not_in_it(store: Store) -> None:
-    """Another attempt at the same rollout is another recording."""
-    with auto_trace(store=store, rollout_id="r1", attempt_id="1") as first:
-        emit_message("first")
-    with auto_trace(store=store, rollout_id="r1", attempt_id="2") as second:
-        emit_message("second")
-
-    assert len(first.spans()) == len(second.spans()) == 2
-    assert {span.attempt_id for span in first.spans()} == {"1"}
-    assert {span.attempt_id for span in second.spans()} == {"2"}
-
-
-def test_spans_of_threads_started_inside_are_in_it(store: Store) -> None:
-    """A thread started inside goes on in the rollout, below the span that started it."""
-    with auto_trace(store=store) as recording:
-        thread = threading.Thread(target=emit_message, args=["from a thread"])
-        thread.start()
-        thread.join()
-
-    _, message = recording.spans()
-    assert message.parent_span_id == recording.span_id
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
@@ -192,18 +145,6 @@ def test_trajectories_and_report_take_a_credit_rule(store: Store) -> None:
         recording.trajectories(credit="best")  # type: ignore[arg-type]  # on purpose
 
 
-def test_recording_without_a_root_holds_the_whole_rollout(store: Store) -> None:
-    """``context`` inside a rollout gives a recording of that rollout."""
-    with auto_trace(store=store) as whole:
-        emit_message("outside")
-        with context(agent="planner") as same:
-            emit_message("inside")
-
-    assert same.rollout_id == whole.rollout_id
-    assert same.span_id == ""
-    assert same.spans()[-1].attributes[c.AGENT_NAME] == "planner"
-
-
 FORKED = """
 import os
 import lightning_otel as lo
@@ -295,18 +236,6 @@ def test_recording_has_rewards_of_other_processes(store: Store, name: str) -> No
     assert live == store.spans(rollout_id=recording.rollout_id).rows()
     store.settle()
     assert recording.spans() == live
-
-
-def test_recording_has_what_a_child_process_records_for_its_rollout(store: Store) -> None:
-    """Spans that another process records under the same ids are its own too."""
-    with auto_trace(store=store) as recording:
-        script = (
-            "import sys; from lightning_otel import Store, emit_message, auto_trace\n"
-            "with auto_trace(store=Store(sys.argv[1]), rollout_id=sys.argv[2]): emit_message('hi')"
-        )
-        subprocess.run([sys.executable, "-c", script, store.name, recording.rollout_id], check=True)
-
-    assert names(recording) == [c.SPAN_ROLLOUT, c.SPAN_ROLLOUT, c.SPAN_MESSAGE]
 
 
 def test_reward_within_for_an_older_response_leaves_the_recording(store: Store) -> None:

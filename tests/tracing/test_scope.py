@@ -113,39 +113,6 @@ def test_leaving_is_no_failure_but_interrupts_are(
     assert recordings[0].error is (exc if status == "ERROR" else None)
 
 
-@pytest.mark.parametrize("exc", [StopIteration("x"), StopAsyncIteration("x")], ids=repr)
-def test_stop_iteration_out_of_a_function_is_an_exception_like_any_other(
-    exc: Exception, store: Store
-) -> None:
-    """``next()`` of an empty iterator inside a plain function raises what it raised."""
-    with pytest.raises(type(exc)) as caught:
-        raise_in("plain", exc, {"store": store})
-
-    assert caught.value is exc
-
-
-def test_cancelled_task_ends_its_rollout(store: Store) -> None:
-    """Cancelling the task of a traced coroutine function cancels it and ends the root span."""
-
-    @auto_trace(store=store)
-    async def wait() -> None:
-        await asyncio.sleep(30)
-
-    async def main() -> bool:
-        task = asyncio.create_task(wait())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        return task.cancelled()
-
-    was_cancelled = asyncio.run(main())
-
-    (root,) = store.spans().rows()
-    assert was_cancelled
-    assert root.status == "ERROR"
-    assert not root.is_incomplete
-
-
 @pytest.mark.parametrize(
     ("reward", "named"),
     [
@@ -211,36 +178,6 @@ def test_reward_evaluator_judges_failures_too(kind: str, store: Store) -> None:
 
     (recording,) = recordings
     assert recording.spans()[-1].attributes[c.REWARD_VALUE] == -1.0
-
-
-def test_reward_evaluator_of_a_part_judges_that_part(store: Store) -> None:
-    """A nested block's evaluator sees its own part, and its reward hangs below it."""
-    sizes: list[int] = []
-
-    def judge(recording: Recording) -> float:
-        sizes.append(len(recording.spans()))
-        return 0.5
-
-    with auto_trace(store=store) as outer:
-        emit_message("outside")
-        with auto_trace(reward_evaluator=judge) as inner:
-            emit_message("inside")
-
-    reward = outer.spans()[-1]
-    assert sizes == [2]
-    assert reward.attributes[c.REWARD_VALUE] == 0.5
-    assert reward.parent_span_id == inner.span_id
-
-
-def test_reward_evaluator_that_gives_none_gives_no_reward(
-    store: Store, warnings_in: Warnings
-) -> None:
-    """None is no reward, and nothing to warn of."""
-    with auto_trace(store=store, reward_evaluator=lambda recording: None) as recording:
-        pass
-
-    assert len(recording.spans()) == 1
-    assert warnings_in() == []
 
 
 @pytest.mark.parametrize("rubbish", ["good", {}, {"a": "b"}, ["a"], float("nan"), object()])
@@ -351,26 +288,6 @@ def test_async_reward_evaluator_is_awaited_when_an_async_generator_is_left_early
     assert (row["reward"], row["status"]) == (0.75, "succeeded")
 
 
-def test_async_reward_evaluator_that_raises_costs_only_its_reward(
-    store: Store, warnings_in: Warnings
-) -> None:
-    """An async evaluator is fenced as any other."""
-
-    async def judge(recording: Recording) -> float:
-        await asyncio.sleep(0)
-        raise ZeroDivisionError
-
-    @auto_trace(store=store, reward_evaluator=judge)
-    async def answer() -> int:
-        return 1
-
-    result = asyncio.run(answer())
-
-    assert result == 1
-    assert len(warnings_in()) == 1
-    assert all(not span.is_incomplete for span in store.spans())
-
-
 @pytest.mark.parametrize("kind", ["with", "plain", "generator"])
 def test_async_reward_evaluator_is_refused_where_nothing_can_await(
     kind: str, store: Store, warnings_in: Warnings
@@ -453,16 +370,6 @@ def test_switched_off_records_nothing_and_makes_no_store(
     assert (judged, warnings_in(), list(tmp_path.iterdir())) == ([], [], [])
 
 
-def test_store_of_an_unrecorded_block_is_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code that reads ``recording.store`` works with the switch off, too."""
-    monkeypatch.setenv("LIGHTNING_OTEL", "0")
-
-    with auto_trace() as recording:
-        pass
-
-    assert recording.store.spans().rows() == []
-
-
 def test_unwritable_store_costs_one_warning_and_nothing_else(
     tmp_path: Path, warnings_in: Warnings
 ) -> None:
@@ -493,15 +400,6 @@ def test_unwritable_inner_store_leaves_the_outer_recording_alone(
     assert [span.name for span in outer.spans()] == [c.SPAN_ROLLOUT, c.SPAN_MESSAGE]
     assert inner.spans() == []
     assert len(warnings_in()) == 1
-
-
-def test_unknown_engine_costs_one_warning(warnings_in: Warnings) -> None:
-    """A store that no engine serves is named once; the program runs."""
-    with auto_trace(store="clickhouse://here"), auto_trace(store="clickhouse://here"):
-        pass
-
-    (warning,) = warnings_in()
-    assert "clickhouse://here" in warning
 
 
 def test_lost_spans_are_counted_and_named_where_the_block_ends(

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,8 +16,8 @@ from autogen_core import CancellationToken
 from tests.instrumentors.autogen.programs import agent, broken, calculator
 from tests.instrumentors.autogen.stage import Stage
 
-from lightning_otel import auto_trace, provider
 from lightning_otel import conventions as c
+from lightning_otel import provider
 from lightning_otel.instrumentors.autogen import teams
 from lightning_otel.types import Span
 
@@ -193,45 +192,6 @@ def test_tool_that_raises_is_a_failed_tool_of_an_agent_that_goes_on(stage: Stage
     assert whole.status == "UNSET"
 
 
-def test_loop_that_ends_with_a_stream_half_read_leaves_no_open_span(stage: Stage) -> None:
-    """The event loop closes the streams it knows, each once, and ours among them."""
-    kept = []
-
-    async def program(client: Any) -> None:
-        stream = agent("writer", client, model_client_stream=True).run_stream(task="go")
-        kept.append(stream)
-        await anext(stream)
-        await anext(stream)
-
-    stage.trace(program)
-    kept.clear()
-
-    stage.check_shape()
-    (span,) = stage.named("invoke_agent writer")
-    assert span.attributes[c.ABANDONED] is True
-
-
-def test_stream_takes_what_is_sent_and_thrown_into_it(stage: Stage) -> None:
-    """An exception thrown into the stream reaches AutoGen's generator, and comes out of it."""
-
-    class ThrownError(Exception):
-        """The program's own."""
-
-    async def program(client: Any) -> None:
-        stream = agent("writer", client).run_stream(task="go")
-        await anext(stream)
-        thrown = ThrownError("mine")
-        with pytest.raises(ThrownError) as caught:
-            await stream.athrow(thrown)
-        assert caught.value is thrown
-
-    stage.trace(program)
-
-    (span,) = stage.named("invoke_agent writer")
-    assert span.status == "ERROR"
-    assert str(span.attributes[c.ERROR_TYPE]).endswith("ThrownError")
-
-
 def test_stream_dropped_with_its_loop_is_ended(
     stage: Stage, run_python: Callable[..., str]
 ) -> None:
@@ -311,29 +271,6 @@ def test_cancelled_tool_fails_with_its_agent(stage: Stage) -> None:
     stage.check_shape()
     failed = stage.named("execute_tool calculator", "invoke_agent calc")
     assert [error_of(span) for span in failed] == [("ERROR", CANCELLED)] * 2
-
-
-def test_teams_on_several_threads_stay_apart(stage: Stage) -> None:
-    """Each thread has its own loop, and each recording its own team."""
-    recordings: list[Any] = []
-
-    def work() -> None:
-        with auto_trace(store=stage.store) as recording:
-            stage.run(lambda client: team_of(client).run(task="go"))
-        recordings.append(recording)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(recordings) == 4
-    for recording in recordings:
-        names = [span.name for span in recording.spans()]
-        assert names.count("chat toy") == 2
-        assert names.count("invoke_workflow pair") == 1
-        assert len({span.trace_id for span in recording.spans()}) == 1
 
 
 def test_team_that_runs_already_refuses_as_without_us(stage: Stage) -> None:

@@ -42,39 +42,27 @@ pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 
 @every_program
 @pytest.mark.pain(15)
-def test_program_is_recorded_whole(stage: Stage, program: Program) -> None:
-    """Every request is one call span with the server's facts, under its agent, in one tree."""
-    stage.trace(program)
+def test_program_is_recorded_whole(
+    stage: Stage, store: Store, facts: Any, program: Program
+) -> None:
+    """Each request is one call with the server's facts and one transition, under its agent.
 
-    assert stage.calls()
+    The program's result and the bytes of its requests are those of an unrecorded run.
+    """
+    traced = stage.trace(program)
+
     stage.check()
-
-
-@every_program
-def test_calls_become_transitions_of_who_made_them(stage: Stage, program: Program) -> None:
-    """Each request is one transition of its agent; what a team itself asked is its manager's."""
-    stage.trace(program)
-
     assert stage.recording is not None
     found = Counter(path.agent for path in stage.recording.trajectories() for _ in path.transitions)
     assert found == CALLS[program.__name__]
-
-
-@every_program
-def test_program_does_not_see_that_it_is_recorded(
-    stage: Stage, store: Store, facts: Any, program: Program
-) -> None:
-    """Its result and the bytes of its requests are those of an unrecorded run."""
-    traced = stage.trace(program)
     provider.uninstrument()
     with DemoServer(Cast()) as other:
         plain = Stage(other, store, facts).run(program)
-
-        said = [seen(traced), seen(plain)]
-        if program is programs.graph:  # two speak at once, and either may be heard first
-            said = [sorted(one, key=str) for one in said]
-        assert said[0] == said[1]
-        assert sent(stage.server) == sent(other)
+    said = [seen(traced), seen(plain)]
+    if program is programs.graph:  # two speak at once, and either may be heard first
+        said = [sorted(one, key=str) for one in said]
+    assert said[0] == said[1]
+    assert sent(stage.server) == sent(other)
 
 
 def seen(result: Any) -> Any:

@@ -1,6 +1,5 @@
 """Switching on and off: what is replaced, what AutoGen does itself meanwhile, and that all ends."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,16 +8,10 @@ import pytest
 pytest.importorskip("autogen_agentchat")
 pytest.importorskip("autogen_ext.models.openai")
 
-import autogen_agentchat.agents._base_chat_agent as agents_module
-import autogen_agentchat.teams._group_chat._chat_agent_container as container_module
-import autogen_agentchat.teams._group_chat._events as events_module
-import autogen_core.tools._base as tools_module
 from autogen_agentchat.agents import AssistantAgent, BaseChatAgent
-from autogen_agentchat.teams import BaseGroupChat, RoundRobinGroupChat
+from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_core import SingleThreadedAgentRuntime
-from autogen_core._telemetry import TraceHelper
 from autogen_core.models import ChatCompletionClient
-from autogen_ext.models.openai import BaseOpenAIChatCompletionClient
 from autogen_ext.models.replay import ReplayChatCompletionClient
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -30,27 +23,6 @@ from tests.instrumentors.autogen.stage import Stage
 from lightning_otel import auto_trace, provider
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import AutoGenInstrumentor
-
-REPLACED: tuple[tuple[Any, str], ...] = (
-    (TraceHelper, "trace_block"),
-    (agents_module, "trace_invoke_agent_span"),
-    (agents_module, "trace_create_agent_span"),
-    (container_module, "trace_invoke_agent_span"),
-    (container_module.ChatAgentContainer, "_log_message"),
-    (tools_module, "trace_tool_span"),
-    (tools_module.BaseTool, "run_json"),
-    (tools_module.BaseStreamTool, "run_json_stream"),
-    (BaseChatAgent, "run"),
-    (BaseChatAgent, "run_stream"),
-    (BaseChatAgent, "on_messages_stream"),
-    (AssistantAgent, "on_messages"),
-    (AssistantAgent, "on_messages_stream"),
-    (BaseGroupChat, "run_stream"),
-    (events_module.SerializableException, "from_exception"),
-    (BaseOpenAIChatCompletionClient, "create"),
-    (BaseOpenAIChatCompletionClient, "create_stream"),
-    (ReplayChatCompletionClient, "create"),
-)
 
 
 @pytest.fixture
@@ -74,16 +46,8 @@ def scopes(exporter: InMemorySpanExporter) -> dict[str, int]:
     return found
 
 
-def held() -> list[Any]:
-    """What stands at each place."""
-    return [owner.__dict__[name] for owner, name in REPLACED]
-
-
-def test_everything_is_put_back() -> None:
-    """After uninstrument the library is as it was, subclasses made meanwhile included."""
-    before = held()
-    hooks = [cls.__dict__.get("__init_subclass__") for cls in (BaseChatAgent, ChatCompletionClient)]
-
+def test_subclass_made_meanwhile_is_put_back_too() -> None:
+    """And those that come later are left alone."""
     provider.instrument("autogen_core")
 
     class Late(ReplayChatCompletionClient):
@@ -95,31 +59,11 @@ def test_everything_is_put_back() -> None:
             return await super().create(*args, **kwargs)
 
     own = Late.__dict__["create"].__wrapped__
-    during = held()
     provider.uninstrument()
 
-    assert all(now is not then for now, then in zip(during, before, strict=True))
-    assert held() == before
     assert Late.__dict__["create"] is own
-    assert hooks == [
-        cls.__dict__.get("__init_subclass__") for cls in (BaseChatAgent, ChatCompletionClient)
-    ]
-
-
-def test_streams_are_async_generators(stage: Stage) -> None:
-    """Of the very type that AutoGen gives."""
-
-    async def program(client: Any) -> None:
-        writer = programs.agent("writer", client)
-        team = RoundRobinGroupChat([writer], max_turns=1)
-        for stream in (writer.run_stream(task="go"), team.run_stream(task="go")):
-            assert inspect.isasyncgen(stream)
-            async for _ in stream:
-                pass
-
-    stage.trace(program)
-
-    stage.check()
+    for base in (BaseChatAgent, ChatCompletionClient):
+        assert "lightning_otel" not in getattr(base.__init_subclass__, "__module__", "")
 
 
 def test_autogen_makes_its_own_spans_outside_recordings(

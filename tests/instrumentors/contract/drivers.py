@@ -41,6 +41,7 @@ class Driver:
         provider: Whom its calls name.
         is_sent_by_openai: Whether the ``openai`` client sends its requests.
         can_fork: Whether it works in a forked child at all; CrewAI's own threads do not.
+        can_be_cancelled: Whether a task of it ends with its cancelling, and not with its thread.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Driver:
     provider: str = "openai"
     is_sent_by_openai: bool = True
     can_fork: bool = True
+    can_be_cancelled: bool = True
 
     def way(self, name: str) -> Any:
         """Return one of its ways, or skip the test."""
@@ -401,6 +403,7 @@ invoke_workflow Agent workflow
         tool=_crewai_tool,
         tool_outline="invoke_agent ann\n  chat toy\n  execute_tool calculator\n  chat toy",
         can_fork=False,
+        can_be_cancelled=False,
     ),
     Driver(
         "ag2",
