@@ -142,12 +142,7 @@ class Rules:
     compiled: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Compile the patterns.
-
-        Raises:
-            ConfigError: One is no regular expression, or matches where nothing stands; or a key is
-                one that tells which spans belong together.
-        """
+        """Compile the patterns."""
         try:
             compiled = tuple(map(re.compile, self.patterns))
         except re.error as exc:
@@ -177,12 +172,7 @@ class Redactor:
     """Takes what rules name out of spans: texts, and the token ids that would spell them."""
 
     def __init__(self, rules: Rules, redaction_id: str) -> None:
-        """Take the rules.
-
-        Args:
-            rules: What is to be masked.
-            redaction_id: Stands on every span that was changed.
-        """
+        """Take the rules."""
         self._rules = rules
         self._id = redaction_id
         self._remembered = lru_cache(_REMEMBERED)(self._replace)

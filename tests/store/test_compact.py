@@ -36,14 +36,10 @@ def settled(store: Store, write: Write, monkeypatch: pytest.MonkeyPatch) -> Sett
     def settled(spans: Iterable[Span]) -> None:
         write(spans)
         store.settle()
-        _wait_for_effect(_layout(store))
+        assert store.layout is not None
+        _wait_for_effect(store.layout)
 
     return settled
-
-
-def _layout(store: Store) -> Layout:
-    assert store.layout is not None
-    return store.layout
 
 
 def _wait_for_effect(layout: Layout) -> None:
@@ -61,12 +57,17 @@ def _all(store: Store) -> list[Span]:
     return sorted(store.spans(), key=lambda span: span.span_id)
 
 
-def test_compact_merges_files_and_changes_no_span(
-    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
+def _names(store: Store) -> set[str]:
+    return {span.name for span in store.spans()}
+
+
+def test_compact_settles_and_merges_and_changes_no_span(
+    store: Store, layout: Layout, settled: Settle, write: Write, make_span: MakeSpan
 ) -> None:
-    """Whatever was in many files is in one, and reads the same."""
-    for number in range(4):
-        settled(
+    """What was in many files is in one and reads the same; a second time there is nothing to do."""
+    keep: Sequence[Callable[[Iterable[Span]], object]] = (settled, settled, settled, write)
+    for number, each in enumerate(keep):
+        each(
             make_span(
                 name=f"s{number}",
                 trace_id=f"{index % 3 + 1:032x}",
@@ -78,29 +79,16 @@ def test_compact_merges_files_and_changes_no_span(
 
     done = store.compact()
     _wait_for_effect(layout)
+    again = store.compact()
 
-    assert (done.merged, done.made, done.left) == (4, 1, 0)
+    assert (done.segments, done.merged, done.made, done.left) == (1, 4, 1, 0)
+    assert (again.segments, again.merged, again.made) == (0, 0, 0)
     assert _all(store) == before
     (file,) = _live(layout)
     assert (file.rows, file.is_compact) == (120, True)
     assert (layout.data / file.name).stat().st_mode & 0o777 == 0o600
     assert file.size_bytes == (layout.data / file.name).stat().st_size
     assert list(layout.new.iterdir()) == []
-
-
-def test_compact_settles_first_and_is_idle_the_second_time(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan
-) -> None:
-    """One command packs all; packing what is packed already does nothing."""
-    write(make_span() for _ in range(10))
-
-    first = store.compact()
-    _wait_for_effect(layout)
-    second = store.compact()
-
-    assert (first.segments, first.merged, first.made) == (1, 1, 1)
-    assert (second.segments, second.merged, second.made) == (0, 0, 0)
-    assert len(_all(store)) == 10
 
 
 def test_compact_orders_rollouts_by_time_and_keeps_their_calls_together(
@@ -127,13 +115,14 @@ def test_compact_keeps_the_first_of_two_spans_with_one_id(
 ) -> None:
     """The second is left out and counted, as a conflict if it is a different one."""
     first = make_span(name="first", start_ns=1_000, end_ns=2_000)
-    other = make_span(name="other")
-    settled([first, other])
+    settled([first, make_span(name="other")])
     # A day apart they are settled both; the same one twice only where a file was copied in.
     settled([make_span(span_id=first.span_id, trace_id=first.trace_id, start_ns=48 * HOUR_NS)])
     settled([make_span(name="third")])
     manifest = layout.read_manifest()
-    _double(layout, manifest.files[0])
+    copy = replace(manifest.files[0], name=manifest.files[0].name.replace("spans-", "spans-9"))
+    (layout.data / copy.name).write_bytes((layout.data / manifest.files[0].name).read_bytes())
+    layout.write_manifest(replace(manifest, files=(*manifest.files, copy)))
 
     done = store.compact()
     _wait_for_effect(layout)
@@ -141,16 +130,6 @@ def test_compact_keeps_the_first_of_two_spans_with_one_id(
     assert done.rejected == {"rejected.conflict": 1, "rejected.duplicate": 2}
     assert [span.name for span in _all(store)] == ["first", "other", "third"]
     assert layout.read_manifest().counts == done.rejected
-
-
-def _double(layout: Layout, file: DataFile) -> None:
-    """Have a copy of a file count too, as if a user had put it there."""
-    from dataclasses import replace
-
-    name = file.name.replace("spans-", "spans-9")
-    (layout.data / name).write_bytes((layout.data / file.name).read_bytes())
-    manifest = layout.read_manifest()
-    layout.write_manifest(replace(manifest, files=(*manifest.files, replace(file, name=name))))
 
 
 def _aged(make_span: MakeSpan, rollout_id: str, hours: float, count: int = 5) -> list[Span]:
@@ -166,45 +145,42 @@ def _aged(make_span: MakeSpan, rollout_id: str, hours: float, count: int = 5) ->
     ]
 
 
-def test_compact_drops_rollouts_older_than_asked_for(
-    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
+@pytest.mark.parametrize(
+    ("options", "reason", "gone"),
+    [
+        ({"older_than_s": 48 * 3600}, "dropped.age", {"old", "older"}),
+        ({"rollout_ids": ["old", "older"]}, "dropped.rollout", {"old", "older"}),
+    ],
+)
+def test_compact_drops_rollouts_by_age_and_id(
+    store: Store,
+    layout: Layout,
+    settled: Settle,
+    make_span: MakeSpan,
+    options: dict[str, Any],
+    reason: str,
+    gone: set[str],
 ) -> None:
-    """A file whose rollouts are all old is unlinked, one with some is written anew, all counted."""
+    """A file whose rollouts all go is unlinked, one with some is written anew, all counted."""
     settled(_aged(make_span, "old", 50))
     settled([*_aged(make_span, "older", 60), *_aged(make_span, "young", 1)])
     # Its first spans are old, but it went on until an hour ago.
     settled([*_aged(make_span, "long", 60), *_aged(make_span, "long", 1)])
+    with pytest.raises(NotFoundError, match="'nosuch'"):
+        store.compact(rollout_ids=["old", "nosuch"])
 
-    foretold = store.compact(older_than_s=48 * 3600, is_dry_run=True)
+    foretold = store.compact(**options, is_dry_run=True)
     untouched = len(_all(store))
-    done = store.compact(older_than_s=48 * 3600)
+    done = store.compact(**options)
     _wait_for_effect(layout)
 
-    assert foretold.dropped == done.dropped == {"dropped.age": Expired(rollouts=2, spans=10)}
+    assert foretold.dropped == done.dropped == {reason: Expired(rollouts=2, spans=10)}
     assert (foretold.unlinked, foretold.merged, foretold.made) == (1, 2, 1)
     assert (done.unlinked, done.merged, done.made) == (1, 2, 1)
     assert untouched == 25
-    assert {span.name for span in store.spans()} == {"young", "long"}
+    assert _names(store) == {"old", "older", "young", "long"} - gone
     assert len(_all(store)) == 15
-    assert layout.read_manifest().counts == {"dropped.age": 10}
-
-
-def test_compact_drops_a_rollout_by_its_id(
-    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
-) -> None:
-    """Only that one goes; one that is not there stops everything."""
-    settled([*_aged(make_span, "a", 3), *_aged(make_span, "b", 2)])
-    settled(_aged(make_span, "c", 1))
-
-    with pytest.raises(NotFoundError, match="'nosuch'"):
-        store.compact(rollout_ids=["nosuch", "a"])
-    kept = len(_all(store))
-    done = store.compact(rollout_ids=["b"])
-    _wait_for_effect(layout)
-
-    assert kept == 15
-    assert done.dropped == {"dropped.rollout": Expired(rollouts=1, spans=5)}
-    assert {span.name for span in store.spans()} == {"a", "c"}
+    assert layout.read_manifest().counts == {reason: 10}
 
 
 def test_dropped_rollout_stays_away_when_the_clock_goes_back(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel.errors import NotFoundError, StoreError
 from lightning_otel.store import counts as n
 from lightning_otel.store.layout import DataFile, Layout, total_bytes
-from lightning_otel.store.parquet import SPILL, packing_connection, row_of, row_weights
+from lightning_otel.store.parquet import SPILL, packing_connection, row_groups, row_of
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
 from lightning_otel.store.settle import exchange, sealed, settle_as_elected, settler_elected
 from lightning_otel.store.snapshot import Snapshot
@@ -107,21 +107,7 @@ def compact(
     wait_s: float = 0.0,
     progress: Progress | None = None,
 ) -> Compacted:
-    """Settle what can be, drop what is not to be kept, and merge the files that are left.
-
-    Args:
-        layout: The store's paths; its catalogue must stand there.
-        retention: What is to be kept; by default everything.
-        is_dry_run: Only say what would happen.
-        wait_s: How long to wait for another settler to finish.
-        progress: Told how far it is.
-
-    Raises:
-        StoreError: Another settler is at it.
-        NotFoundError: A rollout that is to go is not there.
-        OSError: There is no room.
-        duckdb.Error: A file cannot be read, or there is no room.
-    """
+    """Settle what can be, drop what is not to be kept, and merge the files that are left."""
     with elected_alone(layout, wait_s):
         before = store_bytes(layout)
         segments = len(sealed(layout)) if is_dry_run else settle_as_elected(layout).segments
@@ -151,11 +137,6 @@ def compact_some(
     has outgrown its limit, and a tenth more: else each settled segment would have files written
     anew.
 
-    Args:
-        layout: The store's paths.
-        max_bytes: How large the store may be; by default any size.
-        least_files: How many small files are worth it.
-
     Returns:
         Ended spans that went, by reason.
     """
@@ -181,11 +162,7 @@ def compact_some(
 
 @contextlib.contextmanager
 def elected_alone(layout: Layout, wait_s: float) -> Iterator[None]:
-    """A block in which this process alone changes the manifest.
-
-    Raises:
-        StoreError: Another one does.
-    """
+    """A block in which this process alone changes the manifest."""
     with settler_elected(layout, wait_s=wait_s) as is_elected:
         if not is_elected:
             raise StoreError(
@@ -213,9 +190,6 @@ def _expire(
     """Fill the table ``expired`` with rollouts and the reason for each; count them by reason.
 
     Spans in segments that a process still writes to stay, but keep their rollout young.
-
-    Raises:
-        NotFoundError: A rollout that is to go is not there.
     """
     con.execute("CREATE TABLE expired (rollout VARCHAR, reason VARCHAR)")
     if retention == Retention():
@@ -264,12 +238,12 @@ def _add_oldest(con: "duckdb.DuckDBPyConnection", layout: Layout, max_bytes: int
     files, excess = live_files(layout), store_bytes(layout) - max_bytes
     if excess <= 0 or not files:
         return
-    weights = row_weights([layout.data / file.name for file in files], "total_compressed_size")
+    groups = row_groups([layout.data / file.name for file in files])
     con.execute(
         f"""
         CREATE TABLE sized AS
-        SELECT {ROLLOUT} AS rollout, sum(weight) AS size FROM {rows_of(layout, files)}
-        ASOF JOIN ({weights}) ON filename = path AND file_row_number >= begins GROUP BY 1
+        SELECT {ROLLOUT} AS rollout, sum(packed) AS size FROM {rows_of(layout, files)}
+        ASOF JOIN ({groups}) ON filename = path AND file_row_number >= begins GROUP BY 1
         """
     )
     _add(

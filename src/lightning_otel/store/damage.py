@@ -44,9 +44,6 @@ def reading(layout: Layout | None, verb: str = "read") -> Iterator[None]:
     Args:
         layout: The store's paths; None if it has no files.
         verb: What is done to the store, for the error where no file is damaged.
-
-    Raises:
-        StoreError: DuckDB cannot read one of the store's files.
     """
     import duckdb
 
@@ -107,14 +104,6 @@ def look(
     """Return data files and segments that are damaged, and why; missing ones are not among them.
 
     A process reads each once (0.03 s for 14 MB), and of a segment what was appended since.
-
-    Args:
-        layout: The store's paths.
-        files: Which data files; all that count by default.
-        is_thorough: Read all once more, also files of older versions, which have no checksum.
-
-    Raises:
-        OSError: The store's folder cannot be read.
     """
     manifest = layout.read_manifest()
     files = manifest.live_files if files is None else files
@@ -150,11 +139,7 @@ def find_damaged_files(
 
 
 def exclude_damage(layout: Layout) -> None:
-    """Verify what this process has not read yet, and read without what is damaged.
-
-    Raises:
-        OSError: The store's folder cannot be read.
-    """
+    """Verify what this process has not read yet, and read without what is damaged."""
     avoid(layout, look(layout))
 
 
@@ -190,11 +175,7 @@ def _fault_of(path: Path, file: DataFile) -> str:
 
 
 def missing(layout: Layout, manifest: Manifest) -> list[DataFile]:
-    """Return live data files that are not there.
-
-    Raises:
-        OSError: The folder cannot be read.
-    """
+    """Return live data files that are not there."""
     there = set(os.listdir(layout.data))
     return [file for file in manifest.live_files if file.name not in there]
 
@@ -203,9 +184,6 @@ def put_missing_aside(layout: Layout) -> None:
     """Have segments read and settled again that stood in a file which is gone; settler only.
 
     A missing file without any is left in the manifest: it may come back, as with its disk.
-
-    Raises:
-        OSError: The store cannot be written.
     """
     manifest = layout.read_manifest()
     absent = {file.name for file in missing(layout, manifest)}
@@ -233,11 +211,7 @@ def avoid(layout: Layout, found: Mapping[str, str]) -> None:
 
 
 def remove(layout: Layout, found: Mapping[str, str]) -> None:
-    """Put damaged parts aside; only for the elected settler.
-
-    Raises:
-        OSError: The store cannot be written.
-    """
+    """Put damaged parts aside; only for the elected settler."""
     # Verified once more: another process may have put it aside, or put a whole one there.
     files = [file for file in layout.read_manifest().files if file.name in found]
     damaged = {file.name: _fault_of(layout.data / file.name, file) for file in files}
@@ -250,12 +224,7 @@ def remove(layout: Layout, found: Mapping[str, str]) -> None:
 
 
 def tell(layout: Layout, also: Collection[str] = ()) -> None:
-    """Warn of spans that cannot be read, once for each state the store is in.
-
-    Args:
-        layout: The store's paths.
-        also: Names of what a process that read for this one read without.
-    """
+    """Warn of spans that cannot be read, once for each state the store is in."""
     if also:
         _avoided.setdefault(layout.root, set()).update(also)
     lacking = lacks(layout)

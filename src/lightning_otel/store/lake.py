@@ -69,9 +69,6 @@ def lake_address(given: str, data: str | None = None) -> LakeAddress:
             beside ours, or ``ducklake:postgres:dbname=… host=… data=… local=…``.
         data: Where its files lie, if the string does not say.
 
-    Raises:
-        ConfigError: It cannot be understood; the string is not repeated, it may hold a password.
-
     Source: PostgreSQL's manual, 34.1.1, "Connection Strings".
     """
     kind, _, rest = given.removeprefix(SCHEME).partition(":")

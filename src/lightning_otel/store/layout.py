@@ -55,9 +55,6 @@ class Layout:
         Args:
             path: ``X.duckdb``, or a folder that holds (or will hold) ``traces.duckdb``; of a lake
                 the store on this machine that recordings go to.
-
-        Raises:
-            ConfigError: It is a URL, or ``:memory:``, and so no place on a disk.
         """
         text = os.fspath(path)
         if is_lake(text):
@@ -85,20 +82,12 @@ class Layout:
         self.state_path = self.root / "state.sqlite"
 
     def exists(self) -> bool:
-        """Say whether a store stands here; settled spans may lie here without a manifest.
-
-        Raises:
-            StoreError: Nobody may look.
-        """
+        """Say whether a store stands here; settled spans may lie here without a manifest."""
         is_there = self._stands(self.manifest_path) or self.manifest_copy.exists()
         return is_there or any(self.data.glob("spans-*.parquet"))
 
     def has_state(self) -> bool:
-        """Say whether a state lies beside it.
-
-        Raises:
-            StoreError: Nobody may look.
-        """
+        """Say whether a state lies beside it."""
         return self._stands(self.state_path)
 
     def _stands(self, path: Path) -> bool:
@@ -110,12 +99,7 @@ class Layout:
             ) from exc
 
     def require(self) -> None:
-        """Check that a store stands here.
-
-        Raises:
-            StoreMissingError: Nothing does.
-            StoreError: Nobody may look.
-        """
+        """Check that a store stands here."""
         if not self.exists():
             # Such as the demo's, which people look for where their own would be.
             beside = [path.with_suffix("") for path in self.catalogue.parent.glob("*.duckdb.d")]
@@ -126,12 +110,7 @@ class Layout:
             )
 
     def create(self) -> None:
-        """Make the store, private to the user; harmless if it is there.
-
-        Raises:
-            StoreError: It cannot be made, or a database of somebody else's has its name.
-            StoreVersionError: A newer version made it.
-        """
+        """Make the store, private to the user; harmless if it is there."""
         try:
             if self.catalogue.exists() and not self.root.exists():
                 raise StoreError(
@@ -148,11 +127,7 @@ class Layout:
             self.read_manifest()
 
     def make_folders(self) -> None:
-        """Make what is not there yet; any number of processes may do so at once.
-
-        Raises:
-            OSError: Something cannot be made.
-        """
+        """Make what is not there yet; any number of processes may do so at once."""
         if not self.catalogue.parent.exists():
             _make_private(self.catalogue.parent)
             _add_private(self.catalogue.parent / ".gitignore", b"*\n")
@@ -172,17 +147,12 @@ class Layout:
 
         Raises:
             StoreDamagedError: Neither it nor its copy is whole.
-            StoreError: It cannot be read.
             StoreVersionError: A newer version wrote it.
         """
         return self._read_manifest()[1]
 
     def whole_manifest(self) -> Path:
-        """Return the manifest's path, or that of its copy if only that is whole.
-
-        Raises:
-            StoreDamagedError: Neither is.
-        """
+        """Return the manifest's path, or that of its copy if only that is whole."""
         return self._read_manifest()[0]
 
     def _read_manifest(self) -> tuple[Path, Manifest]:
@@ -224,10 +194,6 @@ class Layout:
         Its copy is replaced first: it is never older than the manifest, so that reading it instead
         loses no commit; and what a commit names lies on the disk before either is written.
 
-        Args:
-            manifest: The new one.
-            before_us: Leave the old one if this time has passed when all is ready.
-
         Returns:
             Whether the manifest was replaced.
         """
@@ -263,12 +229,7 @@ def now_us() -> int:
 
 
 def write_private(path: Path, content: bytes, *, is_synced: bool = False) -> None:
-    """Make a file that only its owner can read.
-
-    Raises:
-        FileExistsError: It is there already.
-        OSError: It cannot be written whole; nothing is left of it.
-    """
+    """Make a file that only its owner can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         left = memoryview(content)

@@ -14,15 +14,8 @@ from lightning_otel.store.views import NAMES, define_derived
 def pack(con: Reader, path: str | os.PathLike[str]) -> int:
     """Write the spans visible on a connection into a new database, with the views over them.
 
-    Args:
-        con: The connection.
-        path: The new database.
-
     Returns:
         The number of spans written.
-
-    Raises:
-        StoreError: Something stands at the path already, or it cannot be written.
     """
     import duckdb
 

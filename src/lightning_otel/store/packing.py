@@ -69,11 +69,7 @@ def make_parquet(
 def segment_counts(
     layout: Layout, manifest: Manifest, paths: Sequence[Path]
 ) -> list[SettledSegment]:
-    """Return what settling would count of segments; nothing is written.
-
-    Raises:
-        duckdb.Error: A segment was taken away meanwhile, or a data file cannot be read.
-    """
+    """Return what settling would count of segments; nothing is written."""
     if not paths:
         return []
     # A folder for what spills of its own: a settler clears its away.
@@ -223,12 +219,7 @@ def _find_gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
 
 
 def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
-    """Return a segment with its counts.
-
-    Args:
-        row: What its lines tell.
-        gaps: Ended spans that it lacks by their numbers.
-    """
+    """Return a segment with its counts."""
     damaged, lost, refused = row["damaged"], row["lost"], row["ended_refused"]
     told = n.added({n.DISK: lost}, *(_parse_counts(note) for note in row["notes"] or ()))
     known = row["ended"] + n.unstored(told)

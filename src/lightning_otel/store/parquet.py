@@ -13,7 +13,7 @@ from base64 import b85decode, b85encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -185,46 +185,20 @@ def described(
     )
 
 
-class RowGroup(NamedTuple):
-    """A row group: its rows' numbers and its bytes, each first and one past the last."""
+def row_groups(paths: Iterable[Path]) -> str:
+    """Return a query for the row groups of data files: where each lies, and what a row of it takes.
 
-    first_row: int
-    end_row: int
-    first_byte: int
-    end_byte: int
-    raw_bytes: int
-
-
-def row_groups(con: "duckdb.DuckDBPyConnection", path: Path) -> list[RowGroup]:
-    """Return a file's row groups, in their order.
-
-    Raises:
-        duckdb.Error: Its footer cannot be read.
+    ``begins`` and ``ends`` are numbers of rows, ``first_byte`` and ``end_byte`` places in the file,
+    ``weight`` and ``packed`` bytes of a row, the latter as they are compressed.
     """
-    rows = con.execute(
-        "SELECT any_value(row_group_num_rows), "
-        "min(least(data_page_offset, coalesce(dictionary_page_offset, data_page_offset))), "
-        "sum(total_compressed_size), sum(total_uncompressed_size) "
-        f"FROM parquet_metadata({quoted(str(path))}) GROUP BY row_group_id ORDER BY row_group_id"
-    ).fetchall()
-    found, first = [], 0
-    for count, offset, size, raw in rows:
-        found.append(RowGroup(first, first + count, offset, offset + int(size), int(raw)))
-        first += count
-    return found
-
-
-def row_weights(paths: Iterable[Path], size: str) -> str:
-    """Return a query for the rows at which row groups begin and what one row of each takes.
-
-    Args:
-        paths: Data files.
-        size: The column of ``parquet_metadata`` that tells the size of a column's part.
-    """
-    return f"""SELECT path, sum(rows) OVER (PARTITION BY path ORDER BY id) - rows AS begins, rows,
-      size / rows AS weight
-    FROM (SELECT file_name AS path, row_group_id AS id, any_value(row_group_num_rows) AS rows,
-      sum({size}) AS size FROM parquet_metadata({listed(paths)}) GROUP BY ALL)"""
+    return f"""SELECT *, ends - rows AS begins, raw_size / rows AS weight, size / rows AS packed,
+      first_byte + size AS end_byte
+    FROM (SELECT *, sum(rows) OVER (PARTITION BY path ORDER BY id) AS ends FROM (
+      SELECT file_name AS path, row_group_id AS id, any_value(row_group_num_rows) AS rows,
+        sum(total_uncompressed_size) AS raw_size, sum(total_compressed_size) AS size,
+        min(least(data_page_offset, coalesce(dictionary_page_offset, data_page_offset)))
+          AS first_byte
+      FROM parquet_metadata({listed(paths)}) GROUP BY ALL))"""
 
 
 def near_files(layout: Layout, manifest: Manifest, low: int, high: int) -> list[DataFile]:

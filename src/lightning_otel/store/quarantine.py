@@ -42,9 +42,6 @@ def checksum_of(path: Path) -> str:
 
     Neither Parquet pages as DuckDB writes them nor zstd have checksums: of 60 single bits flipped
     in pages 42 changed values in silence. Blocks tell which row groups are whole.
-
-    Raises:
-        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -58,11 +55,7 @@ def checksum_of(path: Path) -> str:
 
 
 def find_corrupt_ranges(path: Path, checksum: str) -> list[Range]:
-    """Return the bytes of a data file that are not as they were when its checksum was taken.
-
-    Raises:
-        OSError: The file cannot be read, which says nothing about damage.
-    """
+    """Return the bytes of a data file that are not as they were when its checksum was taken."""
     lengths, _, sums = checksum.rpartition(".")
     block, size, footer = (int(each, 16) for each in lengths.split("."))
     with path.open("rb") as file:
@@ -120,11 +113,7 @@ class Note:
 
 
 def notes(layout: Layout) -> list[Note]:
-    """Every note, the oldest first.
-
-    Raises:
-        OSError: They cannot be read.
-    """
+    """Every note, the oldest first."""
     try:
         paths = sorted(layout.quarantine.glob(f"*{_NOTE}"))
     except FileNotFoundError:
@@ -133,11 +122,7 @@ def notes(layout: Layout) -> list[Note]:
 
 
 def write_note(layout: Layout, note: Note) -> None:
-    """Keep a note on disk, in place of an older one of that name.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Keep a note on disk, in place of an older one of that name."""
     _make_folder(layout)
     made = layout.new / f"note-{os.getpid()}-{os.urandom(4).hex()}"
     write_private(made, orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2), is_synced=True)
@@ -153,9 +138,6 @@ def put_aside(layout: Layout, damaged: Mapping[str, str]) -> None:
     Args:
         layout: The store's paths.
         damaged: Names of data files, and why each is damaged.
-
-    Raises:
-        OSError: The store cannot be written.
     """
     _make_folder(layout)
     manifest = layout.read_manifest()
@@ -210,9 +192,6 @@ def find_corrupt_lines(
 
     Returns:
         First byte and one past the last of each, and where the last whole line ends.
-
-    Raises:
-        OSError: It cannot be read.
     """
     found: list[Range] = []
     first = start
@@ -235,14 +214,6 @@ def put_aside_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> N
     """Move the corrupt lines of a segment into quarantine, and say in their places that one was.
 
     The segment is changed where it is, in place: its process may go on appending to it.
-
-    Args:
-        layout: The store's paths.
-        path: The segment.
-        is_closed: Nobody writes to it any more.
-
-    Raises:
-        OSError: The store cannot be read or written.
     """
     ranges, _ = find_corrupt_lines(path, is_closed=is_closed)
     if not ranges:
@@ -277,11 +248,7 @@ def put_aside_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> N
 
 
 def keep_manifest(layout: Layout, why: str) -> None:
-    """Copy a damaged manifest into quarantine, before it is written anew.
-
-    Raises:
-        OSError: The store cannot be written.
-    """
+    """Copy a damaged manifest into quarantine, before it is written anew."""
     now = now_us()
     name = f"manifest-{now}.ndjson"
     _make_folder(layout)

@@ -38,12 +38,7 @@ _WAIT_S: Final = 2.0
 
 
 def mend_manifest(layout: Layout) -> None:
-    """See that the manifest is whole, if that is ours to do now; else its copy is read.
-
-    Raises:
-        StoreDamagedError: It is not, nor is its copy, and neither can be written here.
-        StoreError: It cannot be read.
-    """
+    """See that the manifest is whole, if that is ours to do now; else its copy is read."""
     if not _find_fault(layout):
         return
     try:
@@ -56,12 +51,7 @@ def mend_manifest(layout: Layout) -> None:
 
 
 def restore(layout: Layout) -> None:
-    """Write a damaged manifest anew; only for the elected settler.
-
-    Raises:
-        OSError: It cannot be written.
-        StoreVersionError: A newer version wrote the data files.
-    """
+    """Write a damaged manifest anew; only for the elected settler."""
     why = _find_fault(layout)
     if not why:
         return

@@ -116,11 +116,6 @@ def redact(
         wait_s: How long to wait for the old files to be gone.
         progress: Told how far it is.
         waiting: Told how many seconds are left of that.
-
-    Raises:
-        ConfigError: There are neither rules nor a scope, or the store has no files.
-        StoreMissingError: There is no store.
-        StoreError: Another process is at it, there is no room, or a file is damaged.
     """
     if layout is None:
         raise ConfigError("redact needs a store on this disk; name one with --store")
@@ -306,10 +301,6 @@ def _close_segments(layout: Layout, holds: Callable[[Path], bool]) -> None:
     Nobody but its process may seal a segment. It is asked by a bit of the file's mode, which a
     writer sees with its next line at no cost, and then goes on in a new segment. What is asked
     stays asked: it is closed with the next line, whenever that comes.
-
-    Args:
-        layout: The store's paths.
-        holds: Says whether a segment needs to be; the others are left alone.
     """
     writer = writer_if_any(layout)
     if writer is not None and any(map(holds, _own_segments(layout))):
@@ -326,11 +317,6 @@ def _close_segments(layout: Layout, holds: Callable[[Path], bool]) -> None:
 
 def _finish(layout: Layout, wait_s: float, told: Callable[[float], None] | None) -> bool:
     """Have the files that hold what was masked unlinked, once no reader can want them any more.
-
-    Args:
-        layout: The store's paths.
-        wait_s: How long to wait for that, and for other settlers.
-        told: Told how many seconds are left.
 
     Returns:
         Whether they are gone.

@@ -28,9 +28,6 @@ def repair(layout: Layout) -> list[Note]:
 
     Returns:
         What was open or corrupt, as it is now: how many spans came back, and how many are gone.
-
-    Raises:
-        StoreError: Another process is settling, or the store cannot be written.
     """
     try:
         with settler_elected(layout, wait_s=_WAIT_S) as is_elected:

@@ -26,7 +26,6 @@ from lightning_otel.store.parquet import (
     Origin,
     row_groups,
     row_of,
-    row_weights,
     write_file,
 )
 from lightning_otel.store.schema import COLUMNS, record_of_span, span_of
@@ -125,14 +124,7 @@ class Rewrite:
             yield is_changed
 
     def run(self) -> DataFile | None:
-        """Make the new file and have it count in place of the old ones; None if nothing is left.
-
-        Raises:
-            TooWideError: The rows do not fit into the memory allowed.
-            InterleavedError: It would take too long; half of the files each will do.
-            OSError: There is no room.
-            duckdb.Error: A file cannot be read, or there is no room.
-        """
+        """Make the new file and have it count in place of the old ones; None if nothing is left."""
         import duckdb
 
         if not self.files:
@@ -191,12 +183,11 @@ class Rewrite:
         """Return conditions for the parts of the files that are read."""
         if self._corrupt is None:
             return ["true"]
+        groups = self._con.execute("SELECT begins, ends, first_byte, end_byte FROM row_group")
         return [
-            f"file_row_number BETWEEN {each.first_row} AND {each.end_row - 1}"
-            for each in row_groups(self._con, self._folder / self.files[0].name)
-            if not any(
-                low < each.end_byte and high > each.first_byte for low, high in self._corrupt
-            )
+            f"file_row_number BETWEEN {begins} AND {ends - 1}"
+            for begins, ends, first, end in groups.fetchall()
+            if not any(low < end and high > first for low, high in self._corrupt)
         ]
 
     def _index_rows(self) -> None:
@@ -210,8 +201,8 @@ class Rewrite:
         con.execute("CREATE OR REPLACE TABLE files (file INTEGER, path VARCHAR)")
         con.executemany("INSERT INTO files VALUES (?, ?)", list(enumerate(map(str, paths))))
         con.execute(
-            "CREATE OR REPLACE TABLE weights AS "
-            f"FROM ({row_weights(paths, 'total_uncompressed_size')}) JOIN files USING (path)"
+            "CREATE OR REPLACE TABLE row_group AS "
+            f"FROM ({row_groups(paths)}) JOIN files USING (path)"
         )
         begin = "CREATE OR REPLACE TABLE spot AS"
         for where in self._list_parts() or ["false"]:
@@ -223,8 +214,8 @@ class Rewrite:
                     start_ns, sequence, trace_id, span_id, end_ns IS NOT NULL AS is_ended
                   FROM {rows_of(self._layout, self.files, self._folder)} AS f
                   WHERE {where} AND {self._keep}
-                ) JOIN files USING (path) ASOF JOIN weights
-                  ON files.file = weights.file AND number >= begins
+                ) JOIN files USING (path) ASOF JOIN row_group
+                  ON files.file = row_group.file AND number >= begins
                 """
             )
             begin = "INSERT INTO spot"
@@ -299,7 +290,7 @@ class Rewrite:
         (readings,) = row_of(
             self._con,
             """
-            WITH raw AS (SELECT file, sum(weight * rows) AS size FROM weights GROUP BY 1)
+            WITH raw AS (SELECT file, sum(raw_size) AS size FROM row_group GROUP BY 1)
             SELECT coalesce((SELECT sum(size) FROM (SELECT DISTINCT slice, file FROM placed)
               JOIN raw USING (file)) / (SELECT sum(size) FROM raw), 0)
             """,
