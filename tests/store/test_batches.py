@@ -1,125 +1,107 @@
-"""Spans of a rollout are those its transitions and views are made of, late rewards included."""
+"""A store gives what the adapter makes of all its spans at once, however it reads them."""
 
+import re
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import pytest
+from tests.adapter.forest import draw
+from tests.adapter.test_credit import CASES, LATE, UNLIKE_SQL
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward
+from lightning_otel import Store, TripletAdapter
 from lightning_otel import conventions as c
-from lightning_otel.emitters import reward_span
+from lightning_otel.dataset import batches
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
-from lightning_otel.types import Span
-
-RunPython = Callable[..., str]
-TARGETS = ("rollout_id", "span_id", "response_id")
+from lightning_otel.types import Report, Span, Transition
 
 
-@pytest.fixture
-def call(store: Store, make_span: Callable[..., Span]) -> Span:
-    """A stored model call of rollout ``r1`` with a response id."""
-    span = make_span(
-        name="chat m",
-        attributes={
-            c.OPERATION: "chat",
-            c.ROLLOUT_ID: "r1",
-            c.ATTEMPT_ID: "1",
-            c.RESPONSE_ID: "chatcmpl-1",
-        },
-    )
-    store.add([span])
-    return span
+def _drawn() -> list[Span]:
+    """The spans of every case, each in rollouts of its own."""
+    cases = [drawing for name, (drawing, _) in CASES.items() if name not in UNLIKE_SQL]
+    return [
+        replace(span, scope=span.scope or c.SCOPE)
+        for number, drawing in enumerate(cases)
+        for span in draw(
+            re.sub(r"(@id=|rollout=)(?=\w)", rf"\g<1>{number}-", drawing),
+            rollout_id=f"{number}-r1",
+            process=f"p{number}-",
+        ).spans
+    ]
 
 
-def _target(call: Span, key: str) -> dict[str, str]:
-    values = {"rollout_id": "r1", "span_id": call.span_id, "response_id": "chatcmpl-1"}
-    return {key: values[key]}
+def _earned(steps: list[Transition]) -> dict[str, dict[str, float]]:
+    return {step.span_id: dict(step.rewards) for step in steps}
 
 
-def _names(store: Store, rollout_id: str) -> list[str]:
-    return [span.name for span in store.spans(rollout_id=rollout_id)]
+def _lost(report: Report) -> tuple[int, int, Counter[str]]:
+    return report.rewards, report.rewards_placed, Counter(each.span_id for each in report.dropped)
 
 
-@pytest.mark.parametrize("key", TARGETS)
-def test_spans_hold_a_reward_given_later(store: Store, call: Span, key: str) -> None:
-    """A reward in a trace of its own is listed with the rollout it judges, whatever names it."""
-    store.add([reward_span({"good": 1.0}, **_target(call, key))])
-
-    assert _names(store, "r1") == ["chat m", c.SPAN_ANNOTATION]
-
-
-@pytest.mark.parametrize("key", TARGETS)
-def test_spans_hold_a_reward_of_another_process(
-    store: Store, call: Span, run_python: RunPython, key: str
+@pytest.mark.parametrize("place", ["segments", "files", "memory"])
+@pytest.mark.parametrize("batch", [1, 20_000])
+def test_rewards_reach_the_same_calls_however_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, batch: int
 ) -> None:
-    """So is one that another process gave."""
-    run_python(
-        "import sys; from lightning_otel import auto_trace, emit_reward, Store\n"
-        "with auto_trace(store=Store(sys.argv[1]), rollout_id='judge'):\n"
-        "    emit_reward(1.0, **{sys.argv[2]: sys.argv[3]})",
-        store.name,
-        key,
-        _target(call, key)[key],
-    )
+    """A rollout at a time or all at once; with bodies or without; given later or elsewhere."""
+    # Replaced because no test should write as many spans as fill two real batches.
+    monkeypatch.setattr(batches, "BATCH_SPANS", batch)
+    store = Store(":memory:" if place == "memory" else tmp_path / "t.duckdb")
+    spans = _drawn()
+    store.add(reversed(spans))
+    if place == "files":
+        store.writer().seal()
+        store.settle()
+    found = TripletAdapter().explain(spans)
+    expected = _earned([step for path in found.trajectories for step in path.transitions])
 
-    assert _names(store, "r1") == ["chat m", c.SPAN_ANNOTATION]
-    assert _names(store, "judge") == [c.SPAN_ROLLOUT]
+    whole, thin = store.transitions(), store.transitions(bodies=False)
+
+    assert _earned(whole.rows()) == _earned(thin.rows()) == expected
+    reports = [each.report() for each in (whole, thin)]
+    assert [_lost(each) for each in reports] == [_lost(found.report)] * 2
+    assert _earned(store.transitions(rollout_id="2-r1").rows()).items() <= expected.items()
 
 
-def test_spans_are_those_the_views_count(store: Store, call: Span) -> None:
-    """For every rollout there are as many spans as its row says, and all of them once in all.
+def test_spans_of_a_rollout_are_those_its_row_counts(store: Store, tmp_path: Path) -> None:
+    """Rewards given elsewhere are among them, in order of time; live, settled and packed."""
+    store.add(_drawn())
+    rows = {row["rollout_id"]: row["spans"] for row in store.rollouts()}
+    query = "SELECT rollout_id, attempt_id, rewards, reward, end_ns FROM rollouts ORDER BY ALL"
 
-    But a reward whose target is not there, which is of no rollout.
-    """
-    with auto_trace(store=store, rollout_id="r2"):
-        emit_action("think", "aloud")
-        emit_reward(0.5)
-        emit_reward(0.1, span_id=call.span_id)
-    store.add([reward_span({"late": 0.2}, rollout_id="r2"), reward_span({"lost": 1.0})])
+    live = list(store.sql(query).dicts())
+    spans = {name: store.spans(rollout_id=name).rows() for name in rows}
+    store.writer().seal()
+    store.settle()
+    store.pack(tmp_path / "packed.duckdb")
 
-    rows = store.rollouts().rows()
-
-    listed = {row["rollout_id"]: store.spans(rollout_id=row["rollout_id"]).rows() for row in rows}
-    assert {name: len(spans) for name, spans in listed.items()} == {
-        row["rollout_id"]: row["spans"] for row in rows
+    counts = Counter(row["rollout_id"] for row in store.rollouts())
+    assert {name: len(own) for name, own in spans.items() if counts[name] == 1} == {
+        name: count for name, count in rows.items() if counts[name] == 1
     }
-    assert sum(map(len, listed.values())) == len(store.spans().rows()) - 1
-    assert {len(spans) for spans in listed.values()} == {2, 4}
-
-
-def test_spans_with_late_rewards_keep_their_order(store: Store, call: Span) -> None:
-    """They are sorted by their start, in every form they are handed out."""
-    store.add(
-        [
-            reward_span({"b": 1.0}, rollout_id="r1"),
-            reward_span({"a": 1.0}, response_id="chatcmpl-1"),
-        ]
+    assert all(
+        [span.start_ns for span in own] == sorted(span.start_ns for span in own)
+        for own in spans.values()
     )
-
-    table = store.spans(rollout_id="r1")
-
-    starts = [span.start_ns for span in table]
-    assert starts == sorted(starts)
-    assert table.df()["start_ns"].tolist() == starts
-    assert len(starts) == 3
+    assert list(store.sql(query).dicts()) == live
+    with duckdb.connect(str(tmp_path / "packed.duckdb"), read_only=True) as con:
+        assert con.execute(query).fetchall() == [tuple(row.values()) for row in live]
 
 
-def test_spans_of_a_rollout_and_a_trace_are_of_both(store: Store, call: Span) -> None:
-    """A reward in a trace of its own is not among those of the call's trace."""
-    store.add([reward_span({"late": 1.0}, rollout_id="r1")])
+def test_the_views_tell_a_late_reward_with_its_rollout(store: Store) -> None:
+    """It has its link, and does not prolong the rollout."""
+    store.add(draw(f"a@id=r1 {LATE} !.25@id=r1").spans)
 
-    found = store.spans(rollout_id="r1", trace_id=call.trace_id).rows()
+    (reward,) = store.sql("FROM rewards")
+    (row,) = store.rollouts()
 
-    assert [span.name for span in found] == ["chat m"]
-
-
-def test_spans_in_memory_hold_late_rewards(call: Span) -> None:
-    """A store in memory says the same."""
-    store = Store(":memory:")
-    store.add([call, reward_span({"late": 1.0}, response_id="chatcmpl-1")])
-
-    assert _names(store, "r1") == ["chat m", c.SPAN_ANNOTATION]
+    assert (reward["rollout_id"], reward["attempt_id"], reward["value"]) == ("r1", "1", 0.25)
+    assert (reward["link_key"], reward["link_value"]) == (c.RESPONSE_ID, "r1")
+    assert (row["spans"], row["traces"], row["rewards"], row["reward"]) == (2, 1, 1, 0.25)
+    assert row["end_ns"] < reward["start_ns"]
 
 
 def test_records_step_over_a_torn_line(tmp_path: Path, make_span: Callable[..., Span]) -> None:

@@ -25,7 +25,6 @@ from lightning_otel.dataset import linear
 from lightning_otel.dataset.linear import without_bodies
 from lightning_otel.formats.transition_rows import NARROW_COLUMNS
 from lightning_otel.store import settle
-from lightning_otel.store.compact import compact
 from lightning_otel.store.gist import GIST
 from lightning_otel.store.parquet import described
 from lightning_otel.store.sql import quoted
@@ -240,33 +239,6 @@ def test_transitions_without_bodies_are_the_same(
     assert passes["linear"] > (1 if oddness < 0.5 else 0.05)
 
 
-@pytest.mark.parametrize("oddness", [0.0, 0.5])
-def test_steps_are_counted_as_they_are_given(store: Store, oddness: float) -> None:
-    """By rollout and resources, whichever way they took; none is made for it on the plain one."""
-    chance = random.Random(3)
-    stamps = ({}, {c.RESOURCES: '{"*":{"prompt[image]":2}}'}, {c.RESOURCES: '{"*":{"prompt":1}}'})
-    for number in range(40):
-        spans = Agent(number, oddness).work()
-        if number % 4:
-            own = chance.choice(stamps)
-            spans = [replace(span, attributes={**span.attributes, **own}) for span in spans]
-        store.add(spans)
-
-    counted: Counter[Any] = Counter()
-    for each in store.step_counts():
-        key = (each.rollout_id, tuple(each.resources.items()))
-        counted[key, "steps"] += each.steps
-        counted[key, "rewarded"] += each.rewarded
-    wanted: Counter[Any] = Counter()
-    for step in store.transitions():
-        key = (step.rollout_id, tuple(step.resources.items()))
-        wanted[key, "steps"] += 1
-        wanted[key, "rewarded"] += step.reward is not None
-
-    assert counted == wanted
-    assert len({resources for (_, resources), _ in counted}) == 3
-
-
 def _settle(store: Store) -> str:
     """Settle all there is; the name of the file it stands in."""
     assert store.layout is not None
@@ -325,27 +297,6 @@ def test_transitions_come_from_files_of_all_kinds(
         assert taken["linear"] > 12
 
 
-def test_compacting_gives_older_files_their_gist(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Files that were merged need not be looked into any more."""
-    monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
-    for number in range(2):
-        store.add(Agent(number, 0.0).work())
-        _rewrite(store, _settle(store), _WITHOUT)
-    before = store.transitions(bodies=False).rows()
-    assert store.layout is not None
-
-    compact(store.layout)
-
-    (file,) = store.layout.read_manifest().live_files
-    rows = duckdb.execute(
-        f"SELECT count(gist_kind), count(*) FROM {quoted(str(store.layout.data / file.name))}"
-    ).fetchall()
-    assert rows == [(len(store.spans().rows()),) * 2]
-    assert sorted(map(repr, before)) == sorted(map(repr, store.transitions(bodies=False)))
-
-
 @pytest.mark.parametrize(
     "wanted",
     [{"agents": "planner", "rewarded": True}, {"rollout_id": ["r1", "r3"]}],
@@ -380,20 +331,6 @@ def test_transitions_of_any_forest_without_bodies_are_the_same(
         store.add(replace(s, trace_id=f"{number}{s.trace_id[1:]}", scope=c.SCOPE) for s in spans)
 
     _same(store, include_incomplete=True)
-
-
-def test_transitions_without_bodies_come_from_files_too(store: Store) -> None:
-    """Settled spans are read like those of live segments, many batches or one."""
-    for number in range(20):
-        store.add(Agent(number, 0.1).work())
-    before = _rows(store.transitions(bodies=False).rows())
-    assert store.layout is not None
-    store.writer().seal()
-    store.settle()
-
-    after = store.transitions(bodies=False).rows()
-
-    assert before == Counter(map(repr, after)) == _rows(store.transitions().rows())
 
 
 def test_batches_do_not_matter(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

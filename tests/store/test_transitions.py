@@ -1,4 +1,4 @@
-"""From a store to transitions: batches, rewards that come later, and the views that show them."""
+"""From a store to transitions: their columns, their funnel, and real clients and processes."""
 
 import asyncio
 import dataclasses
@@ -19,8 +19,6 @@ from hypothesis import strategies as st
 from tests.adapter.forest import (
     Forest,
     call_attributes,
-    reward_attributes,
-    rewards,
     text_of,
     token_attributes,
 )
@@ -39,13 +37,9 @@ from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.dataset import batches as batches_module
 from lightning_otel.dataset.batches import batches
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.formats.format import distinct
 from lightning_otel.formats.transition_rows import COLUMNS
-from lightning_otel.formats.transition_rows import row as row_of
 from lightning_otel.tracing import operation
 from lightning_otel.types import Report, Span, Trajectory
-
-DAY_NS = 24 * 3600 * 1_000_000_000
 
 
 def rollout(name: str, response_id: str | None = None, tick: int = 0) -> Forest:
@@ -55,26 +49,6 @@ def rollout(name: str, response_id: str | None = None, tick: int = 0) -> Forest:
         forest.call(f"{name} first")
         forest.call(f"{name} second", response_id=response_id)
     return forest
-
-
-def late(name: str, value: float, rollout_id: str | None = None, **links: str) -> Span:
-    """A reward in a trace of its own, a day after everything else."""
-    attributes = reward_attributes(value, **links)
-    if rollout_id is not None:
-        attributes[c.ROLLOUT_ID] = rollout_id
-    return Span(
-        name.ljust(32, "f"), name, None, c.SPAN_ANNOTATION, DAY_NS, DAY_NS, attributes=attributes
-    )
-
-
-def rewards_of(store: Store, **options: Any) -> dict[str, float | None]:
-    """The reward of each answer in a store."""
-    return rewards(list(store.trajectories(**options)))
-
-
-def rollouts_of(store: Store) -> dict[tuple[str, str], dict[str, Any]]:
-    """Rows of the ``rollouts`` view by rollout and attempt."""
-    return {(row["rollout_id"], row["attempt_id"]): row for row in store.rollouts().dicts()}
 
 
 # --- transitions ---------------------------------------------------------------------------------
@@ -100,56 +74,24 @@ def test_transitions_have_one_column_for_each_field(store: Store) -> None:
     assert (row["capture"], row["next_observation"]) == ("exact", None)
 
 
-def test_transition_row_is_json_in_column_order(store: Store) -> None:
-    """A row holds only what JSON knows, with token ids as lists."""
-    forest = Forest()
-    forest.make("chat", {**call_attributes("q", "a"), **token_attributes([1], [2])})
-    (path,) = TripletAdapter().adapt(forest.spans)
-
-    row = row_of(path.transitions[0], path.branch)
-
-    assert list(row) == list(COLUMNS)
-    assert json.loads(json.dumps(row))["prompt_ids"] == [1]
-
-
 def test_transitions_yield_a_shared_step_once(store: Store) -> None:
-    """A plan that five paths share is one row, on the first branch; the parts are five."""
-    forest = Forest()
-    with forest.inside("root"):
-        forest.call("plan")
-        forest.close(*[forest.open_call(f"part {index}") for index in range(5)])
-    store.add(forest.spans)
+    """A plan that five paths share is one row, on the first branch; the parts are five.
+
+    The same ids in another trace are other spans.
+    """
+    for trace in "ab":
+        forest = Forest(rollout_id=trace, trace_id=trace * 32)
+        with forest.inside("root"):
+            forest.call("plan")
+            forest.close(*[forest.open_call(f"part {index}") for index in range(5)])
+        store.add(forest.spans)
 
     found = store.transitions().rows()
 
-    assert [text_of(step.action) for step in found if step.is_shared] == ["plan"]
-    assert len(found) == 6
-    assert [row["branch"] for row in store.transitions().dicts()] == [0, 0, 1, 2, 3, 4]
-    assert sum(len(path.transitions) for path in store.trajectories()) == 10
-
-
-def test_transitions_select_agents_by_glob(store: Store) -> None:
-    """Only agents whose name matches are given, with what they share told once."""
-    forest = Forest()
-    for name in ("planner", "plan critic", "worker"):
-        with forest.agent(name):
-            forest.call(f"by {name}")
-    store.add(forest.spans)
-
-    found = store.transitions(agents="plan*")
-
-    assert [step.agent for step in found] == ["planner", "plan critic"]
-
-
-def test_transitions_select_one_rollout(store: Store) -> None:
-    """One rollout's transitions are read without the others."""
-    store.add([*rollout("r1").spans, *rollout("r2", tick=10).spans])
-
-    found = store.transitions(rollout_id="r2").rows()
-
-    assert [text_of(step.action) for step in found] == ["r2 first", "r2 second"]
-    assert store.report(rollout_id="r2").rollouts == 1
-    assert store.transitions(rollout_id="r3").rows() == []
+    assert [text_of(step.action) for step in found if step.is_shared] == ["plan"] * 2
+    assert len(found) == 12
+    assert [row["branch"] for row in store.transitions().dicts()] == [0, 0, 1, 2, 3, 4] * 2
+    assert sum(len(path.transitions) for path in store.trajectories()) == 20
 
 
 def test_transitions_apply_the_credit_rule(store: Store) -> None:
@@ -165,25 +107,15 @@ def test_transitions_apply_the_credit_rule(store: Store) -> None:
 
 def test_transitions_report_what_led_to_them(store: Store) -> None:
     """The table's funnel is the store's, before a pass over its rows and after one."""
-    store.add([*rollout("r1").spans, *rollout("r2", tick=10).spans, late("lost", 1.0)])
+    lost = Forest(rollout_id=None, attempt_id=None, trace_id="f" * 32, process="f", tick=99)
+    lost.reward(1.0)
+    store.add([*rollout("r1").spans, *rollout("r2", tick=10).spans, *lost.spans])
     fresh, read = store.transitions(credit="last"), store.transitions(credit="last")
 
     rows = read.rows()
 
     assert fresh.report() == read.report() == store.report(credit="last")
     assert read.report().transitions == len(rows)
-
-
-def test_distinct_keeps_equal_ids_of_different_traces_apart() -> None:
-    """A span id is one within its trace only."""
-    found: list[Trajectory] = []
-    for trace_id in ("1" * 32, "2" * 32):
-        forest = Forest(trace_id=trace_id, rollout_id=trace_id)
-        forest.call("plan")
-        forest.close(*[forest.open_call(f"part {index}") for index in range(2)])
-        found += TripletAdapter().adapt(forest.spans)
-
-    assert len(list(distinct(found))) == 6
 
 
 PEAK = """
@@ -215,191 +147,6 @@ def test_a_file_of_transitions_takes_the_same_memory_for_thrice_as_many(tmp_path
     # DuckDB 1.5 keeps more of the file that it reads than 2.0.
     most = 1.6 if duckdb.__version__.startswith("1.") else 1.3
     assert peaks[1] < most * peaks[0]
-
-
-# --- rewards that come later ---------------------------------------------------------------------
-
-
-@pytest.fixture(params=[1, 20_000], ids=["one rollout a batch", "one batch"])
-def batch_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store read a rollout at a time, and one read at once.
-
-    The size is replaced because no test should write as many spans as fill two real batches.
-    """
-    monkeypatch.setattr(batches_module, "BATCH_SPANS", request.param)
-
-
-@pytest.mark.usefixtures("batch_size")
-def test_a_late_reward_reaches_the_response_it_names(store: Store) -> None:
-    """A reward from elsewhere comes with its rollout, is counted once, and is no rollout itself."""
-    store.add([*rollout("r1", "chatcmpl-1").spans, *rollout("r2", "chatcmpl-2", 50).spans])
-    store.add([late("l1", 0.0, response_id="chatcmpl-1")])
-
-    report = store.report()
-
-    assert rewards_of(store) == {
-        "r1 first": None,
-        "r1 second": 0.0,
-        "r2 first": None,
-        "r2 second": None,
-    }
-    assert (report.rollouts, report.spans) == (2, 7)
-    assert (report.rewards, report.rewards_placed, report.dropped) == (1, 1, ())
-
-
-@pytest.mark.usefixtures("batch_size")
-def test_a_late_reward_reaches_the_span_it_names(store: Store) -> None:
-    """A reward for a root span goes to the last call inside it."""
-    one, two = rollout("r1"), rollout("r2", tick=50)
-    root = two.spans[0].span_id
-    store.add([*one.spans, *two.spans, late("l1", 0.5, span_id=root)])
-
-    assert rewards_of(store)["r2 second"] == 0.5
-    assert store.report().rewards_placed == 1
-
-
-@pytest.mark.usefixtures("batch_size")
-def test_a_late_reward_reaches_the_rollout_it_names(store: Store) -> None:
-    """A reward that names only a rollout is placed in it by the rule."""
-    store.add([*rollout("r1").spans, *rollout("r2", tick=50).spans])
-    store.add([late("l1", 0.5, rollout_id="r1")])
-
-    assert rewards_of(store)["r1 second"] == 0.5
-    assert rollouts_of(store)["r1", "1"]["reward"] == 0.5
-
-
-@pytest.mark.usefixtures("batch_size")
-def test_late_rewards_reach_their_targets_in_any_number(store: Store) -> None:
-    """Rewards for every rollout of a store, given in another order, all arrive."""
-    forests_made = [rollout(f"r{index}", f"chatcmpl-{index}", 50 * index) for index in range(5)]
-    store.add(
-        late(f"l{index}", float(index), response_id=f"chatcmpl-{index}")
-        for index in reversed(range(5))
-    )
-    store.add(span for forest in forests_made for span in forest.spans)
-
-    found = rewards_of(store)
-
-    assert {name: value for name, value in found.items() if "second" in name} == {
-        f"r{index} second": float(index) for index in range(5)
-    }
-    assert store.report().dropped == ()
-
-
-@pytest.mark.usefixtures("batch_size")
-def test_rewards_of_a_judging_rollout_go_to_what_it_judged(store: Store) -> None:
-    """A judge's own rollout keeps its calls and loses its rewards to those it judged."""
-    judge = Forest(rollout_id="judge", trace_id="j" * 32, process="judge", tick=500)
-    with judge.inside(c.SPAN_ROLLOUT):
-        for index in range(2):
-            judge.call(f"verdict {index}")
-            judge.reward(float(index), response_id=f"chatcmpl-{index}")
-    for index in range(2):
-        store.add(rollout(f"r{index}", f"chatcmpl-{index}", 50 * index).spans)
-    store.add(judge.spans)
-
-    found = rewards_of(store)
-
-    assert [found[f"r{index} second"] for index in range(2)] == [0.0, 1.0]
-    assert [found[f"verdict {index}"] for index in range(2)] == [None, None]
-    assert rollouts_of(store)["judge", "1"]["rewards"] == 0
-    report = store.report()
-    assert (report.rollouts, report.rewards) == (3, 2)
-
-
-@pytest.mark.usefixtures("batch_size")
-def test_a_late_reward_without_a_target_is_reported_once(store: Store) -> None:
-    """A link to nothing stays with its own rollout, in the report and in the views."""
-    orphan = late("l1", 1.0, response_id="chatcmpl-gone")
-    store.add([*rollout("r1").spans, orphan])
-
-    report = store.report()
-
-    assert [each.span_id for each in report.dropped] == ["l1"]
-    assert (report.rewards, report.rewards_placed) == (1, 0)
-    assert {row["rollout_id"] for row in store.sql("SELECT * FROM rewards").dicts()} == {
-        orphan.trace_id
-    }
-
-
-def test_one_rollout_is_read_with_the_rewards_that_came_later(store: Store) -> None:
-    """Reading one rollout finds its late rewards, and leaves those of others alone."""
-    store.add([*rollout("r1", "chatcmpl-1").spans, *rollout("r2", "chatcmpl-2", 50).spans])
-    reward = late("l1", 0.25, response_id="chatcmpl-1")
-    store.add([reward, late("l2", 0.75, response_id="chatcmpl-2")])
-
-    assert rewards_of(store, rollout_id="r1") == {"r1 first": None, "r1 second": 0.25}
-    assert store.report(rollout_id="r1").rewards == 1
-    assert store.report(rollout_id=reward.trace_id) == Report()
-
-
-def test_views_show_late_rewards_where_they_belong(store: Store) -> None:
-    """``rewards`` and ``rollouts`` list a late reward under the rollout it judges."""
-    store.add([*rollout("r1", "chatcmpl-1").spans, late("l1", 0.25, response_id="chatcmpl-1")])
-
-    (reward,) = store.sql("SELECT * FROM rewards").dicts()
-    rollouts = rollouts_of(store)
-
-    assert (reward["rollout_id"], reward["attempt_id"], reward["value"]) == ("r1", "1", 0.25)
-    assert (reward["link_key"], reward["link_value"]) == (c.RESPONSE_ID, "chatcmpl-1")
-    assert list(rollouts) == [("r1", "1")]
-    row = rollouts["r1", "1"]
-    assert (row["spans"], row["traces"], row["calls"], row["rewards"]) == (4, 1, 2, 1)
-    assert row["reward"] == 0.25
-    assert row["end_ns"] < DAY_NS  # a reward given later does not prolong its rollout
-
-
-def test_views_show_the_final_reward_of_a_rollout(store: Store) -> None:
-    """Of rewards given within and later the last one is the rollout's."""
-    forest = rollout("r1", "chatcmpl-1")
-    forest.reward(0.1)
-    store.add([*forest.spans, late("l1", 0.9, response_id="chatcmpl-1")])
-
-    row = rollouts_of(store)["r1", "1"]
-
-    assert (row["reward"], row["rewards"]) == (0.9, 2)
-
-
-def test_views_give_a_rollouts_reward_to_its_latest_attempt(store: Store) -> None:
-    """A reward that names a rollout and no attempt makes no attempt of its own."""
-    second = Forest(rollout_id="r1", attempt_id="2", trace_id="2" * 32, tick=10)
-    second.call("second try")
-    store.add([*second.spans, late("l1", 0.5, rollout_id="r1")])
-
-    assert list(rollouts_of(store)) == [("r1", "2")]
-    assert rewards_of(store) == {"second try": 0.5}
-
-
-def test_views_hold_in_memory_packed_and_settled(store: Store, tmp_path: Path) -> None:
-    """Live, settled, packed and in memory the views say the same of a late reward."""
-    spans = [*rollout("r1", "chatcmpl-1").spans, late("l1", 0.25, response_id="chatcmpl-1")]
-    memory = Store(":memory:")
-    memory.add(spans)
-    store.add(spans)
-    query = "SELECT rollout_id, attempt_id, rewards, reward, end_ns FROM rollouts"
-
-    live = list(store.sql(query).dicts())
-    store.writer().seal()
-    store.settle()
-    settled = list(store.sql(query).dicts())
-    store.pack(tmp_path / "packed.duckdb")
-    with duckdb.connect(str(tmp_path / "packed.duckdb"), read_only=True) as con:
-        packed = con.execute(query).fetchall()
-
-    assert live == settled == list(memory.sql(query).dicts())
-    assert packed == [tuple(live[0].values())]
-
-
-def test_rewards_of_foreign_traces_without_ids_stay(store: Store) -> None:
-    """Spans that name neither rollout nor attempt are rollouts by trace, rewards included."""
-    forest = Forest(rollout_id=None, attempt_id=None)
-    with forest.inside("root"):
-        forest.call("answer")
-        forest.reward(1.0)
-    store.add(forest.spans)
-
-    assert rewards_of(store) == {"answer": 1.0}
-    assert rollouts_of(store)[forest.trace_id, "1"]["rewards"] == 1
 
 
 # --- the store and the adapter say the same ------------------------------------------------------
@@ -475,7 +222,7 @@ def test_a_reward_from_another_process_reaches_its_call(
         (replies[0].id, 0.0),
         (replies[1].id, None),
     ]
-    assert list(rollouts_of(store)) == [(recording.rollout_id, "1")]
+    assert [row["rollout_id"] for row in store.rollouts()] == [recording.rollout_id]
 
 
 def test_a_reward_from_another_recording_reaches_the_rollout_it_names(
@@ -493,7 +240,7 @@ def test_a_reward_from_another_recording_reaches_the_rollout_it_names(
     found = {step.response_id: step.reward for step in store.transitions()}
 
     assert found == {answer.id: 0.5, verdict.id: None}
-    assert store.report().rollouts == len(rollouts_of(store)) == 2
+    assert store.report().rollouts == len(store.rollouts().rows()) == 2
 
 
 def test_marks_by_hand_become_transitions(store: Store) -> None:
