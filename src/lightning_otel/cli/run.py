@@ -78,11 +78,11 @@ def run(
     code is the program's.
     """
     from lightning_otel import tracing
-    from lightning_otel.store.transforms import Named, add_named
+    from lightning_otel.store.transforms import add_named, load_transform
 
     evaluator = _load_evaluator(reward_evaluator) if reward_evaluator else None
     for name in transforms:
-        Named(name).load()
+        load_transform(name)
     add_named(transforms)
     if apply:
         import_module("lightning_otel.resources")  # without its libraries no program is started

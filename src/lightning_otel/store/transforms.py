@@ -6,18 +6,18 @@ raises loses no span and lets nothing out: all that may be content is replaced b
 """
 
 import contextlib
+import functools
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from lightning_otel import config
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError
 from lightning_otel.store.layout import Layout
@@ -61,77 +61,47 @@ _within = threading.local()
 _told = False
 
 
-class Outcome(NamedTuple):
-    """What transforms made of a span.
+def load_transform(name: str) -> Transform:
+    """Import a function, by ``module:function``.
 
-    Attributes:
-        record: What is kept; None if the span was dropped.
-        is_failed: Whether one raised.
+    Raises:
+        ConfigError: It cannot be found.
     """
-
-    record: Record | None
-    is_failed: bool
-
-
-class Named:
-    """A transform by name, imported at its first use: the program may not be loaded before."""
-
-    def __init__(self, name: str) -> None:
-        """Name it.
-
-        Args:
-            name: ``module:function``.
-        """
-        self.name = name
-        self._function: Transform | None = None
-
-    def __repr__(self) -> str:
-        return f"<transform {self.name}>"
-
-    def __call__(self, span: Span) -> Span | None:
-        """What the function makes of a span.
-
-        Raises:
-            ConfigError: It cannot be found.
-        """
-        if self._function is None:
-            self._function = self.load()
-        return self._function(span)
-
-    def load(self) -> Transform:
-        """The function itself.
-
-        Raises:
-            ConfigError: It cannot be found.
-        """
-        module, _, name = self.name.partition(":")
-        # A program's own folder may not be on the path of a console script.
-        folder = os.getcwd()
-        sys.path.append(folder)
-        try:
-            found: Any = import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-        except (ImportError, AttributeError, ValueError) as exc:
-            raise ConfigError(
-                f"cannot load the transform {self.name!r}: {exc}; write it as module:function"
-            ) from exc
-        finally:
-            with contextlib.suppress(ValueError):
-                sys.path.remove(folder)
-        if not callable(found):
-            raise ConfigError(f"the transform {self.name!r} cannot be called; name a function")
-        function: Transform = found
-        return function
+    module, _, path = name.partition(":")
+    # A program's own folder may not be on the path of a console script.
+    folder = os.getcwd()
+    sys.path.append(folder)
+    try:
+        found: Any = import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ConfigError(
+            f"cannot load the transform {name!r}: {exc}; write it as module:function"
+        ) from exc
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+    return checked([found])[0]
 
 
+def named_transform(name: str) -> Transform:
+    """Return a transform that is imported when it is used: the program may not be loaded before."""
+    load = functools.cache(load_transform)
+
+    def transform(span: Span) -> Span | None:
+        return load(name)(span)
+
+    transform.__module__, _, transform.__qualname__ = name.partition(":")
+    return transform
+
+
+@dataclass(frozen=True, slots=True)
 class TransformingSink:
     """A writer whose spans pass through some transforms first: those of one recording."""
 
-    def __init__(self, writer: "SpanWriter", transforms: Sequence[Transform]) -> None:
-        """Put transforms before a writer."""
-        self.writer = writer
-        self.transforms = tuple(transforms)
+    writer: "SpanWriter"
+    transforms: tuple[Transform, ...]
 
     @property
     def layout(self) -> Layout | None:
@@ -188,28 +158,24 @@ def add_named(names: Sequence[str]) -> None:
     for name in names:
         if name not in _named:
             _named.add(name)
-            everywhere.append(Named(name))
-
-
-def add_those_of_the_setting() -> None:
-    """Add what the environment names."""
-    add_named(config.named_transforms())
+            everywhere.append(named_transform(name))
 
 
 def name_of(function: Transform) -> str:
     """The name under which another process may find a function; it fails there if it cannot."""
-    if isinstance(function, Named):
-        return function.name
     where = getattr(function, "__module__", None)
     return f"{where}:{getattr(function, '__qualname__', repr(function))}"
 
 
-def transformed(record: Record, transforms: Sequence[Transform]) -> Outcome:
-    """What transforms make of a record; its ids and its place in its process stay as they are.
+def transformed(record: Record, transforms: Sequence[Transform]) -> tuple[Record | None, bool]:
+    """Apply transforms to a record; its ids and its place in its process stay as they are.
 
     Args:
         record: Of a started or an ended span; it is consumed.
         transforms: Applied after those that apply everywhere.
+
+    Returns:
+        What is kept, None if the span was dropped; and whether a transform raised.
     """
     make_plain(record["attributes"])
     for item in (*record.get("events", ()), *record.get("links", ())):
@@ -217,10 +183,17 @@ def transformed(record: Record, transforms: Sequence[Transform]) -> Outcome:
     # The resource of a process is kept as ready JSON.
     record["otel_resource"] = orjson.loads(orjson.dumps(record["otel_resource"]))
     before = span_of({"status_message": "", **dict.fromkeys(BODY_COLUMNS), **record})
-    with _entered() as is_first:
-        after, is_failed = _applied(before, transforms) if is_first else (_emptied(before), True)
+    after: Span | None = None
+    if getattr(_within, "is_entered", False):  # what a transform itself records is not let out
+        after, is_failed = _emptied(before), True
+    else:
+        _within.is_entered = True
+        try:
+            after, is_failed = _applied(before, transforms)
+        finally:
+            _within.is_entered = False
     if after is None:
-        return Outcome(None, is_failed=False)
+        return None, False
     made = record_of_span(
         replace(
             after,
@@ -233,7 +206,7 @@ def transformed(record: Record, transforms: Sequence[Transform]) -> Outcome:
         )
     )
     made["record"] = record["record"]
-    return Outcome(made, is_failed)
+    return made, is_failed
 
 
 def _applied(span: Span, transforms: Sequence[Transform]) -> tuple[Span | None, bool]:
@@ -251,18 +224,6 @@ def _applied(span: Span, transforms: Sequence[Transform]) -> tuple[Span | None, 
         _tell(exc)
         return _emptied(span), True
     return found, False
-
-
-@contextlib.contextmanager
-def _entered() -> Iterator[bool]:
-    """Whether no transform runs in this thread: what one records itself is not let out."""
-    is_first = not getattr(_within, "is_entered", False)
-    _within.is_entered = True
-    try:
-        yield is_first
-    finally:
-        if is_first:
-            _within.is_entered = False
 
 
 def _emptied(span: Span) -> Span:
@@ -311,14 +272,9 @@ def drop_record(record: Record) -> Record:
 
 def without_dropped(records: list[Record]) -> list[Record]:
     """The records without those that take a start back, and without these starts."""
-    gone = {
-        (record["trace_id"], record["span_id"]) for record in records if record["record"] == DROPPED
-    }
-    if not gone:
-        return records
+    gone = {(each["trace_id"], each["span_id"]) for each in records if each["record"] == DROPPED}
     return [
-        record
-        for record in records
-        if record["record"] == "span"
-        or (record["record"] != DROPPED and (record["trace_id"], record["span_id"]) not in gone)
+        each
+        for each in records
+        if each["record"] == "span" or (each["trace_id"], each["span_id"]) not in gone
     ]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import debugging
+from lightning_otel import config, debugging
 from lightning_otel.store import counts as n
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import (
@@ -36,7 +36,7 @@ from lightning_otel.store.schema import Record, record_of_span
 from lightning_otel.store.segment import LONG_S, SLOW_S, Pace, Segment, boot_id
 from lightning_otel.store.transforms import (
     Transform,
-    add_those_of_the_setting,
+    add_named,
     drop_record,
     everywhere,
     transformed,
@@ -148,7 +148,7 @@ class SpanWriter:
         begun.identity = identity_of(span, self.process, sequence)
         record: Record | None = start_record(begun.identity, span, self._resource_of(span), stamps)
         if record and (transforms or everywhere):
-            record = transformed(record, transforms).record
+            record, _ = transformed(record, transforms)
         if record:
             begun.line = line_of(record)
             self._append(begun.line, 0)
@@ -206,12 +206,12 @@ class SpanWriter:
         for span in spans:
             record = record_of_span(span)
             if everywhere:
-                outcome = transformed(record, ())
-                if outcome.record is None:
+                kept, is_failed = transformed(record, ())
+                if kept is None:
                     dropped += span.end_ns is not None
                     continue
-                record = outcome.record
-                if outcome.is_failed:
+                record = kept
+                if is_failed:
                     self.note(n.TRANSFORM_FAILED)
             lines.append(line_of(record))
             size += len(lines[-1])
@@ -274,15 +274,15 @@ class SpanWriter:
     def _transform(self, record: Record, transforms: Sequence[Transform]) -> bool:
         """Let an ended span pass through transforms; False if one dropped it."""
         drop = drop_record(record)
-        outcome = transformed(record, transforms)
-        if outcome.record is None:
+        kept, is_failed = transformed(record, transforms)
+        if kept is None:
             self.refused(n.TRANSFORM)
             self._append(control_line(**drop), spans=0)
             return False
-        if outcome.is_failed:
+        if is_failed:
             self.note(n.TRANSFORM_FAILED)
         record.clear()
-        record.update(outcome.record)
+        record.update(kept)
         return True
 
     def _resource_of(self, span: "ReadableSpan") -> orjson.Fragment:
@@ -638,7 +638,7 @@ def writer_for(layout: Layout) -> SpanWriter:
         writer = _by_catalogue.get(layout.catalogue)
         if writer is None:
             layout.create()
-            add_those_of_the_setting()
+            add_named(config.named_transforms())
             writer = _by_catalogue.setdefault(layout.catalogue, SpanWriter(layout))
         return writer
 

@@ -20,7 +20,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config, provider
 from lightning_otel.dataset import Store
-from lightning_otel.store.transforms import Named, TransformingSink, name_of
+from lightning_otel.store.transforms import TransformingSink, name_of, named_transform
 from lightning_otel.tracing.blocks import kind_of
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ def _unpacked(luggage: _Luggage) -> Context:
     above = parent if trace.get_current_span(parent).get_span_context().is_valid else None
     sink: capture.SpanSink = store.writer()
     if luggage.transforms:
-        sink = TransformingSink(store.writer(), [Named(name) for name in luggage.transforms])
+        sink = TransformingSink(store.writer(), tuple(map(named_transform, luggage.transforms)))
     watch = capture.guarded(provider.applied_of, store) if luggage.applies else None
     frame = capture.Frame(
         sink,
