@@ -3,7 +3,7 @@
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,61 +70,6 @@ def test_segment_that_cannot_be_made_leaves_nothing(layout: Layout) -> None:
         Segment(layout, "boot-1-2", 3)
 
     assert list(layout.new.iterdir()) == []
-
-
-def test_segment_takes_back_a_short_write(
-    layout: Layout, segment: Segment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A line that went in by half is taken out again, and what stood before it stays."""
-    segment.append(b"whole\n")
-    write = os.write
-
-    def short(descriptor: int, content: bytes) -> int:
-        return write(descriptor, content[:3])
-
-    # A patch, because only a disk that fills up in the middle of a line writes half of it.
-    monkeypatch.setattr(os, "write", short)
-    with pytest.raises(OSError, match="short write"):
-        segment.append(b"another\n")
-    monkeypatch.undo()
-    segment.append(b"next\n")
-
-    assert segment.path.read_bytes().endswith(b"}\nwhole\nnext\n")
-    assert segment.size_bytes == segment.path.stat().st_size
-
-
-def test_segment_stays_locked_when_a_forked_child_closes_it(
-    tmp_path: Path, run_python: Callable[..., str]
-) -> None:
-    """A child that closes its copy does not free its parent's lock."""
-    script = """
-    import fcntl, os, sys
-    from lightning_otel.store.layout import Layout
-    from lightning_otel.store.segment import Segment
-    layout = Layout(sys.argv[1])
-    layout.create()
-    segment = Segment(layout, "boot-1-2", 3)
-    child = os.fork()
-    if not child:
-        segment.close()
-        os._exit(0)
-    os.waitpid(child, 0)
-    with segment.path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("locked")
-    """
-
-    assert run_python(script, tmp_path / "traces.duckdb").strip() == "locked"
-
-
-def test_boot_id_is_the_same_in_every_process(run_python: Callable[..., str]) -> None:
-    """Eight characters that processes of one boot share."""
-    script = "from lightning_otel.store.segment import boot_id; print(boot_id())"
-
-    assert run_python(script).strip() == boot_id()
-    assert len(boot_id()) == 8
 
 
 def test_boot_id_without_linux_is_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,10 @@ from typing import Any
 
 import orjson
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import Tracer
 
 from lightning_otel import Store, auto_trace, operation
 from lightning_otel.store import writer as writer_module
-from lightning_otel.store.counts import Accounting
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.segment import Segment, ask_to_close
@@ -176,71 +174,6 @@ def test_seal_without_a_segment_makes_none(layout: Layout, writer: SpanWriter) -
     assert layout.segments() == []
 
 
-def test_writer_ignores_the_end_of_a_span_it_did_not_begin(
-    layout: Layout, writer: SpanWriter, tracer: Tracer
-) -> None:
-    """The end of another writer's span is counted at once, not stored."""
-    span = tracer.start_span("elsewhere")
-    other = SpanWriter(layout)
-    assert isinstance(span, ReadableSpan)
-
-    other.ended(span, {})
-
-    assert other.accounting() == Accounting(1, 0, rejected={"foreign": 1})
-    assert _lines(layout)[-1] == {"record": "count", "counts": {"rejected.foreign": 1}}
-    assert other.segment is not None
-    other.segment.close()
-
-
-def test_writer_keeps_the_end_of_a_span_whose_start_failed(
-    layout: Layout, writer: SpanWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever becomes of the note that it started, the span itself is kept."""
-
-    def broken(*arguments: Any, **named: Any) -> None:
-        raise RuntimeError("a fault of ours")
-
-    span = TracerProvider().get_tracer("test").start_span("kept")
-    assert isinstance(span, ReadableSpan)
-    # A patch, because no span is known whose start cannot be noted.
-    monkeypatch.setattr(writer_module, "start_record", broken)
-    with pytest.raises(RuntimeError):
-        writer.started(span)
-    monkeypatch.undo()
-    span.end()
-    writer.ended(span, {})
-
-    assert _ended(layout) == ["kept"]
-
-
-def test_writer_by_twenty_threads_loses_and_mixes_nothing(
-    layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every span of every thread is there once, each start and end with a number of its own."""
-    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 200_000)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-
-    def work(name: str) -> None:
-        for number in range(100):
-            tracer.start_span(f"{name}.{number}").end()
-
-    threads = [threading.Thread(target=work, args=(f"t{index}",)) for index in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    sys.setswitchinterval(interval)
-
-    ends = [line for line in _lines(layout) if line["record"] == "span"]
-    assert sorted(line["name"] for line in ends) == sorted(
-        f"t{index}.{number}" for index in range(20) for number in range(100)
-    )
-    numbers = [number for line in ends for number in (line["sequence"], line["end_sequence"])]
-    assert sorted(numbers) == list(range(1, 4001))
-    assert len(layout.segments()) > 2
-
-
 def test_writer_that_is_asked_goes_on_in_a_new_segment(
     layout: Layout, writer: SpanWriter, tracer: Tracer
 ) -> None:
@@ -271,120 +204,6 @@ def test_writer_that_is_asked_goes_on_in_a_new_segment(
     ended = [f"t{index}.{number}" for index in range(4) for number in range(50)]
     assert sorted(_ended(layout)) == sorted(["root", *ended])
     assert Store(layout.catalogue).accounting().is_balanced
-
-
-def test_writer_takes_back_a_short_write(tmp_path: Path, run_python: Callable[..., str]) -> None:
-    """A disk that fills within a line leaves no torn one; all fits in when it has room."""
-    script = """
-    import resource, sys, logging
-    from lightning_otel.store.layout import Layout
-    from lightning_otel.store.writer import SpanWriter
-    from lightning_otel.types import Span
-    logging.disable()
-    layout = Layout(sys.argv[1])
-    layout.create()
-    writer = SpanWriter(layout)
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    def add(number):
-        writer.add(Span(f"{number + 1:032x}", f"{number + 1:016x}", None, f"s{number}", 1, 2))
-    add(0)
-    (path,) = layout.segments()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, unlimited[1]))
-    before = path.read_bytes()
-    for number in range(1, 300):
-        add(number)
-    print(path.read_bytes() == before, writer.lost)
-    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    add(300)
-    lines = path.read_bytes().splitlines()[1:]
-    names = [line.split(b'"name":"')[1].split(b'"')[0] for line in lines]
-    print(names == [f"s{number}".encode() for number in range(301)], writer.lost)
-    """
-
-    printed = run_python(script, tmp_path / "traces.duckdb")
-
-    assert printed.splitlines() == ["True 0", "True 0"]
-
-
-def test_writer_counts_what_it_cannot_hold(
-    layout: Layout,
-    writer: SpanWriter,
-    make_span: Callable[..., Span],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Ended is stored plus lost at every moment, and the loss is noted in the segment."""
-    monkeypatch.setattr(writer_module, "PENDING_BYTES", 5_000)
-    layout.live.rename(layout.root / "away")
-    layout.live.write_text("in the way")
-
-    with caplog.at_level(logging.WARNING):
-        for number in range(40):
-            writer.add(make_span(name=f"s{number}"))
-    lost = writer.lost
-    layout.live.unlink()
-    (layout.root / "away").rename(layout.live)
-    writer.add(make_span(name="after"))
-    writer.add(make_span(name="later"))
-
-    kept = _ended(layout)
-    assert 0 < lost < 40
-    assert writer.lost == lost
-    assert len(kept) == 42 - lost
-    assert kept == [*(f"s{number}" for number in range(40 - lost)), "after", "later"]
-    notes = [line for line in _lines(layout) if line["record"] == "count"]
-    assert notes == [{"record": "count", "counts": {"dropped.disk": lost}}]
-    (warning,) = caplog.records
-    assert "refuses spans" in warning.getMessage()
-
-
-def test_writer_holds_spans_when_no_file_can_be_opened(
-    tmp_path: Path, run_python: Callable[..., str]
-) -> None:
-    """Out of descriptors, spans wait in memory and are written when one is free again."""
-    script = """
-    import os, resource, sys, logging
-    from lightning_otel.store.layout import Layout
-    from lightning_otel.store.writer import SpanWriter
-    from lightning_otel.types import Span
-    logging.disable()
-    layout = Layout(sys.argv[1])
-    layout.create()
-    writer = SpanWriter(layout)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    taken = []
-    try:
-        while True:
-            taken.append(os.open("/dev/null", os.O_RDONLY))
-    except OSError:
-        pass
-    writer.add(Span("1" * 32, "1" * 16, None, "held", 1, 2))
-    for descriptor in taken:
-        os.close(descriptor)
-    print(len(layout.segments()))
-    writer.add(Span("2" * 32, "2" * 16, None, "next", 1, 2))
-    (path,) = layout.segments()
-    print(path.read_bytes().count(b'"record":"span"'), writer.lost)
-    """
-
-    printed = run_python(script, tmp_path / "traces.duckdb")
-
-    assert printed.splitlines() == ["0", "2 0"]
-
-
-def test_seal_writes_what_was_held(
-    layout: Layout, writer: SpanWriter, make_span: Callable[..., Span]
-) -> None:
-    """What waited for the disk is written before the segment is closed."""
-    layout.live.rename(layout.root / "away")
-    layout.live.write_text("in the way")
-    writer.add(make_span(name="held"))
-    layout.live.unlink()
-    (layout.root / "away").rename(layout.live)
-
-    writer.seal()
-
-    assert [line["record"] for line in _lines(layout)] == ["span", "seal"]
 
 
 def test_writer_makes_a_removed_store_anew(
@@ -550,20 +369,6 @@ def test_writer_interrupted_at_any_call_keeps_its_sum(writer: SpanWriter, tracer
     assert sums[-1].stored > 1
 
 
-def test_writer_opens_a_new_segment_after_a_refused_one(
-    layout: Layout, writer: SpanWriter, make_span: Callable[..., Span]
-) -> None:
-    """A segment that could not be made is tried again, under another name, with the next span."""
-    shutil.rmtree(layout.live)
-    layout.live.write_text("in the way")
-
-    writer.add(make_span(name="first"))
-    layout.live.unlink()
-    writer.add(make_span(name="second"))
-
-    assert _ended(layout) == ["first", "second"]
-
-
 FORKS = """
 import os, sys, threading, time
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -607,63 +412,6 @@ def test_writer_after_a_fork_has_a_segment_of_its_own(
     assert printed.splitlines() == [f"{names} 2", f"1 1 {names}"]
 
 
-def test_writer_ends_a_span_open_at_a_fork_once(
-    tmp_path: Path, run_python: Callable[..., str]
-) -> None:
-    """A span that parent and child both end is the parent's; the child's end is counted."""
-    script = """
-    span = tracer.start_span("shared")
-    child = os.fork()
-    if not child:
-        span.end()
-        tracer.start_span("child").end()
-        os._exit(writer.accounting().rejected["foreign"])
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    span.end()
-    print([(span.name, span.is_incomplete) for span in Store(sys.argv[1]).spans()])
-    """
-
-    printed = run_python(FORKS + textwrap.dedent(script), tmp_path / "traces.duckdb")
-
-    assert printed.splitlines() == ["1", "[('shared', False), ('child', False)]"]
-
-
-def test_writer_survives_forks_under_busy_threads(
-    tmp_path: Path, run_python: Callable[..., str]
-) -> None:
-    """Children forked while other threads are writing neither hang nor lose a span."""
-    script = """
-    running = True
-    ended = [0] * 4
-    def work(which):
-        while running:
-            tracer.start_span(f"thread {which}.{ended[which]}").end()
-            ended[which] += 1
-    threads = [threading.Thread(target=work, args=(which,)) for which in range(4)]
-    for thread in threads:
-        thread.start()
-    children = []
-    for number in range(20):
-        child = os.fork()
-        if not child:
-            tracer.start_span(f"child {number}").end()
-            os._exit(0)
-        children.append(child)
-        time.sleep(0.002)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    running = False
-    for thread in threads:
-        thread.join()
-    wanted = [f"child {number}" for number in range(20)]
-    wanted += [f"thread {which}.{number}" for which in range(4) for number in range(ended[which])]
-    print(codes == [0] * 20, names() == sorted(wanted))
-    """
-
-    printed = run_python(FORKS + textwrap.dedent(script), tmp_path / "traces.duckdb")
-
-    assert printed.split() == ["True", "True"]
-
-
 def test_writer_after_a_fork_without_pythons_hooks(
     tmp_path: Path, run_python: Callable[..., str]
 ) -> None:
@@ -704,32 +452,6 @@ def test_records_are_those_since_a_position_that_mention_a_text(
 
     assert found is not None
     assert [record["name"] for record in found] == ["one", "two"]
-
-
-def test_records_are_spans_even_where_the_text_is_a_word_of_ours(
-    writer: SpanWriter, make_span: Callable[..., Span]
-) -> None:
-    """A rollout called ``seal`` does not find the seals."""
-    since = writer.position()
-    writer.add(make_span(attributes={"id": "seal"}))
-    writer.seal()
-
-    found = writer.records(since, "seal")
-
-    assert found is not None
-    assert len(found) == 1
-
-
-def test_records_of_a_settled_segment_are_not_here(
-    layout: Layout, writer: SpanWriter, make_span: Callable[..., Span]
-) -> None:
-    """When a segment was settled and is gone, the store must be asked."""
-    since = writer.position()
-    writer.add(make_span())
-    writer.seal()
-    layout.segments()[0].unlink()
-
-    assert writer.records(since, "work") is None
 
 
 def test_writer_in_memory_keeps_lines(make_span: Callable[..., Span]) -> None:
