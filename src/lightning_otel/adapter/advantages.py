@@ -132,10 +132,7 @@ def outcome(
 
 def last_rewards(outcomes: Iterable[Outcome]) -> dict[str, float]:
     """The reward of each rollout that has one: its last attempt's."""
-    last: dict[str, Outcome] = {}
-    for each in outcomes:
-        held = last.get(each.key.rollout_id)
-        last[each.key.rollout_id] = each if held is None else max(held, each, key=_order)
+    last = {each.key.rollout_id: each for each in sorted(outcomes, key=_order)}
     return {name: each.value for name, each in last.items() if each.value is not None}
 
 
@@ -192,22 +189,18 @@ def estimate(
     Raises:
         ConfigError: The function that estimates does not give one finite number for each reward.
     """
+    every = sorted(outcomes, key=_order)
+    latest = {each.key.rollout_id: each for each in every}
     found: dict[AttemptKey, Estimate] = {}
-    latest: dict[str, Outcome] = {}
-    for each in outcomes:
-        held = latest.get(each.key.rollout_id)
-        older, newer = sorted((held, each), key=_order) if held is not None else (None, each)
-        latest[each.key.rollout_id] = newer
-        if older is not None:
-            found[older.key] = Estimate(older.group_id, None, OTHER_ATTEMPT)
     groups: dict[str, list[Outcome]] = {}
-    for each in latest.values():
-        if each.value is None:
+    for each in every:
+        if each is not latest[each.key.rollout_id]:
+            found[each.key] = Estimate(each.group_id, None, OTHER_ATTEMPT)
+        elif each.value is None:
             found[each.key] = Estimate(each.group_id, None, each.reason)
         elif each.has_steps:
             groups.setdefault(each.group_id, []).append(each)
     for group_id, members in groups.items():
-        members.sort(key=_order)
         found |= dict(_of_group(group_id, members, how, compose))
     return found
 
@@ -220,25 +213,22 @@ def _of_group(
     group_id: str, members: Sequence[Outcome], how: Advantage, compose: Compose
 ) -> list[tuple[AttemptKey, Estimate]]:
     reason = ""
+    found: Sequence[float] = ()
     if not group_id:
         reason = NO_TASK
     elif how.size is not None and len(members) < how.size:
         reason = NOT_WHOLE.format(len(members), how.size)
     elif len(members) < 2:
         reason = ALONE
-    found: Sequence[float] = ()
-    if not reason:
-        try:
+    else:
+        with contextlib.suppress(OverflowError):
             found = _advantages(_values(members, compose), how)
-        except OverflowError:
+        if not found or not all(map(math.isfinite, found)):
             reason = TOO_LARGE
-    if not all(map(math.isfinite, found)):
-        reason = TOO_LARGE
-    if reason:
-        return [(each.key, Estimate(group_id, None, reason)) for each in members]
+    given = [None] * len(members) if reason else found
     return [
-        (each.key, Estimate(group_id, advantage))
-        for each, advantage in zip(members, found, strict=True)
+        (each.key, Estimate(group_id, advantage, reason))
+        for each, advantage in zip(members, given, strict=True)
     ]
 
 
@@ -288,17 +278,10 @@ NAMED: Final[Mapping[Estimator, Callable[[Sequence[float]], Sequence[float]]]] =
 }
 
 
-class Stamped(NamedTuple):
-    """Trajectories with advantages, and why others have none."""
-
-    trajectories: list[Trajectory]
-    dropped: list[Dropped]
-
-
 def stamped(
     trajectories: Sequence[Trajectory], estimates: Mapping[AttemptKey, Estimate]
-) -> Stamped:
-    """The trajectories of attempts, each step with its group, its advantage and its weight.
+) -> tuple[list[Trajectory], list[Dropped]]:
+    """Return trajectories, each step with group, advantage and weight, and why some have none.
 
     The weights of an agent's steps in one attempt add up to 1.
 
@@ -326,7 +309,7 @@ def stamped(
                     step, group_id=known.group_id, advantage=known.advantage, weight=weight
                 )
         found.append(replace(path, transitions=tuple([made[id(s)] for s in path.transitions])))
-    return Stamped(found, list(dropped.values()))
+    return found, list(dropped.values())
 
 
 def _key(path: Trajectory) -> AttemptKey:

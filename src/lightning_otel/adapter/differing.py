@@ -8,10 +8,11 @@ from difflib import SequenceMatcher
 from typing import Any, Final, Literal, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.attributes import number as as_number
+from lightning_otel.adapter.attributes import number
 from lightning_otel.adapter.outline import Node, Outline
+from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.messages import parse_messages, plain_text
-from lightning_otel.types import Message, Span
+from lightning_otel.types import Message, Reward, Span
 
 MOST_LINES: Final = 2_000
 """Of more lines a side only the first are laid beside each other: it takes the square of them."""
@@ -30,8 +31,8 @@ class Figure(NamedTuple):
     @property
     def change(self) -> float | None:
         """The second less the first, where both are numbers."""
-        numbers = [each for each in (self.a, self.b) if _is_number(each)]
-        return self.b - self.a if len(numbers) == 2 else None
+        is_known = None not in (number(self.a), number(self.b))
+        return self.b - self.a if is_known else None
 
 
 class Said(NamedTuple):
@@ -142,16 +143,11 @@ def _models(found: Outline) -> set[str]:
 
 
 def _rewards(found: Outline) -> dict[str, float]:
-    """The last value of each reward, by name."""
+    """Return the last value of each reward, by name."""
     values: dict[str, float] = {}
     for node in found.nodes:
-        get = node.span.attributes.get
-        number = 0
-        while (value := as_number(get(f"{c.REWARD_PREFIX}.{number}.value"))) is not None:
-            name = get(f"{c.REWARD_PREFIX}.{number}.name")
-            primary = c.PRIMARY_REWARD if not number else f"reward_{number}"
-            values[name if isinstance(name, str) else primary] = value
-            number += 1
+        reward = read_reward(node.span)
+        values |= reward.values if isinstance(reward, Reward) else {}
     return values
 
 
@@ -177,7 +173,3 @@ def _text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def _flat(value: object) -> str:
     return " ".join(str("" if value is None else value).split())
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import Adaptation, TripletAdapter, marks, readers
+from lightning_otel.adapter import TripletAdapter, marks, readers
 from lightning_otel.adapter.attempts import group
 from lightning_otel.adapter.calls import is_call
 from lightning_otel.adapter.readable import ReadableSpan, span_of
-from lightning_otel.adapter.tree import NO_PARENT, Tree, build
-from lightning_otel.types import BranchCause, Credited, Report, Span, Trajectory, Transition
+from lightning_otel.adapter.tree import NO_PARENT, build
+from lightning_otel.types import BranchCause, Report, Span, Trajectory, Transition
 
 Kind: TypeAlias = Literal["rollout", "agent", "call", "tool", "reward", "mark", "work"]
 """What a span is to a person."""
@@ -124,7 +124,7 @@ def outline(
     *,
     incomplete: Collection[tuple[str, str]] = (),
 ) -> Outline:
-    """What a person is shown of spans.
+    """Return the spans as a person is shown them, each tree after the other, parents first.
 
     Args:
         spans: Spans of ours or of OpenTelemetry's SDK, of whole rollouts, in any order.
@@ -133,85 +133,43 @@ def outline(
     """
     read = list(readers.read(map(span_of, spans)))
     found = (adapter or TripletAdapter()).explain(read, incomplete=incomplete)
-    trees = [build(own) for own in group(read).values()]
-    return Outline(_nodes(trees, _Facts(found)), found.trajectories, found.report)
-
-
-class _Facts:
-    """What the adapter said of spans, by their ids."""
-
-    def __init__(self, found: Adaptation) -> None:
-        self.steps: dict[SpanId, tuple[Transition, int]] = {}
-        by_span: dict[str, list[SpanId]] = {}
-        for path in found.trajectories:
-            for step in path.transitions:
-                name = (step.trace_id, step.span_id)
-                if name not in self.steps:
-                    self.steps[name] = (step, path.branch)
-                    by_span.setdefault(step.span_id, []).append(name)
-        self.credit: dict[SpanId, Credited] = {}
-        self.targets: dict[SpanId, list[SpanId]] = {}
-        for each in found.credited:
-            name = (each.trace_id, each.span_id)
-            self.credit[name] = each
-            self.targets[name] = [step for call in each.calls for step in by_span.get(call, ())]
-        report = found.report
-        self.reasons = {(each.trace_id, each.span_id): each.reason for each in report.dropped}
-        self.repairs = {(each.trace_id, each.span_id): each.rule for each in report.repairs}
-
-
-def _nodes(trees: Sequence[Tree], facts: _Facts) -> list[Node]:
-    """The nodes of trees, one tree after the other, each parent before its children."""
-    placed = _placed(trees)
-    positions = {name: position for position, (name, *_) in enumerate(placed)}
-    found = []
-    for name, span, agent, parent, depth in placed:
-        step, branch = facts.steps.get(name, (None, 0))
-        kind = kind_of(span)
-        credit = facts.credit.get(name) if kind == "reward" else None
-        targets = facts.targets[name] if credit is not None else ()
-        found.append(
-            Node(
-                span=span,
-                kind=kind,
-                parent=parent,
-                depth=depth,
-                agent=agent,
-                step=step,
-                branch=branch,
-                credited=tuple(sorted(positions[each] for each in targets if each in positions)),
-                by=credit.by if credit is not None else "",
-                left_out="" if step is not None else facts.reasons.get(name, ""),
-                repair=facts.repairs.get(name, ""),
-            )
-        )
-    return found
-
-
-class _Placed(NamedTuple):
-    name: SpanId
-    span: Span
-    agent: str
-    parent: int
-    depth: int
-
-
-def _placed(trees: Sequence[Tree]) -> list[_Placed]:
-    found: list[_Placed] = []
-    for tree in trees:
-        base = len(found)
+    report = found.report
+    steps: dict[SpanId, tuple[Transition, int]] = {}
+    for path in found.trajectories:
+        for step in path.transitions:
+            steps.setdefault((step.trace_id, step.span_id), (step, path.branch))
+    reasons = {(each.trace_id, each.span_id): each.reason for each in report.dropped}
+    repairs = {(each.trace_id, each.span_id): each.rule for each in report.repairs}
+    nodes: list[Node] = []
+    places: dict[str, list[int]] = {}
+    for tree in map(build, group(read).values()):
+        base = len(nodes)
         for position in sorted(range(len(tree.spans)), key=tree.first.__getitem__):
             span, parent = tree.spans[position], tree.parents[position]
-            found.append(
-                _Placed(
-                    (span.trace_id, span.span_id),
-                    span,
-                    tree.agents[position],
-                    NO_PARENT if parent == NO_PARENT else base + tree.first[parent],
-                    tree.depths[position],
+            name = (span.trace_id, span.span_id)
+            own, branch = steps.get(name, (None, 0))
+            if own is not None:
+                places.setdefault(span.span_id, []).append(len(nodes))
+            nodes.append(
+                Node(
+                    span=span,
+                    kind=kind_of(span),
+                    parent=NO_PARENT if parent == NO_PARENT else base + tree.first[parent],
+                    depth=tree.depths[position],
+                    agent=tree.agents[position],
+                    step=own,
+                    branch=branch,
+                    left_out="" if own is not None else reasons.get(name, ""),
+                    repair=repairs.get(name, ""),
                 )
             )
-    return found
+    credit = {(each.trace_id, each.span_id): each for each in found.credited}
+    for position, node in enumerate(nodes):
+        placed = credit.get((node.span.trace_id, node.span.span_id))
+        if placed is not None and node.kind == "reward":
+            targets = sorted(target for call in placed.calls for target in places.get(call, ()))
+            nodes[position] = replace(node, credited=tuple(targets), by=placed.by)
+    return Outline(nodes, found.trajectories, report)
 
 
 def label_of(step: Transition, branch: int, attempts: int, agents: int) -> str:

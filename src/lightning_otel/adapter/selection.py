@@ -5,7 +5,7 @@ transitions it made, so that a step keeps its reward, its neighbours and its pla
 are asked for.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias, TypedDict, get_args
@@ -170,7 +170,7 @@ def _texts(given: str | Iterable[str]) -> tuple[str, ...]:
 def matched(
     spans: Iterable[Span], is_call: Matcher | None, is_reward: Matcher | None
 ) -> Iterable[Span]:
-    """The spans, those changed that matchers say are, or are no, calls and rewards.
+    """Return the spans, those changed that matchers say are, or are no, calls and rewards.
 
     Args:
         spans: Spans in today's conventions.
@@ -183,29 +183,16 @@ def matched(
 
 
 def _matched(span: Span, is_call: Matcher | None, is_reward: Matcher | None) -> Span:
-    attributes = span.attributes
-    if is_call is not None:
-        attributes = _as_call(attributes, is_call(span))
-    if is_reward is not None:
-        attributes = _as_reward(attributes, is_reward(span))
-    return span if attributes is span.attributes else replace(span, attributes=attributes)
-
-
-def _as_call(attributes: Mapping[str, Any], is_call: bool | None) -> Mapping[str, Any]:  # noqa: FBT001
-    if is_call is None:
-        return attributes
-    is_one = attributes.get(c.OPERATION) in tuple(c.CALL_OPERATIONS)
-    if is_call == is_one:
-        return attributes
-    if is_call:
-        return {**attributes, c.OPERATION: c.CHAT}
-    return {key: value for key, value in attributes.items() if key != c.OPERATION}
-
-
-def _as_reward(attributes: Mapping[str, Any], is_reward: bool | None) -> Mapping[str, Any]:  # noqa: FBT001
-    if is_reward is None or (is_reward and c.REWARD_VALUE in attributes):
-        return attributes
-    if is_reward:
-        return {**attributes, c.REWARD_VALUE: None}  # it is reported as one without a number
-    prefix = f"{c.REWARD_PREFIX}."
-    return {key: value for key, value in attributes.items() if not key.startswith(prefix)}
+    found = dict(span.attributes)
+    says_call = None if is_call is None else is_call(span)
+    says_reward = None if is_reward is None else is_reward(span)
+    is_one = found.get(c.OPERATION) in tuple(c.CALL_OPERATIONS)
+    if says_call and not is_one:
+        found[c.OPERATION] = c.CHAT
+    elif says_call is False and is_one:
+        del found[c.OPERATION]
+    if says_reward:
+        found.setdefault(c.REWARD_VALUE, None)  # it is reported as one without a number
+    elif says_reward is False:
+        found = {k: v for k, v in found.items() if not k.startswith(f"{c.REWARD_PREFIX}.")}
+    return replace(span, attributes=found)

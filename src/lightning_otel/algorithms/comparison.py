@@ -38,7 +38,7 @@ def compared(batch: Batch, how: Advantage) -> Compared:
         group_id, reward = groups.get(path.rollout_id, ""), batch.rewards.get(path.rollout_id)
         outcomes.setdefault(key, Outcome(key, group_id, start_ns, {}, reward))
     estimates = estimate(outcomes.values(), how, composition.primary)
-    found = stamped([path for path in batch if path.transitions], estimates).trajectories
+    found, _ = stamped([path for path in batch if path.transitions], estimates)
     reasons: Counter[str] = Counter()
     for step in distinct(found):
         if step.advantage is None:
