@@ -1,17 +1,12 @@
 """The one lifecycle of everything captured, and the fence around it."""
 
 import asyncio
-import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
@@ -124,13 +119,6 @@ def test_operation_ended_by_many_threads_at_once_ends_once(kept: Kept) -> None:
     assert len(kept.spans) == 200
 
 
-def test_operation_keeps_its_own_times(kept: Kept) -> None:
-    """A start in the past and an end by hand are taken as given."""
-    begin(start_ns=5).stop(end_ns=9)
-
-    assert (kept.one().start_time, kept.one().end_time) == (5, 9)
-
-
 def test_operation_context_holds_its_span_and_is_not_current(kept: Kept) -> None:
     """What is done within it is its child; nothing else is."""
     outer = begin()
@@ -197,31 +185,6 @@ def test_failure_that_touches_its_own_span_ends_it(kept: Kept) -> None:
     assert kept.one().status.description == "touched"
 
 
-def test_failure_of_a_mock_is_taken_by_its_type(kept: Kept) -> None:
-    """A test double that stands for an exception ends the span; only a mock can be one."""
-    begin().fail(MagicMock(spec=ValueError))
-
-    assert str((kept.one().attributes or {})[c.ERROR_TYPE]).endswith("MagicMock")
-
-
-@pytest.mark.parametrize(
-    ("text", "kept_text"),
-    [
-        ("plain", "plain"),
-        ("half \ud800 a pair", "half ? a pair"),
-        ("é", "é"),
-        ("x" * 100_000, "x" * 8192),
-        ("x" * 8180 + KEY, "x" * 8180 + KEY[:12]),
-    ],
-)
-def test_clean_text_can_be_carried_by_every_exporter(text: str, kept_text: str) -> None:
-    """Valid UTF-8 of bounded length."""
-    found = capture.clean(text)
-
-    assert found == kept_text
-    assert found.encode()
-
-
 def test_long_words_of_an_exception_keep_no_part_of_a_secret() -> None:
     """A secret that would be cut in two is redacted before the cut."""
     text = "x " * 4090 + KEY
@@ -245,12 +208,6 @@ def test_attributes_are_valid_text(kept: Kept) -> None:
     assert (found["id"], found["n"]) == ("?", 2)
 
 
-@given(st.dictionaries(st.text(max_size=3), st.text() | st.integers() | st.lists(st.text())))
-def test_valid_attributes_are_left_alone(attributes: dict[str, Any]) -> None:
-    """What is sound is not changed."""
-    assert capture.valid(attributes) == attributes
-
-
 def test_content_is_scrubbed_but_numbers_are_not(kept: Kept) -> None:
     """Base64 of token ids can look like a key by chance; changing it would change the ids."""
     lookalike = "/AKIA" + "A" * 16 + "+"
@@ -262,37 +219,6 @@ def test_content_is_scrubbed_but_numbers_are_not(kept: Kept) -> None:
     assert body == {c.INPUT_MESSAGES: "[redacted:api_key]", c.RESPONSE_TOKEN_IDS: lookalike}
 
 
-def test_body_is_there_only_while_its_span_ends(kept: Kept) -> None:
-    """Content is handed over beside the span, and to nobody else."""
-    operation = begin(body={c.INPUT_MESSAGES: "[]"})
-
-    operation.stop()
-    begin().stop()
-
-    assert [body for _, body in kept.spans] == [{c.INPUT_MESSAGES: "[]"}, {}]
-    assert capture.take_body() == {}
-
-
-def test_guarded_gives_the_result_or_counts_the_fault(
-    no_faults_yet: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Arguments and results pass; a fault becomes None, a count, and one warning."""
-
-    def broken(value: int) -> int:
-        raise RuntimeError("broken on purpose")
-
-    with caplog.at_level(logging.DEBUG, logger="lightning_otel.capture"):
-        found = [
-            capture.guarded(int, "12", base=8),
-            *(capture.guarded(broken, 1) for _ in range(3)),
-        ]
-
-    assert found == [10, None, None, None]
-    assert capture.faults() == 3
-    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "DEBUG"]
-    assert all(record.exc_info for record in caplog.records)
-
-
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
 def test_guarded_lets_through_what_is_not_a_fault(kind: type[BaseException]) -> None:
     """An interrupt that happens to arrive in our code is the program's."""
@@ -302,21 +228,6 @@ def test_guarded_lets_through_what_is_not_a_fault(kind: type[BaseException]) -> 
 
     with pytest.raises(kind):
         capture.guarded(interrupted)
-
-
-def test_attached_context_is_current_for_the_block_alone() -> None:
-    """Also if the block raises."""
-    before = otel_context.get_current()
-    context = otel_context.set_value("key", "here")
-
-    seen = []
-
-    with contextlib.suppress(ZeroDivisionError), capture.attached(context):
-        seen.append(otel_context.get_value("key"))
-        _ = 1 / 0
-
-    assert seen == ["here"]
-    assert otel_context.get_current() is before
 
 
 def test_attached_block_left_in_another_context_is_left_quietly(
@@ -337,23 +248,6 @@ def test_attached_block_left_in_another_context_is_left_quietly(
 
     assert found == "ours"
     assert caplog.records == []
-
-
-def test_frame_of_the_context_goes_before_that_of_the_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A recording inside a traced process is its own."""
-    monkeypatch.setattr(capture._process, "frame", None)
-    outer, inner = Frame(Kept()), Frame(None)
-    before = capture.current_frame(), capture.process_frame(), capture.is_wanted()
-
-    capture.set_process_frame(outer)
-    everywhere = capture.current_frame(), capture.process_frame(), capture.is_wanted()
-    within = capture.current_frame(capture.in_frame(inner))
-
-    assert before == (None, None, False)
-    assert everywhere == (outer, outer, True)
-    assert within is inner
 
 
 def test_frame_without_a_sink_records_nothing(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

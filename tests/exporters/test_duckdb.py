@@ -1,11 +1,9 @@
 """Spans reach the store through our processor at once, and through the exporter in batches."""
 
-import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -14,9 +12,7 @@ from opentelemetry.sdk.trace.export import (
     SimpleSpanProcessor,
     SpanExportResult,
 )
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import Decision, StaticSampler
-from opentelemetry.trace import SpanKind, Tracer
+from opentelemetry.trace import Tracer
 
 from lightning_otel import Store, capture
 from lightning_otel import conventions as c
@@ -52,11 +48,6 @@ def _spans(store: Store) -> list[Span]:
     return store.spans().rows()
 
 
-def _segments(store: Store) -> list[Path]:
-    assert store.layout is not None
-    return store.layout.segments()
-
-
 def test_processor_keeps_a_span_of_a_frame(recorded: Store, tracer: Tracer) -> None:
     """A span that started in a frame is in its store when it ends, with the frame's stamps."""
     span = tracer.start_span("work", attributes={"a": 1})
@@ -78,26 +69,6 @@ def test_processor_keeps_nothing_outside_a_frame(store: Store, tracer: Tracer) -
     assert not store.layout.exists()
 
 
-def test_processor_keeps_nothing_in_a_frame_without_a_sink(store: Store, tracer: Tracer) -> None:
-    """A frame may say that nothing is recorded here."""
-    with capture.attached(capture.in_frame(capture.Frame(None))):
-        tracer.start_span("work").end()
-
-    assert store.layout is not None
-    assert not store.layout.exists()
-
-
-@pytest.mark.parametrize("decision", [Decision.DROP, Decision.RECORD_ONLY])
-def test_processor_leaves_out_what_is_not_sampled(recorded: Store, decision: Decision) -> None:
-    """The user's sampler decides."""
-    provider = TracerProvider(sampler=StaticSampler(decision))
-    provider.add_span_processor(FrameSpanProcessor())
-
-    provider.get_tracer("test").start_span("work").end()
-
-    assert _spans(recorded) == []
-
-
 def test_processor_follows_the_frame_a_span_started_in(tracer: Tracer, tmp_path: Path) -> None:
     """Where a span ends, and on which thread, does not matter."""
     stores = [Store(tmp_path / name / "x.duckdb") for name in ("one", "two")]
@@ -112,57 +83,6 @@ def test_processor_follows_the_frame_a_span_started_in(tracer: Tracer, tmp_path:
     thread.join()
 
     assert [[span.name for span in _spans(store)] for store in stores] == [["s0"], ["s1"]]
-
-
-def test_processor_takes_the_content_kept_beside_the_span(
-    recorded: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Message bodies arrive in the store without being on the span others see."""
-    provider = TracerProvider()
-    others = InMemorySpanExporter()
-    provider.add_span_processor(FrameSpanProcessor())
-    provider.add_span_processor(SimpleSpanProcessor(others))
-    # A patch, because the global tracer belongs to whoever set the global provider.
-    monkeypatch.setattr(capture, "tracer", lambda: provider.get_tracer("test"))
-    operation = capture.Operation("chat", SpanKind.CLIENT, {}, {c.INPUT_MESSAGES: "[1]"})
-    operation.body[c.OUTPUT_MESSAGES] = "[2]"
-
-    operation.stop()
-
-    (found,) = _spans(recorded)
-    assert found.attributes[c.INPUT_MESSAGES] == "[1]"
-    assert found.attributes[c.OUTPUT_MESSAGES] == "[2]"
-    (seen,) = others.get_finished_spans()
-    assert c.INPUT_MESSAGES not in (seen.attributes or {})
-
-
-class _Broken:
-    """A sink with a fault in every method."""
-
-    def started(self, span: Any, stamps: Mapping[str, Any]) -> None:
-        """Fail."""
-        raise RuntimeError("a fault of ours")
-
-    def ended(self, span: Any, body: Mapping[str, str]) -> None:
-        """Fail."""
-        raise RuntimeError("a fault of ours")
-
-
-def test_processor_keeps_its_faults_from_the_program(
-    tracer: Tracer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A fault is counted and logged, and the program's span is as without us."""
-    before = capture.faults()
-    with (
-        caplog.at_level(logging.DEBUG),
-        capture.attached(capture.in_frame(capture.Frame(_Broken()))),
-    ):
-        span = tracer.start_span("work")
-        span.set_attribute("a", 1)
-        span.end()
-
-    assert capture.faults() == before + 2
-    assert not span.is_recording()
 
 
 def test_processor_twice_keeps_a_span_once(recorded: Store) -> None:
@@ -198,11 +118,6 @@ def test_processor_shutdown_loses_no_open_span(whole_process: Store, tracer: Tra
     span.end()
 
     assert [(span.name, span.is_incomplete) for span in _spans(whole_process)] == [("open", False)]
-
-
-def test_processor_has_nothing_to_flush(recorded: Store, tracer: Tracer) -> None:
-    """Every ended span is kept already."""
-    assert FrameSpanProcessor().force_flush()
 
 
 @pytest.fixture
@@ -269,39 +184,6 @@ def test_exporter_fails_with_one_warning_where_no_store_can_be_made(
     assert results == [SpanExportResult.FAILURE] * 3
     (warning,) = caplog.records
     assert "were not stored: cannot make the store" in warning.getMessage()
-
-
-def test_exporter_stands_back_where_the_process_records_itself(
-    whole_process: Store, tracer: Tracer
-) -> None:
-    """What the processor keeps is not kept again."""
-    exporter = DuckDBSpanExporter(whole_process.name)
-    provider = TracerProvider()
-    provider.add_span_processor(FrameSpanProcessor())
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-
-    provider.get_tracer("test").start_span("work").end()
-
-    (path,) = _segments(whole_process)
-    assert path.read_bytes().count(b'"record":"span"') == 1
-    assert exporter.force_flush()
-
-
-def test_exporter_beside_a_recording_makes_no_second_row(recorded: Store) -> None:
-    """A span that both keep in one store is one row there, and no conflict."""
-    provider = TracerProvider()
-    provider.add_span_processor(FrameSpanProcessor())
-    provider.add_span_processor(SimpleSpanProcessor(DuckDBSpanExporter(recorded.name)))
-
-    provider.get_tracer("test").start_span("work").end()
-    live = _spans(recorded)
-    recorded.writer().seal()
-    recorded.settle()
-
-    assert recorded.layout is not None
-    assert len(live) == 1
-    assert _spans(recorded) == live
-    assert [each.conflicts for each in recorded.layout.read_manifest().segments] == [0]
 
 
 def test_exporter_is_found_by_its_name() -> None:

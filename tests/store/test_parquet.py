@@ -4,7 +4,6 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import duckdb
 import orjson
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # has no stubs
 import pytest
@@ -175,34 +174,6 @@ def test_lines_that_do_not_parse_are_stepped_over_and_counted(
     assert _of(layout)[other.name].damaged == 0
 
 
-def test_a_torn_end_of_a_dead_processs_segment_is_counted(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan
-) -> None:
-    """A last line that was never finished loses nothing before it."""
-    path = write([make_span(), make_span()])
-    path.write_bytes(path.read_bytes().rpartition(b'{"record":"seal"')[0] + b'{"record":"span","tr')
-
-    store.settle()
-
-    assert len(store.spans().rows()) == 2
-    assert _of(layout)[path.name].damaged == 1
-
-
-def test_a_flipped_byte_costs_one_line(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan
-) -> None:
-    """Damage to a line's structure costs that line."""
-    path = write(make_span(name=f"s{number}") for number in range(10))
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[5] = lines[5].replace(b'"trace_id":', b'"trace_id"\x01', 1)
-    path.write_bytes(b"".join(lines))
-
-    store.settle()
-
-    assert [span.name for span in store.spans()] == [f"s{n}" for n in range(10) if n != 4]
-    assert _of(layout)[path.name].damaged == 1
-
-
 def test_a_span_that_never_ended_is_kept_when_its_process_is_dead(
     store: Store, layout: Layout, tracer_of: Callable[[SpanWriter], Tracer]
 ) -> None:
@@ -293,18 +264,3 @@ def test_large_records_are_settled_in_little_memory(
 
     assert done.rows == 3
     assert store.spans().rows() == spans
-
-
-def test_a_plain_duckdb_reads_the_file(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan
-) -> None:
-    """The data is ordinary Parquet."""
-    write([make_span(name="s", attributes={"k": "v"})])
-    store.settle()
-
-    with duckdb.connect() as con:
-        rows = con.execute(
-            f"SELECT name, attributes->>'k' FROM '{layout.data}/spans-*.parquet'"
-        ).fetchall()
-
-    assert rows == [("s", "v")]
