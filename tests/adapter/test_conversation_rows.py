@@ -4,9 +4,10 @@ import json
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.adapter.forest import Forest, call_attributes, said
+from tests.adapter.forest import Forest, call_attributes, draw, said
 from tests.adapter.forests import forests
 
 from lightning_otel import conventions as c
@@ -25,57 +26,43 @@ def texts(conversation: Conversation) -> list[Any]:
     return [item["content"] for item in conversation.messages]
 
 
-def test_a_growing_history_is_one_row() -> None:
-    """Each message stands once, and the answers, their rewards and spans are named."""
-    forest = Forest()
-    history = [said("system", "be kind"), said("user", "one")]
-    spans = []
-    with forest.agent("writer"):
-        for turn in ("a", "b", "c"):
-            spans.append(forest.call(turn, history))
-            history += [said("assistant", turn), said("user", f"after {turn}")]
-            if turn != "b":
-                forest.reward(1.0 if turn == "a" else 0.5)
+CASES = {
+    "a growing history": (
+        "A[ a<s:kind|u:one !1 b<s:kind|u:one|a:a|u:two d<s:kind|u:one|a:a|u:two|a:b|u:three !.5 ]",
+        ["kind one *a two *b three *d"],
+        [(1.0, None, 0.5)],
+    ),
+    "a history begun anew": (
+        "a<one b<one|a|two d<summary",
+        ["one *a two *b", "summary *d"],
+        [(None, None), (None,)],
+    ),
+    "an answer that branches share": (
+        "a<one +b<one|a|left +d<one|a|right -b -d",
+        ["one *a left *b", "one a right *d"],
+        [(None, None), (None,)],
+    ),
+}
 
-    (row,) = found_in(forest)
 
-    assert texts(row) == ["be kind", "one", "a", "after a", "b", "after b", "c"]
-    assert [texts(row)[place] for place in row.answers] == ["a", "b", "c"]
-    assert row.rewards == (1.0, None, 0.5)
-    assert (row.agent, row.reward, row.step, row.span_ids) == ("writer", 0.5, 0, tuple(spans))
-
-
-def test_a_history_begun_anew_is_another_row() -> None:
-    """Where the context was compacted, nothing is joined that the model was not given together."""
-    forest = Forest()
-    forest.call("a", [said("user", "one")])
-    forest.call("b", [said("user", "one"), said("assistant", "a"), said("user", "two")])
-    forest.call("c", [said("user", "summary of it all"), said("user", "three")])
+@pytest.mark.parametrize(("drawing", "expected", "rewards"), CASES.values(), ids=CASES)
+def test_each_message_stands_once(
+    drawing: str, expected: list[str], rewards: list[tuple[float | None, ...]]
+) -> None:
+    """A row joins what the model was given together; ``*`` marks the answers that are its own."""
+    forest = draw(drawing)
 
     rows = found_in(forest)
 
-    assert [texts(row) for row in rows] == [
-        ["one", "a", "two", "b"],
-        ["summary of it all", "three", "c"],
+    told = [
+        " ".join(f"{'*' * (i in row.answers)}{text}" for i, text in enumerate(texts(row)))
+        for row in rows
     ]
-    assert [row.step for row in rows] == [0, 2]
-
-
-def test_answers_that_branches_share_are_named_once() -> None:
-    """Two futures of one answer are two rows; the answer is trained on in the first alone."""
-    forest = Forest()
-    asked = [said("user", "one")]
-    forest.call("a", asked)
-    after = [*asked, said("assistant", "a")]
-    one = forest.open_call("left", [*after, said("user", "go left")])
-    other = forest.open_call("right", [*after, said("user", "go right")])
-    forest.close(one, other)
-
-    left, right = found_in(forest)
-
-    assert [texts(left)[place] for place in left.answers] == ["a", "left"]
-    assert [texts(right)[place] for place in right.answers] == ["right"]
-    assert texts(right) == ["one", "a", "go right", "right"]
+    assert told == expected
+    assert [row.rewards for row in rows] == rewards
+    assert rows[0].agent == ("A" if "A[" in drawing else "")
+    assert rows[0].span_ids == tuple(forest.named[texts(rows[0])[i]] for i in rows[0].answers)
+    assert [row.step for row in rows[1:]] == [2 if "summary" in drawing else 0] * len(rows[1:])
 
 
 def test_the_choice_that_was_gone_on_with_is_the_answer() -> None:

@@ -13,7 +13,7 @@ from tests.adapter.forest import Forest, said, token_attributes
 from tests.adapter.forests import forests
 
 from lightning_otel.adapter import TripletAdapter, rows
-from lightning_otel.types import Span, TrainingRow, Trajectory, Transition
+from lightning_otel.types import Span, Trajectory, Transition
 
 Ids = Sequence[int]
 
@@ -44,107 +44,64 @@ def path(*steps: Transition, branch: int = 0) -> Trajectory:
     return Trajectory("r", "1", "a", branch, steps)
 
 
-def joined(*steps: Transition) -> list[TrainingRow]:
-    """The rows of one trajectory."""
-    return list(rows.rows_of([path(*steps)]))
+def drawn(text: str) -> list[Trajectory]:
+    """Trajectories with ``;`` between, steps with ``,``: the prompt, ``>`` and what was sampled.
+
+    ``@lp`` gives logprobs, the negative ids; ``@s`` shares the step, ``@a`` names its model.
+    """
+    paths = []
+    for branch, line in enumerate(text.split(";")):
+        steps = []
+        for word in line.split(","):
+            ids, *marks = word.split("@")
+            prompt, sampled = (list(map(int, part.split())) for part in ids.split(">"))
+            logprobs = [-float(n) for n in sampled] if "lp" in marks else []
+            is_shared = "s" in marks
+            model = next((mark for mark in marks if mark not in ("lp", "s")), None)
+            steps.append(step(prompt, sampled, logprobs, is_shared=is_shared, model=model))
+        paths.append(path(*steps, branch=branch))
+    return paths
 
 
-def test_steps_join_where_the_prompt_begins_with_what_is_held() -> None:
-    """What the next prompt adds is masked, without a logprob of its own; the rest is trained."""
-    first = step([1, 2], [3, 4], [-0.5, -1.0])
-    second = step([1, 2, 3, 4, 9, 9, 9], [5], [-2.0])
-
-    (row,) = joined(first, second)
-
-    assert row == TrainingRow(
-        transitions=(first, second),
-        prompt_ids=(1, 2),
-        completion_ids=(3, 4, 9, 9, 9, 5),
-        loss_mask=(1, 1, 0, 0, 0, 1),
-        logprobs=(-0.5, -1.0, 0.0, 0.0, 0.0, -2.0),
-    )
-
-
-def test_steps_join_where_nothing_was_seen_between() -> None:
-    """A prompt of exactly what is held adds nothing: not the whole prompt once more."""
-    (row,) = joined(step([1], [2], [-1.0]), step([1, 2], [3], [-3.0]))
-
-    assert (row.completion_ids, row.loss_mask) == ((2, 3), (1, 1))
-    assert row.logprobs == (-1.0, -3.0)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "why"),
-    [
-        ([1, 2, 8, 4, 9], "a sampled token came back as another"),
-        ([1, 2, 3], "the answer was cut out of the history"),
-        ([7, 1, 2, 3, 4], "something was put before"),
-        ([1, 2], "the same was asked again"),
-        ([5], "another conversation"),
-    ],
-)
-def test_steps_fork_where_the_prompt_begins_otherwise(prompt: Ids, why: str) -> None:
-    """Anything but an exact beginning makes a row of its own, and overwrites nothing."""
-    first, second = step([1, 2], [3, 4]), step(prompt, [6, 7])
-
-    found = joined(first, second)
-
-    assert [row.completion_ids for row in found] == [(3, 4), (6, 7)], why
-    assert [row.cause for row in found] == ["start", "drift"]
-    assert found[1].prompt_ids == tuple(prompt)
+CASES = {
+    "what is seen between is masked": ("1 2>3 4@lp,1 2 3 4 9 9>5@lp", "start 1 2|3 4 _9 _9 5"),
+    "nothing was seen between": ("1>2@lp,1 2>3@lp", "start 1|2 3"),
+    "a sampled token came back as another": (
+        "1 2>3 4,1 2 8 4 9>6",
+        "start 1 2|3 4, drift 1 2 8 4 9|6",
+    ),
+    "the answer was cut": ("1 2>3 4,1 2 3>6", "start 1 2|3 4, drift 1 2 3|6"),
+    "something was put before": ("1 2>3 4,7 1 2 3 4>6", "start 1 2|3 4, drift 7 1 2 3 4|6"),
+    "asked again": ("1 2>3 4,1 2>6", "start 1 2|3 4, drift 1 2|6"),
+    "another conversation": ("1 2>3 4,5>6", "start 1 2|3 4, drift 5|6"),
+    "another model": ("1>2@a,1 2 3>4@b", "start 1|2, model 1 2 3|4"),
+    "no logprobs": (
+        "1>2@lp,1 2 3>4,1 2 3 4 5>6@lp",
+        "start 1|2, logprobs 1 2 3|4, logprobs 1 2 3 4 5|6",
+    ),
+    "a step of text": ("1>2,>,1 2 3>4", "start 1|2, gap 1 2 3|4"),
+    "a shared step is trained once": (
+        "1>2@s,1 2 3>4;1>2@s,1 2 5>6",
+        "start 1|2 _3 4, shared 1 2 5|6",
+    ),
+    "a shared step that ends a path": ("1>2@s;1>2@s,1 2>3", "start 1|2, shared 1 2|3"),
+    "one id, other tokens": ("1>2@s;1>3@s", "start 1|2, start 1|3"),
+}
 
 
-def test_steps_fork_at_another_model() -> None:
-    """Two models never share a row, though their token ids happen to continue each other."""
-    found = joined(step([1], [2], model="a"), step([1, 2, 3], [4], model="b"))
+@pytest.mark.parametrize(("drawing", "expected"), CASES.values(), ids=CASES)
+def test_steps_join_on_exact_tokens_alone(drawing: str, expected: str) -> None:
+    """A row is its cause, its prompt and its completion, in which ``_`` masks what was given."""
+    found = list(rows.rows_of(drawn(drawing)))
 
-    assert [row.cause for row in found] == ["start", "model"]
-
-
-def test_a_step_without_logprobs_costs_the_others_none() -> None:
-    """Steps with and without logprobs are rows apart, so that those with some keep them."""
-    found = joined(step([1], [2], [-1.0]), step([1, 2, 3], [4]), step([1, 2, 3, 4, 5], [6], [-6.0]))
-
-    assert [row.logprobs for row in found] == [(-1.0,), (), (-6.0,)]
-    assert [row.cause for row in found] == ["start", "logprobs", "logprobs"]
-
-
-def test_a_step_of_text_stands_between_rows() -> None:
-    """A step without token ids is in no row, and nobody joins across it."""
-    paths = [path(step([1], [2]), step([], [], inexact="none given"), step([1, 2, 3], [4]))]
-
-    found = list(rows.rows_of(paths))
-
-    assert [row.cause for row in found] == ["start", "gap"]
-
-
-def test_a_shared_step_is_trained_once() -> None:
-    """The second branch has the shared step's tokens in its prompt, where no loss is taken."""
-    shared = step([1], [2], [-1.0], is_shared=True, span_id="s")
-    left, right = step([1, 2, 3], [4], [-4.0]), step([1, 2, 5], [6], [-6.0])
-
-    found = list(rows.rows_of([path(shared, left), path(shared, right, branch=1)]))
-
-    assert [row.completion_ids for row in found] == [(2, 3, 4), (6,)]
-    assert found[1].prompt_ids == (1, 2, 5)
-    assert [row.cause for row in found] == ["start", "shared"]
-
-
-def test_a_shared_step_read_back_is_still_one() -> None:
-    """Branches that were stored and read again hold copies of the step they share."""
-    shared = step([1], [2], is_shared=True, span_id="s")
-    again = replace(shared, response_ids=list(shared.response_ids))
-
-    found = list(rows.rows_of([path(shared), path(again, step([1, 2], [3]), branch=1)]))
-
-    assert [row.completion_ids for row in found] == [(2,), (3,)]
-
-
-def test_shared_steps_with_one_id_are_told_apart_by_their_tokens() -> None:
-    """Ids that broken tracers repeat lose nobody's tokens."""
-    one, other = (step([1], [n], is_shared=True, span_id="0") for n in (2, 3))
-
-    assert len(list(rows.rows_of([path(one), path(other, branch=1)]))) == 2
+    told = []
+    for row in found:
+        pairs = list(zip(row.completion_ids, row.loss_mask, strict=True))
+        completion = " ".join(f"{'' if mask else '_'}{token}" for token, mask in pairs)
+        told.append(f"{row.cause} {' '.join(map(str, row.prompt_ids))}|{completion}")
+        has_logprobs = "lp" in drawing and row.prompt_ids != (1, 2, 3)
+        assert list(row.logprobs) == [-float(n) * mask for n, mask in pairs] * has_logprobs
+    assert ", ".join(told) == expected
 
 
 def test_rows_leave_transitions_as_they_are() -> None:
@@ -152,7 +109,7 @@ def test_rows_leave_transitions_as_they_are() -> None:
     steps = [step([1], [2], [-1.0]), step([1, 2, 3], [4], [-4.0])]
     before = [list(each.logprobs) for each in steps]
 
-    assert joined(*steps) == joined(*steps)
+    assert list(rows.rows_of([path(*steps)])) == list(rows.rows_of([path(*steps)]))
     assert [list(each.logprobs) for each in steps] == before
 
 
@@ -162,7 +119,7 @@ def test_token_level_values_lie_where_they_belong() -> None:
     second = step([1, 2, 3, 9], [4, 5], reward=None, advantage=-1.0, weight=0.5)
     third = step([1, 2, 3, 9, 4, 5, 9], [6], reward=2.0, advantage=0.0)
 
-    (row,) = joined(first, second, third)
+    (row,) = rows.rows_of([path(first, second, third)])
 
     assert row.completion_ids == (2, 3, 9, 4, 5, 9, 6)
     assert rows.last_tokens(row) == [1, 4, 6]
@@ -174,7 +131,7 @@ def test_token_level_values_lie_where_they_belong() -> None:
 
 def test_values_that_are_missing_stay_missing() -> None:
     """No reward is not a reward of 0, and a step without an advantage is not an average one."""
-    (row,) = joined(step([1], [2], advantage=1.0), step([1, 2], [3]))
+    (row,) = rows.rows_of([path(step([1], [2], advantage=1.0), step([1, 2], [3]))])
 
     assert rows.reward_of(row) is None
     assert rows.token_rewards(row) is None
