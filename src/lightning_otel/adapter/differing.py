@@ -3,7 +3,7 @@
 Pure data; the command line prints it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Any, Final, Literal, NamedTuple
 
@@ -79,9 +79,9 @@ def transcript(found: Outline) -> Iterator[str]:
         get = node.span.attributes.get
         if node.kind == "call":
             for message in heard(node.span):
-                yield f"{message.get('role')}: {_text([message])}"
-            for message in _messages(get(c.OUTPUT_MESSAGES))[:1]:
-                yield f"{node.agent or 'assistant'}: {_text([message])}"
+                yield f"{message.get('role')}: {_flat(plain_text([message]))}"
+            for message in (parse_messages(get(c.OUTPUT_MESSAGES)) or ())[:1]:
+                yield f"{node.agent or 'assistant'}: {_flat(plain_text([message]))}"
         elif node.kind == "tool":
             name = get(c.TOOL_NAME) or node.span.name
             yield f"{name}: {_flat(get(c.TOOL_ARGUMENTS))} → {_flat(get(c.TOOL_RESULT))}"
@@ -91,7 +91,7 @@ def transcript(found: Outline) -> Iterator[str]:
 
 def heard(span: Span) -> tuple[Message, ...]:
     """What is new in what a model was asked: all since its own last answer, but instructions."""
-    found = _messages(span.attributes.get(c.INPUT_MESSAGES))
+    found = parse_messages(span.attributes.get(c.INPUT_MESSAGES)) or ()
     answers = [at for at, each in enumerate(found) if each.get("role") == "assistant"]
     new = found[max(answers, default=-1) + 1 :]
     return tuple(each for each in new if each.get("role") != "system")
@@ -158,17 +158,6 @@ def _lines(a: Sequence[str], b: Sequence[str]) -> Iterator[Said]:
             continue
         yield from (Said("-", text) for text in a[a0:a1])
         yield from (Said("+", text) for text in b[b0:b1])
-
-
-def _messages(found: object) -> tuple[Message, ...]:
-    return (parse_messages(found) or ()) if isinstance(found, str) else ()
-
-
-def _text(messages: Sequence[Mapping[str, Any]]) -> str:
-    try:
-        return _flat(plain_text(messages))
-    except RecursionError:
-        return "(nested too deeply)"
 
 
 def _flat(value: object) -> str:

@@ -15,6 +15,7 @@ from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.tree import NO_PARENT, Tree
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import Message, Span
+from lightning_otel.types.wording import NESTED
 
 DUPLICATE: Final = "duplicate: the same request was recorded twice"
 DUPLICATE_OF: Final = "duplicate: {} recorded the same request"
@@ -224,20 +225,18 @@ def _agree(one: Span, other: Span) -> bool:
 
 def _rules_of(span: Span) -> str:
     """The instructions told apart from the messages, as their text would stand among them."""
-    parts = parse_messages(text(span.attributes, c.SYSTEM_INSTRUCTIONS)) or ()
+    parts = parse_messages(span.attributes.get(c.SYSTEM_INSTRUCTIONS)) or ()
     return _plain([{"role": "system", "parts": parts}])
 
 
 def _text_of(span: Span, key: str) -> str:
     """Texts and tool calls of messages, whoever said them: makes name the roles differently."""
-    return _plain(parse_messages(text(span.attributes, key)) or ())
+    return _plain(parse_messages(span.attributes.get(key)) or ())
 
 
 def _plain(messages: Sequence[Message]) -> str:
-    try:
-        return "".join(plain_text(messages).split())
-    except (TypeError, ValueError, RecursionError):
-        return ""
+    found = plain_text(messages)
+    return "" if NESTED in found else "".join(found.split())
 
 
 def ranked(tree: Tree, members: Sequence[int]) -> list[int]:
@@ -263,7 +262,7 @@ def ranked(tree: Tree, members: Sequence[int]) -> list[int]:
 
 def _empty_messages(span: Span) -> int:
     """How many messages a record was given of which it tells nothing."""
-    given = parse_messages(text(span.attributes, c.INPUT_MESSAGES)) or ()
+    given = parse_messages(span.attributes.get(c.INPUT_MESSAGES)) or ()
     return sum(not message.get("parts") for message in given)
 
 

@@ -139,8 +139,8 @@ def _step(
         agent=each.agent,
         branch=node.branch,
         step=each.step,
-        observation=one_line(_text(each.observation[-1:]), _SHORT),
-        action=one_line(_text(each.action[:1]), _SHORT),
+        observation=one_line(plain_text(each.observation[-1:]), _SHORT),
+        action=one_line(plain_text(each.action[:1]), _SHORT),
         reward=each.reward,
         credit=credit,
         advantage=advantage,
@@ -273,13 +273,6 @@ def calls_of_tools(step: Transition) -> Iterator[str]:
 def as_json(values: Sequence[Any]) -> list[dict[str, Any]]:
     """Return dataclasses for programs."""
     return [asdict(value) for value in values]
-
-
-def _text(messages: Sequence[Mapping[str, Any]]) -> str:
-    try:
-        return plain_text(messages)
-    except RecursionError:
-        return "(nested too deeply)"
 
 
 def _value(node: Node) -> Any:

@@ -1,7 +1,7 @@
 """Spans as a conversation: who says what, which tools are called, which rewards are given."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -90,17 +90,17 @@ class Chat:
                         text = _one_line_of(part.get("response", part.get("result")))
                         lines.append([("tool ", "magenta"), (f"→ {text}", "")])
                 else:
-                    text = _messages_text([{**message, "parts": [part]}])
+                    text = _one_line_of(plain_text([{**message, "parts": [part]}]))
                     lines.append([(f"{role} ", "bold"), (text, "")])
         return lines
 
     def _describe_output(self, span: Span) -> list[Line]:
         """Return the model's answer, its tokens and its time."""
         lines: list[Line] = []
-        for message in _read_messages(span.attributes.get(c.OUTPUT_MESSAGES))[:1]:
+        for message in (parse_messages(span.attributes.get(c.OUTPUT_MESSAGES)) or ())[:1]:
             for part in _message_parts(message):
                 is_call = part.get("type") == "tool_call"
-                text = _messages_text([{**message, "parts": [part]}])
+                text = _one_line_of(plain_text([{**message, "parts": [part]}]))
                 style = "magenta" if is_call else ""
                 verb = "calls " if is_call else ""
                 lines.append([(f"{_agent_of(span)} ", "bold blue"), (f"{verb}{text}", style)])
@@ -157,21 +157,10 @@ def _word_tokens(span: Span) -> str:
     return f"{counted}{_word_duration(span)}"
 
 
-def _read_messages(found: object) -> tuple[Message, ...]:
-    return (parse_messages(found) or ()) if isinstance(found, str) else ()
-
-
 def _message_parts(message: Message) -> list[Mapping[str, Any]]:
     found = message.get("parts")
     listed = found if isinstance(found, (list, tuple)) else ()
     return [part for part in listed if isinstance(part, Mapping)]
-
-
-def _messages_text(messages: Sequence[Message]) -> str:
-    try:
-        return _one_line_of(plain_text(messages))
-    except RecursionError:
-        return "(nested too deeply)"
 
 
 def _one_line_of(value: object) -> str:

@@ -8,7 +8,7 @@ from lightning_otel.adapter.gaps import Gap, children_of
 from lightning_otel.adapter.outline import Node, Outline
 from lightning_otel.cli.output import cut, seconds, shown
 from lightning_otel.messages import parse_messages, plain_text
-from lightning_otel.types import Message, Span
+from lightning_otel.types import Span
 
 _DEEPEST: Final = 120
 _STYLES: Final = {"rollout": "bold", "agent": "cyan", "tool": "magenta", "reward": "green"}
@@ -184,26 +184,16 @@ def _reward_values(span: Span) -> str:
 def _describe_content(span: Span, text_width: int | None) -> str:
     """Return the last message and the answer of a call, a tool's input and result, or a mark."""
     get = span.attributes.get
-    asked, answered = _read_messages(get(c.INPUT_MESSAGES)), _read_messages(get(c.OUTPUT_MESSAGES))
+    asked = parse_messages(get(c.INPUT_MESSAGES)) or ()
+    answered = parse_messages(get(c.OUTPUT_MESSAGES)) or ()
     if asked or answered:
-        question, answer = _messages_text(asked[-1:]), _messages_text(answered[:1])
+        question, answer = plain_text(asked[-1:]), plain_text(answered[:1])
     elif get(c.TOOL_ARGUMENTS) is not None or get(c.TOOL_RESULT) is not None:
         question, answer = shown(get(c.TOOL_ARGUMENTS)), shown(get(c.TOOL_RESULT))
     else:
         found = get(c.MESSAGE_BODY) or get(c.OBJECT_LITERAL) or get(c.OBJECT_JSON)
         return _shorten_text(str(found or ""), text_width)
     return f"{_shorten_text(question, text_width)} → {_shorten_text(answer, text_width)}"
-
-
-def _read_messages(found: object) -> tuple[Message, ...]:
-    return (parse_messages(found) or ()) if isinstance(found, str) else ()
-
-
-def _messages_text(messages: Sequence[Message]) -> str:
-    try:
-        return plain_text(messages)
-    except RecursionError:
-        return "(nested too deeply)"
 
 
 def _shorten_text(text: str, text_width: int | None) -> str:

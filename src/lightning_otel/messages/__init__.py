@@ -73,9 +73,9 @@ def message(role: str, parts: list[dict[str, Any]], **extra: Any) -> dict[str, A
     }
 
 
-def parse_messages(text: str | None) -> tuple[Message, ...] | None:
+def parse_messages(text: object) -> tuple[Message, ...] | None:
     """Messages from their JSON text; None where it is absent, cut or no list of objects."""
-    if not text:
+    if not isinstance(text, str) or not text:
         return None
     try:
         found = _loads(text)

@@ -2,10 +2,14 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from lightning_otel.types.steps import Transition
+
+
+NESTED: Final = "(nested too deeply)"
+"""Stands for what no serializer follows."""
 
 
 def plain_text(messages: Iterable[Mapping[str, Any]]) -> str:
@@ -49,9 +53,12 @@ def _parts(item: Mapping[str, Any]) -> Sequence[object]:
 
 
 def _line(part: object) -> str:
-    if not isinstance(part, Mapping):
-        return str(part)
-    if part.get("type") == "tool_call":
-        return f"{part.get('name')}({json.dumps(part.get('arguments'))})"
-    content = part.get("content", part.get("response", part.get("uri", "")))
-    return content if isinstance(content, str) else json.dumps(content)
+    try:
+        if not isinstance(part, Mapping):
+            return str(part)
+        if part.get("type") == "tool_call":
+            return f"{part.get('name')}({json.dumps(part.get('arguments'))})"
+        content = part.get("content", part.get("response", part.get("uri", "")))
+        return content if isinstance(content, str) else json.dumps(content)
+    except (TypeError, ValueError, RecursionError):
+        return NESTED

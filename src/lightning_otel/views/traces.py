@@ -318,10 +318,7 @@ def _asked_words(asked: str | None) -> str:
     messages = parse_messages(asked)
     if messages is not None:
         users = [each for each in messages if each.get("role") == "user"]
-        try:
-            return plain_text(users[:1])
-        except RecursionError:
-            return ""
+        return plain_text(users[:1])
     match = _USER_TEXT.search(asked or "")
     if match is None:
         return ""

@@ -156,8 +156,7 @@ def messages(span: Span, side: str) -> Sequence[Message]:
     """The messages that a call was given, instructions first, or that it answered."""
     if side == "input":
         return observation_of(span)
-    found = span.attributes.get(c.OUTPUT_MESSAGES)
-    return (parse_messages(found) or ()) if isinstance(found, str) else ()
+    return parse_messages(span.attributes.get(c.OUTPUT_MESSAGES)) or ()
 
 
 def text_of(span: Span, query: Mapping[str, str]) -> str:
@@ -203,7 +202,7 @@ def _list_values(attributes: Mapping[str, Any]) -> list[Value]:
 
 
 def _list_tools(found: object) -> list[str]:
-    offered = (parse_messages(found) or ()) if isinstance(found, str) else ()
+    offered = parse_messages(found) or ()
     names = []
     for tool in offered:
         held = tool.get("function")
