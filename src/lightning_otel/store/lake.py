@@ -14,7 +14,6 @@ from lightning_otel.errors import ConfigError
 
 SCHEME: Final = "ducklake:"
 EXAMPLE: Final = "ducklake:postgres://user@host:5432/db?data=s3://bucket/prefix"
-_OURS: Final = ("data", "local")
 _WORD: Final = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s'\\]|\\.)*))(?=\s|$)")
 _ESCAPED: Final = re.compile(r"\\(.)")
 
@@ -57,12 +56,12 @@ class LakeAddress:
 
 
 def is_lake(given: str) -> bool:
-    """Whether a store's name is that of a lake."""
+    """Return whether a store's name is that of a lake."""
     return given.startswith(SCHEME)
 
 
 def lake_address(given: str, data: str | None = None) -> LakeAddress:
-    """The lake that a string names.
+    """Return the lake that a string names.
 
     Args:
         given: ``ducklake:postgres://user@host:port/db?data=…&local=…`` with libpq's parameters
@@ -78,19 +77,14 @@ def lake_address(given: str, data: str | None = None) -> LakeAddress:
             f"name it as in {EXAMPLE}"
         )
     found = _of_url(rest) if rest.startswith("//") else _of_words(rest)
-    found["data"] = _data_path(data or found.get("data", ""))
-    password = found.pop("password", "")
-    ours = {key: found.pop(key, "") for key in _OURS}
-    return LakeAddress(found, password, **ours)
-
-
-def _data_path(data: str) -> str:
-    if "://" in data and not data.startswith("s3://"):
-        scheme = data.partition("://")[0]
+    place = data or found.get("data", "")
+    if "://" in place and not place.startswith("s3://"):
+        scheme = place.partition("://")[0]
         raise ConfigError(
             f"a lake's files cannot lie in {scheme}://; name an s3:// URL or a folder"
         )
-    return data
+    ours = {name: found.pop(name, "") for name in ("password", "data", "local")}
+    return LakeAddress(found, **{**ours, "data": place})
 
 
 def _of_url(rest: str) -> dict[str, str]:

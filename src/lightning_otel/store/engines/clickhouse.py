@@ -4,10 +4,11 @@
 ``clickhouse+chdb:///folder?database=default``. Needs ``clickhouse-connect`` (extra ``clickhouse``).
 """
 
+import contextlib
 import importlib
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -55,7 +56,7 @@ class Address(NamedTuple):
 
 
 def address_of(url: str) -> Address:
-    """What a URL says.
+    """Return what a URL says.
 
     Raises:
         ConfigError: It cannot be understood.
@@ -101,10 +102,11 @@ class ClickHouse:
             ConfigError: It cannot be understood.
         """
         self._at = at = address_of(url)
-        place = at.place if at.scheme == "clickhouse+chdb" else f"{at.place}:{at.port}"
-        self.name = f"{at.scheme}://{place}/{at.database}?table={at.table}"
-        if at.scheme == "clickhouse+chdb":
-            self.name = f"{at.scheme}://{place}?database={at.database}&table={at.table}"
+        self.name = (
+            f"{at.scheme}://{at.place}?database={at.database}&table={at.table}"
+            if at.scheme == "clickhouse+chdb"
+            else f"{at.scheme}://{at.place}:{at.port}/{at.database}?table={at.table}"
+        )
         self._table = f"{_quoted(at.database)}.{_quoted(at.table)}"
         self._times = f"{_quoted(at.database)}.{_quoted(at.table + '_trace_id_ts')}"
         self._opened: Any = None
@@ -119,7 +121,7 @@ class ClickHouse:
             raise ConfigError("a selection without columns selects nothing; name some")
         query = collector.select(self._table, self._timed(selection))
         with (
-            self._asking(),
+            self._translated(),
             self._client.raw_stream(query, fmt="Parquet", settings=_READING) as body,
             path.open("wb") as file,
         ):
@@ -164,14 +166,12 @@ class ClickHouse:
         self.fetch(there, path)
         con.execute(f"CREATE OR REPLACE TEMP TABLE there AS FROM read_parquet({quoted(str(path))})")
         rows = f"(SELECT * FROM spans ANTI JOIN there USING (trace_id, span_id) WHERE {within})"
-        con.execute(
+        ((count,),) = con.execute(
             f"COPY ({collector.load_query(rows)}) TO {quoted(str(path))} "
             "(FORMAT parquet, COMPRESSION zstd)"
-        )
-        written = con.execute(f"SELECT count(*) FROM {quoted(str(path))}").fetchone()
-        assert written is not None
-        if written[0]:
-            with self._asking():
+        ).fetchall()
+        if count:
+            with self._translated():
                 self._client.raw_insert(
                     self._table,
                     list(collector.LOADED),
@@ -179,10 +179,10 @@ class ClickHouse:
                     settings=_WRITING,
                     fmt="Parquet",
                 )
-        return int(written[0])
+        return int(count)
 
     def _make_table(self) -> None:
-        with self._asking():
+        with self._translated():
             # One who may write spans into a table may not be allowed to make one.
             if not self._is_there(self._table):
                 self._client.command(f"CREATE DATABASE IF NOT EXISTS {_quoted(self._at.database)}")
@@ -205,7 +205,7 @@ class ClickHouse:
             "SELECT uniqExact(TraceId), toUnixTimestamp(min(Start)), toUnixTimestamp(max(End)) "
             f"FROM {self._times} WHERE TraceId IN ({listed})"
         )
-        with self._asking():
+        with self._translated():
             if not self._is_there(self._times):
                 return selection
             ((known, start_s, end_s),) = self._client.query(query, settings=_READING).result_rows
@@ -220,31 +220,22 @@ class ClickHouse:
             self._opened = _open(self._at)
         return self._opened
 
-    def _asking(self) -> "_Asking":
-        return _Asking(self.name)
-
-
-class _Asking:
-    """A block in which what the server or the way to it says is an error of ours."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        """Ask."""
-
-    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        """Translate."""
-        if exc is None or isinstance(exc, (ConfigError, StoreError)):
-            return
-        said_no = importlib.import_module("clickhouse_connect.driver.exceptions").ClickHouseError
-        if isinstance(exc, (said_no, OSError)):
-            said = str(exc).partition("\n")[0]
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Translate into our error what the server or the way to it says within a block."""
+        try:
+            yield
+        except (ConfigError, StoreError):
+            raise
+        except Exception as exc:
+            errors = importlib.import_module("clickhouse_connect.driver.exceptions")
+            if not isinstance(exc, errors.ClickHouseError | OSError):
+                raise
+            hint = "is it up, and are the user, the password and the database right?"
             if "UNKNOWN_TABLE" in str(exc) or "UNKNOWN_DATABASE" in str(exc):
                 hint = "point a Collector's ClickHouse exporter at it, or load a store into it"
-            else:
-                hint = "is it up, and are the user, the password and the database right?"
-            raise StoreError(f"{self._name}: {said}; {hint}") from exc
+            reason = str(exc).partition("\n")[0]
+            raise StoreError(f"{self.name}: {reason}; {hint}") from exc
 
 
 def _open(at: Address) -> Any:

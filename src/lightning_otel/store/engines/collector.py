@@ -38,7 +38,7 @@ _TYPED_KEYS: Final = (
 
 
 def quoted(text: str) -> str:
-    """A string literal of ClickHouse's."""
+    """Return a string literal of ClickHouse's."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -47,7 +47,7 @@ def _listed(texts: Collection[str]) -> str:
 
 
 def table_statements(table: str) -> list[str]:
-    """Makes the table, and the one that knows when a trace took place, as the Collector does.
+    """Return what makes the table, and that of the times of traces, as the Collector does.
 
     Args:
         table: Its quoted name.
@@ -154,7 +154,7 @@ def _json_keys(attributes: str) -> str:
 
 
 def _json_of(attributes: str, without: str = f"k = {quoted(JSON_KEY)}") -> str:
-    """JSON of a map; ``without`` says of a key ``k`` if it is left out."""
+    """Return JSON of a map; ``without`` tells of a key ``k`` if it is left out."""
     typed = quoted(f"^({'|'.join(_TYPED_KEYS)})$")
     value = (
         f"if(has({_json_keys(attributes)}, k) OR (match(k, {typed}) AND isValidJSON(v)), v, "
@@ -208,7 +208,7 @@ _IS_BARE: Final = f"({_VIEW['reward']}) IS NOT NULL AND ({_VIEW['operation']}) I
 
 
 def select(table: str, selection: Selection) -> str:
-    """The query for the selected spans, each once.
+    """Return the query for the selected spans, each once.
 
     Of several rows with one id the one that begins first counts, of these the shortest: which of
     them came first the table does not know.
@@ -317,6 +317,6 @@ LOADED: Final = {
 
 
 def load_query(rows: str) -> str:
-    """The rows of a SELECT from ``spans`` as the Collector's table has them."""
+    """Return a query for rows of ``spans`` as the Collector's table has them."""
     chosen = ", ".join(f'{value} AS "{name}"' for name, value in LOADED.items())
     return f"SELECT {chosen} FROM {rows}"

@@ -6,11 +6,10 @@ lake needs the ones installed beside DuckDB (extra ``lake``), or those a user in
 
 import importlib.util
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
@@ -42,6 +41,16 @@ _INSTALL: Final = (
     "and its extensions"
 )
 _MOST_LITERALS: Final = 1000
+# Which ids are there twice is told from their hash: 0.2 s for a million spans, where a join of all
+# with all takes 1 s, and 8 s with bodies.
+_LATER: Final = f"""
+WITH doubtful AS (
+  SELECT line, trace_id, span_id, start_ns FROM reading.lines
+  WHERE hash(trace_id, span_id) IN (
+    SELECT hash(trace_id, span_id) FROM reading.lines GROUP BY 1 HAVING count(*) > 1)
+)
+SELECT DISTINCT later.line FROM doubtful AS later JOIN doubtful AS earlier
+  ON {is_one_span("earlier", "later")} AND earlier.line < later.line"""
 
 
 class DuckLakeSource:
@@ -70,39 +79,56 @@ class DuckLakeSource:
             StoreVersionError: A newer version published into it.
             StoreError: It cannot be reached.
         """
-        con, held = self._opened()
-        with telling(self.address):
-            names = views_of(con, query) if query is not None else names
-            con.execute(f"CREATE TABLE reading.later AS {_later(held)}")
-            con.execute(f"CREATE VIEW spans AS {held.each_once('true')}")
-            define_derived(con, names)
+        con = self._open()
+        define_derived(con, views_of(con, query) if query is not None else names)
         return Reader(con)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
-        """The selected spans; files and row groups that hold none of them are not read."""
-        if con is None and not _bounds(selection).trace_ids:
-            con = self.connect(("spans",))
-        if con is None:
-            # A trace is found without a look at the ids of all other spans.
-            con, held = self._opened()
-            body = held.each_once_of_traces(_bounds(selection).where("s"))
-        else:
-            with telling(self.address):
-                held = _held(con, self.address)
-                selection = timed(selection, con) if selection.also is None else selection
-            body = held.each_once(_bounds(selection).where("s"))
+        """Return the selected spans; files that hold none of them are not read."""
+        if con is not None and selection.also is None:
+            selection = timed(selection, con)
+        traces, times = _bounds(selection)
         text, values = selection.query()
-        return Query(con, f"WITH spans AS NOT MATERIALIZED ({body}) {text}", values)
+        # The condition is said again as literals, by which DuckLake leaves out files.
+        bounded = f"SELECT * FROM main.spans WHERE {traces} AND {times}"
+        if con is None:
+            con = self._open(traces)
+        return Query(con, f"WITH spans AS NOT MATERIALIZED ({bounded}) {text}", values)
 
-    def _opened(self) -> "tuple[duckdb.DuckDBPyConnection, _Held]":
+    def _open(self, where: str = "true") -> "duckdb.DuckDBPyConnection":
+        """Return a connection with the view ``spans``; the condition is one of whole traces."""
         with telling(self.address):
             con = attached(self.address, application=_READER, is_read_only=True)
+            rows = con.execute(
+                "SELECT table_name, column_name FROM duckdb_columns() "
+                f"WHERE database_name = '{LAKE}' AND schema_name = 'main'"
+            ).fetchall()
+            if {"spans", "published"} - {table for table, _ in rows}:
+                raise StoreMissingError(_missing(self.address))
+            check_version(con, self.address)
+            # A column that the lake has not got yet is empty.
+            held = {column for table, column in rows if table == "spans"}
+            columns = ", ".join(
+                name if name in held else f"NULL::{kind} AS {name}"
+                for name, kind in COLUMNS.items()
+            )
+            # One snapshot for all that is read through a connection: what is published meanwhile
+            # would otherwise come with some of its batches and not with others.
+            ((snapshot,),) = con.execute(
+                f"SELECT id FROM ducklake_current_snapshot('{LAKE}')"
+            ).fetchall()
             # Not temporary, which a cursor of the connection would not see.
             con.execute("CREATE SCHEMA reading")
             con.execute(
-                f"CREATE TABLE reading.seen AS SELECT id FROM ducklake_current_snapshot('{LAKE}')"
+                f"CREATE VIEW reading.lines AS SELECT rowid AS line, {columns} "
+                f"FROM {SPANS} AT (VERSION => {snapshot}) WHERE {where}"
             )
-            return con, _held(con, self.address)
+            con.execute(f"CREATE TABLE reading.later AS {_LATER}")
+            con.execute(
+                "CREATE VIEW spans AS SELECT * EXCLUDE (line) FROM reading.lines "
+                "ANTI JOIN reading.later USING (line)"
+            )
+            return con
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans in this machine's local store; the next publication takes them along."""
@@ -111,14 +137,14 @@ class DuckLakeSource:
             writer.add(span)
 
     def writer(self) -> SpanWriter:
-        """This process's writer into the local store, from which they are published."""
+        """Return this process's writer into the local store, from which they are published."""
         return writer_for(self.local)
 
 
 def attached(
     address: LakeAddress, *, application: str, is_read_only: bool
 ) -> "duckdb.DuckDBPyConnection":
-    """A DuckDB of one's own with the lake attached as ``lake``; made if it is to be written.
+    """Return a DuckDB with the lake attached as ``lake``; made if it is to be written.
 
     Args:
         address: Which lake.
@@ -152,13 +178,13 @@ def attached(
 
 
 def folder_of(data: str) -> str:
-    """A data path as DuckLake keeps it: absolute, and with a slash at the end."""
+    """Return a data path as DuckLake keeps it: absolute, and with a slash at the end."""
     place = data if "://" in data else os.path.abspath(Path(data).expanduser())
     return place.rstrip("/") + "/"
 
 
 def data_path(con: "duckdb.DuckDBPyConnection") -> str:
-    """Where the attached lake keeps its files."""
+    """Return the folder in which the attached lake keeps its files."""
     row = con.execute(
         f"SELECT value FROM ducklake_options('{LAKE}') WHERE option_name = 'data_path'"
     ).fetchone()
@@ -180,7 +206,7 @@ def _load(con: "duckdb.DuckDBPyConnection", names: Iterable[str]) -> None:
 
 
 def _installed(name: str) -> str:
-    """What to load: the file that pip put here for this DuckDB, else what the user installed."""
+    """Return the file that pip put here for this DuckDB, else the name of what a user installed."""
     import duckdb
 
     package = importlib.util.find_spec(f"duckdb_extension_{name}")
@@ -252,67 +278,6 @@ def _missing(address: LakeAddress) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The spans of a lake as they were when the connection was made.
-
-    Attributes:
-        snapshot: DuckLake's number of that time.
-        columns: Those of the lake's table.
-    """
-
-    snapshot: int
-    columns: tuple[str, ...]
-
-    def table(self, alias: str) -> str:
-        """The lake's table at that time, in SQL."""
-        return f"{SPANS} AS {alias} AT (VERSION => {self.snapshot})"
-
-    def each_once(self, where: str) -> str:
-        """Spans without those that table ``later`` names; ``where`` is of the alias ``s``."""
-        return (
-            f"SELECT {self._projection()} FROM {self.table('s')} "
-            f"ANTI JOIN reading.later ON s.rowid = later.line WHERE {where}"
-        )
-
-    def each_once_of_traces(self, where: str) -> str:
-        """The same for a few traces, without a table ``later``."""
-        return (
-            f"SELECT {self._projection()} FROM {self.table('s')} WHERE {where} AND NOT EXISTS ("
-            f"SELECT 1 FROM {self.table('earlier')} WHERE {is_one_span('earlier', 's')} "
-            "AND earlier.rowid < s.rowid)"
-        )
-
-    def _projection(self) -> str:
-        """The store's columns; those that the lake has not got yet are empty."""
-        return ", ".join(
-            f"s.{name}" if name in self.columns else f"NULL::{kind} AS {name}"
-            for name, kind in COLUMNS.items()
-        )
-
-
-def _held(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> _Held:
-    """What the lake of a connection holds.
-
-    Raises:
-        StoreMissingError: It holds no spans.
-        StoreVersionError: A newer version published into it.
-    """
-    rows = con.execute(
-        "SELECT table_name, column_name FROM duckdb_columns() "
-        f"WHERE database_name = '{LAKE}' AND schema_name = 'main'"
-    ).fetchall()
-    if {"spans", "published"} - {table for table, _ in rows}:
-        raise StoreMissingError(_missing(address))
-    check_version(con, address)
-    # One snapshot for all that is read through a connection: what is published meanwhile would
-    # otherwise come with some of its batches and not with others.
-    row = con.execute("SELECT id FROM reading.seen").fetchone()
-    assert row is not None
-    columns = tuple(column for table, column in rows if table == "spans")
-    return _Held(int(row[0]), columns)
-
-
 def check_version(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> None:
     """Check that this version knows all that was published.
 
@@ -328,52 +293,17 @@ def check_version(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> Non
         )
 
 
-def _later(held: _Held) -> str:
-    """Rows of spans that an earlier published row is already.
-
-    Which ids are there twice is told from their hash: 0.2 s for a million spans, where a join of
-    all with all takes 1 s, and 8 s with bodies.
-    """
-    return f"""
-WITH doubtful AS (
-  SELECT rowid AS line, trace_id, span_id, start_ns FROM {held.table("s")}
-  WHERE hash(trace_id, span_id) IN (
-    SELECT hash(trace_id, span_id) FROM {held.table("s")} GROUP BY 1 HAVING count(*) > 1)
-)
-SELECT DISTINCT later.line FROM doubtful AS later JOIN doubtful AS earlier
-  ON {is_one_span("earlier", "later")} AND earlier.line < later.line"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    """What surely holds of every selected span, so that DuckLake leaves out whole files."""
-
-    low: int | None
-    high: int | None
-    trace_ids: tuple[str, ...]
-
-    def where(self, table: str) -> str:
-        terms = ["true"]
-        if self.low is not None:
-            terms.append(f"{table}.start_ns >= {int(self.low)}")
-        if self.high is not None:
-            terms.append(f"{table}.start_ns <= {int(self.high)}")
-        if self.trace_ids:
-            listed = ", ".join(map(quoted, self.trace_ids))
-            terms.append(f"{table}.trace_id IN ({listed})")
-        return " AND ".join(terms)
-
-
-def _bounds(selection: Selection) -> _Bounds:
+def _bounds(selection: Selection) -> tuple[str, str]:
+    """Return what surely holds of the traces, and of the times, of every selected span, in SQL."""
     parts = [selection] if selection.also is None else [selection, selection.also]
-
-    def outermost(choose: Callable[[list[Any]], int], values: list[int | None]) -> int | None:
-        return None if None in values else choose(values)
-
-    traces = {each for part in parts for each in part.trace_ids}
-    is_told = all(part.trace_ids for part in parts) and len(traces) <= _MOST_LITERALS
-    return _Bounds(
-        outermost(min, [part.since_ns for part in parts]),
-        outermost(max, [part.until_ns for part in parts]),
-        tuple(sorted(traces)) if is_told else (),
-    )
+    ids = sorted({each for part in parts for each in part.trace_ids})
+    traces, times = "true", ["true"]
+    if all(part.trace_ids for part in parts) and len(ids) <= _MOST_LITERALS:
+        traces = f"trace_id IN ({', '.join(map(quoted, ids))})"
+    since_ns = [part.since_ns for part in parts if part.since_ns is not None]
+    until_ns = [part.until_ns for part in parts if part.until_ns is not None]
+    if len(since_ns) == len(parts):
+        times.append(f"start_ns >= {min(since_ns)}")
+    if len(until_ns) == len(parts):
+        times.append(f"start_ns <= {max(until_ns)}")
+    return traces, " AND ".join(times)

@@ -32,7 +32,7 @@ from lightning_otel.store.engines.ducklake import (
     telling,
 )
 from lightning_otel.store.lake import LakeAddress
-from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, Manifest
+from lightning_otel.store.layout import SCHEMA_VERSION, Layout
 from lightning_otel.store.parquet import sync
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.settle import settle, settler_elected
@@ -88,60 +88,48 @@ def publish(layout: Layout, address: LakeAddress, *, is_rest_included: bool = Fa
         ConfigError: DuckDB has no extension for it here, or the lake has no data path.
         StoreError: Another process publishes this store, or the lake cannot be reached or written.
     """
+    import duckdb
+
     layout.require()
+    put: dict[str, int] = {}
     with _publisher_elected(layout) as publisher:
         settle(layout, wait_s=_WAIT_S)
         exclude_damage(layout)  # damage stays here
         planned = _plan(layout, is_rest_included=is_rest_included)
-        manifest = layout.read_manifest()
-        waiting = sum(file.rows for file in manifest.live_files if not file.publication)
-        put: list[int] = []
+        files = layout.read_manifest().live_files
         with telling(address, "publish into"):
-            _publish(layout, address, publisher, planned, put)
-        return Published(sum(put), len(put), waiting)
+            for left in reversed(range(_TRIES)):
+                try:
+                    _put_missing(layout, address, publisher, planned, put)
+                    break
+                except duckdb.Error as exc:
+                    # Two machines make or change one lake at once; DuckDB has no class for the one
+                    # failure. What is there then, only a new session knows.
+                    is_conflict = "Failed to initialize DuckLake" in str(exc) or isinstance(
+                        exc, duckdb.TransactionException | duckdb.CatalogException
+                    )
+                    if not left or not is_conflict:
+                        raise
+                    time.sleep(random.uniform(0.05, 0.5))
+    waiting = sum(file.rows for file in files if not file.publication)
+    return Published(sum(put.values()), sum(map(bool, put.values())), waiting)
 
 
-def _publish(
-    layout: Layout,
-    address: LakeAddress,
-    publisher: str,
-    planned: Sequence[str],
-    put: list[int],
+def _put_missing(
+    layout: Layout, address: LakeAddress, publisher: str, planned: set[str], put: dict[str, int]
 ) -> None:
-    """Put what is planned and not there into the lake; ``put`` is told each file's spans.
-
-    Two machines that make one lake at once, or commit at once more often than DuckLake tries again
-    by itself, get an error, as does whoever loses PostgreSQL in a commit: what is there then, only
-    a new session knows.
-    """
-    import duckdb
-
-    for left in reversed(range(_TRIES)):
-        try:
-            with _opened(layout, address, publisher) as con:
-                held = _held(con, publisher)
-                for publication in planned:
-                    if publication not in held:
-                        put += _put(con, layout, publisher, publication)
-            return
-        except duckdb.Error as exc:
-            if not left or not _is_of_others(exc):
-                raise
-            time.sleep(random.uniform(0.05, 0.5))
-
-
-def _is_of_others(exc: "duckdb.Error") -> bool:
-    """Whether what failed is that somebody else was at the same lake at the same time."""
-    import duckdb
-
-    is_conflict = isinstance(exc, duckdb.TransactionException | duckdb.CatalogException)
-    # Of this failure DuckDB has no class: two have made the tables of one catalogue.
-    return is_conflict or "Failed to initialize DuckLake" in str(exc)
+    """Put what is planned and not there into the lake; ``put`` is told the spans of each."""
+    with _opened(layout, address, publisher) as con:
+        rows = con.execute(
+            f"SELECT publication FROM {PUBLISHED} WHERE publisher = ?", [publisher]
+        ).fetchall()
+        for publication in sorted(planned - {name for (name,) in rows}):
+            put[publication] = _put(con, layout, publisher, publication)
 
 
 @contextlib.contextmanager
 def _publisher_elected(layout: Layout) -> Iterator[str]:
-    """A block in which this process alone publishes the store; gives the publisher's id.
+    """Elect this process the only publisher of the store for a block; give the publisher's id.
 
     Raises:
         StoreError: Another process does already.
@@ -165,8 +153,8 @@ def _publisher_elected(layout: Layout) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _plan(layout: Layout, *, is_rest_included: bool) -> list[str]:
-    """Note down in the manifest which files go as what; names of all publications, oldest first.
+def _plan(layout: Layout, *, is_rest_included: bool) -> set[str]:
+    """Note down in the manifest which files go as what; return the names of all publications.
 
     What was noted down stays so: a publisher that comes after a dead one goes on with its files.
     """
@@ -176,34 +164,31 @@ def _plan(layout: Layout, *, is_rest_included: bool) -> list[str]:
                 f"{layout.catalogue} is being settled for more than {_WAIT_S:.0f} s; try again"
             )
         manifest = layout.read_manifest()
-        planned = _planned(manifest, is_rest_included=is_rest_included)
-        if planned != manifest:
-            layout.write_manifest(planned)
-    return sorted({file.publication for file in planned.live_files} - {""})
-
-
-def _planned(manifest: Manifest, *, is_rest_included: bool) -> Manifest:
-    names: dict[str, str] = {}
-    group: list[DataFile] = []
-    rows = 0
-    fresh = [file for file in manifest.live_files if not file.publication]
-    for file in fresh:
-        group.append(file)
-        rows += file.rows
-        is_last = file is fresh[-1]
-        if rows >= ENOUGH_ROWS or (is_last and (rows >= LEAST_ROWS or is_rest_included)):
-            publication = f"{time.time_ns():019d}-{secrets.token_hex(4)}"
-            names |= {each.name: publication for each in group}
-            group, rows = [], 0
-    files = (replace(f, publication=names.get(f.name, f.publication)) for f in manifest.files)
-    return replace(manifest, files=tuple(files))
+        names = {file.name: file.publication for file in manifest.live_files}
+        waiting = [file for file in manifest.live_files if not file.publication]
+        while waiting:
+            group, rows = list[str](), 0
+            while waiting and rows < ENOUGH_ROWS:
+                file = waiting.pop(0)
+                group.append(file.name)
+                rows += file.rows
+            if rows >= LEAST_ROWS or is_rest_included:
+                publication = f"{time.time_ns():019d}-{secrets.token_hex(4)}"
+                names |= dict.fromkeys(group, publication)
+        files = tuple(
+            replace(file, publication=names.get(file.name, file.publication))
+            for file in manifest.files
+        )
+        if files != manifest.files:
+            layout.write_manifest(replace(manifest, files=files))
+    return {*names.values()} - {""}
 
 
 @contextlib.contextmanager
 def _opened(
     layout: Layout, address: LakeAddress, publisher: str
 ) -> "Iterator[duckdb.DuckDBPyConnection]":
-    """The lake with its tables, made if need be, and no earlier publisher of this store at it."""
+    """Open the lake with its tables, made if need be, and no earlier publisher at it."""
     if address.data and "://" not in address.data:
         folder = Path(folder_of(address.data))
         if not folder.exists():
@@ -229,12 +214,14 @@ def _end_predecessors(con: "duckdb.DuckDBPyConnection", application: str, own: s
     A publisher killed in its commit may be outlived by it: only when that session is gone, it is
     certain what is in the lake.
     """
-    theirs = (
-        f"FROM pg_stat_activity WHERE datname = current_database() "
+    ended = (
+        "SELECT count(pg_terminate_backend(pid)) AS n FROM pg_stat_activity "
+        "WHERE datname = current_database() "
         f"AND application_name LIKE '{application}%' AND application_name <> '{own}'"
     )
+    query = f"SELECT n FROM postgres_query('{POSTGRES}', {quoted(ended)})"
     deadline = time.monotonic() + _WAIT_S
-    while _asked(con, f"SELECT count(pg_terminate_backend(pid)) AS n {theirs}"):
+    while con.execute(query).fetchall() != [(0,)]:
         if time.monotonic() > deadline:
             raise StoreError(
                 "an earlier publisher's session in PostgreSQL does not end; see pg_stat_activity "
@@ -243,14 +230,8 @@ def _end_predecessors(con: "duckdb.DuckDBPyConnection", application: str, own: s
         time.sleep(0.05)
 
 
-def _asked(con: "duckdb.DuckDBPyConnection", query: str) -> int:
-    row = con.execute(f"SELECT n FROM postgres_query('{POSTGRES}', {quoted(query)})").fetchone()
-    assert row is not None
-    return int(row[0])
-
-
 def _make_tables(con: "duckdb.DuckDBPyConnection") -> None:
-    """The lake's two tables; a lake of an earlier version gets the columns it lacks."""
+    """Make the lake's two tables; a lake of an earlier version gets the columns it lacks."""
     for table, columns in ((SPANS, COLUMNS), (PUBLISHED, _PUBLISHED_COLUMNS)):
         listed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
         con.execute(f"CREATE TABLE IF NOT EXISTS {table} ({listed})")
@@ -260,41 +241,29 @@ def _make_tables(con: "duckdb.DuckDBPyConnection") -> None:
                 con.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {name} {kind}")
 
 
-def _held(con: "duckdb.DuckDBPyConnection", publisher: str) -> set[str]:
-    """Publications of this store that the lake holds."""
-    rows = con.execute(
-        f"SELECT publication FROM {PUBLISHED} WHERE publisher = ?", [publisher]
-    ).fetchall()
-    return {name for (name,) in rows}
-
-
-def _put(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, publisher: str, publication: str
-) -> list[int]:
-    """Write a publication to the data path and register it; how many spans, if it has any left."""
+def _put(con: "duckdb.DuckDBPyConnection", layout: Layout, publisher: str, publication: str) -> int:
+    """Write a publication to the data path and register it; return its spans, 0 if none is left."""
     folder = f"{data_path(con)}main/spans"
     place = f"{folder}/spans-{publication}.parquet"
     if "://" not in folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
     if not _write(con, layout, publication, place):
-        return []
-    found = con.execute(
+        return 0
+    ((spans, first_ns, last_ns),) = con.execute(
         f"SELECT count(*), min(start_ns), max(start_ns) FROM read_parquet({quoted(place)})"
-    ).fetchone()
-    assert found is not None
-    row = [publication, publisher, *found, SCHEMA_VERSION, time.time_ns()]
+    ).fetchall()
     con.execute("BEGIN")
     con.execute(
         f"CALL ducklake_add_data_files('{LAKE}', 'spans', {quoted(place)}, schema => 'main', "
         "allow_missing => true)"
     )
     con.execute(
-        f"INSERT INTO {PUBLISHED} ({', '.join(_PUBLISHED_COLUMNS)}) "
-        f"VALUES ({', '.join('?' for _ in row)})",
-        row,
+        f"INSERT INTO {PUBLISHED} BY NAME SELECT ? AS publication, ? AS publisher, ? AS spans, "
+        "? AS min_start_ns, ? AS max_start_ns, ? AS schema_version, ? AS published_ns",
+        [publication, publisher, spans, first_ns, last_ns, SCHEMA_VERSION, time.time_ns()],
     )
     con.execute("COMMIT")
-    return [int(found[0])]
+    return int(spans)
 
 
 def _write(con: "duckdb.DuckDBPyConnection", layout: Layout, publication: str, place: str) -> bool:
