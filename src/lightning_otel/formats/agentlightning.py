@@ -12,7 +12,7 @@ from lightning_otel.types import Trajectory, Transition
 
 
 def make(trajectories: Iterable[Trajectory]) -> Made:
-    """One row a step; without token ids its lists of ids are empty, as Agent Lightning's are.
+    """Yield one row a step; without token ids its lists of ids are empty, as Agent Lightning's are.
 
     Args:
         trajectories: What is made into rows.

@@ -5,23 +5,28 @@ and TRL hand messages to them.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from lightning_otel.formats.format import (
+    NO_MESSAGES,
+    LeftOut,
+    Row,
+    UnheldError,
+    origin,
+    other_choices,
+)
 from lightning_otel.messages.chat import messages_of
 from lightning_otel.messages.chat import tools_of as tools_of
 from lightning_otel.types import Message, Transition
 
 OPENAI_PARTS: Final = frozenset({"text", "refusal", "image_url", "input_audio", "file"})
+REASONING: Final = "reasoning; OpenAI's files have no place for it"
 TEMPLATE_PARTS: Final = OPENAI_PARTS | {"audio_url", "video_url", "image_file"}
 
 
-class UnheldError(ValueError):
-    """A part of a message, or a tool, has no place in the format; says which and what to do."""
-
-
 def for_templates(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them: arguments as objects, several texts as one.
+    """Return messages as chat templates take them: arguments as objects, several texts as one.
 
     Raises:
         UnheldError: A part has no place in them.
@@ -38,7 +43,7 @@ def for_templates(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 def for_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Messages as OpenAI's files hold them: arguments as text, and no reasoning.
+    """Return messages as OpenAI's files hold them: arguments as text, and no reasoning.
 
     Raises:
         UnheldError: A part has no place in them.
@@ -51,7 +56,7 @@ def for_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 def answer_for_openai(step: Transition) -> dict[str, Any]:
-    """The first choice as OpenAI's files hold it: one message.
+    """Return the first choice as OpenAI's files hold it: one message.
 
     Raises:
         UnheldError: A part has no place in them, or a tool's result is among its parts.
@@ -63,7 +68,7 @@ def answer_for_openai(step: Transition) -> dict[str, Any]:
 
 
 def openai_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tools as OpenAI's files hold them.
+    """Return tools as OpenAI's files hold them.
 
     Raises:
         UnheldError: One is no function.
@@ -78,17 +83,36 @@ def openai_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def has_messages(step: Transition) -> bool:
-    """Whether what the model was given and what it answered are there as messages."""
+    """Return whether a step has its prompt and its answer as messages."""
     return bool(step.observation) and any(each.get("parts") for each in step.action[:1])
 
 
-def has_reasoning(messages: Iterable[Message]) -> bool:
-    """Whether one of the messages holds a model's reasoning."""
-    return any(
+def answered(step: Transition) -> Row:
+    """Return ``prompt``, ``completion`` and ``tools`` as chat templates take them, and the origin.
+
+    Raises:
+        UnheldError: There are no messages, or a part of them has no place.
+    """
+    if not has_messages(step):
+        raise UnheldError(NO_MESSAGES)
+    row: Row = {
+        "prompt": for_templates(step.observation),
+        "completion": for_templates(step.action[:1]),
+    }
+    if step.tools:
+        row["tools"] = tools_of(step.tools)
+    return {**row, **origin(step, step.reward)}
+
+
+def openai_notes(step: Transition) -> Iterator[LeftOut]:
+    """Yield notes of what a row in OpenAI's files does not hold of its step."""
+    if any(
         isinstance(part, Mapping) and part.get("type") == "reasoning"
-        for each in messages
-        for part in each.get("parts") or ()
-    )
+        for message in (*step.observation, *step.action[:1])
+        for part in message.get("parts") or ()
+    ):
+        yield LeftOut(step, REASONING, is_row_written=True)
+    yield from other_choices(step)
 
 
 def _check(item: Mapping[str, Any], known: frozenset[str]) -> None:
@@ -101,7 +125,7 @@ def _check(item: Mapping[str, Any], known: frozenset[str]) -> None:
 
 
 def _one_text(item: Mapping[str, Any]) -> Any:
-    """Content that templates of text models read: they leave a list out without a word."""
+    """Return content for templates of text models, which leave a list out without a word."""
     content = item["content"]
     if content is None:
         return ""
@@ -112,7 +136,7 @@ def _one_text(item: Mapping[str, Any]) -> Any:
 
 
 def _object(arguments: str) -> Any:
-    """Arguments as an object, as templates write it out; text that is none stays text."""
+    """Return arguments as the object that templates write out; text that is none stays text."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):

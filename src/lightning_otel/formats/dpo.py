@@ -6,39 +6,32 @@ Source: TRL's conversational preference type (``prompt``, ``chosen``, ``rejected
 from collections.abc import Iterable
 from typing import Final
 
-from lightning_otel.formats.format import ORIGIN, Format, LeftOut, Made, other_choices
-from lightning_otel.formats.pairs import pairs
-from lightning_otel.formats.steps import answered
+from lightning_otel.formats.chat import answered
+from lightning_otel.formats.format import ORIGIN, Format, Made, Row, other_choices
+from lightning_otel.formats.pairs import Pair, pair_rows
 from lightning_otel.types import Trajectory
 
 
 def make(trajectories: Iterable[Trajectory], *, gap: float = 0.0) -> Made:
-    """One row a pair of answers whose rewards differ.
+    """Return one row a pair of answers whose rewards differ.
 
     Args:
         trajectories: What is made into rows, group by group.
         gap: By how much at least.
     """
-    for pair in pairs(trajectories, gap):
-        if isinstance(pair, LeftOut):
-            yield pair
-            continue
-        chosen, rejected = answered(pair.chosen), answered(pair.rejected)
-        if isinstance(chosen, LeftOut) or isinstance(rejected, LeftOut):
-            reason = chosen.reason if isinstance(chosen, LeftOut) else ""
-            reason = rejected.reason if isinstance(rejected, LeftOut) else reason
-            yield from (LeftOut(step, reason) for step in pair)
-            continue
-        for step in pair:
-            yield from other_choices(step)
-        chosen["chosen"] = chosen.pop("completion")
-        chosen["rejected"] = rejected["completion"]
-        yield {
-            **chosen,
-            "rejected_rollout_id": pair.rejected.rollout_id,
-            "rejected_span_id": pair.rejected.span_id,
-            "rejected_reward": pair.rejected.reward,
-        }
+    return pair_rows(trajectories, gap, _row, other_choices)
+
+
+def _row(pair: Pair) -> Row:
+    row, rejected = map(answered, pair)
+    row["chosen"] = row.pop("completion")
+    return {
+        **row,
+        "rejected": rejected["completion"],
+        "rejected_rollout_id": rejected["rollout_id"],
+        "rejected_span_id": rejected["span_id"],
+        "rejected_reward": rejected["reward"],
+    }
 
 
 FORMAT: Final = Format(

@@ -20,7 +20,12 @@ NO_TOKENS: Final = (
 )
 NO_LOGPROBS: Final = "no logprobs; ask the server for them: logprobs=True, top_logprobs=0"
 NO_MESSAGES: Final = "no messages; capture their content, which is on unless it was switched off"
+BELOW: Final = "reward below the threshold; lower it to keep more"
 FURTHER_CHOICES: Final = "further choices of one call; a row holds the first alone"
+
+
+class UnheldError(ValueError):
+    """A step, or a part of it, has no place in the format; says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +68,12 @@ class Format:
     is_by_task: bool = False
 
     def options(self) -> dict[str, Any]:
-        """What can be set of it: defaults by name."""
+        """Return the defaults of what can be set, by name."""
         found = inspect.signature(self.make).parameters.values()
         return {each.name: each.default for each in found if each.kind is each.KEYWORD_ONLY}
 
     def checked(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The options that were given, if the format has them.
+        """Return the options that were given, if the format has them.
 
         Raises:
             ConfigError: One is unknown.
@@ -81,18 +86,43 @@ class Format:
         return given
 
 
-def other_choices(step: Transition) -> Iterator[LeftOut]:
-    """That a row holds the first choice alone, where a call has several.
+def step_rows(
+    trajectories: Iterable[Trajectory],
+    row_of: Callable[[Transition], Row],
+    notes: "Callable[[Transition], Iterator[LeftOut]] | None" = None,
+) -> Made:
+    """Yield a row for each step.
 
     Args:
-        step: The step of the row.
+        trajectories: What is made into rows.
+        row_of: Makes the row of a step, or raises UnheldError.
+        notes: Tells what a row does not hold of its step; by default the further choices.
     """
+    for step, _ in distinct(trajectories):
+        try:
+            row = row_of(step)
+        except UnheldError as exc:
+            yield LeftOut(step, str(exc))
+            continue
+        yield from (notes or other_choices)(step)
+        yield row
+
+
+def other_choices(step: Transition) -> Iterator[LeftOut]:
+    """Yield a note that a row holds the first choice alone, where a call has several."""
     if len(step.action) > 1:
         yield LeftOut(step, FURTHER_CHOICES, is_row_written=True)
 
 
+def reward_fault(reward: float | None, threshold: float | None) -> str:
+    """Return why a reward does not pass a threshold; empty where it does."""
+    if threshold is None or (reward is not None and reward >= threshold):
+        return ""
+    return NO_REWARD if reward is None else BELOW
+
+
 def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, Trajectory]]:
-    """Each step once, with the first trajectory it lies on; those of an attempt come together."""
+    """Yield each step once, with its first trajectory; those of an attempt come together."""
     for trajectory, steps in fresh(trajectories):
         for step in steps:
             yield step, trajectory
@@ -101,7 +131,7 @@ def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, T
 def fresh(
     trajectories: Iterable[Trajectory],
 ) -> Iterator[tuple[Trajectory, tuple[Transition, ...]]]:
-    """Trajectories, each with those of its steps that no earlier one of its attempt has."""
+    """Yield trajectories, each with those of its steps that no earlier one of its attempt has."""
     attempt = ("", "")
     seen: set[tuple[str, str]] = set()
     for trajectory in trajectories:
@@ -130,7 +160,7 @@ ORIGIN: Final[Mapping[str, str]] = {
 
 
 def origin(step: Transition, reward: float | None) -> Row:
-    """Where a row comes from.
+    """Return where a row comes from.
 
     Args:
         step: The step it is of, or its last one.

@@ -6,36 +6,33 @@ Source: TRL's unpaired preference type (``prompt``, ``completion``, ``label``).
 from collections.abc import Iterable
 from typing import Final
 
+from lightning_otel.formats.chat import answered
 from lightning_otel.formats.format import (
     NO_REWARD,
     ORIGIN,
     Format,
-    LeftOut,
     Made,
-    distinct,
-    other_choices,
+    Row,
+    UnheldError,
+    step_rows,
 )
-from lightning_otel.formats.steps import answered
-from lightning_otel.types import Trajectory
+from lightning_otel.types import Trajectory, Transition
 
 
 def make(trajectories: Iterable[Trajectory], *, threshold: float = 0.5) -> Made:
-    """One row a step that has messages and a reward.
+    """Return one row a step that has messages and a reward.
 
     Args:
         trajectories: What is made into rows.
         threshold: A reward that is no less makes an answer a good one.
     """
-    for step, _ in distinct(trajectories):
+
+    def row_of(step: Transition) -> Row:
         if step.reward is None:
-            yield LeftOut(step, NO_REWARD)
-            continue
-        row = answered(step)
-        if isinstance(row, LeftOut):
-            yield row
-            continue
-        yield from other_choices(step)
-        yield {**row, "label": step.reward >= threshold}
+            raise UnheldError(NO_REWARD)
+        return {**answered(step), "label": step.reward >= threshold}
+
+    return step_rows(trajectories, row_of)
 
 
 FORMAT: Final = Format(

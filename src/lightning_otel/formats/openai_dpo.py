@@ -5,55 +5,38 @@ Source: OpenAI's guide to direct preference optimisation (``input``, ``preferred
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from lightning_otel.formats.chat import (
-    UnheldError,
     answer_for_openai,
     for_openai,
-    has_reasoning,
+    openai_notes,
     openai_tools,
 )
-from lightning_otel.formats.format import Format, LeftOut, Made, other_choices
-from lightning_otel.formats.pairs import Pair, pairs
+from lightning_otel.formats.format import Format, Made, Row
+from lightning_otel.formats.pairs import Pair, pair_rows
 from lightning_otel.types import Trajectory
-
-REASONING: Final = "reasoning; OpenAI's files have no place for it"
 
 
 def make(trajectories: Iterable[Trajectory], *, gap: float = 0.0) -> Made:
-    """One row a pair of answers whose rewards differ.
+    """Return one row a pair of answers whose rewards differ.
 
     Args:
         trajectories: What is made into rows, group by group.
         gap: By how much at least.
     """
-    for pair in pairs(trajectories, gap):
-        if isinstance(pair, LeftOut):
-            yield pair
-        else:
-            yield from _row(pair)
+    return pair_rows(trajectories, gap, _row, openai_notes)
 
 
-def _row(pair: Pair) -> Made:
-    chosen, rejected = pair
-    try:
-        given: dict[str, Any] = {"messages": for_openai(chosen.observation)}
-        if chosen.tools:
-            given["tools"] = openai_tools(chosen.tools)
-        row = {
-            "input": given,
-            "preferred_output": [answer_for_openai(chosen)],
-            "non_preferred_output": [answer_for_openai(rejected)],
-        }
-    except UnheldError as exc:
-        yield from (LeftOut(step, str(exc)) for step in pair)
-        return
-    for step in pair:
-        yield from other_choices(step)
-        if has_reasoning((*step.observation, *step.action[:1])):
-            yield LeftOut(step, REASONING, is_row_written=True)
-    yield row
+def _row(pair: Pair) -> Row:
+    given: Row = {"messages": for_openai(pair.chosen.observation)}
+    if pair.chosen.tools:
+        given["tools"] = openai_tools(pair.chosen.tools)
+    return {
+        "input": given,
+        "preferred_output": [answer_for_openai(pair.chosen)],
+        "non_preferred_output": [answer_for_openai(pair.rejected)],
+    }
 
 
 FORMAT: Final = Format(

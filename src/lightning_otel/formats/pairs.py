@@ -1,11 +1,19 @@
 """Better and worse answers to one prompt, which both formats of preferences begin with."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Final, NamedTuple
 
 from lightning_otel.formats.chat import has_messages
-from lightning_otel.formats.format import NO_MESSAGES, NO_REWARD, LeftOut, distinct
+from lightning_otel.formats.format import (
+    NO_MESSAGES,
+    NO_REWARD,
+    LeftOut,
+    Made,
+    Row,
+    UnheldError,
+    distinct,
+)
 from lightning_otel.formats.groups import group_of, prompt_key
 from lightning_otel.types import Trajectory, Transition
 
@@ -21,8 +29,29 @@ class Pair(NamedTuple):
     rejected: Transition
 
 
+def pair_rows(
+    trajectories: Iterable[Trajectory],
+    gap: float,
+    row_of: Callable[[Pair], Row],
+    notes: Callable[[Transition], Iterator[LeftOut]],
+) -> Made:
+    """Yield a row for each pair; arguments as those of :func:`pairs` and ``step_rows``."""
+    for pair in pairs(trajectories, gap):
+        if isinstance(pair, LeftOut):
+            yield pair
+            continue
+        try:
+            row = row_of(pair)
+        except UnheldError as exc:
+            yield from (LeftOut(step, str(exc)) for step in pair)
+            continue
+        for step in pair:
+            yield from notes(step)
+        yield row
+
+
 def pairs(trajectories: Iterable[Trajectory], gap: float) -> Iterator[Pair | LeftOut]:
-    """Answers to the same prompt in one group: the best with the worst, the next with the next.
+    """Yield pairs of answers to a prompt in a group: the best with the worst, and so inwards.
 
     An answer is in one pair at most, so that none outvotes the others. Prompts are the same if
     their token ids are, or where there are none their messages and tools.

@@ -9,28 +9,27 @@ Source: TRL's conversational prompt-completion type (``prompt``, ``completion``,
 from collections.abc import Iterable
 from typing import Final
 
-from lightning_otel.formats.format import ORIGIN, Format, LeftOut, Made, distinct, other_choices
-from lightning_otel.formats.steps import answered
-from lightning_otel.types import Trajectory
+from lightning_otel.formats.chat import answered
+from lightning_otel.formats.format import ORIGIN, Format, Made, Row, step_rows
+from lightning_otel.types import Trajectory, Transition
 
 
 def make(trajectories: Iterable[Trajectory]) -> Made:
-    """One row a step that has messages.
+    """Return one row a step that has messages.
 
     Args:
         trajectories: What is made into rows.
     """
-    for step, _ in distinct(trajectories):
-        row = answered(step)
-        if isinstance(row, LeftOut):
-            yield row
-            continue
-        if step.capture == "exact":
-            row["prompt_ids"] = list(step.prompt_ids)
-            row["completion_ids"] = list(step.response_ids)
-            row["completion_mask"] = [0] * len(step.prompt_ids) + [1] * len(step.response_ids)
-        yield from other_choices(step)
-        yield row
+    return step_rows(trajectories, _row)
+
+
+def _row(step: Transition) -> Row:
+    row = answered(step)
+    if step.capture == "exact":
+        row["prompt_ids"] = list(step.prompt_ids)
+        row["completion_ids"] = list(step.response_ids)
+        row["completion_mask"] = [0] * len(step.prompt_ids) + [1] * len(step.response_ids)
+    return row
 
 
 FORMAT: Final = Format(

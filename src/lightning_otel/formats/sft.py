@@ -8,25 +8,24 @@ Source: TRL's conversational language-modeling type (``messages``, ``tools``).
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from lightning_otel.formats.chat import UnheldError, for_templates, has_messages, tools_of
+from lightning_otel.formats.chat import for_templates, has_messages, tools_of
 from lightning_otel.formats.format import (
     NO_MESSAGES,
-    NO_REWARD,
     ORIGIN,
     Format,
     LeftOut,
     Made,
     Row,
+    UnheldError,
     origin,
     other_choices,
+    reward_fault,
 )
 from lightning_otel.types import Message, Trajectory, Transition
 
-BELOW: Final = "reward below the threshold; lower it to keep more"
-
 
 def make(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
-    """One row a conversation; where a trajectory's next prompt does not go on from it, a new one.
+    """Yield one row a conversation; a prompt that does not go on from it begins a new one.
 
     Args:
         trajectories: What is made into rows.
@@ -34,9 +33,8 @@ def make(trajectories: Iterable[Trajectory], *, threshold: float | None = None) 
     """
     for trajectory in trajectories:
         reward = trajectory.reward
-        if threshold is not None and (reward is None or reward < threshold):
-            for step in trajectory.transitions:
-                yield LeftOut(step, NO_REWARD if reward is None else BELOW)
+        if fault := reward_fault(reward, threshold):
+            yield from (LeftOut(step, fault) for step in trajectory.transitions)
             continue
         for each in _conversations(trajectory.transitions):
             yield each if isinstance(each, LeftOut) else _row(each, reward)
@@ -82,7 +80,7 @@ def _conversations(steps: Iterable[Transition]) -> Iterator[_Conversation | Left
 
 
 def _goes_on(before: Transition, step: Transition) -> bool:
-    """Whether a prompt begins with the one before and what was answered to it.
+    """Return whether a prompt begins with the one before and its answer.
 
     Only the last answer is looked at closely: so a long conversation is not compared over and over.
     """
@@ -93,7 +91,7 @@ def _goes_on(before: Transition, step: Transition) -> bool:
 
 
 def _plain(message: Message) -> list[Row]:
-    """A message without the reasoning in it, which few agents send back."""
+    """Return a message without its reasoning, which few agents send back."""
     try:
         found = for_templates([message])
     except UnheldError:

@@ -8,24 +8,16 @@ Source: TRL's ``SFTTrainer``, which takes ``input_ids`` and ``labels`` as they a
 from collections.abc import Iterable
 from typing import Final
 
-from lightning_otel.formats.format import (
-    NO_REWARD,
-    ORIGIN,
-    Format,
-    LeftOut,
-    Made,
-    origin,
-)
+from lightning_otel.formats.format import ORIGIN, Format, LeftOut, Made, origin, reward_fault
 from lightning_otel.formats.sequences import sequences
 from lightning_otel.types import TrainingRow, Trajectory
 
 _IGNORED: Final = -100
 """The label of a token that no loss is taken of, as PyTorch's cross entropy has it."""
-BELOW: Final = "reward below the threshold; lower it to keep more"
 
 
 def make(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
-    """One row for steps whose prompts go on exactly, token by token, from each other.
+    """Yield one row for steps whose prompts go on exactly, token by token, from each other.
 
     Args:
         trajectories: What is made into rows.
@@ -36,9 +28,8 @@ def make(trajectories: Iterable[Trajectory], *, threshold: float | None = None) 
             yield each
             continue
         row, reward = each
-        if threshold is not None and (reward is None or reward < threshold):
-            reason = NO_REWARD if reward is None else BELOW
-            yield from (LeftOut(step, reason) for step in row.transitions)
+        if fault := reward_fault(reward, threshold):
+            yield from (LeftOut(step, fault) for step in row.transitions)
             continue
         yield {
             "input_ids": [*row.prompt_ids, *row.completion_ids],
@@ -56,12 +47,7 @@ def _labels(row: TrainingRow) -> list[int]:
 
 FORMAT: Final = Format(
     make,
-    {
-        "input_ids": "INTEGER[]",
-        "labels": "INTEGER[]",
-        "steps": "INTEGER",
-        **ORIGIN,
-    },
+    {"input_ids": "INTEGER[]", "labels": "INTEGER[]", "steps": "INTEGER", **ORIGIN},
     used_by="TRL SFTTrainer",
     needs="token ids",
 )

@@ -1,5 +1,6 @@
 """Transitions as the rows of a table, and back."""
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, Final
@@ -51,7 +52,7 @@ _FIELDS: Final = frozenset(each.name for each in fields(Transition))
 
 
 def row(step: Transition, branch: int, columns: Collection[str] = COLUMNS) -> Row:
-    """A transition as a flat row of JSON values, in the order of the columns.
+    """Return a transition as a flat row of JSON values, in the order of the columns.
 
     Args:
         step: The transition.
@@ -59,34 +60,19 @@ def row(step: Transition, branch: int, columns: Collection[str] = COLUMNS) -> Ro
         columns: Which columns.
     """
     made: Row = {name: branch if name == "branch" else getattr(step, name) for name in columns}
-    for name in _ARRAYS:
-        if name in made:
-            made[name] = list(made[name])
-    return made
+    return {name: list(value) if name in _ARRAYS else value for name, value in made.items()}
 
 
 def transition(values: Mapping[str, Any]) -> Transition:
-    """The transition that a row was made of, read back from JSON or Parquet.
+    """Return the transition that a row was made of, read back from JSON or Parquet.
 
     Args:
         values: By column; JSON columns as values or as text.
     """
-    import json
-
     found = {name: value for name, value in values.items() if name in _FIELDS}
-    for name, kind in COLUMNS.items():
-        if kind == "JSON" and isinstance(found.get(name), str):
-            found[name] = json.loads(found[name])
-    return of_fields(found)
-
-
-def of_fields(found: dict[str, Any]) -> Transition:
-    """The transition with these fields, as JSON knows them.
-
-    Args:
-        found: Values by field; lists become tuples.
-    """
-    for name in BODIES:
-        if found.get(name) is not None:
+    for name, value in found.items():
+        if COLUMNS.get(name) == "JSON" and isinstance(value, str):
+            found[name] = json.loads(value)
+        if name in BODIES and found[name] is not None:
             found[name] = tuple(found[name])
     return Transition(**found)
