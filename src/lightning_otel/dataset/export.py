@@ -4,7 +4,6 @@ A file stands at its place once it is whole, and is the user's alone. Rows are w
 made: memory does not grow with them.
 """
 
-import contextlib
 import os
 import tempfile
 from collections import Counter
@@ -24,8 +23,7 @@ from lightning_otel.store.table import line, private_file
 from lightning_otel.types import Report, Trajectory
 
 FileKind: TypeAlias = Literal["jsonl", "parquet", "folder"]
-Write: TypeAlias = Callable[[Row], None]
-Place: TypeAlias = str | os.PathLike[str] | Write | None
+Place: TypeAlias = str | os.PathLike[str] | Callable[[Row], None] | None
 
 _GROUP_BYTES: Final = 32 << 20
 _KINDS: Final[Mapping[str, FileKind]] = {
@@ -70,7 +68,7 @@ class _Funnel:
         self._reasons: Counter[tuple[str, bool]] = Counter()
 
     def trajectories(self, adaptations: Iterable[Adaptation]) -> Iterator[Trajectory]:
-        """The trajectories, with the steps that were asked for."""
+        """Yield the trajectories, with the steps that were asked for."""
         rollouts = 0
         for each in adaptations:
             self._reports.append(each.report)
@@ -85,8 +83,14 @@ class _Funnel:
         if self._told is not None:
             self._told(left)
 
+    def counted(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield the rows, and count them."""
+        for row in rows:
+            self.rows += 1
+            yield row
+
     def exported(self, name: str) -> Exported:
-        """What came of it."""
+        """Return what came of it."""
         reasons = self._reasons.most_common()
         return Exported(
             format=name,
@@ -127,11 +131,8 @@ def export(
     found = formats.get(name)
     found.checked(options)
     funnel = _Funnel(wanted, left_out, progress)
-    with _opened(place, kind, found.columns) as write:
-        trajectories = funnel.trajectories(adaptations())
-        for row in formats.made(found, trajectories, funnel.note, **options):
-            write(row)
-            funnel.rows += 1
+    made = formats.made(found, funnel.trajectories(adaptations()), funnel.note, **options)
+    _write(funnel.counted(made), place, kind, found.columns)
     return funnel.exported(name)
 
 
@@ -142,7 +143,7 @@ def rows(
     wanted: Selection,
     options: Mapping[str, Any],
 ) -> Iterator[Row]:
-    """The rows of a format as they are made; arguments as :func:`export` takes them.
+    """Return the rows of a format as they are made; arguments as :func:`export` takes them.
 
     Raises:
         ConfigError: There is no such format or option; said before anything is read.
@@ -154,7 +155,7 @@ def rows(
 
 
 def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileKind:
-    """What is written to a path: as it was said, else as its name says.
+    """Return what is written to a path: as it was said, else as its name says.
 
     Raises:
         ConfigError: The name says something that is not written.
@@ -171,19 +172,28 @@ def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileK
     raise ConfigError(f"{name} is named as no form that is written; end it in .jsonl or .parquet")
 
 
-@contextlib.contextmanager
-def _opened(place: Place, kind: FileKind | None, columns: Mapping[str, str]) -> "Iterator[Write]":
+def _write(
+    rows: Iterable[Row], place: Place, kind: FileKind | None, columns: Mapping[str, str]
+) -> None:
     if place is None or callable(place):
-        yield place or (lambda _: None)
+        for row in rows:
+            if place is not None:
+                place(row)
         return
     kind, path = kind_of(place, kind), Path(place)
     _check(path, kind)
-    if kind == "jsonl":
-        writer = _lines(path)
+    if kind == "folder":
+        _write_folder(rows, path, columns)
+    elif _is_stream(path):
+        with path.open("wb") as file:
+            file.writelines(map(line, rows))
     else:
-        writer = _parquet(path, columns) if kind == "parquet" else _folder(path, columns)
-    with writer as write:
-        yield write
+        with private_file(path) as made:
+            if kind == "parquet":
+                _write_parquet(rows, made, columns)
+            else:
+                with made.open("wb") as file:
+                    file.writelines(map(line, rows))
 
 
 def _check(path: Path, kind: FileKind) -> None:
@@ -209,33 +219,12 @@ def _check(path: Path, kind: FileKind) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether it is there and no file of bytes, such as a pipe: nothing may take its place."""
+    """Return whether a path is no file of bytes, such as a pipe: nothing may take its place."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-@contextlib.contextmanager
-def _lines(path: Path) -> Iterator[Write]:
-    if _is_stream(path):
-        with path.open("wb") as file:
-            yield lambda row: _put(file, row)
-        return
-    with private_file(path) as made, made.open("wb") as file:
-        yield lambda row: _put(file, row)
-
-
-def _put(file: Any, row: Row) -> None:
-    file.write(line(row))
-
-
-@contextlib.contextmanager
-def _parquet(path: Path, columns: Mapping[str, str]) -> Iterator[Write]:
-    with private_file(path) as made, _table(made, columns) as write:
-        yield write
-
-
-@contextlib.contextmanager
-def _folder(path: Path, columns: Mapping[str, str]) -> Iterator[Write]:
-    """A folder as ``datasets.load_dataset`` takes it, which is there once it is whole."""
+def _write_folder(rows: Iterable[Row], path: Path, columns: Mapping[str, str]) -> None:
+    """Make a folder as ``datasets.load_dataset`` takes it, which is there once it is whole."""
     import shutil
 
     final = Path(os.path.realpath(path))
@@ -243,71 +232,44 @@ def _folder(path: Path, columns: Mapping[str, str]) -> Iterator[Write]:
     try:
         (made / _TABLE).parent.mkdir(mode=0o700)
         write_private(made / _TABLE, b"")
-        with _table(made / _TABLE, columns) as write:
-            yield write
+        _write_parquet(rows, made / _TABLE, columns)
         write_private(made / "README.md", _card(columns).encode())
         made.replace(final)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
-class _Written:
-    """What was written so far: how many rows, their bytes, and those of the longest."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.longest = 0
-        self._bytes = 0
-
-    def add(self, size_bytes: int) -> None:
-        """Count a row."""
-        self.rows += 1
-        self.longest = max(self.longest, size_bytes)
-        self._bytes += size_bytes
-
-    def group(self) -> int:
-        """Rows that are held at once while Parquet is written: few where they are long."""
-        return min(max(_GROUP_BYTES * self.rows // max(self._bytes, 1), 2048), 122_880)
-
-
-@contextlib.contextmanager
-def _table(made: Path, columns: Mapping[str, str]) -> Iterator[Write]:
-    """Rows into a Parquet file, by way of a file of lines beside it that DuckDB reads in pieces."""
+def _write_parquet(rows: Iterable[Row], made: Path, columns: Mapping[str, str]) -> None:
+    """Write rows by way of a file of lines beside it, which DuckDB reads in pieces."""
     from lightning_otel.store.sql import new_connection
 
-    written = _Written()
+    count, size_bytes, longest = 0, 0, 1 << 20
     with tempfile.NamedTemporaryFile(suffix=".ndjson", dir=made.parent) as file:
-
-        def write(row: Row) -> None:
-            written.add(file.write(line(row)))
-
-        yield write
+        for row in rows:
+            length = file.write(line(row))
+            count, size_bytes = count + 1, size_bytes + length
+            longest = max(longest, length + 1)
         file.flush()
-        if not columns and not written.rows:
+        if not columns and not count:
             raise ConfigError("no rows, and the format names no columns; write JSON lines")
+        options = f"format='newline_delimited', maximum_object_size={longest}"
+        if columns:
+            named = ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in columns.items())
+            options += f", columns={{{named}}}"
+        # Rows that are held at once: few where they are long.
+        group = min(max(_GROUP_BYTES * count // max(size_bytes, 1), 2048), 122_880)
         with new_connection() as con:
             # One thread: each holds a row group and a piece of the lines.
             con.execute("SET threads = 1")
-            con.execute(_copy(file.name, made, columns, written))
-
-
-def _copy(lines: str, made: Path, columns: Mapping[str, str], written: _Written) -> str:
-    """The statement that makes Parquet of lines."""
-    longest = max(written.longest + 1, 1 << 20)
-    options = f"format='newline_delimited', maximum_object_size={longest}"
-    if columns:
-        named = ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in columns.items())
-        options += f", columns={{{named}}}"
-    # A column of JSON is marked as such in Parquet: datasets and others read it as what it says.
-    return (
-        f"COPY (FROM read_json({quoted(lines)}, {options})) TO {quoted(str(made))} "
-        "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false, "
-        f"ROW_GROUP_SIZE {written.group()})"
-    )
+            # A column of JSON is marked as such in Parquet: others read it as what it says.
+            con.execute(
+                f"COPY (FROM read_json({quoted(file.name)}, {options})) TO {quoted(str(made))} "
+                f"(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false, ROW_GROUP_SIZE {group})"
+            )
 
 
 def _card(columns: Mapping[str, str]) -> str:
-    """The card that says where the rows are; of what types, the Parquet file says itself."""
+    """Return the card that says where the rows are; the Parquet file tells their types."""
     return (
         "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n"
         f"    path: {_TABLE}\n---\n\nWritten by lightning-otel; columns: {', '.join(columns)}.\n"
