@@ -74,7 +74,7 @@ class _Picture:
         self._colours = {path: rank % _COLOURS for rank, path in enumerate(self._paths)}
         is_shown = salient(found.nodes, limit)
         self._shown = sum(is_shown)
-        self._rows = list(_rows(children_of(found.nodes, is_shown)))
+        self._rows = list(_list_rows(children_of(found.nodes, is_shown)))
         self._places = {
             item: row for row, (item, _) in enumerate(self._rows) if isinstance(item, int)
         }
@@ -83,14 +83,14 @@ class _Picture:
         self._start_ns = min((start for start, _ in times), default=0)
         self._end_ns = max((max(pair) for pair in times), default=0)
         self._bars = {
-            item: self._bar(self._nodes[item], row)
+            item: self._place_bar(self._nodes[item], row)
             for row, (item, _) in enumerate(self._rows)
             if isinstance(item, int)
         }
 
     def drawn(self) -> Iterator[str]:
         """The parts of the SVG, in order."""
-        legend = self._legend()
+        legend = self._legend_items()
         foot = _TOP + len(self._rows) * _ROW + 8
         height = foot + 20 * len(legend) + 10
         yield (
@@ -98,23 +98,23 @@ class _Picture:
             f'height="{height}" viewBox="0 0 {_WIDTH} {height}" '
             f'style="max-width:100%;height:auto"><style>{_STYLE}</style>'
         )
-        yield f"<title>{safe(self._title(), 200)}</title>"
+        yield f"<title>{safe(self._title_text(), 200)}</title>"
         yield f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="6"/>'
-        yield _text(14, 20, self._title(), "big", 130)
-        yield from self._scale(foot)
+        yield _draw_text(14, 20, self._title_text(), "big", 130)
+        yield from self._draw_scale(foot)
         for row, (item, depth) in enumerate(self._rows):
-            yield from self._row(row, item, depth)
+            yield from self._draw_row(row, item, depth)
         for item, _ in self._rows:
             if isinstance(item, int):
-                yield from self._arrows(item)
+                yield from self._draw_arrows(item)
         for line, (words, style) in enumerate(legend):
             y = foot + 14 + 20 * line
             if style.startswith("b"):
                 yield f'<circle class="{style}" cx="20" cy="{y - 4}" r="6"/>'
-            yield _text(34 if style.startswith("b") else 14, y, words, "dim", 140)
+            yield _draw_text(34 if style.startswith("b") else 14, y, words, "dim", 140)
         yield "</svg>"
 
-    def _title(self) -> str:
+    def _title_text(self) -> str:
         report = self._found.report
         ids = dict.fromkeys(node.span.rollout_id for node in self._nodes)
         named = ", ".join([*ids][:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
@@ -124,7 +124,7 @@ class _Picture:
             f"{report.rewards_placed:,} of {count_noun(report.rewards, 'reward')} credited"
         )
 
-    def _legend(self) -> list[tuple[str, str]]:
+    def _legend_items(self) -> list[tuple[str, str]]:
         """List the colours' meanings, and what is not in the picture."""
         found: list[tuple[str, str]] = []
         if len(self._paths) > 1:
@@ -139,50 +139,52 @@ class _Picture:
             found.append((f"{self._shown:,} of {len(self._nodes):,} spans are drawn", "dim"))
         return found
 
-    def _x(self, time_ns: int) -> float:
+    def _x_of(self, time_ns: int) -> float:
         length = max(1, self._end_ns - self._start_ns)
         share = min(1.0, max(0.0, (time_ns - self._start_ns) / length))
         return _NAMES + 20 + share * (_WIDTH - _NAMES - 20 - _RIGHT)
 
-    def _bar(self, node: Node, row: int) -> _Bar:
+    def _place_bar(self, node: Node, row: int) -> _Bar:
         span = node.span
-        start = self._x(span.start_ns)
-        end = self._x(self._end_ns if span.end_ns is None else span.end_ns)
+        start = self._x_of(span.start_ns)
+        end = self._x_of(self._end_ns if span.end_ns is None else span.end_ns)
         slack = (self._end_ns - self._start_ns) // 10
         is_late = node.kind == "reward" and span.start_ns > self._end_ns + slack
         return _Bar(start, max(start + 2, end), _TOP + row * _ROW + _ROW / 2, is_late)
 
-    def _scale(self, foot: int) -> Iterator[str]:
+    def _draw_scale(self, foot: int) -> Iterator[str]:
         """Times along the top, from the first start on."""
         length = self._end_ns - self._start_ns
         if length <= 0:
             return
         for quarter in range(5):
             time_ns = self._start_ns + length * quarter // 4
-            x = self._x(time_ns)
+            x = self._x_of(time_ns)
             yield f'<path class="line" d="M{x:.1f} {_TOP - 6}V{foot - 4}" stroke-dasharray="2 4"/>'
-            yield _text(x, _TOP - 12, _seconds(length * quarter // 4), "dim", 12, anchor="middle")
+            yield _draw_text(
+                x, _TOP - 12, _duration_text(length * quarter // 4), "dim", 12, anchor="middle"
+            )
 
-    def _row(self, row: int, item: int | Gap, depth: int) -> Iterator[str]:
+    def _draw_row(self, row: int, item: int | Gap, depth: int) -> Iterator[str]:
         y = _TOP + row * _ROW + _ROW / 2
         x = 14 + min(depth, _DEEPEST) * _INDENT
         cells = int((_NAMES - x) / _CELL)
         if isinstance(item, Gap):
-            yield _text(x, y + 4, item.told(), "dim", cells + 60)
+            yield _draw_text(x, y + 4, item.told(), "dim", cells + 60)
             return
         node, bar = self._nodes[item], self._bars[item]
-        yield from self._elbow(node, x, y)
+        yield from self._draw_elbow(node, x, y)
         mark = f"{'· ' * (depth > _DEEPEST)}"
         style = "dim" if node.kind == "work" else ""
-        yield _text(x, y + 4, mark + _name(node, self._labels[item]), style, cells)
-        yield f"<g><title>{safe(self._told(item), 600)}</title>"
+        yield _draw_text(x, y + 4, mark + _name_text(node, self._labels[item]), style, cells)
+        yield f"<g><title>{safe(self._tooltip_text(item), 600)}</title>"
         if node.kind == "reward":
-            yield from self._diamond(node, bar)
+            yield from self._draw_diamond(node, bar)
         else:
-            yield from self._block(item, node, bar)
+            yield from self._draw_block(item, node, bar)
         yield "</g>"
 
-    def _elbow(self, node: Node, x: float, y: float) -> Iterator[str]:
+    def _draw_elbow(self, node: Node, x: float, y: float) -> Iterator[str]:
         """The line to the parent's name."""
         above = self._places.get(node.parent)
         if node.depth == 0 or above is None or node.depth > _DEEPEST:
@@ -191,11 +193,11 @@ class _Picture:
         top = _TOP + above * _ROW + _ROW - 4
         yield f'<path class="line" d="M{left:.0f} {top:.0f}V{y:.0f}H{x - 3:.0f}"/>'
 
-    def _block(self, item: int, node: Node, bar: _Bar) -> Iterator[str]:
+    def _draw_block(self, item: int, node: Node, bar: _Bar) -> Iterator[str]:
         """A span's bar, and for a step its number."""
         is_step = node.step is not None
         height = {"call": 14, "tool": 10, "agent": 10}.get(node.kind, 5)
-        kinds = [self._fill(node)]
+        kinds = [self._fill_style(node)]
         kinds += ["open"] if node.span.is_incomplete else []
         kinds += ["failed"] if node.span.status == "ERROR" else []
         opacity = ' fill-opacity="0.45"' if is_step else ""
@@ -205,16 +207,18 @@ class _Picture:
             f'width="{width:.1f}" height="{height}" rx="2"{opacity}/>'
         )
         if node.step is not None:
-            half = _half(node)
+            half = _half_width(node)
             place = f'x="{bar.start - half:.1f}" y="{bar.middle - 9:.1f}" width="{2 * half:.1f}"'
-            yield f'<rect class="{self._fill(node)}" {place} height="18" rx="9"/>'
-            yield _text(bar.start, bar.middle + 4, str(node.step.step), "on", 9, anchor="middle")
-        words, style = self._outcome(node)
+            yield f'<rect class="{self._fill_style(node)}" {place} height="18" rx="9"/>'
+            yield _draw_text(
+                bar.start, bar.middle + 4, str(node.step.step), "on", 9, anchor="middle"
+            )
+        words, style = self._outcome_text(node)
         if words:
-            half = _half(node) if is_step else 0.0
-            yield _beside(words, style, bar.start - half, max(bar.end, bar.start + half), bar)
+            half = _half_width(node) if is_step else 0.0
+            yield _draw_words(words, style, bar.start - half, max(bar.end, bar.start + half), bar)
 
-    def _fill(self, node: Node) -> str:
+    def _fill_style(self, node: Node) -> str:
         step = node.step
         if step is not None:
             return f"b{self._colours.get((step.attempt_id, step.agent, node.branch), 0)}"
@@ -222,7 +226,7 @@ class _Picture:
             return "out"
         return node.kind if node.kind in ("agent", "tool") else "work"
 
-    def _outcome(self, node: Node) -> tuple[str, str]:
+    def _outcome_text(self, node: Node) -> tuple[str, str]:
         """Return the text at the end of a bar, and its style."""
         step, span = node.step, node.span
         words = []
@@ -242,42 +246,42 @@ class _Picture:
         is_good = step is not None and step.reward is not None
         return " · ".join(words), "bad" if span.status == "ERROR" else "good" if is_good else "dim"
 
-    def _diamond(self, node: Node, bar: _Bar) -> Iterator[str]:
+    def _draw_diamond(self, node: Node, bar: _Bar) -> Iterator[str]:
         """A reward: filled where it was given to a step, hollow where it is left out."""
         x, y = bar.start, bar.middle
         style = "tip" if node.credited else "hollow"
         yield f'<path class="{style}" d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"/>'
-        words = _value(node)
+        words = _reward_text(node)
         if node.credited:
             steps = [self._labels[target] for target in node.credited]
             words += f" → {', '.join(steps[:3])}" + " …" * (len(steps) > 3)
         if bar.is_late:
-            words += f" · {_seconds(node.span.start_ns - self._end_ns)} later"
+            words += f" · {_duration_text(node.span.start_ns - self._end_ns)} later"
         if node.left_out:
             words += f" · left out: {node.left_out}"
         if node.credited:  # its arrow leaves to the left
-            yield _text(x + 10, y + 4, words, "good", int((_WIDTH - x - 20) / _CELL))
+            yield _draw_text(x + 10, y + 4, words, "good", int((_WIDTH - x - 20) / _CELL))
         else:
-            yield _beside(words, "dim", x - 6, x + 6, bar)
+            yield _draw_words(words, "dim", x - 6, x + 6, bar)
 
-    def _arrows(self, item: int) -> Iterator[str]:
+    def _draw_arrows(self, item: int) -> Iterator[str]:
         """From a reward to the number of each step it was given to."""
         for target in self._nodes[item].credited:
             if target not in self._bars:
                 continue
             reward, step = self._bars[item], self._bars[target]
-            yield _arrow(reward, step, _half(self._nodes[target]))
+            yield _draw_arrow(reward, step, _half_width(self._nodes[target]))
 
-    def _told(self, item: int) -> str:
+    def _tooltip_text(self, item: int) -> str:
         """Return the text of the tooltip."""
         node = self._nodes[item]
         span = node.span
-        lasted = "" if span.end_ns is None else _seconds(span.end_ns - span.start_ns)
+        lasted = "" if span.end_ns is None else _duration_text(span.end_ns - span.start_ns)
         words = (span.name, self._labels[item], lasted, span.status_message, f"span {span.span_id}")
         return " · ".join(word for word in words if word)
 
 
-def _rows(children: Mapping[int, Sequence[int | Gap]]) -> Iterator[tuple[int | Gap, int]]:
+def _list_rows(children: Mapping[int, Sequence[int | Gap]]) -> Iterator[tuple[int | Gap, int]]:
     """Yield the content of each row from the top, with its depth."""
     stack: list[tuple[int | Gap, int]] = [(item, 0) for item in reversed(children.get(-1, ()))]
     while stack:
@@ -287,19 +291,19 @@ def _rows(children: Mapping[int, Sequence[int | Gap]]) -> Iterator[tuple[int | G
             stack += [(child, depth + 1) for child in reversed(children.get(item, ()))]
 
 
-def _name(node: Node, label: str) -> str:
+def _name_text(node: Node, label: str) -> str:
     span = node.span
     named = span.attributes.get(c.OPERATION_NAME) or span.attributes.get(c.MARK_NAME)
     if node.kind == "rollout":
         return f"rollout {named or span.rollout_id}"
     if node.kind == "reward":
-        return f"reward {_value(node)}"
+        return f"reward {_reward_text(node)}"
     if node.kind == "agent" and node.agent not in span.name:
         named = node.agent
     return " ".join(str(word) for word in (label, span.name, named) if word)
 
 
-def _value(node: Node) -> str:
+def _reward_text(node: Node) -> str:
     attributes = node.span.attributes
     value = attributes.get(c.REWARD_VALUE)
     name = attributes.get(c.REWARD_NAME)
@@ -307,12 +311,12 @@ def _value(node: Node) -> str:
     return told if name in (None, c.PRIMARY_REWARD) else f"{name} {told}"
 
 
-def _half(node: Node) -> float:
+def _half_width(node: Node) -> float:
     """Half the width of what holds a step's number."""
     return max(9.0, 5 + _CELL * len(str(node.step.step if node.step else "")) / 2)
 
 
-def _arrow(reward: _Bar, step: _Bar, half: float) -> str:
+def _draw_arrow(reward: _Bar, step: _Bar, half: float) -> str:
     """From a reward's left to a step's number: from below, or to its left where they are near."""
     side = 1 if reward.middle > step.middle else -1
     x, y = reward.start - 6, reward.middle
@@ -332,22 +336,22 @@ def _arrow(reward: _Bar, step: _Bar, half: float) -> str:
     )
 
 
-def _beside(words: str, style: str, left: float, right: float, bar: _Bar) -> str:
+def _draw_words(words: str, style: str, left: float, right: float, bar: _Bar) -> str:
     """Words to the right of something, or to its left where they would not fit."""
     after, before = int((_WIDTH - right - 14) / _CELL), int((left - _NAMES - 28) / _CELL)
     if len(words) > after and before > after:
-        return _text(left - 6, bar.middle + 4, words, style, before, anchor="end")
-    return _text(right + 6, bar.middle + 4, words, style, after)
+        return _draw_text(left - 6, bar.middle + 4, words, style, before, anchor="end")
+    return _draw_text(right + 6, bar.middle + 4, words, style, after)
 
 
-def _text(
+def _draw_text(
     x: float, y: float, text: str, style: str = "", cells: int = 100, *, anchor: str = "start"
 ) -> str:
     placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}"{placed}>{safe(text, cells)}</text>'
 
 
-def _seconds(duration_ns: int) -> str:
+def _duration_text(duration_ns: int) -> str:
     for size, unit in ((86_400, "d"), (3600, "h"), (120, "min")):
         if duration_ns >= size * 10**9:
             return f"{duration_ns / 1e9 / (60 if unit == 'min' else size):.3g} {unit}"

@@ -68,8 +68,8 @@ def finished(answer: Any) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _loop().run(_awaited(answer))
-    return _beside(answer)
+        return _thread_loop().run(_await_answer(answer))
+    return _run_in_thread(answer)
 
 
 def interrupt(thread: threading.Thread) -> bool:
@@ -81,15 +81,15 @@ def interrupt(thread: threading.Thread) -> bool:
         return loop is not None
 
 
-async def _awaited(answer: Awaitable[Any]) -> Any:
+async def _await_answer(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
-def _beside(answer: Awaitable[Any]) -> Any:
+def _run_in_thread(answer: Awaitable[Any]) -> Any:
     """Run where a loop goes on already, such as in a notebook: in a thread of its own."""
     here = contextvars.copy_context()
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(here.run, lambda: _loop().run(_awaited(answer))).result()
+        return pool.submit(here.run, lambda: _thread_loop().run(_await_answer(answer))).result()
 
 
 class _Loop:
@@ -109,14 +109,14 @@ class _Loop:
             _running[ident] = self
         try:
             # A runner keeps the context it was first used in: another rollout's.
-            return self._runner.run(self._noted(coroutine), context=contextvars.copy_context())
+            return self._runner.run(self._run_noted(coroutine), context=contextvars.copy_context())
         finally:
             with _lock:
                 del _running[ident]
             self._task, self._is_cancelled = None, False
             _cancel_rest(self._loop)
 
-    async def _noted(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    async def _run_noted(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         self._task = asyncio.current_task()
         if self._is_cancelled and self._task is not None:  # before it was there
             self._task.cancel()
@@ -124,9 +124,9 @@ class _Loop:
 
     def cancel(self) -> None:
         """Cancel what runs, from another thread."""
-        self._loop.call_soon_threadsafe(self._cancel)
+        self._loop.call_soon_threadsafe(self._cancel_tasks)
 
-    def _cancel(self) -> None:
+    def _cancel_tasks(self) -> None:
         self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
@@ -151,14 +151,14 @@ _running: Final[dict[int, _Loop]] = {}
 _lock = threading.Lock()  # guards: a loop in _running runs, and is not closed
 
 
-def _loop() -> _Loop:
+def _thread_loop() -> _Loop:
     found: _Loop | None = getattr(_loops, "loop", None)
     if found is None or found.pid != os.getpid():
         found = _loops.loop = _Loop()
     return found
 
 
-def _forget() -> None:
+def _forget_loop() -> None:
     # Another thread of the parent may have held the lock, and none of them runs here.
     global _lock
     _lock = threading.Lock()
@@ -167,4 +167,4 @@ def _forget() -> None:
     _inherited.append(getattr(_loops, "loop", None))
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget_loop)

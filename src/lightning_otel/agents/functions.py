@@ -45,7 +45,7 @@ class FunctionAgent(Agent):
         self.function = function
         self._name = name or str(getattr(function, "__name__", type(function).__name__))
         self.track_only = track_only
-        self._rest, self._named = _taken(function)
+        self._rest, self._named = _find_parameters(function)
         self.takes_resources = bool({"resources", *_BY_KIND} & {*self._rest, *self._named})
         functools.update_wrapper(self, function, updated=())
 
@@ -64,23 +64,23 @@ class FunctionAgent(Agent):
     def __reduce__(self) -> Any:
         # A decorated function stands under its name as this object; pickle finds it there.
         if _is_by_value.get():
-            return _made, (self.function, self._name, self.track_only)
+            return _make_agent, (self.function, self._name, self.track_only)
         module = sys.modules.get(getattr(self, "__module__", ""))
         name = str(getattr(self, "__qualname__", ""))
         if module is not None and name and getattr(module, name, None) is self:
             return name
-        return _made, (self.function, self._name, self.track_only)
+        return _make_agent, (self.function, self._name, self.track_only)
 
     def run(self, task: Any, resources: Resources, rollout: Rollout) -> Answer:
         """Call the function with what it takes."""
         known: dict[str, Any] = {"resources": resources, "rollout": rollout}
         for name in (*self._rest, *self._named):
             if name in _BY_KIND:
-                known[name] = self._only(name, resources)
+                known[name] = self._pick_only(name, resources)
         given = [known[name] for name in self._rest]
         return finished(self.function(task, *given, **{name: known[name] for name in self._named}))
 
-    def _only(self, wanted: str, resources: Resources) -> Prompt | Endpoint:
+    def _pick_only(self, wanted: str, resources: Resources) -> Prompt | Endpoint:
         """The prompt or endpoint that is assigned, where the function asks for just that."""
         kind = _BY_KIND[wanted]
         # What is named agent/name is another's, or there by its plain name as well.
@@ -106,11 +106,11 @@ def by_value() -> Iterator[None]:
         _is_by_value.reset(token)
 
 
-def _made(function: Callable[..., Any], name: str, track_only: str | None) -> FunctionAgent:
+def _make_agent(function: Callable[..., Any], name: str, track_only: str | None) -> FunctionAgent:
     return FunctionAgent(function, name=name, track_only=track_only)
 
 
-def _taken(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
+def _find_parameters(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
     """Return the parameters after the task: by position, and by name."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -120,15 +120,16 @@ def _taken(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
     takes_any = any(each.kind is Parameter.VAR_POSITIONAL for each in parameters)
     if first is None and not takes_any:
         raise ConfigError(
-            f"the agent {_shown(function)} takes no task; write it as (task) or (task, resources)"
+            f"the agent {_word_name(function)} takes no task; write it as (task) or "
+            "(task, resources)"
         )
     further = [each for each in parameters if each.kind in _POSITIONAL][1:]
     needed = [each for each in further if each.default is Parameter.empty]
     names = _in_order([each.name for each in further], len(needed))
     if names is None:
         raise ConfigError(
-            f"the agent {_shown(function)} takes more than (task, resources, rollout); bind the "
-            "rest, as with functools.partial"
+            f"the agent {_word_name(function)} takes more than (task, resources, rollout); bind "
+            "the rest, as with functools.partial"
         )
     named = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
     return names, [name for name in named if name in _BY_NAME]
@@ -149,7 +150,7 @@ def _in_order(names: list[str], needed: int) -> list[str] | None:
     return found
 
 
-def _shown(function: Callable[..., Any]) -> str:
+def _word_name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
@@ -201,7 +202,7 @@ def llm_rollout(
         name: What the agent is called.
         track_only: The agents within whose calls become training data.
     """
-    return _named("llm", function, name, track_only)
+    return _name_function("llm", function, name, track_only)
 
 
 def prompt_rollout(
@@ -218,17 +219,17 @@ def prompt_rollout(
         name: What the agent is called.
         track_only: The agents within whose calls become training data.
     """
-    return _named("prompt_template", function, name, track_only)
+    return _name_function("prompt_template", function, name, track_only)
 
 
-def _named(
+def _name_function(
     wanted: str, function: Callable[..., Any] | None, name: str | None, track_only: str | None
 ) -> Any:
     if function is None:
-        return functools.partial(_named, wanted, name=name, track_only=track_only)
+        return functools.partial(_name_function, wanted, name=name, track_only=track_only)
     if wanted not in inspect.signature(function).parameters:
         raise ConfigError(
-            f"the agent {_shown(function)} takes no {wanted}; write it as (task, {wanted}), or "
+            f"the agent {_word_name(function)} takes no {wanted}; write it as (task, {wanted}), or "
             "decorate it with @rollout"
         )
     return FunctionAgent(function, name=name, track_only=track_only)

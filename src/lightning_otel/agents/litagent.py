@@ -34,7 +34,7 @@ class LitAgent(Agent, Generic[T]):
 
     def run(self, task: Any, resources: Resources, rollout: Rollout) -> Answer:
         """Call the method that is for the rollout's mode."""
-        return _run(self, task, resources, rollout)
+        return _run_agent(self, task, resources, rollout)
 
     def training_rollout(self, task: T, resources: Resources, rollout: Rollout) -> Answer:
         """Act on a task to learn from."""
@@ -80,18 +80,18 @@ class MethodsAgent(Agent):
 
     def run(self, task: Any, resources: Resources, rollout: Rollout) -> Answer:
         """Call the method that is for the rollout's mode."""
-        return _run(self._given, task, resources, rollout)
+        return _run_agent(self._given, task, resources, rollout)
 
 
 def has_methods(given: object) -> bool:
     """Return whether an object or class has one of the methods."""
-    return any(_written(given, name) is not None for name in _METHODS)
+    return any(_find_method(given, name) is not None for name in _METHODS)
 
 
-def _run(agent: object, task: Any, resources: Resources, rollout: Rollout) -> Answer:
+def _run_agent(agent: object, task: Any, resources: Resources, rollout: Rollout) -> Answer:
     names = _TRAIN if rollout.mode == "train" else _OTHERWISE
     for name in (f"{each}{ending}" for each in names for ending in ("_async", "")):
-        method = _written(agent, name)
+        method = _find_method(agent, name)
         if method is not None:
             return finished(method(task, resources, rollout))
     raise ConfigError(
@@ -100,7 +100,7 @@ def _run(agent: object, task: Any, resources: Resources, rollout: Rollout) -> An
     )
 
 
-def _written(agent: object, name: str) -> "Callable[..., Any] | None":
+def _find_method(agent: object, name: str) -> "Callable[..., Any] | None":
     """A method that a user wrote; those of a base called LitAgent only say what there may be."""
     cls = agent if isinstance(agent, type) else type(agent)
     for base in cls.__mro__:

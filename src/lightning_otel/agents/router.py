@@ -55,7 +55,7 @@ class Router(Agent):
             self.agents[known] = _Named(agent, known) if known != agent.name else agent
         if not self.agents:
             raise ConfigError("the router has no agents; give it one or more")
-        self._weights = _checked(weights, self.agents)
+        self._weights = _check_weights(weights, self.agents)
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ class Router(Agent):
         if wanted in self.agents:
             return self.agents[wanted].choose(rollout)
         among = [name for name in self.agents if fnmatchcase(name, wanted)]
-        return self.agents[self._drawn(among, wanted, rollout.rollout_id)].choose(rollout)
+        return self.agents[self._draw_name(among, wanted, rollout.rollout_id)].choose(rollout)
 
     def run(self, task: Any, resources: Resources, rollout: Rollout) -> Answer:
         """Have the agent that is chosen act, recorded under its name."""
@@ -98,7 +98,7 @@ class Router(Agent):
         asked = Rollout(rollout_id=f"rollout-{token_hex(8)}", task=task, mode="test")
         return self.run(task, resources or {}, asked)
 
-    def _drawn(self, among: Sequence[str], wanted: str, rollout_id: str) -> str:
+    def _draw_name(self, among: Sequence[str], wanted: str, rollout_id: str) -> str:
         """One of some names, by weight; which one hangs on the rollout alone."""
         possible = [name for name in among if self._weights[name] > 0]
         if not possible:
@@ -131,7 +131,7 @@ class _Named(Agent):
         return self._agent.run(task, resources, replace(rollout, agent=None))
 
 
-def _checked(weights: Mapping[str, float] | None, agents: Iterable[str]) -> dict[str, float]:
+def _check_weights(weights: Mapping[str, float] | None, agents: Iterable[str]) -> dict[str, float]:
     known = list(agents)
     if weights is None:
         return dict.fromkeys(known, 1.0)

@@ -92,10 +92,10 @@ def put_in_place(new: Path, folder: Path) -> None:
         os.replace(folder, old)
     os.replace(new, folder)
     shutil.rmtree(old, ignore_errors=True)
-    _sync(folder.parent)
+    _sync_folder(folder.parent)
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

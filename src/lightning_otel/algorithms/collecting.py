@@ -84,30 +84,30 @@ class Collector:
         Raises:
             TrainingError: There is nothing that the algorithm can learn from, and why.
         """
-        batch = self._run_tasks(number) if self._setting.train else self._wait(number)
+        batch = self._run_tasks(number) if self._setting.train else self._wait_for_batch(number)
         self._is_first = self._is_first and batch is None
         return batch
 
     def _run_tasks(self, number: int) -> Batch | None:
-        rollouts = self._put(number)
+        rollouts = self._queue_step(number)
         rollouts = work(self._setting, [each.rollout_id for each in rollouts], self._stop)
-        groups = self._whole(rollouts)
+        groups = self._wait_for_groups(rollouts)
         if self._stop.is_set() and not all(m.is_over for group in groups for m in group.members):
             return None
-        chosen = dict(self._chosen(groups, _FOREVER_NS))
-        loaded = self._take(chosen)
+        chosen = dict(self._choose_groups(groups, _FOREVER_NS))
+        loaded = self._claim_groups(chosen)
         self._leave_rest(groups, chosen)
         if not loaded:
-            raise self._nothing(rollouts, number)
-        return self._batch(number, [loaded])
+            raise self._explain_nothing(rollouts, number)
+        return self._make_batch(number, [loaded])
 
-    def _put(self, number: int) -> list[Rollout]:
+    def _queue_step(self, number: int) -> list[Rollout]:
         """The rollouts of a step; those that were put before a kill are not put again."""
         setting, prefix = self._setting, f"{self._claims.run_id}/{number}/"
         known = [each for each in setting.queue.rollouts() if each.group_id.startswith(prefix)]
         if known:
             return known
-        tasks = self._tasks(number)
+        tasks = self._pick_tasks(number)
         return setting.queue.put(
             tasks,
             mode="train",
@@ -119,7 +119,7 @@ class Collector:
             group_ids=[f"{prefix}{index}" for index in range(len(tasks))],
         )
 
-    def _tasks(self, number: int) -> list[object]:
+    def _pick_tasks(self, number: int) -> list[object]:
         """The tasks of a step: every task once an epoch, in an order of its own."""
         train, wanted = self._setting.train, self._setting.min_batch_size
         size = len(train) if wanted is None else -(-wanted // self._setting.samples)
@@ -132,7 +132,7 @@ class Collector:
             found.extend(train[index] for index in order[place : place + size - len(found)])
         return found
 
-    def _whole(self, rollouts: Sequence[Rollout]) -> list[Group]:
+    def _wait_for_groups(self, rollouts: Sequence[Rollout]) -> list[Group]:
         """Their groups, once every reward is there or was waited for."""
         until = time.monotonic() + self._setting.reward_timeout_s
         while True:
@@ -163,7 +163,7 @@ class Collector:
             groups.setdefault(key, []).append(members[each.rollout_id])
         return [Group(key, tuple(held), is_closed=True) for key, held in groups.items()]
 
-    def _nothing(self, rollouts: Sequence[Rollout], number: int) -> TrainingError:
+    def _explain_nothing(self, rollouts: Sequence[Rollout], number: int) -> TrainingError:
         reasons = Counter(f"{each.status}: {each.reason}" for each in rollouts if each.reason)
         silent = sum(each.status == "succeeded" and each.reward is None for each in rollouts)
         if silent:
@@ -175,21 +175,21 @@ class Collector:
             f"samples={self._algorithm.group_size} or more is needed"
         )
 
-    def _wait(self, number: int) -> Batch | None:
+    def _wait_for_batch(self, number: int) -> Batch | None:
         held: list[tuple[Taken, Loaded]] = []
         wanted = self._setting.min_batch_size or 1
         if self._algorithm.takes_newest:
             self._known = []  # newer ones may be there than were seen at the step before
         while not self._stop.is_set():
             started = time.monotonic()
-            groups, chosen = self._offered(wanted - _size(held))
-            loaded = self._take(chosen) if chosen else None
+            groups, chosen = self._find_offered(wanted - _count_rollouts(held))
+            loaded = self._claim_groups(chosen) if chosen else None
             if loaded:
                 held.append(loaded)
                 closed = [each for each in groups if each.is_closed and each.group_id in loaded[0]]
                 self._leave_rest(closed, chosen)
-            if _size(held) >= wanted:
-                return self._batch(number, held)
+            if _count_rollouts(held) >= wanted:
+                return self._make_batch(number, held)
             if chosen:
                 continue
             if not self._setting.follows:
@@ -202,7 +202,7 @@ class Collector:
         self._give_back(held)
         return None
 
-    def _offered(self, short: int) -> tuple[list[Group], Taken]:
+    def _find_offered(self, short: int) -> tuple[list[Group], Taken]:
         """Return groups that are not taken; look anew only if there are too few."""
         taken = self._claims.taken().keys()
         known = [
@@ -210,7 +210,7 @@ class Collector:
             for group in self._known
             if taken.isdisjoint(each.rollout_id for each in group.members)
         ]
-        chosen = self._enough(known, short)
+        chosen = self._pick_enough(known, short)
         if chosen:
             return known, chosen
         setting = self._setting
@@ -221,9 +221,9 @@ class Collector:
             is_grouped=self._algorithm.group_size > 1,
             without=taken,
         )
-        return self._known, self._enough(self._known, short)
+        return self._known, self._pick_enough(self._known, short)
 
-    def _enough(self, groups: Sequence[Group], short: int) -> Taken:
+    def _pick_enough(self, groups: Sequence[Group], short: int) -> Taken:
         """Whole groups, by age, until they are enough; none if all are too few.
 
         Where nobody said what is enough, it is all there are, within reason.
@@ -233,7 +233,7 @@ class Collector:
         found: Taken = {}
         size = 0
         most = _MOST if self._setting.min_batch_size is None else short
-        ready = self._chosen(groups, before_ns)
+        ready = self._choose_groups(groups, before_ns)
         if self._algorithm.takes_newest:
             ready.sort(key=lambda each: max(m.ended_ns or 0 for m in each[1]), reverse=True)
         for key, members in ready:
@@ -266,14 +266,14 @@ class Collector:
     def _name(self) -> str:
         return self._algorithm.name or type(self._algorithm).__name__
 
-    def _chosen(
+    def _choose_groups(
         self, groups: Sequence[Group], before_ns: int
     ) -> list[tuple[str, tuple[Member, ...]]]:
         size, needs_reward = self._algorithm.group_size, self._algorithm.needs_reward
         found = ready(groups, size=size, needs_reward=needs_reward, before_ns=before_ns)
         return [(group.group_id, usable) for group, usable in found]
 
-    def _take(self, chosen: Taken) -> tuple[Taken, Loaded] | None:
+    def _claim_groups(self, chosen: Taken) -> tuple[Taken, Loaded] | None:
         """Claim groups and read them; what cannot be used is left, with the reason."""
         offered = {
             key: [Claimable(each.rollout_id, each.reward) for each in members]
@@ -283,30 +283,30 @@ class Collector:
         groups = {key: members for key, members in chosen.items() if key in claimed}
         if not groups:
             return None
-        found = self._loaded(groups)
-        faults = {**self._unfit(found), **self._capture_faults(found), **found.faults}
+        found = self._load_groups(groups)
+        faults = {**self._find_unfit(found), **self._capture_faults(found), **found.faults}
         kept: Taken = {}
         for key, members in groups.items():
             good = tuple(each for each in members if each.rollout_id not in faults)
             if len(good) < max(self._algorithm.group_size, 1):
-                self._leave(key, good, "left alone: the others of its group cannot be used")
+                self._leave_group(key, good, "left alone: the others of its group cannot be used")
                 good = ()
             is_flat = len({found.rewards.get(each.rollout_id) for each in good}) == 1
             if is_flat and self._algorithm.needs_difference and not self._setting.train:
-                self._leave(key, good, NO_DIFFERENCE)
+                self._leave_group(key, good, NO_DIFFERENCE)
                 good = ()
             for each in members:
                 if each.rollout_id in faults:
-                    self._leave(key, [each], faults[each.rollout_id])
+                    self._leave_group(key, [each], faults[each.rollout_id])
             if good:
                 kept[key] = good
         if not kept:
             return None
         # Advantages compare those that are trained on, and no others.
         left = any(len(kept.get(key, ())) < len(members) for key, members in groups.items())
-        return kept, self._loaded(kept) if left else found
+        return kept, self._load_groups(kept) if left else found
 
-    def _loaded(self, groups: Taken) -> Loaded:
+    def _load_groups(self, groups: Taken) -> Loaded:
         return load(
             self._setting.store,
             self._asked,
@@ -315,7 +315,7 @@ class Collector:
             needs_steps=self._algorithm.needs_steps,
         )
 
-    def _unfit(self, found: Loaded) -> dict[str, str]:
+    def _find_unfit(self, found: Loaded) -> dict[str, str]:
         """Rollouts that the algorithm itself has no use for, such as stale ones."""
         faults = {
             rollout_id: fault
@@ -353,7 +353,7 @@ class Collector:
             )
         return faults
 
-    def _leave(self, key: str, members: Sequence[Member], reason: str) -> None:
+    def _leave_group(self, key: str, members: Sequence[Member], reason: str) -> None:
         if members:
             given = [Claimable(each.rollout_id, each.reward) for each in members]
             self._claims.leave(key, given, reason)
@@ -365,13 +365,13 @@ class Collector:
             used = {each.rollout_id for each in chosen.get(group.group_id, ())}
             for each in group.members:
                 if each.rollout_id not in used:
-                    self._leave(
+                    self._leave_group(
                         group.group_id,
                         [each],
                         why_left(each, needs_reward=self._algorithm.needs_reward),
                     )
 
-    def _batch(self, number: int, held: Sequence[tuple[Taken, Loaded]]) -> Batch:
+    def _make_batch(self, number: int, held: Sequence[tuple[Taken, Loaded]]) -> Batch:
         groups = {key: members for taken, _ in held for key, members in taken.items()}
         return Batch(
             (
@@ -393,5 +393,5 @@ class Collector:
             self._claims.release(ids)
 
 
-def _size(held: Sequence[tuple[Taken, Loaded]]) -> int:
+def _count_rollouts(held: Sequence[tuple[Taken, Loaded]]) -> int:
     return sum(len(members) for taken, _ in held for members in taken.values())

@@ -166,7 +166,9 @@ class Context:
         Raises:
             ConfigError: There is no agent, and nobody was said to run one elsewhere.
         """
-        versions = {name: self._version(name, given) for name, given in (resources or {}).items()}
+        versions = {
+            name: self._find_version(name, given) for name, given in (resources or {}).items()
+        }
         pinned = {**self.versions, **versions}
         return run_tasks(self._setting, tasks, pinned, self._stop, mode=mode, samples=samples)
 
@@ -181,7 +183,7 @@ class Context:
         """
         found = StepResult.of(result)
         for name, body in found.resources.items():
-            self._check(name, body)
+            self._check_body(name, body)
         self._unpublished.update(found.resources)
         number = self._yielded[-1].number if self._yielded else self.step + 1
         told = self._yielded[-1].metrics() if self._yielded else {}
@@ -211,7 +213,7 @@ class Context:
         made = self.resources.publish(
             name,
             body,
-            parent=self._parent(name),
+            parent=self._parent_version(name),
             run_id=self.run.run_id,
             metrics=dict(metrics or {}),
             alias="canary",
@@ -246,7 +248,9 @@ class Context:
         """
         done = [each for each in self._yielded if batch is None or each.number <= batch.number]
         number = max([each.number for each in done], default=self.step) if step is None else step
-        folder = self._written(number, self._algorithm.state_dict() if state is None else state)
+        folder = self._write_checkpoint(
+            number, self._algorithm.state_dict() if state is None else state
+        )
         unpublished = [
             {"name": name, "body": body, "metrics": self._measured}
             for name, body in self._unpublished.items()
@@ -269,7 +273,7 @@ class Context:
             self._progress(number, self._setting.max_iterations, self._measured)
         return folder
 
-    def _written(self, step: int, state: Mapping[str, Any]) -> Path:
+    def _write_checkpoint(self, step: int, state: Mapping[str, Any]) -> Path:
         """The folder of a checkpoint, whole; it does not count yet."""
         folder = self.run_dir / "checkpoints" / f"{step:08d}"
         held = Checkpoint(
@@ -325,7 +329,7 @@ class Context:
             over.set()
             thread.join()
 
-    def _check(self, name: str, body: Any) -> None:
+    def _check_body(self, name: str, body: Any) -> None:
         kind, _ = bodies.checked_body(bodies.checked_name(name), body, None)
         with contextlib.suppress(NotFoundError):
             held = self.resources.get(name, 1)
@@ -335,15 +339,15 @@ class Context:
                     "another name"
                 )
 
-    def _parent(self, name: str) -> int | None:
+    def _parent_version(self, name: str) -> int | None:
         found = self.versions.get(name)
         return found if found is not None else self.resources.aliases(name).get("live")
 
-    def _version(self, name: str, given: Any) -> int:
+    def _find_version(self, name: str, given: Any) -> int:
         if isinstance(given, Resource):
             return given.version
         return self.resources.publish(
-            name, given, parent=self._parent(name), run_id=self.run.run_id
+            name, given, parent=self._parent_version(name), run_id=self.run.run_id
         ).version
 
     def _drop_old(self) -> None:

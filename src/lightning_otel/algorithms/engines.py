@@ -75,16 +75,16 @@ class VLLM:
                 "vLLM takes adapters while it serves, and these are whole weights; train one: "
                 "peft_config={'r': 16}, or give a function of your own as announce="
             )
-        self._post(
+        self._post_action(
             "load_lora_adapter", {"lora_name": weights.name, "lora_path": str(weights.folder)}
         )
         self._loaded = [*(each for each in self._loaded if each != weights.name), weights.name]
         while len(self._loaded) > self._keep:
-            self._post("unload_lora_adapter", {"lora_name": self._loaded.pop(0)})
+            self._post_action("unload_lora_adapter", {"lora_name": self._loaded.pop(0)})
         body = {"base_url": self._base_url, "model": weights.name, "sampling": self._sampling}
         return {self._endpoint: body}
 
-    def _post(self, action: str, body: Mapping[str, Any]) -> None:
+    def _post_action(self, action: str, body: Mapping[str, Any]) -> None:
         url = f"{self._base_url}/{action}"
         asked = urllib.request.Request(
             url, json.dumps(body).encode(), {"Content-Type": "application/json"}

@@ -161,7 +161,7 @@ class GradientAlgorithm(BaseAlgorithm):
         metrics = {**counted, **made.metrics, "rows": float(len(made.rows))}
         if not made.rows:
             if not self._steps:
-                raise TrainingError(_nothing(batch, made.left))
+                raise TrainingError(_explain_nothing(batch, made.left))
             log.info("nothing of a batch can be trained: %s", dict(made.left))
             return StepResult(metrics)
         with models.chance_of_its_own():
@@ -184,7 +184,7 @@ class GradientAlgorithm(BaseAlgorithm):
             group["lr"] = args.learning_rate  # where a schedule of the batch before left it
         trainer.train()
         self._optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        return _means(trainer.state.log_history)
+        return _mean_metrics(trainer.state.log_history)
 
     def _made(self, args: Any, made: Rows) -> Any:
         shared = {
@@ -310,7 +310,7 @@ class GradientAlgorithm(BaseAlgorithm):
         self._remembered = models.load(self._model, folder)
 
 
-def _nothing(batch: Batch, left: Mapping[str, int]) -> str:
+def _explain_nothing(batch: Batch, left: Mapping[str, int]) -> str:
     reasons = ", ".join(f"{n} × {reason}" for reason, n in Counter(left).most_common(3))
     return (
         f"nothing of {len(batch)} trajectories can be trained"
@@ -318,7 +318,7 @@ def _nothing(batch: Batch, left: Mapping[str, int]) -> str:
     )
 
 
-def _means(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _mean_metrics(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean of each number that was logged in steps; TRL's summary of a training is left out."""
     steps = [each for each in history if "train_runtime" not in each]
     found: dict[str, list[float]] = {}

@@ -200,7 +200,7 @@ def ready(
             if each.is_over and not each.lost and (each.reward is not None or not needs_reward)
         )
         waits = any(
-            _waits(each, needs_reward, before_ns)
+            _is_waiting(each, needs_reward, before_ns)
             for each in group.members
             # Of a task that comes again and again, one rollout or another always runs.
             if group.is_closed or each.is_over
@@ -210,7 +210,7 @@ def ready(
     return found
 
 
-def _waits(member: Member, needs_reward: bool, before_ns: int) -> bool:  # noqa: FBT001
+def _is_waiting(member: Member, needs_reward: bool, before_ns: int) -> bool:  # noqa: FBT001
     if member.lost:
         return False
     if not member.is_over:

@@ -58,7 +58,7 @@ def load(
     """
     group_of = {each.rollout_id: key for key, held in groups.items() for each in held}
     counts = {each.rollout_id: each for held in groups.values() for each in held}
-    adapter = _comparing(asked.adapter, group_of)
+    adapter = _compare_in_groups(asked.adapter, group_of)
     wanted = replace(asked.wanted, rollout_ids=tuple(group_of))
     # Advantages compare a whole group: all of them are adapted at once.
     spans = chain.from_iterable(batches(store.source, wanted))
@@ -86,7 +86,7 @@ def load(
     return Loaded(paths, rewards, faults)
 
 
-def _comparing(adapter: "object", group_of: Mapping[str, str]) -> "TripletAdapter":
+def _compare_in_groups(adapter: "object", group_of: Mapping[str, str]) -> "TripletAdapter":
     """The adapter, which compares rollouts within the groups they are claimed in."""
 
     def group_by(spans: Sequence[Span]) -> str | None:
@@ -108,13 +108,13 @@ def capture_fault(paths: Sequence[Trajectory], *, needs_logprobs: bool) -> str:
     """
     for path in paths:
         for step in path.transitions:
-            fault = _fault(step, needs_logprobs=needs_logprobs)
+            fault = _find_fault(step, needs_logprobs=needs_logprobs)
             if fault:
                 return fault
     return ""
 
 
-def _fault(step: Transition, *, needs_logprobs: bool) -> str:
+def _find_fault(step: Transition, *, needs_logprobs: bool) -> str:
     if step.capture != "exact":
         return f"text only: {step.inexact or NO_IDS}"
     if not needs_logprobs:

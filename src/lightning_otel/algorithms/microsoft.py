@@ -80,25 +80,25 @@ class Microsoft(BaseAlgorithm):
         if not context.train:
             raise ConfigError("Agent Lightning learns from tasks; give fit(train=…)")
         agl: Any = importlib.import_module("agentlightning")
-        given = _given(context)
+        given = _live_bodies(context)
         work = _Work(agl, context.setting)
         store = agl.InMemoryLightningStore(thread_safe=True)
         algorithm = self._made(agl)
         trainer = agl.Trainer(
             algorithm=algorithm,
-            adapter=_adapter(agl, algorithm),
+            adapter=_make_adapter(agl, algorithm),
             n_runners=max(context.setting.workers, 1),
-            initial_resources={name: _theirs(agl, body) for name, body in given.items()},
+            initial_resources={name: _to_resource(agl, body) for name, body in given.items()},
             store=store,
             strategy=agl.SharedMemoryExecutionStrategy(
                 n_runners=max(context.setting.workers, 1), main_thread="algorithm"
             ),
-            tracer=_tracer(agl),
+            tracer=_make_tracer(agl),
         )
         val = list(context.val) or None
-        _apart(lambda: trainer.fit(work.agent(), list(context.train), val_dataset=val))
-        latest = _apart(lambda: asyncio.run(store.get_latest_resources()))
-        self._told(context, work, given, {} if latest is None else latest.resources)
+        _run_in_thread(lambda: trainer.fit(work.agent(), list(context.train), val_dataset=val))
+        latest = _run_in_thread(lambda: asyncio.run(store.get_latest_resources()))
+        self._publish_results(context, work, given, {} if latest is None else latest.resources)
 
     def fault(self) -> str:
         """Return the reason why its algorithm cannot be made; empty if it can."""
@@ -131,7 +131,7 @@ class Microsoft(BaseAlgorithm):
         return self._algorithm
 
     @staticmethod
-    def _told(
+    def _publish_results(
         context: "Context",
         work: "_Work",
         given: Mapping[str, Mapping[str, Any]],
@@ -151,7 +151,7 @@ class Microsoft(BaseAlgorithm):
         context.commit(step=context.step + 1)
         for name, resource in learnt.items():
             held = given.get(name, {})
-            body = {**held, **(_ours(resource) or {})}
+            body = {**held, **(_to_body(resource) or {})}
             if body != held:
                 context.publish(name, body, metrics=measured)
 
@@ -190,7 +190,7 @@ class _Work:
         taken = {
             name: Resource(name, 0, _KINDS[resource.resource_type], body)
             for name, resource in resources.items()
-            if (body := _ours(resource)) is not None
+            if (body := _to_body(resource)) is not None
         }
         is_done = False
         try:
@@ -205,7 +205,7 @@ class _Work:
                 track_only=agent.track_only,
                 resource_version=theirs.resources_id,
             ) as recording:
-                reward = _emitted(agent.run(task, taken, rollout))
+                reward = _emit_answer(agent.run(task, taken, rollout))
             is_done = True
         finally:
             with self._lock:
@@ -214,11 +214,11 @@ class _Work:
         with self._lock:
             self.rewards += [reward] if reward is not None else []
         return [
-            self._span(span, number, theirs.rollout_id, attempt.attempt_id)
+            self._make_span(span, number, theirs.rollout_id, attempt.attempt_id)
             for number, span in enumerate(_in_order(recording.spans()), 1)
         ]
 
-    def _span(self, span: Span, number: int, rollout_id: str, attempt_id: str) -> Any:
+    def _make_span(self, span: Span, number: int, rollout_id: str, attempt_id: str) -> Any:
         agl = self._agl
         types = importlib.import_module("agentlightning.types")
         return agl.Span(
@@ -256,7 +256,7 @@ def _in_order(spans: Iterable[Span]) -> list[Span]:
     return [as_theirs(span, with_content=True) for span in read]
 
 
-def _emitted(answer: Any) -> float | None:
+def _emit_answer(answer: Any) -> float | None:
     """The reward that an agent gave back, which is emitted; of several the primary."""
     if answer is None:
         return None
@@ -268,7 +268,7 @@ def _emitted(answer: Any) -> float | None:
     return float(answer)
 
 
-def _given(context: "Context") -> dict[str, Mapping[str, Any]]:
+def _live_bodies(context: "Context") -> dict[str, Mapping[str, Any]]:
     """The bodies of what is live, by name, of the kinds that it has as well."""
     resources = context.resources
     live = [
@@ -279,7 +279,7 @@ def _given(context: "Context") -> dict[str, Mapping[str, Any]]:
     return {each.name: each.body for each in live if each.kind != "weights"}
 
 
-def _theirs(agl: Any, body: Mapping[str, Any]) -> Any:
+def _to_resource(agl: Any, body: Mapping[str, Any]) -> Any:
     """A body as a resource of its."""
     if "template" in body:
         return agl.PromptTemplate(template=body["template"], engine="f-string")
@@ -290,7 +290,7 @@ def _theirs(agl: Any, body: Mapping[str, Any]) -> Any:
     )
 
 
-def _ours(resource: Any) -> dict[str, Any] | None:
+def _to_body(resource: Any) -> dict[str, Any] | None:
     """Convert one of its resources into a body; None if we have no such kind."""
     if resource.resource_type == "prompt_template":
         return {"template": resource.template}
@@ -304,13 +304,13 @@ def _ours(resource: Any) -> dict[str, Any] | None:
     return None
 
 
-def _adapter(agl: Any, algorithm: Any) -> Any:
+def _make_adapter(agl: Any, algorithm: Any) -> Any:
     """The adapter that an algorithm of its own asks for; None for the trainer's usual one."""
     is_apo = any(".algorithm.apo" in each.__module__ for each in type(algorithm).__mro__)
     return agl.TraceToMessages() if is_apo else None
 
 
-def _tracer(agl: Any) -> Any:
+def _make_tracer(agl: Any) -> Any:
     """A tracer that records nothing: each rollout gives its spans itself."""
 
     class Nothing(agl.DummyTracer):  # type: ignore[misc]  # it has no stubs
@@ -324,7 +324,7 @@ def _tracer(agl: Any) -> Any:
     return Nothing()
 
 
-def _apart(act: Callable[[], Any]) -> Any:
+def _run_in_thread(act: Callable[[], Any]) -> Any:
     """Call a function that runs event loops of its own, outside any running loop."""
     try:
         asyncio.get_running_loop()

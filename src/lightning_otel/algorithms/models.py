@@ -86,8 +86,8 @@ def loaded(model: Any, settings: Mapping[str, Any]) -> Any:
         return causal.from_pretrained(os.fspath(model), **settings)
     except Exception as exc:  # damaged files raise errors that are of no kind
         raise ConfigError(
-            f"the model {os.fspath(model)!r} cannot be loaded: {_short(exc)}; name a folder with "
-            "config.json and weights, or a model that was downloaded before"
+            f"the model {os.fspath(model)!r} cannot be loaded: {_first_line(exc)}; name a folder "
+            "with config.json and weights, or a model that was downloaded before"
         ) from exc
 
 
@@ -104,7 +104,7 @@ def tokenizer_of(model: Any, tokenizer: Any) -> Any:
         return library("transformers").AutoTokenizer.from_pretrained(os.fspath(place))
     except Exception as exc:  # as above
         raise ConfigError(
-            f"the tokenizer {os.fspath(place)!r} cannot be loaded: {_short(exc)}; give one as "
+            f"the tokenizer {os.fspath(place)!r} cannot be loaded: {_first_line(exc)}; give one as "
             "tokenizer="
         ) from exc
 
@@ -128,7 +128,7 @@ def adapted(model: Any, peft_config: Any) -> Any:
         return peft.get_peft_model(model, peft_config)
     except (TypeError, ValueError) as exc:
         raise ConfigError(
-            f"no adapter can be made of peft_config {peft_config!r:.200}: {_short(exc)}; see "
+            f"no adapter can be made of peft_config {peft_config!r:.200}: {_first_line(exc)}; see "
             "peft.LoraConfig"
         ) from exc
 
@@ -151,7 +151,7 @@ def save(model: Any, optimizer: Any, folder: Path) -> None:
         folder: Where to.
     """
     kept = {
-        "parameters": {name: each.detach().cpu() for name, each in _trained(model)},
+        "parameters": {name: each.detach().cpu() for name, each in _trained_parameters(model)},
         "optimizer": None if optimizer is None else optimizer.state_dict(),
     }
     library("torch").save(kept, folder / _WEIGHTS)
@@ -171,7 +171,7 @@ def load(model: Any, folder: Path) -> Any:
     path = folder / _WEIGHTS
     try:
         kept = torch.load(path, map_location="cpu", weights_only=True)
-        held = dict(_trained(model))
+        held = dict(_trained_parameters(model))
         missing = held.keys() ^ kept["parameters"].keys()
         if missing:
             raise ValueError(f"other parameters, such as {min(missing)}")
@@ -180,13 +180,13 @@ def load(model: Any, folder: Path) -> Any:
                 held[name].copy_(values)
     except (OSError, ValueError, KeyError, RuntimeError, EOFError) as exc:
         raise ConfigError(
-            f"the checkpoint {path} is not of this model: {_short(exc)}; resume with the model, "
-            "peft_config and dtype that it was made with"
+            f"the checkpoint {path} is not of this model: {_first_line(exc)}; resume with the "
+            "model, peft_config and dtype that it was made with"
         ) from exc
     return kept["optimizer"]
 
 
-def _trained(model: Any) -> list[tuple[str, Any]]:
+def _trained_parameters(model: Any) -> list[tuple[str, Any]]:
     return [(name, each) for name, each in model.named_parameters() if each.requires_grad]
 
 
@@ -218,5 +218,5 @@ def publish(model: Any, tokenizer: Any, folder: Path) -> str:
     return found.hexdigest()
 
 
-def _short(exc: Exception) -> str:
+def _first_line(exc: Exception) -> str:
     return " ".join(str(exc).split())[:300] or type(exc).__name__

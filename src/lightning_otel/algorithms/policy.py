@@ -118,9 +118,9 @@ class PolicyGradient(GradientAlgorithm):
             row for row, each in zip(rows, reasons, strict=True) if each in ("", NO_DIFFERENCE)
         ]
         held = [row for row, each in zip(rows, reasons, strict=True) if each == ""]
-        shares = _shares(rows, held, len({row.transitions[0].rollout_id for row in judged}))
+        shares = _token_shares(rows, held, len({row.transitions[0].rollout_id for row in judged}))
         made = [{**shape, **self.row(row)} for row, shape in zip(held, shares, strict=True)]
-        ages = [_age(row.transitions, self._follow, newest) for row in held]
+        ages = [_version_lag(row.transitions, self._follow, newest) for row in held]
         return Rows(made, left, {"staleness": sum(ages) / len(ages)} if ages else {})
 
     def _reason(self, row: TrainingRow, newest: int) -> str | None:
@@ -141,7 +141,7 @@ class PolicyGradient(GradientAlgorithm):
 
     def _is_stale(self, steps: tuple[Transition, ...], newest: int) -> bool:
         most = self._max_staleness
-        return most is not None and _age(steps, self._follow, newest) > most
+        return most is not None and _version_lag(steps, self._follow, newest) > most
 
     def _newest(self) -> int:
         """The newest version that agents are given of what they follow; 0 if there is none."""
@@ -178,14 +178,14 @@ def _refuse(steps: list[Transition], faults: Counter[str]) -> None:
         raise TrainingError(f"{count} of {exact} steps have {reason}")
 
 
-def _age(steps: tuple[Transition, ...], resource: str, newest: int) -> int:
+def _version_lag(steps: tuple[Transition, ...], resource: str, newest: int) -> int:
     """Return the versions between a row's oldest step and the newest; 0 if unknown."""
     stamped = [step.resources.get(resource, step.resource_version) for step in steps]
     known = [int(each) for each in stamped if each is not None and str(each).isdigit()]
     return max(0, newest - min(known)) if known and newest else 0
 
 
-def _shares(
+def _token_shares(
     rows: Sequence[TrainingRow], held: Sequence[TrainingRow], rollouts: int
 ) -> list[dict[str, Any]]:
     """Tokens of each row that is trained, and how much of a mean over rollouts it is.

@@ -39,7 +39,7 @@ class SFT(GradientAlgorithm):
 
         Where the model returned nothing in the end, that is no answer to imitate.
         """
-        answered = [_answered(path) for path in batch]
+        answered = [_cut_to_answer(path) for path in batch]
         paths = [path for path in answered if path.transitions]
         steps = distinct(paths)
         exact = sum(map(is_trainable, steps))
@@ -59,7 +59,7 @@ class SFT(GradientAlgorithm):
         return models.library("trl").SFTTrainer(args=args, train_dataset=table, **shared)
 
 
-def _answered(path: Trajectory) -> Trajectory:
+def _cut_to_answer(path: Trajectory) -> Trajectory:
     """The trajectory up to its last answer that says or does anything."""
     steps = list(path.transitions)
     while steps and _is_silent(steps[-1]):

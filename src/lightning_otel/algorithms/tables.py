@@ -50,12 +50,12 @@ def dataset(name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
     datasets = models.library("datasets")
     kinds = formats.get(name).columns
     held = [each for each in columns if any(row.get(each) is not None for row in rows)]
-    features = {each: _feature(datasets, kinds[each]) for each in held}
+    features = {each: _make_feature(datasets, kinds[each]) for each in held}
     values = {each: [row.get(each) for row in rows] for each in held}
     return datasets.Dataset.from_dict(values, features=datasets.Features(features))
 
 
-def _feature(datasets: Any, kind: str) -> Any:
+def _make_feature(datasets: Any, kind: str) -> Any:
     if kind == "JSON":
         return datasets.Json()
     if kind.endswith("[]"):

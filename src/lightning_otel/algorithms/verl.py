@@ -58,7 +58,7 @@ def register(
     Raises:
         ConfigError: verl is not installed, or cannot be imported.
     """
-    library = _library()
+    library = _load_verl()
     held = store if isinstance(store, Store) else Store(store)
     layout = held.local.layout
     place = state if state is not None else State(None if layout is None else layout.catalogue)
@@ -69,9 +69,9 @@ def register(
         async def run(self, sampling_params: Mapping[str, Any], **sample: Any) -> Any:
             config = self.rollout_config
             sampling = sampling_of(sampling_params)
-            async with _engine(self.server_manager) as address:
+            async with _take_engine(self.server_manager) as address:
                 task = task_of(sample)
-                task["llm"] = {"base_url": address, "model": _model(self.config)}
+                task["llm"] = {"base_url": address, "model": _model_name(self.config)}
                 task["llm"]["sampling"] = sampling
                 outputs = await asyncio.to_thread(
                     rolled_out,
@@ -113,7 +113,7 @@ def is_validation(sampling: Mapping[str, Any], config: Mapping[str, Any]) -> boo
 
 
 @contextlib.asynccontextmanager
-async def _engine(servers: Any) -> AsyncIterator[str]:
+async def _take_engine(servers: Any) -> AsyncIterator[str]:
     """The address of an engine of verl's, which counts the rollout as its load meanwhile.
 
     Source: verl 0.9.1, ``workers/rollout/llm_server.py``: servers are registered by address.
@@ -129,7 +129,7 @@ async def _engine(servers: Any) -> AsyncIterator[str]:
         servers._release_server(address, request_id)
 
 
-def _model(config: Any) -> str:
+def _model_name(config: Any) -> str:
     """The name that verl's engine serves the model by: its path, unless verl was told another."""
     rollout = config.actor_rollout_ref
     told = (rollout.rollout.get("prometheus") or {}).get("served_model_name") or ""
@@ -212,7 +212,7 @@ def outputs_of(
         TrainingError: There is no sequence or no reward, or log-probabilities are missing.
         ConfigError: verl is not installed.
     """
-    library, paths = _library(), list(trajectories)
+    library, paths = _load_verl(), list(trajectories)
     rows = list(rows_of(paths))
     if not rows:
         steps = (step for path in paths for step in path.transitions)
@@ -244,7 +244,7 @@ def outputs_of(
     ]
 
 
-def _library() -> Any:
+def _load_verl() -> Any:
     try:
         return import_module(_LIBRARY)
     except ImportError as exc:

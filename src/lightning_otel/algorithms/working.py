@@ -69,15 +69,17 @@ def run_tasks(
         done = work(setting, ids, stop)
     except BaseException as exc:
         with contextlib.suppress(LightningOtelError):  # what went wrong is told, and first
-            _cancel(setting.queue, ids, f"whoever asked for it failed: {type(exc).__name__}")
+            _cancel_rollouts(
+                setting.queue, ids, f"whoever asked for it failed: {type(exc).__name__}"
+            )
         raise
     if any(each.status not in FINAL for each in done):
-        _cancel(setting.queue, ids, STOPPED)
+        _cancel_rollouts(setting.queue, ids, STOPPED)
         done = setting.queue.rollouts(ids=ids)
-    return _recorded(setting, done)
+    return _read_recorded(setting, done)
 
 
-def _recorded(setting: Setting, done: Sequence[Rollout]) -> list[Ran]:
+def _read_recorded(setting: Setting, done: Sequence[Rollout]) -> list[Ran]:
     """Rollouts that are over with what the store holds of them, and the rewards given there."""
     asked = Asked.of({**setting.select, "mode": None})  # type: ignore[typeddict-item]  # as given
     found = load(setting.store, asked, {each.rollout_id: [queued(each)] for each in done})
@@ -92,7 +94,7 @@ def _recorded(setting: Setting, done: Sequence[Rollout]) -> list[Ran]:
     ]
 
 
-def _cancel(queue: "Queue", rollout_ids: Sequence[str], reason: str) -> None:
+def _cancel_rollouts(queue: "Queue", rollout_ids: Sequence[str], reason: str) -> None:
     for rollout_id in rollout_ids:
         queue.cancel(rollout_id, reason)
 
@@ -124,13 +126,13 @@ def work(setting: Setting, rollout_ids: Sequence[str], stop: threading.Event) ->
         if all(each.status in FINAL for each in rollouts):
             return rollouts
         if setting.agent is not None and setting.workers:
-            _run(setting, stop)
+            _run_worker(setting, stop)
         # What a worker held that was killed is there again once its lease has run out.
         queue.wait(rollout_ids, timeout_s=setting.poll_s)
     return queue.rollouts(ids=rollout_ids)
 
 
-def _run(setting: Setting, stop: threading.Event) -> None:
+def _run_worker(setting: Setting, stop: threading.Event) -> None:
     from lightning_otel.runner import run_workers
 
     run_workers(

@@ -110,21 +110,23 @@ def steps_of(
     credit: dict[int, list[str]] = {}
     for node in found.nodes:
         for target in node.credited:
-            credit.setdefault(target, []).append(f"{_shown(_value(node))} by {node.by}")
+            credit.setdefault(target, []).append(
+                f"{_shorten_text(_reward_value(node))} by {node.by}"
+            )
     steps: dict[SpanId, Step] = {}
     for path in found.trajectories:
         for each in path.transitions:
             name = (each.trace_id, each.span_id)
             if name not in steps and name in places:
                 at = places[name]
-                steps[name] = _step(
+                steps[name] = _make_step(
                     found.nodes[at], each, labels[at], tuple(credit.get(at, ())), prices,
                     advantages.get(name),
                 )  # fmt: skip
     return list(steps.values())
 
 
-def _step(
+def _make_step(
     node: Node,
     each: Transition,
     label: str,
@@ -132,7 +134,7 @@ def _step(
     prices: Prices,
     advantage: float | None,
 ) -> Step:
-    counts = _tokens(node)
+    counts = _count_tokens(node)
     return Step(
         label=label,
         attempt_id=each.attempt_id,
@@ -150,7 +152,7 @@ def _step(
         input_tokens=counts.input,
         output_tokens=counts.output,
         duration_s=duration_s(node) if node.kind == "call" else None,
-        cost=_cost(node, prices),
+        cost=_cost_of(node, prices),
         finish_reason=each.finish_reason,
         span_id=each.span_id,
         trace_id=each.trace_id,
@@ -162,8 +164,8 @@ def rewards_of(found: Outline) -> list[Given]:
     labels = found.labels()
     return [
         Given(
-            name="" if (name := _name(node)) == c.PRIMARY_REWARD else name,
-            value=_value(node),
+            name="" if (name := _name_of(node)) == c.PRIMARY_REWARD else name,
+            value=_reward_value(node),
             steps=tuple(labels[target] for target in node.credited),
             by=node.by,
             left_out=node.left_out,
@@ -177,8 +179,8 @@ def rewards_of(found: Outline) -> list[Given]:
 def totals_of(found: Outline, prices: Prices) -> Totals:
     """Return the sums over the calls."""
     calls = [node for node in found.nodes if is_counted(node)]
-    counts = [_tokens(node) for node in calls]
-    costs = [_cost(node, prices) for node in calls]
+    counts = [_count_tokens(node) for node in calls]
+    costs = [_cost_of(node, prices) for node in calls]
     work = [node.span for node in found.nodes if node.kind != "reward"]
     ends = [max(span.start_ns, span.end_ns or 0) for span in work]
     started = min((span.start_ns for span in work), default=0)
@@ -210,7 +212,7 @@ class _Tokens(NamedTuple):
     output: int | None
 
 
-def _tokens(node: Node) -> _Tokens:
+def _count_tokens(node: Node) -> _Tokens:
     """Return the counts of the server, else of its token ids."""
     step, get = node.step, node.span.attributes.get
     given = get(c.INPUT_TOKENS), get(c.OUTPUT_TOKENS)
@@ -221,8 +223,8 @@ def _tokens(node: Node) -> _Tokens:
     ))  # fmt: skip
 
 
-def _cost(node: Node, prices: Prices) -> float | None:
-    counts = _tokens(node)
+def _cost_of(node: Node, prices: Prices) -> float | None:
+    counts = _count_tokens(node)
     get = node.span.attributes.get
     models = [str(get(key)) for key in (c.RESPONSE_MODEL, c.REQUEST_MODEL) if get(key)]
     for pattern, (price_in, price_out) in prices.items():
@@ -275,13 +277,13 @@ def as_json(values: Sequence[Any]) -> list[dict[str, Any]]:
     return [asdict(value) for value in values]
 
 
-def _value(node: Node) -> Any:
+def _reward_value(node: Node) -> Any:
     return node.span.attributes.get(c.REWARD_VALUE)
 
 
-def _name(node: Node) -> str:
+def _name_of(node: Node) -> str:
     return str(node.span.attributes.get(c.REWARD_NAME) or c.PRIMARY_REWARD)
 
 
-def _shown(value: object) -> str:
+def _shorten_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) else one_line(value, 40)

@@ -41,21 +41,21 @@ def findings(
 ) -> list[Finding]:
     """Return the findings, errors first."""
     return [
-        *_errors(found),
+        *_find_errors(found),
         *_broken_off(found),
-        *_attempts(found),
-        *_rewards(steps, rewards),
+        *_find_attempts(found),
+        *_find_unrewarded(steps, rewards),
         *_left_out(found),
-        *_repeated(found, steps),
+        *_find_repeated(found, steps),
         *_cut_off(steps),
-        *_inexact(steps),
-        *_slow(steps, totals),
-        *_moved(found),
-        *_uncounted(totals),
+        *_find_inexact(steps),
+        *_find_slow(steps, totals),
+        *_find_moved(found),
+        *_find_uncounted(totals),
     ]
 
 
-def _errors(found: Outline) -> Iterator[Finding]:
+def _find_errors(found: Outline) -> Iterator[Finding]:
     """Yield each span that failed, but for those around one that did: an error is told once."""
     failed = [node.span.status == "ERROR" for node in found.nodes]
     outer: set[int] = set()
@@ -67,44 +67,44 @@ def _errors(found: Outline) -> Iterator[Finding]:
         if position in outer and found.nodes[position].parent >= 0:
             outer.add(found.nodes[position].parent)
     inner = [n for at, n in enumerate(found.nodes) if failed[at] and at not in outer]
-    for told, nodes in _grouped(inner, _error):
+    for told, nodes in _group_by_reason(inner, _word_error):
         times = f", {len(nodes):,} times" if len(nodes) > 1 else ""
-        yield Finding("error", told + times, _ids(nodes))
+        yield Finding("error", told + times, _span_ids(nodes))
 
 
 def _broken_off(found: Outline) -> Iterator[Finding]:
     if left := [node for node in found.nodes if node.span.is_incomplete]:
-        yield Finding("incomplete", f"{count_noun(len(left), 'span')} never ended", _ids(left))
+        yield Finding("incomplete", f"{count_noun(len(left), 'span')} never ended", _span_ids(left))
     if left := [node for node in found.nodes if node.span.attributes.get(c.ABANDONED)]:
         told = f"{count_noun(len(left), 'stream')} left before the end"
-        yield Finding("abandoned", told, _ids(left))
+        yield Finding("abandoned", told, _span_ids(left))
 
 
-def _attempts(found: Outline) -> Iterator[Finding]:
+def _find_attempts(found: Outline) -> Iterator[Finding]:
     attempts = {path.attempt_id for path in found.trajectories}
     if len(attempts) > 1:
         yield Finding("retried", f"tried {len(attempts)} times")
 
 
-def _rewards(steps: Sequence[Step], rewards: Sequence[Given]) -> Iterator[Finding]:
+def _find_unrewarded(steps: Sequence[Step], rewards: Sequence[Given]) -> Iterator[Finding]:
     if not steps:
         yield Finding("no_steps", "there is no step to learn from")
     if not rewards:
         yield Finding("no_reward", "nobody gave it a reward")
-    for reason, held in _grouped(rewards, lambda given: given.left_out):
+    for reason, held in _group_by_reason(rewards, lambda given: given.left_out):
         what = f"a reward of {held[0].value} is" if len(held) == 1 else f"{len(held):,} rewards are"
-        yield Finding("uncredited", _line(f"{what} in no step: {reason}"), _ids(held))
+        yield Finding("uncredited", _one_line_of(f"{what} in no step: {reason}"), _span_ids(held))
 
 
 def _left_out(found: Outline) -> Iterator[Finding]:
     # Another record of a call that is in a step is no loss.
     lost = [n for n in found.nodes if n.step is None and (is_counted(n) or n.kind == "mark")]
-    for reason, nodes in _grouped(lost, lambda node: node.left_out):
+    for reason, nodes in _group_by_reason(lost, lambda node: node.left_out):
         calls = count_noun(len(nodes), "call")
-        yield Finding("left_out", _line(f"{calls} in no step: {reason}"), _ids(nodes))
+        yield Finding("left_out", _one_line_of(f"{calls} in no step: {reason}"), _span_ids(nodes))
 
 
-def _repeated(found: Outline, steps: Sequence[Step]) -> Iterator[Finding]:
+def _find_repeated(found: Outline, steps: Sequence[Step]) -> Iterator[Finding]:
     """Yield tools called again with the same arguments, and words said again, by one agent."""
     known = {(step.trace_id, step.span_id): step for step in steps}
     told: dict[tuple[str, str, int, str], dict[str, Step]] = {}
@@ -120,7 +120,7 @@ def _repeated(found: Outline, steps: Sequence[Step]) -> Iterator[Finding]:
     for (*_, what), held in told.items():
         if len(held) > 1 and tuple(held) not in seen:
             seen.add(tuple(held))
-            where = _labels(list(held.values()))
+            where = _join_labels(list(held.values()))
             yield Finding(
                 "repeated", f"{one_line(what, _SHORT)}, {len(held)} times: {where}", tuple(held)
             )
@@ -128,17 +128,17 @@ def _repeated(found: Outline, steps: Sequence[Step]) -> Iterator[Finding]:
 
 def _cut_off(steps: Sequence[Step]) -> Iterator[Finding]:
     if cut := [step for step in steps if step.finish_reason == "length"]:
-        yield Finding("cut_off", f"cut off at their length: {_labels(cut)}", _ids(cut))
+        yield Finding("cut_off", f"cut off at their length: {_join_labels(cut)}", _span_ids(cut))
 
 
-def _inexact(steps: Sequence[Step]) -> Iterator[Finding]:
+def _find_inexact(steps: Sequence[Step]) -> Iterator[Finding]:
     inexact = [step for step in steps if step.capture != "exact"]
-    for reason, held in _grouped(inexact, lambda step: step.inexact or "no token ids"):
+    for reason, held in _group_by_reason(inexact, lambda step: step.inexact or "no token ids"):
         told = f"{len(held)} of {count_noun(len(steps), 'step')} not exact: {reason}"
-        yield Finding("inexact", _line(told), _ids(held))
+        yield Finding("inexact", _one_line_of(told), _span_ids(held))
 
 
-def _slow(steps: Sequence[Step], totals: Totals) -> Iterator[Finding]:
+def _find_slow(steps: Sequence[Step], totals: Totals) -> Iterator[Finding]:
     """Yield a step that took more than half of the time of several."""
     for step in steps:
         took = step.duration_s or 0.0
@@ -148,13 +148,13 @@ def _slow(steps: Sequence[Step], totals: Totals) -> Iterator[Finding]:
                           (step.span_id,))  # fmt: skip
 
 
-def _moved(found: Outline) -> Iterator[Finding]:
-    for rule, nodes in _grouped(found.nodes, lambda node: node.repair):
-        told = _line(f"{count_noun(len(nodes), 'span')} moved: {rule}")
-        yield Finding("moved", told, _ids(nodes))
+def _find_moved(found: Outline) -> Iterator[Finding]:
+    for rule, nodes in _group_by_reason(found.nodes, lambda node: node.repair):
+        told = _one_line_of(f"{count_noun(len(nodes), 'span')} moved: {rule}")
+        yield Finding("moved", told, _span_ids(nodes))
 
 
-def _uncounted(totals: Totals) -> Iterator[Finding]:
+def _find_uncounted(totals: Totals) -> Iterator[Finding]:
     if totals.uncounted:
         calls = count_noun(totals.uncounted, "call")
         yield Finding("uncounted", f"nothing says how many tokens {calls} took")
@@ -164,27 +164,29 @@ def _uncounted(totals: Totals) -> Iterator[Finding]:
         )
 
 
-def _error(node: Node) -> str:
+def _word_error(node: Node) -> str:
     named: Mapping[str, Any] = node.span.attributes
     who = f"{node.span.name} {named.get(c.OPERATION_NAME) or ''}".rstrip()
     words = (named.get(c.ERROR_TYPE), node.span.status_message)
-    return _line(f"{who}: {' '.join(str(word) for word in words if word) or 'failed'}")
+    return _one_line_of(f"{who}: {' '.join(str(word) for word in words if word) or 'failed'}")
 
 
-def _line(text: str) -> str:
+def _one_line_of(text: str) -> str:
     return one_line(text, 2 * _SHORT)
 
 
-def _labels(steps: Sequence[Step]) -> str:
+def _join_labels(steps: Sequence[Step]) -> str:
     more = f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else ""
     return ", ".join(one_line(step.label, 40) for step in steps[:_NAMED]) + more
 
 
-def _ids(items: Iterable[Node | Step | Given]) -> tuple[str, ...]:
+def _span_ids(items: Iterable[Node | Step | Given]) -> tuple[str, ...]:
     return tuple(item.span.span_id if isinstance(item, Node) else item.span_id for item in items)
 
 
-def _grouped(items: Iterable[_T], reason_of: Callable[[_T], str]) -> Iterator[tuple[str, list[_T]]]:
+def _group_by_reason(
+    items: Iterable[_T], reason_of: Callable[[_T], str]
+) -> Iterator[tuple[str, list[_T]]]:
     """Yield the items of each reason, in order of its first; those without one are left out."""
     groups: dict[str, list[_T]] = {}
     for item in items:

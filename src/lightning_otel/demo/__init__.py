@@ -77,8 +77,8 @@ def run_agent(
         ConfigError: The ``openai`` package is not installed, or recording is switched off.
         StoreError: The store cannot be made.
     """
-    with _client(store, ToyPolicy(), seed) as client:
-        return list(_worked(store, client, tasks(rollouts, seed), progress))
+    with _open_client(store, ToyPolicy(), seed) as client:
+        return list(_work_tasks(store, client, tasks(rollouts, seed), progress))
 
 
 def train(
@@ -111,19 +111,19 @@ def train(
     name = f"toy-{secrets.token_hex(3)}"
     lesson = Lesson([], [], 0, {}, is_shuffled)
     dealt_by = random.Random(seed) if is_shuffled else None
-    with _client(store, policy, seed) as client:
+    with _open_client(store, policy, seed) as client:
         for start in range(0, rollouts, batch):
             version, since_ns = f"{name}@{start // batch + 1}", time.time_ns()
             lesson.versions.append(version)
             part = asked[start : start + batch]
-            lesson.outcomes.extend(_worked(store, client, part, progress, version))
+            lesson.outcomes.extend(_work_tasks(store, client, part, progress, version))
             back = store.transitions(since=since_ns, resource_version=version, rewarded=True)
             lesson = lesson._replace(steps=lesson.steps + learn(policy, back, dealt_by=dealt_by))
     likely = {style: math.exp(logprob) for style, logprob in policy.logprobs().items()}
     return lesson._replace(likely=likely)
 
 
-def _worked(
+def _work_tasks(
     store: Store,
     client: Any,
     asked: Iterable[tuple[str, int]],
@@ -144,9 +144,9 @@ def _worked(
 
 
 @contextlib.contextmanager
-def _client(store: Store, policy: ToyPolicy, seed: int) -> Iterator[Any]:
+def _open_client(store: Store, policy: ToyPolicy, seed: int) -> Iterator[Any]:
     """An ``openai`` client of a server that answers from a policy."""
-    client_class = _openai()
+    client_class = _import_openai()
     if not config.is_enabled():
         raise ConfigError(
             "LIGHTNING_OTEL or OTEL_SDK_DISABLED switches off the recording that the demo shows; "
@@ -160,7 +160,7 @@ def _client(store: Store, policy: ToyPolicy, seed: int) -> Iterator[Any]:
         yield client
 
 
-def _openai() -> Any:
+def _import_openai() -> Any:
     try:
         import openai
     except ImportError as exc:

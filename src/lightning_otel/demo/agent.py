@@ -63,13 +63,15 @@ def calculate(expression: str) -> int:
     Raises:
         ValueError: The text is anything else.
     """
-    return _value(ast.parse(expression, mode="eval").body)
+    return _evaluate_node(ast.parse(expression, mode="eval").body)
 
 
-def _value(node: ast.expr) -> int:
+def _evaluate_node(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        result: int = _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+        result: int = _OPERATORS[type(node.op)](
+            _evaluate_node(node.left), _evaluate_node(node.right)
+        )
         return result
     raise ValueError(f"not a sum, difference or product: {ast.unparse(node)}")

@@ -31,7 +31,7 @@ def learn(
 
     Source: Williams 1992, REINFORCE, with the mean reward as the baseline.
     """
-    told = [(_style(step), step.reward) for step in steps]
+    told = [(_style_of(step), step.reward) for step in steps]
     seen = [(style, reward) for style, reward in told if style is not None and reward is not None]
     if not seen:
         return 0
@@ -49,5 +49,5 @@ def learn(
     return len(seen)
 
 
-def _style(step: Transition) -> str | None:
+def _style_of(step: Transition) -> str | None:
     return style_of(plain_text(step.observation[-1:]), plain_text(step.action[:1]))

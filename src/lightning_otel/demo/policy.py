@@ -45,7 +45,7 @@ class Tokenizer:
     def encode_pieces(self, parts: Iterable[str]) -> list[int]:
         """Token ids of pieces already cut, one id for each."""
         with self._lock:
-            return [self._id(part) for part in parts]
+            return [self._id_of(part) for part in parts]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of token ids that this tokenizer gave.
@@ -69,7 +69,7 @@ class Tokenizer:
             if not isinstance(part, int)
         ]
 
-    def _id(self, piece: str) -> int:
+    def _id_of(self, piece: str) -> int:
         token_id = self._ids.setdefault(piece, len(self._pieces))
         if token_id == len(self._pieces):
             self._pieces.append(piece)
@@ -193,26 +193,26 @@ class ToyPolicy:
         """Calls of the tools that are asked for, a report of what a tool said, or a polite echo."""
         speaker = wished_speaker(body)
         if speaker is not None:
-            return _certain(Reply(text=speaker))
+            return _certain_reply(Reply(text=speaker))
         calls = tuple(
             ToolCall(f"call_{rng.getrandbits(96):024x}", name, json.dumps(given))
             for name, given in wished_calls(body)
         )
         if calls:
-            return _certain(Reply(text="", tool_calls=calls, finish_reason="tool_calls"))
+            return _certain_reply(Reply(text="", tool_calls=calls, finish_reason="tool_calls"))
         last = (body.get("messages") or [{}])[-1]
         said = message_text(last)
         if last.get("role") == "tool":
-            return self._report(said, rng)
-        return _certain(Reply(text=f"You said: {said}"))
+            return self._report_result(said, rng)
+        return _certain_reply(Reply(text=f"You said: {said}"))
 
-    def _report(self, result: str, rng: random.Random) -> Reply:
+    def _report_result(self, result: str, rng: random.Random) -> Reply:
         numbers = _NUMBER.findall(result)
         if not numbers:
-            return _certain(Reply(text=f"The tool said: {result}"))
+            return _certain_reply(Reply(text=f"The tool said: {result}"))
         logprobs = self.logprobs()
         (style,) = rng.choices(STYLES, [math.exp(logprobs[style]) for style in STYLES])
-        text = _ANSWER.format(_told(numbers[-1], style))
+        text = _ANSWER.format(_word_number(numbers[-1], style))
         rest = len(pieces(text)) - 1
         return Reply(text=text, logprobs=(logprobs[style], *[0.0] * rest))
 
@@ -222,11 +222,11 @@ def style_of(result: str, answer: str) -> str | None:
     numbers = _NUMBER.findall(result)
     if not numbers:
         return None
-    texts = {_ANSWER.format(_told(numbers[-1], style)): style for style in STYLES}
+    texts = {_ANSWER.format(_word_number(numbers[-1], style)): style for style in STYLES}
     return texts.get(answer)
 
 
-def _certain(reply: Reply) -> Reply:
+def _certain_reply(reply: Reply) -> Reply:
     return Reply(
         text=reply.text,
         tool_calls=reply.tool_calls,
@@ -235,7 +235,7 @@ def _certain(reply: Reply) -> Reply:
     )
 
 
-def _told(number: str, style: str) -> str:
+def _word_number(number: str, style: str) -> str:
     if style == "copy":
         return number
     value = math.floor(float(number))

@@ -181,20 +181,20 @@ class DemoServer:
             return wire.embeddings(body, self.tokenizer.texts(body["input"]))
         if name == "responses":
             chat_body = wire.responses_to_chat(body)
-            (reply,) = self._sample(chat_body, 1, fault) or [Reply(text="")]
+            (reply,) = self._sample_replies(chat_body, 1, fault) or [Reply(text="")]
             return wire.response(body, reply)
         count = int(body.get("n") or 1)
         if name == "chat/completions":
-            return wire.chat(body, self._sample(body, count, fault), self.tokenizer)
+            return wire.chat(body, self._sample_replies(body, count, fault), self.tokenizer)
         replies: list[Reply] = []
         texts = self.tokenizer.texts(body["prompt"])
         for text in texts:
             messages = [{"role": "user", "content": text}]
             asked = {**body, "messages": messages}
-            replies += self._sample(asked, count, fault)
+            replies += self._sample_replies(asked, count, fault)
         return wire.completion(body, [pieces(text) for text in texts], replies, self.tokenizer)
 
-    def _sample(self, body: Json, count: int, fault: str) -> list[Reply]:
+    def _sample_replies(self, body: Json, count: int, fault: str) -> list[Reply]:
         if fault == "empty":
             return []
         # Drawn from the body and how often it came, not from a shared generator: the order in
@@ -265,7 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         route = _ROUTE.fullmatch(urlsplit(self.path).path)
         if route is None or route["name"] != "models":
-            self._fail(404, "invalid_request_error", None)
+            self._send_failure(404, "invalid_request_error", None)
             return
         model = {"id": "toy", "object": "model", "created": 0, "owned_by": "lightning-otel"}
         self._send_json(200, {"object": "list", "data": [model]}, None)
@@ -274,31 +274,33 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._read_body()
         route = _ROUTE.fullmatch(urlsplit(self.path).path)
         if route is None or route["name"] == "models":
-            self._fail(404, "invalid_request_error", body)
+            self._send_failure(404, "invalid_request_error", body)
             return
         needed = {"chat/completions": "messages", "completions": "prompt"}.get(route["name"])
         needed = needed or "input"
         if body is None or not isinstance(body.get(needed), list | str):
-            self._fail(400, "invalid_request_error", body)
+            self._send_failure(400, "invalid_request_error", body)
             return
         asked = body if body.get("model") else {**body, "model": unquote(route["model"] or "toy")}
         fault = self.owner.fault or str(asked["model"])
         if fault == "slow":
             time.sleep(0.5)
         if fault == "html":
-            self._send(200, b"<html>not an API</html>", "text/html", self._exchange(200, body))
+            self._send_answer(
+                200, b"<html>not an API</html>", "text/html", self._make_exchange(200, body)
+            )
         elif fault in _STRICT and any(name in body for name in _BEYOND_OPENAI):
-            self._fail(_STRICT[fault], "invalid_request_error", body)
+            self._send_failure(_STRICT[fault], "invalid_request_error", body)
         elif fault in _FAILURES:
-            self._fail(*_FAILURES[fault], body)
+            self._send_failure(*_FAILURES[fault], body)
         elif fault == "flaky-500" and self.owner.is_first(
             f"flaky {self.headers.get('idempotency-key')}"
         ):
-            self._fail(*_FAILURES["fail-500"], body)
+            self._send_failure(*_FAILURES["fail-500"], body)
         else:
             answer = self.owner.answer(route["name"], asked, fault)
             if body.get("stream") and answer.chunks:
-                self._stream(body, answer, fault)
+                self._send_stream(body, answer, fault)
             elif fault == "cut":
                 self._send_half(answer.response, body)
             else:
@@ -312,20 +314,22 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         return body if isinstance(body, dict) else None
 
-    def _exchange(self, status: int, body: Json | None, response: Json | None = None) -> Exchange:
+    def _make_exchange(
+        self, status: int, body: Json | None, response: Json | None = None
+    ) -> Exchange:
         headers = {name.lower(): value for name, value in self.headers.items()}
         return Exchange(self.path, body, status, response, headers, sent=self._sent)
 
-    def _fail(self, status: int, kind: str, body: Json | None) -> None:
+    def _send_failure(self, status: int, kind: str, body: Json | None) -> None:
         message = f"the demo server refuses {self.path} with {status}"
         error = {"message": message, "type": kind, "param": None, "code": kind}
         self._send_json(status, {"error": error}, body)
 
     def _send_json(self, status: int, value: Json, body: Json | None) -> None:
-        exchange = self._exchange(status, body, value)
-        self._send(status, wire.json_bytes(value), "application/json", exchange)
+        exchange = self._make_exchange(status, body, value)
+        self._send_answer(status, wire.json_bytes(value), "application/json", exchange)
 
-    def _send(self, status: int, data: bytes, content_type: str, exchange: Exchange) -> None:
+    def _send_answer(self, status: int, data: bytes, content_type: str, exchange: Exchange) -> None:
         exchange = replace(exchange, client_gone=self._is_client_gone())
         # Before the write: a client that has its answer must find it in the log.
         self.owner.record(exchange)
@@ -334,7 +338,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_half(self, value: Json, body: Json | None) -> None:
         data = wire.json_bytes(value)
-        self.owner.record(self._exchange(200, body))
+        self.owner.record(self._make_exchange(200, body))
         self._send_head(200, "application/json", "Content-Length", str(len(data)))
         self.wfile.write(data[: len(data) // 2])
         self.close_connection = True
@@ -348,12 +352,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("retry-after-ms", "1")
         self.end_headers()
 
-    def _stream(self, body: Json, answer: Answer, fault: str) -> None:
+    def _send_stream(self, body: Json, answer: Answer, fault: str) -> None:
         chunks = wire.spoil(answer.chunks, fault)
         ending = b"" if answer.has_event_names else _http_chunk(b"data: [DONE]\n\n")
         ending = b"" if fault == "cut" else ending + _LAST_HTTP_CHUNK
         response = None if fault in ("cut", "sse-error") else answer.response
-        exchange = replace(self._exchange(200, body, response), is_stream=True, chunks=chunks)
+        exchange = replace(self._make_exchange(200, body, response), is_stream=True, chunks=chunks)
         sent = 0
         is_recorded = False
         try:
@@ -361,7 +365,7 @@ class _Handler(BaseHTTPRequestHandler):
             for chunk in chunks:
                 if self._is_client_gone():
                     raise ConnectionAbortedError
-                frame = _http_chunk(_event(chunk, has_name=answer.has_event_names))
+                frame = _http_chunk(_format_event(chunk, has_name=answer.has_event_names))
                 is_last = sent == len(chunks) - 1
                 if is_last:
                     self.owner.record(exchange)
@@ -390,6 +394,6 @@ def _http_chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def _event(chunk: Json, *, has_name: bool) -> bytes:
+def _format_event(chunk: Json, *, has_name: bool) -> bytes:
     name = f"event: {chunk['type']}\n".encode() if has_name and "type" in chunk else b""
     return b"%sdata: %s\n\n" % (name, wire.json_bytes(chunk))

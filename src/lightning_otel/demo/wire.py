@@ -40,7 +40,7 @@ class Answer:
 def chat(body: Mapping[str, Any], replies: Sequence[Reply], tokenizer: Tokenizer) -> Answer:
     """A chat completion with one choice per reply."""
     prompt = prompt_tokens(body)
-    head = _head(body, "chatcmpl", "chat.completion")
+    head = _make_head(body, "chatcmpl", "chat.completion")
     choices: list[Json] = []
     streamed: list[list[Json]] = []
     for index, reply in enumerate(replies):
@@ -74,7 +74,7 @@ def completion(
     tokenizer: Tokenizer,
 ) -> Answer:
     """A legacy text completion; `replies` holds the same number of choices for each prompt."""
-    head = _head(body, "cmpl", "text_completion")
+    head = _make_head(body, "cmpl", "text_completion")
     choices: list[Json] = []
     streamed: list[list[Json]] = []
     for index, reply in enumerate(replies):
@@ -158,7 +158,7 @@ def response(body: Mapping[str, Any], reply: Reply) -> Answer:
     if reply.text:
         text: Json = {"type": "output_text", "text": reply.text, "annotations": []}
         start = len(pieces(reply.reasoning))
-        logprobs = _logprobs(reply)[start : start + len(pieces(reply.text))]
+        logprobs = _make_logprobs(reply)[start : start + len(pieces(reply.text))]
         has_logprobs = "message.output_text.logprobs" in (body.get("include") or ())
         text["logprobs"] = logprobs if has_logprobs else []
         message = {"id": _new_id("msg"), "type": "message", "role": "assistant"}
@@ -224,7 +224,7 @@ def _new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def _head(body: Mapping[str, Any], prefix: str, kind: str) -> Json:
+def _make_head(body: Mapping[str, Any], prefix: str, kind: str) -> Json:
     return {
         "id": f"{prefix}-{uuid.uuid4().hex}",
         "object": kind,
@@ -242,7 +242,7 @@ class _Written:
         self.tokens = reply.tokens
         # The legacy API's 0 asks for the chosen tokens' logprobs; the chat API's false for none.
         is_wanted = body.get("logprobs") is not None and body["logprobs"] is not False
-        self._logprobs = _logprobs(reply) if is_wanted else None
+        self._logprobs = _make_logprobs(reply) if is_wanted else None
         if self._logprobs and body.get("return_tokens_as_token_ids"):
             ids = tokenizer.encode_pieces(self.tokens)
             for entry, token_id in zip(self._logprobs, ids, strict=True):
@@ -275,7 +275,7 @@ class _Written:
         return choice
 
 
-def _logprobs(reply: Reply) -> list[Json]:
+def _make_logprobs(reply: Reply) -> list[Json]:
     return [
         {
             "token": token,

@@ -42,14 +42,14 @@ def wished_calls(body: Json) -> list[Wish]:
     choice = body.get("tool_choice") or "auto"
     messages = body.get("messages") or ()
     turn = _since_last_user(messages)
-    done = _made(turn)
+    done = _read_calls(turn)
     if choice == "none" or _ends_with_unknown_result(turn, done):
         return []
-    said = _texts(messages, ("user",))
-    wishes = _named(tools, said[-1:], done) or _named(
+    said = _message_texts(messages, ("user",))
+    wishes = _find_named(tools, said[-1:], done) or _find_named(
         [tool for tool in tools if not _takes_expression(tool)],
-        _texts(messages, ("system", "developer")),
-        _made(messages),
+        _message_texts(messages, ("system", "developer")),
+        _read_calls(messages),
         values=said,
     )
     if wishes or done or not tools or choice == "auto":
@@ -136,7 +136,7 @@ class _Values:
         return example(wanted, self._text, {**root, **wanted})
 
 
-def _named(
+def _find_named(
     tools: Sequence[Json], texts: Sequence[str], done: list[Wish], *, values: Sequence[str] = ()
 ) -> list[Wish]:
     """The first tool named that was not called so; one that takes expressions, for all of them.
@@ -149,7 +149,7 @@ def _named(
     """
     text = "\n".join(texts)
     given = "\n".join(reversed(values or texts))
-    places = sorted((_place(tool, text), i) for i, tool in enumerate(tools))
+    places = sorted((_find_tool(tool, text), i) for i, tool in enumerate(tools))
     for tool in (tools[i] for place, i in places if place >= 0):
         parts = EXPRESSION.findall(given) if _takes_expression(tool) else [given]
         calls: list[Wish] = [
@@ -157,17 +157,17 @@ def _named(
         ]
         new = [call for call in calls if call not in done]
         # A hand-over is made once, whatever it is told.
-        if new and not (_receiver(tool) and any(name == tool["name"] for name, _ in done)):
+        if new and not (_handoff_target(tool) and any(name == tool["name"] for name, _ in done)):
             return new
     return []
 
 
-def _place(tool: Json, text: str) -> int:
+def _find_tool(tool: Json, text: str) -> int:
     """Return the position at which the text names the tool; -1 if it does not."""
     if _takes_expression(tool):
         found = EXPRESSION.search(text)
         return found.start() if found else -1
-    words = _WORD.findall((_receiver(tool) or tool["name"]).lower())
+    words = _WORD.findall((_handoff_target(tool) or tool["name"]).lower())
     wanted = [word for word in words if len(word) > 2 and word not in _LITTLE_WORDS]
     places = [
         found.start()
@@ -177,7 +177,7 @@ def _place(tool: Json, text: str) -> int:
     return min(places) if len(places) == len(wanted) and places else -1
 
 
-def _receiver(tool: Json) -> str:
+def _handoff_target(tool: Json) -> str:
     """Whom a hand-over's tool hands over to; empty for other tools."""
     name = str(tool["name"]).replace("_", " ").lower()
     return next((name.removeprefix(start) for start in _HANDS_OVER if name.startswith(start)), "")
@@ -192,17 +192,17 @@ def _since_last_user(messages: Sequence[Json]) -> Sequence[Json]:
     return messages[places[-1] :] if places else messages
 
 
-def _texts(messages: Sequence[Json], roles: Sequence[str]) -> list[str]:
+def _message_texts(messages: Sequence[Json], roles: Sequence[str]) -> list[str]:
     return [message_text(item) for item in messages if item.get("role") in roles]
 
 
-def _made(messages: Sequence[Json]) -> list[Wish]:
+def _read_calls(messages: Sequence[Json]) -> list[Wish]:
     """The calls in messages, as wishes."""
     calls = [call.get("function") or {} for m in messages for call in m.get("tool_calls") or ()]
-    return [(str(call.get("name")), _read(call.get("arguments"))) for call in calls]
+    return [(str(call.get("name")), _read_json(call.get("arguments"))) for call in calls]
 
 
-def _read(text: str | None) -> dict[str, Any]:
+def _read_json(text: str | None) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
     except ValueError:

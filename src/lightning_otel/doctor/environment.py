@@ -28,18 +28,18 @@ _PATIENCE_S = 2.0
 
 def environment() -> Iterator[Finding]:
     """Look at what is installed here and how it is set."""
-    yield from _versions()
-    yield from _instrumentors()
-    yield from _settings()
+    yield from _check_versions()
+    yield from _check_instrumentors()
+    yield from _check_settings()
 
 
-def _versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[Finding]:
     found = [f"python {'.'.join(map(str, sys.version_info[:3]))}"]
-    found += [f"{name} {version}" for name in _VERSIONS if (version := _version(name))]
+    found += [f"{name} {version}" for name in _VERSIONS if (version := _installed_version(name))]
     yield ok("versions", ", ".join(found))
-    if _version("openai") is None:
+    if _installed_version("openai") is None:
         yield note("no-openai", "openai is not installed here", "pip install openai")
-    httpx = _version("httpx")
+    httpx = _installed_version("httpx")
     if httpx is not None and httpx.startswith("1.0") and "dev" in httpx:
         yield problem(
             "httpx-pre-release",
@@ -48,14 +48,14 @@ def _versions() -> Iterator[Finding]:
         )
 
 
-def _version(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _instrumentors() -> Iterator[Finding]:
+def _check_instrumentors() -> Iterator[Finding]:
     ours, foreign = [], []
     for entry in metadata.entry_points(group="opentelemetry_instrumentor"):
         package = entry.dist.name.lower().replace("_", "-") if entry.dist is not None else "?"
@@ -73,12 +73,12 @@ def _instrumentors() -> Iterator[Finding]:
             "pip install --force-reinstall lightning-otel",
         )
     for package, entry in sorted(foreign, key=lambda found: found[0]):
-        yield _foreign(package, entry)
+        yield _check_foreign(package, entry)
 
 
-def _foreign(package: str, entry: metadata.EntryPoint) -> Finding:
+def _check_foreign(package: str, entry: metadata.EntryPoint) -> Finding:
     """Look at another family's instrumentor."""
-    known = f"{package} {_version(package)}"
+    known = f"{package} {_installed_version(package)}"
     was_imported = entry.module in sys.modules
     try:
         instrumentor = entry.load()
@@ -109,7 +109,7 @@ def _is_active(instrumentor: Any) -> bool:
         return False
 
 
-def _settings() -> Iterator[Finding]:
+def _check_settings() -> Iterator[Finding]:
     if not config.is_enabled():
         yield problem(
             "recording-off",
@@ -132,7 +132,7 @@ def _settings() -> Iterator[Finding]:
     elif content.is_exported:
         yield note("content-exported", "messages are sent out with spans, as the environment asks")
     if wants_otlp():
-        yield from _sending()
+        yield from _check_sending()
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < _FEW_FILES:
         yield note(
@@ -142,7 +142,7 @@ def _settings() -> Iterator[Finding]:
         )
 
 
-def _sending() -> Iterator[Finding]:
+def _check_sending() -> Iterator[Finding]:
     """Look at what keeps spans from being sent: a hook without an SDK, or the endpoint."""
     has_sdk = any(metadata.entry_points(group="opentelemetry_configurator"))
     exporters = config.traces_exporters()

@@ -30,20 +30,20 @@ def storage(layout: Layout, store: Store) -> Iterator[Finding]:
             f"no store at {layout.catalogue} yet",
             "lightning-otel run -- python your_agent.py",
         )
-        yield from _place(layout)
+        yield from _check_place(layout)
         return
-    filesystem = _filesystem(layout.root)
+    filesystem = _filesystem_type(layout.root)
     if filesystem in _NETWORK_FILESYSTEMS:
         yield problem(
             "network-disk",
             f"{layout.root} lies on {filesystem}, where file locks cannot be relied on",
             "move the store to a local disk",
         )
-    yield from _permissions(layout)
-    yield from _contents(layout, store)
+    yield from _check_permissions(layout)
+    yield from _check_contents(layout, store)
 
 
-def _place(layout: Layout) -> Iterator[Finding]:
+def _check_place(layout: Layout) -> Iterator[Finding]:
     """Look at the folder where a store is to be made."""
     folder = layout.catalogue.parent
     while not folder.exists():
@@ -54,7 +54,7 @@ def _place(layout: Layout) -> Iterator[Finding]:
         yield problem("no-place", f"{folder} is not writable", "name another place with --store")
 
 
-def _filesystem(path: Path) -> str:
+def _filesystem_type(path: Path) -> str:
     """Return the type of a path's file system; empty where the kernel does not list it."""
     try:
         mounts = Path("/proc/mounts").read_text().splitlines()
@@ -68,7 +68,7 @@ def _filesystem(path: Path) -> str:
     return kind
 
 
-def _permissions(layout: Layout) -> Iterator[Finding]:
+def _check_permissions(layout: Layout) -> Iterator[Finding]:
     mode = stat.S_IMODE(layout.root.stat().st_mode)
     if mode & 0o077:
         yield problem(
@@ -99,7 +99,7 @@ def _permissions(layout: Layout) -> Iterator[Finding]:
             )
 
 
-def _contents(layout: Layout, store: Store) -> Iterator[Finding]:
+def _check_contents(layout: Layout, store: Store) -> Iterator[Finding]:
     command = damage.repair_command(layout)
     try:
         whole = layout.whole_manifest()
@@ -107,7 +107,7 @@ def _contents(layout: Layout, store: Store) -> Iterator[Finding]:
             text = f"{layout.manifest_path} is damaged or missing, its copy is whole"
             yield problem("manifest-damaged", text, command)
             return
-        found = list(_damages(layout, command))
+        found = list(_check_damage(layout, command))
         yield from found
     except StoreDamagedError as exc:
         yield problem("store-damaged", exc.what, command)
@@ -116,11 +116,13 @@ def _contents(layout: Layout, store: Store) -> Iterator[Finding]:
     except OSError as exc:
         yield problem("unreadable", f"cannot read {layout.root}: {exc}", "try again")
     else:
-        yield from _counts(layout, store)
-        yield from _accounting(store, is_whole=not any(each.level == "problem" for each in found))
+        yield from _check_counts(layout, store)
+        yield from _check_accounts(
+            store, is_whole=not any(each.level == "problem" for each in found)
+        )
 
 
-def _damages(layout: Layout, command: str) -> Iterator[Finding]:
+def _check_damage(layout: Layout, command: str) -> Iterator[Finding]:
     """Look for damage in every byte of the data files."""
     if layout.catalogue.exists() and (fault := find_catalogue_fault(layout)):
         yield problem("catalogue-damaged", f"{layout.catalogue} is damaged ({fault})", command)
@@ -138,10 +140,10 @@ def _damages(layout: Layout, command: str) -> Iterator[Finding]:
             f"data file {file.name} is missing: {file.rows} spans in it cannot be read",
             f"restore it in {layout.data}, or give it up with: {command}",
         )
-    yield from _quarantined(layout, command)
+    yield from _check_quarantine(layout, command)
 
 
-def _quarantined(layout: Layout, command: str) -> Iterator[Finding]:
+def _check_quarantine(layout: Layout, command: str) -> Iterator[Finding]:
     """Look at what was put aside."""
     aside = quarantine.notes(layout)
     for each in aside:
@@ -159,7 +161,7 @@ def _quarantined(layout: Layout, command: str) -> Iterator[Finding]:
         yield note("quarantine", text)
 
 
-def _counts(layout: Layout, store: Store) -> Iterator[Finding]:
+def _check_counts(layout: Layout, store: Store) -> Iterator[Finding]:
     try:
         (row,) = store.sql("SELECT count(*) AS n, count(end_ns) AS ended FROM spans")
     except LightningOtelError as exc:
@@ -178,7 +180,7 @@ def _counts(layout: Layout, store: Store) -> Iterator[Finding]:
         yield note("damaged-lines", f"damaged lines that were stepped over: {damaged}")
 
 
-def _accounting(store: Store, *, is_whole: bool) -> Iterator[Finding]:
+def _check_accounts(store: Store, *, is_whole: bool) -> Iterator[Finding]:
     """Look at spans that are not stored, and account for each."""
     try:
         found = store.accounting()

@@ -43,8 +43,8 @@ def as_theirs(span: Span, *, with_content: bool) -> Span:
         return span
     found: dict[str, Any] = {}
     if with_content:
-        found |= _flat(_PROMPT, messages_of(call.observation))
-        found |= _flat(_COMPLETION, messages_of(call.action))
+        found |= _flatten_messages(_PROMPT, messages_of(call.observation))
+        found |= _flatten_messages(_COMPLETION, messages_of(call.action))
         if len(call.prompt_ids) and len(call.response_ids):
             found[_PROMPT_IDS] = list(call.prompt_ids)
             found[_RESPONSE_IDS] = list(call.response_ids)
@@ -53,7 +53,7 @@ def as_theirs(span: Span, *, with_content: bool) -> Span:
     return replace(span, name=CALL_NAME, attributes={**attributes, **found})
 
 
-def _flat(prefix: str, messages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _flatten_messages(prefix: str, messages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Chat messages as flat attributes, as AgentOps writes them."""
     found: dict[str, Any] = {}
     for index, message in enumerate(messages):

@@ -53,7 +53,7 @@ class Client:
         self._timeout_s = timeout_s
         self._session = requests.Session()
         self._failures = requests.RequestException
-        self._sender = HttpSender(_endpoint(self._root, timeout_s))
+        self._sender = HttpSender(_make_endpoint(self._root, timeout_s))
 
     def check(self) -> None:
         """Ask whether it is there, and what it says it is.
@@ -61,7 +61,7 @@ class Client:
         Raises:
             StoreError: Nothing answers, or something else.
         """
-        found = self._ask("GET", "/health")
+        found = self._send_request("GET", "/health")
         if not isinstance(found, Mapping) or found.get("status") != "ok":
             raise StoreError(
                 f"{self.url} is no store of Agent Lightning's; start one: agl store --port 4747"
@@ -69,33 +69,33 @@ class Client:
 
     def rollouts(self) -> Iterator[Found]:
         """Every rollout there."""
-        yield from self._pages("/rollouts", {"sort_by": "start_time"})
+        yield from self._read_pages("/rollouts", {"sort_by": "start_time"})
 
     def attempts(self, rollout_id: str) -> list[Found]:
         """The attempts at a rollout, in order."""
         path = f"/rollouts/{quote(rollout_id, safe='')}/attempts"
-        return list(self._pages(path, {"sort_by": "sequence_id"}))
+        return list(self._read_pages(path, {"sort_by": "sequence_id"}))
 
     def spans(self, rollout_id: str, attempt_id: str | None = None) -> Iterator[Found]:
         """The spans of a rollout, or of one attempt at it, in order."""
         named = {} if attempt_id is None else {"attempt_id": attempt_id}
-        yield from self._pages("/spans", {"rollout_id": rollout_id, **named})
+        yield from self._read_pages("/spans", {"rollout_id": rollout_id, **named})
 
     def start(self, task: object, mode: str | None, our_id: str) -> Found:
         """Begin a rollout with its first attempt."""
         body = {"input": task, "mode": mode, "metadata": {OUR_ROLLOUT: our_id}}
-        return self._told(self._ask("POST", "/rollouts", body))
+        return self._check_answer(self._send_request("POST", "/rollouts", body))
 
     def start_attempt(self, rollout_id: str) -> Found:
         """Begin another attempt at a rollout."""
         path = f"/rollouts/{quote(rollout_id, safe='')}/attempts"
-        return self._told(self._ask("POST", path, {}))
+        return self._check_answer(self._send_request("POST", path, {}))
 
     def finish(self, rollout_id: str, attempt_id: str, status: str, our_id: str) -> None:
         """Say how an attempt ended; its rollout takes the status of its last one."""
         ids = f"{quote(rollout_id, safe='')}/attempts/{quote(attempt_id, safe='')}"
         body = {"status": status, "metadata": {OUR_ATTEMPT: our_id}}
-        self._ask("POST", f"/rollouts/{ids}", body)
+        self._send_request("POST", f"/rollouts/{ids}", body)
 
     def send(self, spans: list[Span], *, with_content: bool) -> None:
         """Hand spans over by OTLP; each names a rollout and an attempt that are there.
@@ -110,11 +110,11 @@ class Client:
                 "what it took is not sent twice"
             )
 
-    def _pages(self, path: str, query: Mapping[str, Any]) -> Iterator[Found]:
+    def _read_pages(self, path: str, query: Mapping[str, Any]) -> Iterator[Found]:
         offset = 0
         while True:
             asked = {"sort_order": "asc", **query, "limit": _PAGE, "offset": offset}
-            page = self._told(self._ask("GET", path, query=asked))
+            page = self._check_answer(self._send_request("GET", path, query=asked))
             items = page.get("items")
             if not isinstance(items, list):
                 raise ReceiveError(f"{self.url}{_API}{path} gave no items; is it version 0.3?")
@@ -123,14 +123,14 @@ class Client:
             if len(items) < _PAGE:
                 return
 
-    def _told(self, found: object) -> Found:
+    def _check_answer(self, found: object) -> Found:
         if not isinstance(found, Mapping):
             raise ReceiveError(
                 f"{self.url} gave {type(found).__name__} where an object is due; is it version 0.3?"
             )
         return found
 
-    def _ask(
+    def _send_request(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None
     ) -> object:
         try:
@@ -161,7 +161,7 @@ class Client:
             ) from exc
 
 
-def _endpoint(root: str, timeout_s: float) -> OtlpEndpoint:
+def _make_endpoint(root: str, timeout_s: float) -> OtlpEndpoint:
     """Its OTLP door: HTTP alone, whatever the environment says of another collector."""
     return config.OtlpEndpoint(
         url=root,

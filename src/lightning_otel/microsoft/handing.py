@@ -103,7 +103,7 @@ def hand_over(
     client = Client(url, timeout_s=timeout_s)
     client.check()
     with_content = config.content().is_exported if content is None else content
-    handing = _Handing(client, _status(opened), with_content=with_content)
+    handing = _Handing(client, _read_status(opened), with_content=with_content)
     for spans in batches(opened.source, wanted):
         members = group(readers.read(wanted.spans(spans)))
         for key, own in members.items():
@@ -111,7 +111,7 @@ def hand_over(
     return handing.done
 
 
-def _status(store: Store) -> dict[tuple[str, str], str]:
+def _read_status(store: Store) -> dict[tuple[str, str], str]:
     rows = store.sql("SELECT rollout_id, attempt_id, status FROM rollouts")
     return {(row["rollout_id"], row["attempt_id"]): row["status"] for row in rows}
 
@@ -142,14 +142,14 @@ class _Handing:
         if status == "running":
             done.running += 1
             return
-        place = self._place(key, spans)
+        place = self._find_place(key, spans)
         held: set[str] = set()
         if not place.is_new:
             there = self._client.spans(place.rollout_id, place.attempt_id)
             held = {span["span_id"] for span in there}
         fresh = [span for span in spans if span.span_id not in held]
         done.held += len(spans) - len(fresh)
-        for batch in self._batches(self._made(fresh, place)):
+        for batch in self._batch_spans(self._make_spans(fresh, place)):
             self._client.send(batch, with_content=done.with_content)
             done.spans += len(batch)
             done.rewards += sum(c.REWARD_VALUE in span.attributes for span in batch)
@@ -157,7 +157,7 @@ class _Handing:
             ended = "succeeded" if status == "succeeded" else "failed"
             self._client.finish(place.rollout_id, place.attempt_id, ended, key.attempt_id)
 
-    def _place(self, key: AttemptKey, spans: Iterable[Span]) -> _Place:
+    def _find_place(self, key: AttemptKey, spans: Iterable[Span]) -> _Place:
         if key.rollout_id in self._ran_there:
             attempts = self._client.attempts(key.rollout_id)
             for attempt in attempts:
@@ -169,7 +169,7 @@ class _Handing:
             )
         rollout_id = self._known.get(key.rollout_id)
         if rollout_id is None:
-            return self._started(key, spans)
+            return self._start_place(key, spans)
         free = None
         for attempt in self._client.attempts(rollout_id):
             our_id = (attempt.get("metadata") or {}).get(OUR_ATTEMPT)
@@ -183,12 +183,12 @@ class _Handing:
         begun = self._client.start_attempt(rollout_id)
         return _Place(rollout_id, begun["attempt"]["attempt_id"], is_new=True)
 
-    def _started(self, key: AttemptKey, spans: Iterable[Span]) -> _Place:
+    def _start_place(self, key: AttemptKey, spans: Iterable[Span]) -> _Place:
         facts = [span.attributes for span in spans]
         task = next((found[c.TASK] for found in facts if c.TASK in found), None)
         mode = next((found[c.MODE] for found in facts if c.MODE in found), None)
         begun = self._client.start(
-            _loaded(task) if self.done.with_content else None,
+            _parse_json(task) if self.done.with_content else None,
             mode if mode in get_args(Mode) else None,
             key.rollout_id,
         )
@@ -196,7 +196,7 @@ class _Handing:
         self.done.rollouts += 1
         return _Place(begun["rollout_id"], begun["attempt"]["attempt_id"], is_new=True)
 
-    def _made(self, spans: Iterable[Span], place: _Place) -> Iterator[Span]:
+    def _make_spans(self, spans: Iterable[Span], place: _Place) -> Iterator[Span]:
         """Spans as they are understood there, in order of their start: so they are counted."""
         stamps = {c.ROLLOUT_ID: place.rollout_id, c.ATTEMPT_ID: place.attempt_id}
         for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)):
@@ -204,8 +204,8 @@ class _Handing:
                 self.done.left_out[UNENDED] += 1
                 continue
             made = as_theirs(span, with_content=self.done.with_content)
-            attributes = {**_uncounted(made.attributes), **stamps}
-            resource = _uncounted(made.otel_resource)
+            attributes = {**_drop_number(made.attributes), **stamps}
+            resource = _drop_number(made.otel_resource)
             made = replace(made, attributes=attributes, otel_resource=resource)
             try:
                 encoded_span(made, with_content=False)
@@ -215,7 +215,7 @@ class _Handing:
             yield made
 
     @staticmethod
-    def _batches(spans: Iterable[Span]) -> Iterator[list[Span]]:
+    def _batch_spans(spans: Iterable[Span]) -> Iterator[list[Span]]:
         batch: list[Span] = []
         size_bytes = 0
         for span in spans:
@@ -229,12 +229,12 @@ class _Handing:
             yield batch
 
 
-def _uncounted(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_number(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Without the number of another store's: it counts the spans it takes by itself."""
     return {key: value for key, value in attributes.items() if key != c.SEQUENCE_ID}
 
 
-def _loaded(given: object) -> object:
+def _parse_json(given: object) -> object:
     if text({"task": given}, "task") is None:
         return given
     try:

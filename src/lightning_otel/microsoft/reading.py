@@ -79,15 +79,15 @@ def read_back(
     )
     done = ReadBack(client.url)
     for rollout in client.rollouts():
-        ids = {rollout["rollout_id"], _metadata(rollout).get(OUR_ROLLOUT)}
+        ids = {rollout["rollout_id"], _read_metadata(rollout).get(OUR_ROLLOUT)}
         if wanted is not None and not ids & wanted:
             continue
         done.rollouts += 1
         if rollout["status"] not in FINAL:
             done.running += 1
             continue
-        made = list(_spans(client, rollout, done))
-        held = _held(opened, made)
+        made = list(_read_spans(client, rollout, done))
+        held = _find_held(opened, made)
         fresh = [span for span in made if (span.trace_id, span.span_id) not in held]
         add_surely(opened, fresh)
         done.spans += len(fresh)
@@ -96,13 +96,13 @@ def read_back(
     return done
 
 
-def _spans(client: Client, rollout: Found, done: ReadBack) -> Iterator[Span]:
+def _read_spans(client: Client, rollout: Found, done: ReadBack) -> Iterator[Span]:
     """The spans of a rollout, named as here."""
     their_id = rollout["rollout_id"]
-    our_id = _metadata(rollout).get(OUR_ROLLOUT)
+    our_id = _read_metadata(rollout).get(OUR_ROLLOUT)
     attempts = client.attempts(their_id)
     names = {
-        attempt["attempt_id"]: _metadata(attempt).get(OUR_ATTEMPT) or attempt["attempt_id"]
+        attempt["attempt_id"]: _read_metadata(attempt).get(OUR_ATTEMPT) or attempt["attempt_id"]
         for attempt in attempts
     }
     if our_id is None:
@@ -144,7 +144,7 @@ def _rollout_span(rollout: Found, attempt: Found) -> Span:
     )
 
 
-def _held(store: Store, spans: Iterable[Span]) -> set[tuple[str, str]]:
+def _find_held(store: Store, spans: Iterable[Span]) -> set[tuple[str, str]]:
     """Return the ids of spans that the store has already."""
     rows = store.sql(
         "SELECT trace_id, span_id FROM spans WHERE span_id IN (SELECT unnest(?::VARCHAR[]))",
@@ -153,5 +153,5 @@ def _held(store: Store, spans: Iterable[Span]) -> set[tuple[str, str]]:
     return {(row["trace_id"], row["span_id"]) for row in rows}
 
 
-def _metadata(found: Found) -> Mapping[str, Any]:
+def _read_metadata(found: Found) -> Mapping[str, Any]:
     return found.get("metadata") or {}

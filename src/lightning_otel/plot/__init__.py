@@ -27,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _png(charts: Sequence[Chart]) -> bytes:
+def _draw_png(charts: Sequence[Chart]) -> bytes:
     try:
         from resvg_py import svg_to_bytes
     except ModuleNotFoundError as exc:
@@ -37,7 +37,7 @@ def _png(charts: Sequence[Chart]) -> bytes:
     return bytes(svg_to_bytes(svg_string=svg(charts), zoom=2, monospace_family="DejaVu Sans Mono"))
 
 
-_FORMS: Final[Mapping[str, Any]] = {".svg": svg, ".png": _png}
+_FORMS: Final[Mapping[str, Any]] = {".svg": svg, ".png": _draw_png}
 
 
 class Curves(tuple[Chart, ...]):

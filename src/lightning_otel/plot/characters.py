@@ -45,29 +45,31 @@ def chart_lines(chart: Chart, width: int = 80, *, is_ascii: bool = False) -> Ite
         is_ascii: Draw the curves and the frame without block characters.
     """
     width = max(NARROWEST, width)
-    return (one_line(line, width).rstrip() for line in _lines(chart, width, is_ascii=is_ascii))
+    return (
+        one_line(line, width).rstrip() for line in _chart_lines(chart, width, is_ascii=is_ascii)
+    )
 
 
-def _lines(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
+def _chart_lines(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
     is_one = len(chart.series) == 1
     if not chart.series:
         yield f"{one_line(chart.title)}: nothing to draw"
     else:
         count = sum(series.count for series in chart.series)
-        told = _course(chart.series[0]) if is_one else ""
+        told = _word_course(chart.series[0]) if is_one else ""
         yield f"{one_line(chart.title)}  {count_noun(count, 'value')}{told}"
-        yield from _plot(chart, width, is_ascii=is_ascii)
+        yield from _plot_lines(chart, width, is_ascii=is_ascii)
     for rank, series in enumerate(() if is_one else chart.series):
-        yield f" {_mark(rank)} {one_line(series.name, 40)}{_course(series)}"
+        yield f" {_series_mark(rank)} {one_line(series.name, 40)}{_word_course(series)}"
     for note in chart.notes:
         yield f"  {note}"
 
 
-def _mark(rank: int) -> str:
+def _series_mark(rank: int) -> str:
     return _MARKS[rank % len(_MARKS)]
 
 
-def _course(series: Series) -> str:
+def _word_course(series: Series) -> str:
     """Say from where to where the moving mean went, from the first one of enough values."""
     points = series.points
     first = next((each for each in points if each.mean_count >= series.window), points[-1])
@@ -77,14 +79,16 @@ def _course(series: Series) -> str:
     return f"  {window}{number(first.mean)} -> {number(points[-1].mean)}"
 
 
-def _plot(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
+def _plot_lines(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
     low, high = chart.bounds()
     marks = ticks(low, high, _HEIGHT // 2) or [low, high]
     names = labels(marks)
     gutter = max(map(len, names))
     across = max(8, width - gutter - 2)
-    named = {_row(share(value, low, high)): name for value, name in zip(marks, names, strict=True)}
-    heights = [_heights(series, chart, across) for series in chart.series]
+    named = {
+        _row_of(share(value, low, high)): name for value, name in zip(marks, names, strict=True)
+    }
+    heights = [_curve_heights(series, chart, across) for series in chart.series]
     is_filled = len(heights) == 1 and not is_ascii
     edge, tick, corner, line = "|++-" if is_ascii else "│┤└─"
     for row in range(_HEIGHT):
@@ -94,20 +98,20 @@ def _plot(chart: Chart, width: int, *, is_ascii: bool) -> Iterator[str]:
                 if is_filled:
                     level = round(height * (8 * _HEIGHT - 1)) - 8 * (_HEIGHT - 1 - row)
                     cells[column] = " " if level < 0 else _LEVELS[min(7, level)]
-                elif _row(height) == row:
-                    cells[column] = _mark(rank)
+                elif _row_of(height) == row:
+                    cells[column] = _series_mark(rank)
         name = named.get(row, "")
         yield f"{name:>{gutter}} {tick if name else edge}{''.join(cells)}"
     yield f"{'':>{gutter}} {corner}{line * across}"
-    yield f"{'':>{gutter + 2}}{_ends(chart, across)}"
+    yield f"{'':>{gutter + 2}}{_axis_ends(chart, across)}"
     yield f"{'':>{gutter + 2}}{axis_title(chart.axis)}"
 
 
-def _row(height: float) -> int:
+def _row_of(height: float) -> int:
     return min(_HEIGHT - 1, int((1 - height) * _HEIGHT))
 
 
-def _heights(series: Series, chart: Chart, width: int) -> Mapping[int, float]:
+def _curve_heights(series: Series, chart: Chart, width: int) -> Mapping[int, float]:
     """Return the height of the moving mean by column, 0 to 1, without a gap between points."""
     low, high = chart.bounds()
     start, end = chart.reach()
@@ -122,7 +126,7 @@ def _heights(series: Series, chart: Chart, width: int) -> Mapping[int, float]:
     return heights
 
 
-def _ends(chart: Chart, width: int) -> str:
+def _axis_ends(chart: Chart, width: int) -> str:
     """Return the first and the last place of the axis, at its ends."""
     points = [point.x for series in chart.series for point in series.points]
     places = sorted({min(points), max(points)})

@@ -205,13 +205,13 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 def labels(values: Sequence[float]) -> list[str]:
     """Return numbers as texts that are as short as can be and still differ."""
     for digits in range(3, 17):
-        found = [_digits(value, digits) for value in values]
+        found = [_round_digits(value, digits) for value in values]
         if len(set(found)) == len(set(values)):
             return found
     return [repr(value) for value in values]
 
 
-def _digits(value: float, digits: int) -> str:
+def _round_digits(value: float, digits: int) -> str:
     found = f"{value + 0.0:.{digits}g}"
     # Whole numbers as people write them, as far as they are short.
     return f"{value:.0f}" if "e" in found and value.is_integer() and abs(value) < 1e6 else found

@@ -69,34 +69,36 @@ class Progress(AbstractContextManager["Progress"]):
         value = metrics.get(self._metric)
         if value is not None and isfinite(value):
             self._values.append(float(value))
-        self._pending = self._line(step, total, metrics, now)
+        self._pending = self._format_line(step, total, metrics, now)
         wait = _REDRAWN_S if self._is_terminal else _LOGGED_S
         if self._written_s is None or now - self._written_s >= wait or step == total:
             self._written_s = now
-            self._flush()
+            self._flush_lines()
 
     def close(self) -> None:
         """Write what is pending and end the line."""
-        self._flush()
+        self._flush_lines()
         if self._is_open:
-            self._write("\n")
+            self._write_text("\n")
             self._is_open = False
 
-    def _flush(self) -> None:
+    def _flush_lines(self) -> None:
         if self._pending and self._is_terminal:
             room = max(20, get_terminal_size().columns - 1)
-            self._write(f"\r{one_line(self._pending, room)}{_CLEAR}")
+            self._write_text(f"\r{one_line(self._pending, room)}{_CLEAR}")
             self._is_open = True
         elif self._pending:
-            self._write(f"{self._pending}\n")
+            self._write_text(f"{self._pending}\n")
         self._pending = ""
 
-    def _write(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         encoding = self._stream.encoding or "utf-8"
         self._stream.write(text.encode(encoding, "replace").decode(encoding))
         self._stream.flush()
 
-    def _line(self, step: int, total: int | None, metrics: Mapping[str, float], now: float) -> str:
+    def _format_line(
+        self, step: int, total: int | None, metrics: Mapping[str, float], now: float
+    ) -> str:
         words = [f"step {step}" + (f"/{total}" if total else "")]
         if total:
             part = min(1.0, step / total)

@@ -102,7 +102,7 @@ def _charts_of_runs(
         )
     unknown = [name for name in names if name not in logged]
     if names and is_alone and len(unknown) == len(names):
-        raise ConfigError(_unknown(unknown, logged))
+        raise ConfigError(_explain_unknown(unknown, logged))
     if len(unknown) < len(names) and query.axis not in (None, "step"):
         raise ConfigError(
             f"{', '.join(names)} was logged by steps, and cannot be drawn by {query.axis}; "
@@ -113,12 +113,14 @@ def _charts_of_runs(
         names = [name for name in usual if name in logged and (is_of_runs or query.axis is None)]
         names = names or (logged if is_of_runs else ())
     known = [name for name in names if name in logged]
-    charts = [Chart(each, each, "step", (), (_unknown([each], logged),)) for each in unknown]
+    charts = [
+        Chart(each, each, "step", (), (_explain_unknown([each], logged),)) for each in unknown
+    ]
     if known:
         charts += runs.read_charts(state, known, runs=wanted, window=query.window)
     return charts
 
 
-def _unknown(names: Sequence[str], logged: Sequence[str]) -> str:
+def _explain_unknown(names: Sequence[str], logged: Sequence[str]) -> str:
     known = dict.fromkeys([*rollouts.METRICS, *logged])
     return f"no metric {', '.join(map(repr, names))}; there are {', '.join(known)}"

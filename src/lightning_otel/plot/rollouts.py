@@ -78,13 +78,13 @@ def read_charts(
     Raises:
         StoreMissingError: There is no store.
     """
-    text, parameters = _query(metrics, selection)
+    text, parameters = _make_query(metrics, selection)
     (row,) = overview(store.source, text, parameters)
     columns = {name: values or [] for name, values in row.items()}
     charts = []
     for name in metrics:
         rows = [
-            _Row(start_ns, version or "", _number(value))
+            _Row(start_ns, version or "", _read_number(value))
             for start_ns, version, value in zip(
                 columns["start_ns"], columns["version"], columns[name], strict=True
             )
@@ -111,11 +111,11 @@ class _Row(NamedTuple):
     value: float | None
 
 
-def _number(value: Any) -> float | None:
+def _read_number(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _query(metrics: Sequence[str], selection: Selection) -> tuple[str, list[object]]:
+def _make_query(metrics: Sequence[str], selection: Selection) -> tuple[str, list[object]]:
     """Return SQL whose one row has a list a column, of all rollouts in the order they began."""
     bounds = [
         ("start_ns >= ?", selection.since_ns),
@@ -194,7 +194,7 @@ def _draw_lines(
         return series, [told] if is_told else []
     merged = len(named) - len(own)
     others = [count_noun(merged, "earlier version")] if merged else []
-    others += _unstamped(counts[""])
+    others += _word_unstamped(counts[""])
     return series, [f"{OTHERS}: {' and '.join(others)}"] if others else []
 
 
@@ -220,7 +220,7 @@ def _compare_versions(
         held = values.setdefault(row.version, [])
         if row.value is not None:
             held.append(row.value)
-    notes = list(_unstamped(sum(not row.version for row in rows)))
+    notes = list(_word_unstamped(sum(not row.version for row in rows)))
     named = [(version, held) for version, held in values.items() if version and held]
     drawn = list(enumerate(named, 1))[-MOST_VERSIONS:]
     if len(named) > len(drawn):
@@ -233,7 +233,7 @@ def _compare_versions(
     return [Series("", points)] if points else [], notes
 
 
-def _unstamped(count: int) -> Iterable[str]:
+def _word_unstamped(count: int) -> Iterable[str]:
     return [f"{count_noun(count, 'rollout')} without a resource version"] if count else []
 
 

@@ -50,10 +50,12 @@ def read_charts(
     with state.read() as connection:
         if not sa.inspect(connection).has_table(METRICS.name):
             return [Chart(name, name, "step", ()) for name in metrics]
-        return [_chart(connection, name, runs, window) for name in metrics]
+        return [_make_chart(connection, name, runs, window) for name in metrics]
 
 
-def _chart(connection: "Connection", name: str, runs: Sequence[str], window: int | None) -> Chart:
+def _make_chart(
+    connection: "Connection", name: str, runs: Sequence[str], window: int | None
+) -> Chart:
     # SQLite keeps NaN as NULL; PostgreSQL has it above every number.
     is_number = METRICS.c.value.between(-sys.float_info.max, sys.float_info.max)
     of_metric = sa.and_(METRICS.c.name == name, _is_named(runs))

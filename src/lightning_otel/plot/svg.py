@@ -57,32 +57,32 @@ def svg(charts: Sequence[Chart], *, is_styled: bool = True) -> str:
         charts: None is a picture that says so.
         is_styled: Bring the colours; without, the page has them for ``svg.curve``.
     """
-    heights = [_height(chart) for chart in charts]
+    heights = [_chart_height(chart) for chart in charts]
     height = sum(heights) or 60
     style = (' style="max-width:100%;height:auto"', f"<style>{_STYLE}</style>")
     style = style if is_styled else ("", "")
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="curve" role="img" width="{_WIDTH}" '
         f'height="{height}" viewBox="0 0 {_WIDTH} {height}"{style[0]}>'
-        f"{style[1]}<title>{safe(_title(charts), 200)}</title>"
+        f"{style[1]}<title>{safe(_title_of(charts), 200)}</title>"
         f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="6"/>'
     ]
     if not charts:
-        parts.append(_text(14, 34, "nothing to draw", "dim"))
+        parts.append(_draw_text(14, 34, "nothing to draw", "dim"))
     top = 0
     for chart, own in zip(charts, heights, strict=True):
-        parts += [f'<g transform="translate(0 {top})">', *_chart(chart), "</g>"]
+        parts += [f'<g transform="translate(0 {top})">', *_draw_chart(chart), "</g>"]
         top += own
     return "".join([*parts, "</svg>"])
 
 
-def _title(charts: Sequence[Chart]) -> str:
+def _title_of(charts: Sequence[Chart]) -> str:
     return ", ".join(chart.title for chart in charts) or "nothing to draw"
 
 
-def _height(chart: Chart) -> int:
+def _chart_height(chart: Chart) -> int:
     plot = _PLOT + 52 if chart.series else 4
-    return _TOP + plot + _LINE * (len(_legend(chart)) + len(chart.notes))
+    return _TOP + plot + _LINE * (len(_legend_lines(chart)) + len(chart.notes))
 
 
 class _Place(NamedTuple):
@@ -100,31 +100,31 @@ class _Place(NamedTuple):
         return _TOP + (1 - share(value, self.low, self.high)) * _PLOT
 
 
-def _chart(chart: Chart) -> Iterator[str]:
-    yield _text(14, 24, chart.title, "big", 100)
+def _draw_chart(chart: Chart) -> Iterator[str]:
+    yield _draw_text(14, 24, chart.title, "big", 100)
     count = sum(series.count for series in chart.series)
-    told = f"{count_noun(count, 'value')}{_meaning(chart)}" if count else "no values"
-    yield _text(14, 42, told, "dim", 110)
+    told = f"{count_noun(count, 'value')}{_word_meaning(chart)}" if count else "no values"
+    yield _draw_text(14, 42, told, "dim", 110)
     foot = _TOP
     if chart.series:
         place = _Place(*chart.reach(), *chart.bounds())
-        yield from _scales(chart, place)
+        yield from _draw_scales(chart, place)
         few = sum(len(series.points) for series in chart.series) <= _TOLD
         for rank, series in enumerate(chart.series):
-            yield from _curve(chart, series, f"s{rank % COLOURS}", place, is_told=few)
+            yield from _draw_curve(chart, series, f"s{rank % COLOURS}", place, is_told=few)
         foot = _TOP + _PLOT + 52
-    for rank, words in enumerate(_legend(chart)):
+    for rank, words in enumerate(_legend_lines(chart)):
         style = f"s{rank % COLOURS}"
         yield f'<path class="mean {style}" d="M{_LEFT} {foot + 4}h{_SAMPLE}"/>'
         yield f'<circle class="dot {style}" cx="{_LEFT + _SAMPLE / 2}" cy="{foot + 4}" r="4"/>'
-        yield _text(_LEFT + _SAMPLE + 8, foot + 8, words, "", 84)
+        yield _draw_text(_LEFT + _SAMPLE + 8, foot + 8, words, "", 84)
         foot += _LINE
     for note in chart.notes:
-        yield _text(_LEFT, foot + 8, note, "dim", 92)
+        yield _draw_text(_LEFT, foot + 8, note, "dim", 92)
         foot += _LINE
 
 
-def _meaning(chart: Chart) -> str:
+def _word_meaning(chart: Chart) -> str:
     if chart.axis == "version":
         return " · mean of each version, with its standard error"
     windows = {series.window for series in chart.series} - {1}
@@ -135,29 +135,29 @@ def _meaning(chart: Chart) -> str:
     return (" · line: moving mean" if len(windows) > 1 else mean) + dots
 
 
-def _legend(chart: Chart) -> list[str]:
+def _legend_lines(chart: Chart) -> list[str]:
     if len(chart.series) < 2:
         return []
     return [f"{each.name} · {each.count:,} values" for each in chart.series]
 
 
-def _scales(chart: Chart, place: _Place) -> Iterator[str]:
+def _draw_scales(chart: Chart, place: _Place) -> Iterator[str]:
     marks = ticks(place.low, place.high, 6) or [place.low, place.high]
     right, bottom = _WIDTH - _RIGHT, _TOP + _PLOT
     for value, name in zip(marks, labels(marks), strict=True):
         y = place.y(value)
         yield f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>'
-        yield _text(_LEFT - 6, y + 4, name, "dim", 12, anchor="end")
+        yield _draw_text(_LEFT - 6, y + 4, name, "dim", 12, anchor="end")
     yield f'<path class="grid" d="M{_LEFT} {_TOP}V{bottom}H{right}"/>'
-    places = _along(chart, place)
+    places = _label_places(chart, place)
     for x, name in zip(places, axis_labels(chart, places), strict=True):
         yield f'<path class="grid" d="M{place.x(x):.1f} {bottom}v5"/>'
-        yield _text(place.x(x), bottom + 18, name, "dim", 14, anchor="middle")
+        yield _draw_text(place.x(x), bottom + 18, name, "dim", 14, anchor="middle")
     middle = (_LEFT + right) / 2
-    yield _text(middle, bottom + 36, axis_title(chart.axis), "dim", 60, anchor="middle")
+    yield _draw_text(middle, bottom + 36, axis_title(chart.axis), "dim", 60, anchor="middle")
 
 
-def _along(chart: Chart, place: _Place) -> list[float]:
+def _label_places(chart: Chart, place: _Place) -> list[float]:
     """Return the places of the axis that are labelled."""
     points = sorted({point.x for series in chart.series for point in series.points})
     if chart.axis == "version" or len(points) <= 6:
@@ -167,7 +167,7 @@ def _along(chart: Chart, place: _Place) -> list[float]:
     return [mark for mark in ticks(place.start, place.end, 7) if float(mark).is_integer()]
 
 
-def _curve(
+def _draw_curve(
     chart: Chart, series: Series, style: str, place: _Place, *, is_told: bool
 ) -> Iterator[str]:
     points = series.points
@@ -183,13 +183,17 @@ def _curve(
         if point.error is not None:
             top, end = place.y(point.value + point.error), place.y(point.value - point.error)
             yield f'<path class="whisker {style}" d="M{x:.1f} {top:.1f}V{end:.1f}"/>'
-        told = f"<title>{safe(_told(chart, series, point, name), 200)}</title>" if is_told else ""
+        told = (
+            f"<title>{safe(_tooltip_text(chart, series, point, name), 200)}</title>"
+            if is_told
+            else ""
+        )
         yield f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">{told}</circle>'
     line = "L".join(f"{place.x(each.x):.1f} {place.y(each.mean):.1f}" for each in points)
     yield f'<path class="mean {style}" d="M{line}"/>'
 
 
-def _told(chart: Chart, series: Series, point: Point, where: str) -> str:
+def _tooltip_text(chart: Chart, series: Series, point: Point, where: str) -> str:
     """Return the text that is shown where the pointer rests."""
     name = f"{series.name} · " if series.name else ""
     values = f"mean of {point.count:,}" if point.count > 1 else "1 value"
@@ -200,7 +204,7 @@ def _told(chart: Chart, series: Series, point: Point, where: str) -> str:
     return f"{name}{chart.axis} {where} · {number(point.value)}{error} ({values}){moving}"
 
 
-def _text(
+def _draw_text(
     x: float, y: float, text: str, style: str = "", cells: int = 100, *, anchor: str = "start"
 ) -> str:
     placed = "" if anchor == "start" else f' text-anchor="{anchor}"'

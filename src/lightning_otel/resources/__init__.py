@@ -92,7 +92,7 @@ class Resources:
         found_kind, text = bodies.checked_body(name, body, kind)
         measured = bodies.checked_metrics(metrics or {})
         bodies.check_alias(alias or LIVE, weight)
-        with self._changing() as connection:
+        with self._begin_change() as connection:
             newest = tables.newest_of(connection, name)
             if newest is not None and newest.kind != found_kind:
                 raise ConfigError(
@@ -117,7 +117,7 @@ class Resources:
                     created_ns=self.state.now_ns(),
                 )
             if alias is not None:
-                self._point(connection, name, alias, newest.version, weight)
+                self._move_alias(connection, name, alias, newest.version, weight)
         return newest
 
     def get(self, name: str, version: int | str = LIVE) -> Resource:
@@ -129,7 +129,7 @@ class Resources:
         known = self._known.get((name, version)) if isinstance(version, int) else None
         if known is not None:
             return known
-        with self._reading() as connection:
+        with self._begin_read() as connection:
             if isinstance(version, int):
                 found = tables.version_of(connection, name, version)
                 return self._known.setdefault((name, version), found)
@@ -150,18 +150,18 @@ class Resources:
         Raises:
             NotFoundError: There is none.
         """
-        with self._reading() as connection:
+        with self._begin_read() as connection:
             return tables.versions_of(connection, name)
 
     def names(self) -> list[str]:
         """The names there are versions of."""
-        with self._reading() as connection:
+        with self._begin_read() as connection:
             found = connection.scalars(sa.select(tables.VERSIONS.c.name).distinct())
             return sorted(found)
 
     def aliases(self, name: str) -> dict[str, int]:
         """The version that each alias of a name means."""
-        with self._reading() as connection:
+        with self._begin_read() as connection:
             rows = connection.execute(
                 sa.select(tables.ALIASES).where(tables.ALIASES.c.name == name)
             )
@@ -169,12 +169,12 @@ class Resources:
 
     def canary_weight(self, name: str) -> float:
         """The share that is given the canary, 0 to 1; 0 where there is none."""
-        with self._reading() as connection:
+        with self._begin_read() as connection:
             return tables.canary_weight(connection, name)
 
     def last_move(self, name: str) -> int:
         """The number of the change by which an alias of a name moved last; 0 if none did."""
-        with self._reading() as connection:
+        with self._begin_read() as connection:
             return tables.last_move(connection, name)
 
     def set_alias(
@@ -202,7 +202,7 @@ class Resources:
             NotFoundError: There is no such version.
         """
         bodies.check_alias(alias, weight)
-        with self._changing() as connection:
+        with self._begin_change() as connection:
             tables.check_last_move(connection, name, last_move)
             if version is not None:
                 tables.version_of(connection, name, version)
@@ -210,7 +210,7 @@ class Resources:
                 raise tables.unknown(name)
             elif alias == CANARY and tables.aliased(connection, name, CANARY) is not None:
                 tables.withdraw(connection, name, "", None, self.state.now_ns())
-            self._point(connection, name, alias, version, weight)
+            self._move_alias(connection, name, alias, version, weight)
 
     def promote(self, name: str, *, last_move: int | None = None) -> Resource:
         """Make the canary live for all.
@@ -223,15 +223,15 @@ class Resources:
             ChangedError: An alias moved since.
             NotFoundError: There is no canary.
         """
-        with self._changing() as connection:
+        with self._begin_change() as connection:
             tables.check_last_move(connection, name, last_move)
             version = tables.aliased(connection, name, CANARY)
             if version is None:
                 raise NotFoundError(
                     f"{name} has no canary; lightning-otel resources alias {name} live VERSION"
                 )
-            self._point(connection, name, LIVE, version, None)
-            self._point(connection, name, CANARY, None, None)
+            self._move_alias(connection, name, LIVE, version, None)
+            self._move_alias(connection, name, CANARY, None, None)
             return tables.version_of(connection, name, version)
 
     def withdraw(self, name: str, reason: str = "", *, version: int | None = None) -> Resource:
@@ -247,15 +247,15 @@ class Resources:
         Raises:
             NotFoundError: There is no canary, or it is another version by now.
         """
-        with self._changing() as connection:
+        with self._begin_change() as connection:
             now_ns = self.state.now_ns()
             taken = tables.withdraw(connection, name, reason, version, now_ns)
-            self._point(connection, name, CANARY, None, None)
+            self._move_alias(connection, name, CANARY, None, None)
             return taken
 
     def withdrawals(self, name: str) -> list[Withdrawal]:
         """The canaries that were withdrawn, with the reason, the oldest first."""
-        with self._reading() as connection:
+        with self._begin_read() as connection:
             return tables.withdrawals(connection, name)
 
     def rollback(self, name: str, *, last_move: int | None = None) -> Resource:
@@ -270,15 +270,15 @@ class Resources:
             ConfigError: Nothing was.
             NotFoundError: There is no such resource.
         """
-        with self._changing() as connection:
+        with self._begin_change() as connection:
             tables.check_last_move(connection, name, last_move)
             version = tables.take_step_back(connection, name)
-            self._point(connection, name, LIVE, version, None, is_step=False)
+            self._move_alias(connection, name, LIVE, version, None, is_step=False)
             return tables.version_of(connection, name, version)
 
     def previous(self, name: str) -> int | None:
         """The version that :meth:`rollback` would make live; None if nothing was live before."""
-        with self._reading() as connection:
+        with self._begin_read() as connection:
             is_live = tables.aliased(connection, name, LIVE) is not None
             before = tables.steps_of(connection, name)[is_live:]
         return before[0].version if before else None
@@ -362,7 +362,7 @@ class Resources:
         return standings
 
     @contextlib.contextmanager
-    def _changing(self) -> "Iterator[Connection]":
+    def _begin_change(self) -> "Iterator[Connection]":
         self.state.ensure(*tables.ALL)
         with self.state.change() as connection:
             be_alone(connection, tables.LOCK)
@@ -370,12 +370,12 @@ class Resources:
         watching.note_change()
 
     @contextlib.contextmanager
-    def _reading(self) -> "Iterator[Connection]":
+    def _begin_read(self) -> "Iterator[Connection]":
         self.state.ensure(*tables.ALL)
         with self.state.read() as connection:
             yield connection
 
-    def _point(
+    def _move_alias(
         self,
         connection: "Connection",
         name: str,

@@ -66,8 +66,8 @@ def checked_body(name: str, given: object, kind: ResourceKind | None) -> tuple[R
     Raises:
         ConfigError: It is nothing of the kind.
     """
-    body = _body(name, given)
-    found = kind or _kind(name, body)
+    body = _check_mapping(name, given)
+    found = kind or _check_kind(name, body)
     if found not in get_args(ResourceKind):
         raise ConfigError(f"no kind {found!r}; there are {', '.join(get_args(ResourceKind))}")
     for key in body.keys() - set(_KEYS[found]):
@@ -75,7 +75,9 @@ def checked_body(name: str, given: object, kind: ResourceKind | None) -> tuple[R
             f"{name} has {key!r}, which {found} does not have; it has {', '.join(_KEYS[found])}"
             + ("; keys of a server stay with the agent" if "key" in str(key).lower() else "")
         )
-    whole = {"prompt": _prompt, "endpoint": _endpoint, "weights": _weights}[found](name, body)
+    whole = {"prompt": _check_prompt, "endpoint": _check_endpoint, "weights": _check_weights}[
+        found
+    ](name, body)
     try:
         text = json.dumps(
             whole, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
@@ -108,7 +110,7 @@ def checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def _body(name: str, given: object) -> dict[str, Any]:
+def _check_mapping(name: str, given: object) -> dict[str, Any]:
     if isinstance(given, Prompt):
         return {"template": given.template, "examples": list(given.examples)}
     if isinstance(given, str):
@@ -125,7 +127,7 @@ def _body(name: str, given: object) -> dict[str, Any]:
     )
 
 
-def _kind(name: str, body: Mapping[str, Any]) -> ResourceKind:
+def _check_kind(name: str, body: Mapping[str, Any]) -> ResourceKind:
     for kind, keys in _KEYS.items():
         if body.keys() & set(keys):
             return kind  # type: ignore[return-value]  # a key of the table is a kind
@@ -133,16 +135,16 @@ def _kind(name: str, body: Mapping[str, Any]) -> ResourceKind:
     raise ConfigError(f"{name} has none of a resource's keys; there are {known}")
 
 
-def _prompt(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def _check_prompt(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
     template, examples = body.get("template"), body.get("examples") or []
     if not isinstance(template, str) or not template.strip():
         raise ConfigError(f"the prompt {name} has no text; publish some")
     if not isinstance(examples, Sequence) or isinstance(examples, str):
         raise ConfigError(f"the examples of {name} are no list; write a list of chat messages")
-    return {"template": template, "examples": [_example(name, each) for each in examples]}
+    return {"template": template, "examples": [_check_example(name, each) for each in examples]}
 
 
-def _example(name: str, given: object) -> dict[str, Any]:
+def _check_example(name: str, given: object) -> dict[str, Any]:
     if not isinstance(given, Mapping) or given.get("role") not in _ROLES:
         raise ConfigError(
             f"an example of {name} is no message of {', '.join(_ROLES)}: {str(given)[:80]!r}; "
@@ -154,7 +156,7 @@ def _example(name: str, given: object) -> dict[str, Any]:
     return dict(given)
 
 
-def _endpoint(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def _check_endpoint(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
     url, model = body.get("base_url"), body.get("model")
     sampling = body.get("sampling") or {}
     if not (url or model or sampling):
@@ -165,7 +167,7 @@ def _endpoint(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"the model of {name} is {model!r}; write the name its server knows")
     if not isinstance(sampling, Mapping):
         raise ConfigError(f"the sampling of {name} is {sampling!r}; write {{'temperature': …}}")
-    found = {"base_url": url, "model": model, "sampling": _sampling(name, sampling)}
+    found = {"base_url": url, "model": model, "sampling": _check_sampling(name, sampling)}
     return {key: value for key, value in found.items() if value}
 
 
@@ -185,7 +187,7 @@ _RANGES: Final = {
 _OTHERS: Final = ("stop", "reasoning_effort", "logit_bias")
 
 
-def _sampling(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _check_sampling(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling as a request has it; what else a request has is the agent's and stays so."""
     for key, value in given.items():
         if key in _OTHERS:
@@ -212,7 +214,7 @@ def _is_web(url: object) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and is_plain
 
 
-def _weights(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def _check_weights(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
     uri, base = body.get("uri"), body.get("base_model")
     if not isinstance(uri, str) or not uri.strip():
         raise ConfigError(f"the weights {name} have the uri {uri!r}; write a path or an address")

@@ -166,8 +166,8 @@ def compared(
 
     left_out: Counter[str] = Counter()
     lonely: Counter[str] = Counter()
-    scored = _scored(name, (a, b), steps, rollout_rewards(store.source), left_out)
-    pairs = [] if is_paired is False else _pairs(scored, a, b, lonely)
+    scored = _score_rollouts(name, (a, b), steps, rollout_rewards(store.source), left_out)
+    pairs = [] if is_paired is False else _pair_tasks(scored, a, b, lonely)
     if is_paired is None:
         is_paired = _are_most_paired(scored, pairs, a, b)
     if is_paired:
@@ -184,7 +184,7 @@ def compared(
         used = len(sides[0]), len(sides[1])
         rewards = [*sides[0], *sides[1]]
     if not differences:
-        _refuse(name, a, b, left_out, is_paired=is_paired)
+        _refuse_comparison(name, a, b, left_out, is_paired=is_paired)
     mean_a, mean_b = map(statistics.fmean, sides)
     evidence = weigh(differences, rewards)
     return Comparison(
@@ -205,7 +205,7 @@ def compared(
     )
 
 
-def _scored(
+def _score_rollouts(
     name: str,
     versions: tuple[int, int],
     steps: Iterable[Transition],
@@ -247,7 +247,7 @@ def version_in(name: str, step: Transition) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _pairs(scored: Iterable[Scored], a: int, b: int, left_out: Counter[str]) -> list[Pair]:
+def _pair_tasks(scored: Iterable[Scored], a: int, b: int, left_out: Counter[str]) -> list[Pair]:
     """The tasks that were done with both versions."""
     groups: dict[str, tuple[list[Scored], list[Scored]]] = {}
     for each in scored:
@@ -259,10 +259,10 @@ def _pairs(scored: Iterable[Scored], a: int, b: int, left_out: Counter[str]) -> 
         len(of_a) + len(of_b) for of_a, of_b in groups.values() if not of_a or not of_b
     ):
         left_out[ONE_SIDED] = lonely
-    return [_pair(group, *sides) for group, sides in groups.items() if all(sides)]
+    return [_make_pair(group, *sides) for group, sides in groups.items() if all(sides)]
 
 
-def _pair(group_id: str, of_a: Sequence[Scored], of_b: Sequence[Scored]) -> Pair:
+def _make_pair(group_id: str, of_a: Sequence[Scored], of_b: Sequence[Scored]) -> Pair:
     return Pair(
         group_id,
         tuple(each.rollout_id for each in of_a),
@@ -303,7 +303,9 @@ def deal_rewards(of_a: Sequence[float], of_b: Sequence[float]) -> list[float]:
     ]
 
 
-def _refuse(name: str, a: int, b: int, left_out: Mapping[str, int], *, is_paired: bool) -> NoReturn:
+def _refuse_comparison(
+    name: str, a: int, b: int, left_out: Mapping[str, int], *, is_paired: bool
+) -> NoReturn:
     what = "no task was done with both" if is_paired else "no rollout of one of them has a reward"
     reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
     raise ConfigError(

@@ -45,12 +45,12 @@ class Evidence:
     @property
     def is_above(self) -> bool:
         """True if the mean is above 0 with confidence."""
-        return _capital(self.counts, 0.0) >= _ENOUGH
+        return _log_capital(self.counts, 0.0) >= _ENOUGH
 
     @property
     def is_below(self) -> bool:
         """True if it is below."""
-        return _capital(_mirror(self.counts), 0.0) >= _ENOUGH
+        return _log_capital(_mirror_counts(self.counts), 0.0) >= _ENOUGH
 
     @property
     def low(self) -> float:
@@ -60,7 +60,7 @@ class Evidence:
     @property
     def high(self) -> float:
         """The upper end."""
-        return -_lower_end(_mirror(self.counts)) * self.width
+        return -_lower_end(_mirror_counts(self.counts)) * self.width
 
     @property
     def missing(self) -> int | None:
@@ -72,7 +72,8 @@ class Evidence:
             return 0
         total = sum(self.counts.values())
         growths = (
-            _growth(counts, bet, 0.0) for counts in (self.counts, _mirror(self.counts))
+            _capital_growth(counts, bet, 0.0)
+            for counts in (self.counts, _mirror_counts(self.counts))
             for bet in _BETS
         )  # fmt: skip
         fastest = max(growths) / total
@@ -107,7 +108,7 @@ def weigh(differences: Iterable[float], rewards: Sequence[float]) -> Evidence:
     return Evidence(Counter(each / width for each in differences), width)
 
 
-def _mirror(counts: Mapping[float, int]) -> dict[float, int]:
+def _mirror_counts(counts: Mapping[float, int]) -> dict[float, int]:
     return {-value: count for value, count in counts.items()}
 
 
@@ -117,20 +118,20 @@ def _lower_end(counts: Mapping[float, int]) -> float:
     high = max(low, sum(value * count for value, count in counts.items()) / sum(counts.values()))
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        if _capital(counts, middle) >= _ENOUGH:
+        if _log_capital(counts, middle) >= _ENOUGH:
             low = middle
         else:
             high = middle
     return low
 
 
-def _capital(counts: Mapping[float, int], mean: float) -> float:
+def _log_capital(counts: Mapping[float, int], mean: float) -> float:
     """The logarithm of what bets above a supposed mean have come to; it falls with that mean."""
-    logs = [_growth(counts, bet, mean) for bet in _BETS]
+    logs = [_capital_growth(counts, bet, mean) for bet in _BETS]
     most = max(logs)
     return most + math.log(statistics.fmean(math.exp(each - most) for each in logs))
 
 
-def _growth(counts: Mapping[float, int], bet: float, mean: float) -> float:
+def _capital_growth(counts: Mapping[float, int], bet: float, mean: float) -> float:
     stake = bet / (1 + max(mean, 0.0))
     return sum(count * math.log1p(stake * (value - mean)) for value, count in counts.items())

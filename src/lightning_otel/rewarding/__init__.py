@@ -126,7 +126,7 @@ def apply_rewards(
     judge = RewardFunction.of(function, version)
     done = _Application(opened, judge, Asked.of(keywords), is_dry_run=is_dry_run)
     seen = set()
-    for key, trajectories in _attempts(opened, keywords):
+    for key, trajectories in _read_attempts(opened, keywords):
         seen.add(key)
         done.attempt(key, trajectories, told)
         if progress is not None:
@@ -135,7 +135,7 @@ def apply_rewards(
     return done.applied
 
 
-def _attempts(
+def _read_attempts(
     store: Store, keywords: Keywords
 ) -> Iterator[tuple[tuple[str, str], tuple[Trajectory, ...]]]:
     """The trajectories of each attempt with its rollout and attempt ids."""
@@ -153,7 +153,7 @@ class _Application:
         self._store = store
         self._judge = judge
         self._is_dry_run = is_dry_run
-        self._rollouts, self._held = _known(store, judge)
+        self._rollouts, self._held = _read_known(store, judge)
         self.applied = Applied(judge.name, judge.version)
         wanted = asked.wanted
         self._wants_all = wanted.wants_all and wanted.received
@@ -188,24 +188,24 @@ class _Application:
             self.applied.running += 1
             return
         given: list[Span] = []
-        for case in self._cases(rollout, key[1], trajectories):
-            identity = _identity(self._judge, case)
+        for case in self._make_cases(rollout, key[1], trajectories):
+            identity = _case_id(self._judge, case)
             if identity in self._held:
                 self.applied.held += 1
                 self.applied.changed += self._held[identity] not in ("", self._judge.source)
                 continue
-            judgement = self._judged(case)
+            judgement = self._judge_case(case)
             if judgement.values:
-                given.append(_span(self._judge, case, judgement.values, identity))
+                given.append(_make_span(self._judge, case, judgement.values, identity))
             if told is not None:
                 told(judgement)
         if given and not self._is_dry_run:
             add_surely(self._store, given)
 
-    def _cases(
+    def _make_cases(
         self, rollout: Rollout, attempt_id: str, trajectories: tuple[Trajectory, ...]
     ) -> Iterator[Case]:
-        rewards = _rewards(trajectories)
+        rewards = _sum_rewards(trajectories)
         mode = trajectories[0].transitions[0].mode
         if mode in get_args(Mode):
             rollout = replace(rollout, mode=mode)  # type: ignore[arg-type]  # it is one of them
@@ -213,7 +213,7 @@ class _Application:
         for each in trajectories if self._judge.judges_each_trajectory else (last,):
             yield Case(rollout, attempt_id, trajectories, rewards, each)
 
-    def _judged(self, case: Case) -> Judgement:
+    def _judge_case(self, case: Case) -> Judgement:
         found = self._judge.judge(case)
         agent = case.trajectory.agent
         if isinstance(found, Failure):
@@ -227,7 +227,7 @@ class _Application:
         return Judgement(case.rollout.rollout_id, case.attempt_id, agent, found)
 
 
-def _known(
+def _read_known(
     store: Store, judge: RewardFunction
 ) -> tuple[dict[tuple[str, str], Rollout], dict[str, str]]:
     """Each attempt's rollout, as far as spans tell of it; and the rewards the function gave before.
@@ -238,11 +238,11 @@ def _known(
     con = store.source.connect(("spans", "rollouts"), (*NARROW_COLUMNS, "attributes"))
     rows = con.execute(_ROLLOUTS).fetchall()
     given = con.execute(_HELD, [judge.name]).fetchall()
-    rollouts = {(row[0], row[1]): _rollout(*row) for row in rows}
+    rollouts = {(row[0], row[1]): _make_rollout(*row) for row in rows}
     return rollouts, {span_id: source or "" for span_id, source in given}
 
 
-def _rollout(
+def _make_rollout(
     rollout_id: str,
     attempt_id: str,
     status: Any,
@@ -255,7 +255,7 @@ def _rollout(
     broke_off = status == "incomplete"
     return Rollout(
         rollout_id=rollout_id,
-        task=_loaded(task),
+        task=_parse_json(task),
         status="failed" if broke_off else status,
         reason=INCOMPLETE_ROLLOUT if broke_off else "",
         agent=agents,
@@ -266,14 +266,14 @@ def _rollout(
     )
 
 
-def _loaded(text: str | None) -> object:
+def _parse_json(text: str | None) -> object:
     try:
         return None if text is None else json.loads(text)
     except ValueError:  # of others, who write no JSON there
         return text
 
 
-def _rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+def _sum_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     steps = {id(step): step for path in trajectories for step in path.transitions}
     found: dict[str, float] = {}
     for step in steps.values():
@@ -282,14 +282,16 @@ def _rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     return found
 
 
-def _identity(judge: RewardFunction, case: Case) -> str:
+def _case_id(judge: RewardFunction, case: Case) -> str:
     """The span id of what a function says of a case: it is the same each time it is asked."""
     where = (case.trajectory.agent, case.trajectory.branch) if judge.judges_each_trajectory else ()
     told = (judge.name, judge.version, case.rollout.rollout_id, case.attempt_id, *where)
     return derived_id(json.dumps(told))
 
 
-def _span(judge: RewardFunction, case: Case, values: Mapping[str, float], identity: str) -> Span:
+def _make_span(
+    judge: RewardFunction, case: Case, values: Mapping[str, float], identity: str
+) -> Span:
     link = case.trajectory.transitions[-1].span_id if judge.judges_each_trajectory else None
     made = reward_span(values, rollout_id=case.rollout.rollout_id, span_id=link)
     found = {

@@ -46,9 +46,9 @@ def reward_from_feedback(
     Raises:
         ConfigError: Nothing was said, or something that cannot be.
     """
-    quality = _number("quality_score", quality_score, _QUALITY)
-    stars = _number("rating", rating, _RATING)
-    liked, used = _answer("satisfied", satisfied), _answer("used_result", used_result)
+    quality = _check_number("quality_score", quality_score, _QUALITY)
+    stars = _check_number("rating", rating, _RATING)
+    liked, used = _check_answer("satisfied", satisfied), _check_answer("used_result", used_result)
     if quality is None and stars is None and liked is None and used is None:
         raise ConfigError(
             "there is no feedback; give quality_score, rating, satisfied or used_result"
@@ -162,7 +162,7 @@ def emit_feedback(
     if not config.is_enabled():
         return None
     ((noun, given),) = targets
-    return _keep(
+    return _keep_reward(
         store if store is not None else Store(),
         Feedback(noun, given, value, time.time_ns(), attributes, feedback_id or ""),
     )
@@ -195,7 +195,7 @@ def said_attributes(
     return {key: given for key, given in said.items() if given is not None}
 
 
-def _keep(store: Store, feedback: Feedback) -> str:
+def _keep_reward(store: Store, feedback: Feedback) -> str:
     """Keep the reward in the store, unless it is there already; gives its span id."""
     (found,) = give(store, [feedback])
     if found is None:
@@ -210,7 +210,7 @@ def _keep(store: Store, feedback: Feedback) -> str:
     return found.span_id
 
 
-def _number(name: str, given: object, most: float) -> float | None:
+def _check_number(name: str, given: object, most: float) -> float | None:
     """A number from 0 to the most."""
     if given is None:
         return None
@@ -220,7 +220,7 @@ def _number(name: str, given: object, most: float) -> float | None:
     return float(given)  # type: ignore[arg-type]
 
 
-def _answer(name: str, given: object) -> bool | None:
+def _check_answer(name: str, given: object) -> bool | None:
     if given is not None and not isinstance(given, bool):
         raise ConfigError(f"{name} is {given!r}; it must be True or False")
     return given

@@ -101,7 +101,9 @@ class RewardFunction:
                 f"the reward function {function!r} has no name, by which its rewards are known "
                 "again; write it with def"
             )
-        return cls(function, name, version, _asked(function, name), _source(function))
+        return cls(
+            function, name, version, _find_parameters(function, name), _hash_source(function)
+        )
 
     @property
     def judges_each_trajectory(self) -> bool:
@@ -110,17 +112,17 @@ class RewardFunction:
 
     def judge(self, case: Case) -> dict[str, float] | Failure | None:
         """The rewards by name, the primary one first; None if it gives none."""
-        given = {name: _value(case, what) for name, what in self.asked.items()}
+        given = {name: _parameter_value(case, what) for name, what in self.asked.items()}
         try:
             result = self.call(**given)
             if inspect.iscoroutine(result):
-                result = _awaited(result)
+                result = _await_result(result)
         except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
             kind = type(exc).__name__
-            return Failure(kind, _line(f"{kind}: {exc}"))
-        return self._named(result)
+            return Failure(kind, _one_line_of(f"{kind}: {exc}"))
+        return self._name_result(result)
 
-    def _named(self, result: object) -> dict[str, float] | Failure | None:
+    def _name_result(self, result: object) -> dict[str, float] | Failure | None:
         if result is None:
             return None
         values = result if isinstance(result, Mapping) else {self.name: result}
@@ -129,9 +131,9 @@ class RewardFunction:
         behind = f"@{self.version}" if self.version else ""
         found: dict[str, float] = {}
         for name, value in values.items():
-            number = _number(value)
+            number = _read_number(value)
             if number is None:
-                shown = _line(repr(value))
+                shown = _one_line_of(repr(value))
                 return Failure(
                     f"no number, but {type(value).__name__}", f"{name} is {shown}, no number"
                 )
@@ -141,7 +143,7 @@ class RewardFunction:
         return found
 
 
-def _asked(function: Callable[..., object], name: str) -> dict[str, str]:
+def _find_parameters(function: Callable[..., object], name: str) -> dict[str, str]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as exc:
@@ -170,7 +172,7 @@ def _asked(function: Callable[..., object], name: str) -> dict[str, str]:
     return found
 
 
-def _source(function: Callable[..., object]) -> str:
+def _hash_source(function: Callable[..., object]) -> str:
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):
@@ -178,11 +180,11 @@ def _source(function: Callable[..., object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _value(case: Case, what: str) -> object:
+def _parameter_value(case: Case, what: str) -> object:
     return case.rollout.task if what == "task" else getattr(case, what)
 
 
-def _number(value: object) -> float | None:
+def _read_number(value: object) -> float | None:
     """A number of any type, such as NumPy's; text is none."""
     if isinstance(value, (str, bytes, bytearray)):
         return None
@@ -192,11 +194,11 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _line(text: str) -> str:
+def _one_line_of(text: str) -> str:
     return " ".join(text.split())[:_LONGEST_MESSAGE]
 
 
-def _awaited(pending: Coroutine[Any, Any, object]) -> object:
+def _await_result(pending: Coroutine[Any, Any, object]) -> object:
     """Run a coroutine, even if a loop runs in this thread, as in a notebook."""
     try:
         asyncio.get_running_loop()

@@ -143,9 +143,9 @@ def give(
         if home is None:
             found.append(None)
         elif span_id in held:
-            found.append(_again(each, span_id, home, *held[span_id]))
+            found.append(_answer_repeat(each, span_id, home, *held[span_id]))
         else:
-            spans.append(_span(each, span_id, home))
+            spans.append(_make_span(each, span_id, home))
             found.append(Given(span_id, home.rollout_id, is_new=True))
     if spans:
         (keep or (lambda made: add_surely(store, made)))(spans)
@@ -159,7 +159,7 @@ def _looked_up(
     is_wide = any(each.noun == "conversation" for each in feedback)
     columns = (*NARROW_COLUMNS, "attributes") if is_wide else INDEX_COLUMNS
     con = store.source.connect(("spans",), columns)
-    return _homes(con, feedback), _held(con, span_ids)
+    return _find_homes(con, feedback), _read_held(con, span_ids)
 
 
 def _span_id(feedback: Feedback) -> str:
@@ -168,7 +168,7 @@ def _span_id(feedback: Feedback) -> str:
     return secrets.token_hex(8)
 
 
-def _again(
+def _answer_repeat(
     feedback: Feedback, span_id: str, home: _Home, value: float, rollout_id: str
 ) -> Given | Clash:
     """Answer feedback whose id is there already."""
@@ -180,7 +180,7 @@ def _again(
     return Given(span_id, rollout_id, is_new=False)
 
 
-def _span(feedback: Feedback, span_id: str, home: _Home) -> Span:
+def _make_span(feedback: Feedback, span_id: str, home: _Home) -> Span:
     linked = {"span": feedback.target, "conversation": home.span_id}.get(feedback.noun)
     made = reward_span(
         {NAME: feedback.value},
@@ -199,7 +199,9 @@ def _span(feedback: Feedback, span_id: str, home: _Home) -> Span:
     return identified(timed, span_id, attributes)
 
 
-def _homes(con: "duckdb.DuckDBPyConnection", feedback: Sequence[Feedback]) -> list[_Home | None]:
+def _find_homes(
+    con: "duckdb.DuckDBPyConnection", feedback: Sequence[Feedback]
+) -> list[_Home | None]:
     """The rollout of what each judges, and the span that stands for a conversation."""
     found: list[_Home | None] = [None] * len(feedback)
     for noun in NOUNS:
@@ -220,7 +222,7 @@ def _homes(con: "duckdb.DuckDBPyConnection", feedback: Sequence[Feedback]) -> li
     return found
 
 
-def _held(
+def _read_held(
     con: "duckdb.DuckDBPyConnection", span_ids: Collection[str]
 ) -> dict[str, tuple[float, str]]:
     """Return the rewards that are there already, each with its number and rollout."""

@@ -68,13 +68,13 @@ def learned_optimizations(
     try:
         answers = [
             each
-            for each in _answers(store if store is not None else Store())
+            for each in _read_answers(store if store is not None else Store())
             if each.category == category and (model is None or fnmatchcase(each.model, model))
         ]
     except StoreMissingError:
         answers = []
-    words, tried = _found(answers, list)
-    pairs, _ = _found(answers, lambda said: [f"{a} {b}" for a, b in pairwise(said)])
+    words, tried = _find_words(answers, list)
+    pairs, _ = _find_words(answers, lambda said: [f"{a} {b}" for a, b in pairwise(said)])
     chance = min(1.0, words[0].chance * tried) if words else 1.0
     return {
         "learned_keywords": [each.words for each in words],
@@ -85,7 +85,7 @@ def learned_optimizations(
     }
 
 
-def _answers(store: Store) -> Iterator[_Answer]:
+def _read_answers(store: Store) -> Iterator[_Answer]:
     for row in store.sql(_NAMED):
         yield _Answer(row["text"], row["category"] or "", row["model"], row["reward"])
     kinds = {row["rollout_id"]: category_of_task(row["task"]) for row in store.sql(_TASKS)}
@@ -95,17 +95,17 @@ def _answers(store: Store) -> Iterator[_Answer]:
             yield _Answer(plain_text(step.action[:1]), kind, step.model or "", step.reward)
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return [word.casefold() for word in _WORD.findall(text)]
 
 
-def _found(
+def _find_words(
     answers: Sequence[_Answer], parts_of: Callable[[list[str]], list[str]]
 ) -> tuple[list[_Found], int]:
     """Find words of better answers, the surest first, and count the words tried."""
     holders: dict[str, list[float]] = {}
     for each in answers:
-        for part in set(parts_of(_words(each.text))):
+        for part in set(parts_of(_split_words(each.text))):
             holders.setdefault(part, []).append(each.reward)
     rewards = [each.reward for each in answers]
     found = []
@@ -114,14 +114,14 @@ def _found(
             continue
         rest = (math.fsum(rewards) - math.fsum(held)) / (len(rewards) - len(held))
         gain = statistics.fmean(held) - rest
-        chance = _chance(held, rewards)
+        chance = _chance_of(held, rewards)
         if gain > 0 and chance <= CHANCE:
             found.append(_Found(chance, gain, part, len(held)))
     found.sort(key=lambda each: (each.chance, -each.gain, each.words))
     return found[:MOST], len(holders)
 
 
-def _chance(held: Sequence[float], rewards: Sequence[float]) -> float:
+def _chance_of(held: Sequence[float], rewards: Sequence[float]) -> float:
     """Return the chance that so many of a word's answers lie above the median by accident."""
     middle = statistics.median(rewards)
     good = sum(reward > middle for reward in rewards)

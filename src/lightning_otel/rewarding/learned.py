@@ -97,7 +97,7 @@ def learned(
     read = rewards_of if rewards_of is not None else rewards_by_version
     rewards = read(store if store is not None else Store(), found, model)
     versions = sorted(
-        (_earned(version, values) for version, values in rewards.items()),
+        (_make_earned(version, values) for version, values in rewards.items()),
         key=lambda each: (-each.mean, -each.rollouts, each.version),
     )
     numbers = {each.version for each in held.versions(found)}
@@ -134,6 +134,6 @@ def rewards_by_version(
     return found
 
 
-def _earned(version: int, rewards: Sequence[float]) -> Earned:
+def _make_earned(version: int, rewards: Sequence[float]) -> Earned:
     error = statistics.stdev(rewards) / math.sqrt(len(rewards)) if len(rewards) > 1 else None
     return Earned(version, len(rewards), statistics.fmean(rewards), error)

@@ -109,14 +109,14 @@ class Pending:
         if not feedback.feedback_id:
             raise ConfigError("feedback without an id cannot wait; give feedback_id")
         with self._state.read() as connection:
-            held = self._held(connection, feedback)
+            held = self._find_held(connection, feedback)
         if isinstance(held, Clash):
             return held
         (answer,) = give(store, [feedback], keep, known)
         if answer is None:
-            return self._put(feedback)
+            return self._put_feedback(feedback)
         if held:
-            self._forget([feedback.feedback_id])
+            self._delete_feedback([feedback.feedback_id])
         return answer
 
     def settle(self, store: Store, keep: Keep | None = None) -> Settled:
@@ -132,7 +132,7 @@ class Pending:
             StoreError: The store cannot be read or written; all of it goes on waiting.
         """
         total, until_ns = Settled(), time.time_ns() - LONGEST_NS
-        for some in self._parts():
+        for some in self._read_parts():
             answers = give(store, some, keep)
             done = [each for each, answer in zip(some, answers, strict=True) if answer is not None]
             over = [
@@ -140,7 +140,7 @@ class Pending:
                 for each, answer in zip(some, answers, strict=True)
                 if answer is None and each.given_ns < until_ns
             ]
-            self._forget([each.feedback_id for each in [*done, *over]])
+            self._delete_feedback([each.feedback_id for each in [*done, *over]])
             refused = sum(isinstance(answer, Clash) for answer in answers)
             total = Settled(
                 total.given + len(done) - refused,
@@ -163,7 +163,7 @@ class Pending:
             return [_feedback_of(row) for row in connection.execute(query.limit(limit))]
 
     @staticmethod
-    def _held(connection: "sa.Connection", feedback: Feedback) -> Clash | bool:
+    def _find_held(connection: "sa.Connection", feedback: Feedback) -> Clash | bool:
         """Return whether the same feedback waits; a clash if other feedback has its id."""
         mine = FEEDBACK.c.feedback_id == feedback.feedback_id
         row = connection.execute(sa.select(FEEDBACK).where(mine)).one_or_none()
@@ -171,10 +171,10 @@ class Pending:
             return row is not None
         return Clash(f"other feedback waits as {feedback.feedback_id!r} already")
 
-    def _put(self, feedback: Feedback) -> Clash | None:
+    def _put_feedback(self, feedback: Feedback) -> Clash | None:
         """Keep feedback, unless the same waits already; says if other feedback has its id."""
         with self._state.change() as connection:
-            held = self._held(connection, feedback)
+            held = self._find_held(connection, feedback)
             if held:
                 return held if isinstance(held, Clash) else None
             connection.execute(
@@ -192,7 +192,7 @@ class Pending:
             connection.execute(sa.insert(FEEDBACK).values(**values))
         return None
 
-    def _forget(self, feedback_ids: Sequence[str]) -> None:
+    def _delete_feedback(self, feedback_ids: Sequence[str]) -> None:
         if not feedback_ids:
             return
         with self._state.change() as connection:
@@ -200,7 +200,7 @@ class Pending:
                 some = list(feedback_ids[start : start + _AT_ONCE // 4])
                 connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.feedback_id.in_(some)))
 
-    def _parts(self) -> Iterator[list[Feedback]]:
+    def _read_parts(self) -> Iterator[list[Feedback]]:
         """Yield the waiting feedback in parts, by id; later arrivals may be missed."""
         last = ""
         while True:

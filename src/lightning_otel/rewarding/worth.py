@@ -60,7 +60,7 @@ class Worth:
     name: str = "worth"
 
     def __post_init__(self) -> None:
-        if COST in self._named() and not self.prices:
+        if COST in self._named_parts() and not self.prices:
             raise ConfigError(
                 f"{COST} is weighed and nothing has a price; give prices={{'gpt-5*': "
                 "Price(input=1.25, output=10.0)}, per million tokens"
@@ -81,27 +81,27 @@ class Worth:
         steps = list(
             {id(step): step for path in trajectories for step in path.transitions}.values()
         )
-        wanted = [name for name in self._named() if name not in rewards]
-        measured = {name: self._measure(name, steps) for name in wanted if name in _MEASURED}
+        wanted = [name for name in self._named_parts() if name not in rewards]
+        measured = {name: self._measure_part(name, steps) for name in wanted if name in _MEASURED}
         value = self.composition({**rewards, **measured})
         return None if value is None else {self.name: value, **measured}
 
-    def _named(self) -> list[str]:
+    def _named_parts(self) -> list[str]:
         return list(dict.fromkeys([*self.composition.weights, *self.composition.gates]))
 
-    def _measure(self, name: str, steps: Iterable[Transition]) -> float:
+    def _measure_part(self, name: str, steps: Iterable[Transition]) -> float:
         if name == SECONDS:
             return seconds_of(steps)
         if name == TOKENS:
-            return float(sum(sum(_tokens(step)) for step in steps))
-        return sum(self._cost(step) for step in steps)
+            return float(sum(sum(_count_tokens(step)) for step in steps))
+        return sum(self._cost_of(step) for step in steps)
 
-    def _cost(self, step: Transition) -> float:
-        given, answered = _tokens(step)
-        price = self._price(step.model or "")
+    def _cost_of(self, step: Transition) -> float:
+        given, answered = _count_tokens(step)
+        price = self._price_of(step.model or "")
         return (given * price.input + answered * price.output) / _MILLION
 
-    def _price(self, model: str) -> Price:
+    def _price_of(self, model: str) -> Price:
         if model in self.prices:
             return self.prices[model]
         for pattern, price in self.prices.items():
@@ -123,7 +123,7 @@ def seconds_of(steps: Iterable[Transition]) -> float:
     return (max(end for _, end in times) - min(start for start, _ in times)) / 1e9
 
 
-def _tokens(step: Transition) -> tuple[int, int]:
+def _count_tokens(step: Transition) -> tuple[int, int]:
     """Tokens given and answered, as the server says, else as they were captured."""
     given = step.input_tokens if step.input_tokens is not None else len(step.prompt_ids) or None
     answered = (

@@ -69,7 +69,7 @@ class Course(NamedTuple):
         recording: Recording | None = None
         rollout = lease.rollout
         try:
-            assigned = self._assigned(agent, rollout)
+            assigned = self._assign_resources(agent, rollout)
             with auto_trace(
                 name=agent.name,
                 store=self.store,
@@ -82,16 +82,16 @@ class Course(NamedTuple):
                 resources=stamps(assigned) or None,
                 apply=self.apply,
             ) as recording:
-                given = self._acted(agent, rollout, assigned, recording)
+                given = self._run_agent(agent, rollout, assigned, recording)
             earned = last_rewards(TripletAdapter().explain(recording.spans()).outcomes)
             # Where nothing is recorded, what was given back is all there is.
             return Outcome(earned.get(rollout.rollout_id, given), "", recording)
         # An agent that calls sys.exit(), or is cancelled, has failed like any other.
         except BaseException as exc:
             log.debug("an attempt at %s failed", rollout.rollout_id, exc_info=True)
-            return Outcome(None, _reason(exc), recording)
+            return Outcome(None, _word_reason(exc), recording)
 
-    def _assigned(self, agent: Agent, rollout: Rollout) -> Mapping[str, Resource]:
+    def _assign_resources(self, agent: Agent, rollout: Rollout) -> Mapping[str, Resource]:
         """Return the resources of an attempt, without those that do not reach the agent."""
         pinned = rollout.resources
         if pinned and self.resources is None:
@@ -115,7 +115,7 @@ class Course(NamedTuple):
             )
         return {name: found[name] for name in reaching if name in found}
 
-    def _acted(
+    def _run_agent(
         self,
         agent: Agent,
         rollout: Rollout,
@@ -133,7 +133,7 @@ class Course(NamedTuple):
             recording.result = answer
             if self.reward_evaluator is not None:
                 answer = finished(self.reward_evaluator(recording))
-            return _emitted(answer, is_judged=self.reward_evaluator is not None)
+            return _emit_answer(answer, is_judged=self.reward_evaluator is not None)
         except BaseException as exc:
             recording.error = exc
             raise
@@ -163,7 +163,7 @@ def _await_applied(agent: Agent, rollout: Rollout, assigned: Mapping[str, Resour
         time.sleep(0.05)
 
 
-def _emitted(answer: Answer, *, is_judged: bool) -> float | None:
+def _emit_answer(answer: Answer, *, is_judged: bool) -> float | None:
     """The reward an agent gave back, which is emitted; of several the primary, None if none."""
     if answer is None:
         return None
@@ -181,7 +181,7 @@ def _emitted(answer: Answer, *, is_judged: bool) -> float | None:
     return float(answer)
 
 
-def _reason(exc: BaseException) -> str:
+def _word_reason(exc: BaseException) -> str:
     said = capture.message_of(exc)
     name = capture.type_name(exc).rpartition(".")[2]
     return f"{name}: {said}" if said else name
@@ -195,7 +195,9 @@ class Hand:
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        self.thread = threading.Thread(
+            target=_work_jobs, args=(self._jobs,), name=name, daemon=True
+        )
         self.thread.start()
 
     def start(self, function: Callable[[], Outcome]) -> "Job":
@@ -229,6 +231,6 @@ class Job:
         return self._is_done.wait(timeout_s)
 
 
-def _work(jobs: "SimpleQueue[Callable[[], None] | None]") -> None:
+def _work_jobs(jobs: "SimpleQueue[Callable[[], None] | None]") -> None:
     while (job := jobs.get()) is not None:
         job()

@@ -148,7 +148,7 @@ def run_workers(
     first = Runner(agent, store=store, queue=queue, resources=resources, modes=modes)
     duty = Duty(
         agent=agent_of(agent),
-        store=_place(first.store),
+        store=_working_folder(first.store),
         state=first.queue.state,
         worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
         resources=None if resources is None else type(resources),
@@ -161,7 +161,7 @@ def run_workers(
     )
     told = stop if stop is not None else threading.Event()
     if kind == "threads":
-        return _threads(n, duty, first.store, first.queue, resources, told)
+        return _count_threads(n, duty, first.store, first.queue, resources, told)
     if kind == "processes":
         from lightning_otel.runner.processes import start
 
@@ -173,14 +173,14 @@ def run_workers(
     raise ConfigError(f"workers are of kind {kind!r}; it must be threads, processes or ray")
 
 
-def _place(store: Store) -> Path:
+def _working_folder(store: Store) -> Path:
     layout = store.local.layout
     if layout is None:
         raise ConfigError(f"workers cannot record into {store.name}; name a store on disk")
     return layout.catalogue
 
 
-def _threads(
+def _count_threads(
     n: int,
     duty: Duty,
     store: Store,
@@ -256,17 +256,17 @@ class Crew:
         """Have so many work until none has anything left; gives how many attempts they made."""
         try:
             for _ in range(n):
-                self._add()
+                self._add_worker()
             while self._members and not told.wait(_LOOK_S):
                 for worker_id, member in list(self._members.items()):
                     if not member.is_alive():
                         self._see_off(worker_id, member)
-            self._end(None)
+            self._end_workers(None)
         finally:
-            self._end(_GRACE_S)
+            self._end_workers(_GRACE_S)
         return self._queue.taken(self._ids)
 
-    def _add(self) -> None:
+    def _add_worker(self) -> None:
         worker_id = f"{self._duty.worker_id}-{len(self._ids) + 1}"
         self._ids.append(worker_id)
         self._members[worker_id] = self._start(replace(self._duty, worker_id=worker_id))
@@ -289,9 +289,9 @@ class Crew:
         if not self._duty.until_empty or not self._queue.is_empty(
             agents=names, modes=self._duty.modes
         ):
-            self._add()
+            self._add_worker()
 
-    def _end(self, grace_s: float | None) -> None:
+    def _end_workers(self, grace_s: float | None) -> None:
         """Stop all that work; kill those that go on longer than that, None is never."""
         for member in self._members.values():
             member.stop()

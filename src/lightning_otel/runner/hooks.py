@@ -51,23 +51,23 @@ class Hooks:
 
     def rollout_start(self, agent: Agent, rollout: Rollout) -> None:
         """Tell those that want to know."""
-        self._call("on_rollout_start", agent=agent, rollout=rollout)
+        self._call_hooks("on_rollout_start", agent=agent, rollout=rollout)
 
     def trace_start(self, agent: Agent, rollout: Rollout, recording: Recording) -> None:
         """Tell those that want to know."""
-        self._call("on_trace_start", agent=agent, rollout=rollout, recording=recording)
+        self._call_hooks("on_trace_start", agent=agent, rollout=rollout, recording=recording)
 
     def trace_end(self, agent: Agent, rollout: Rollout, recording: Recording) -> None:
         """Tell those that want to know."""
-        self._call("on_trace_end", agent=agent, rollout=rollout, recording=recording)
+        self._call_hooks("on_trace_end", agent=agent, rollout=rollout, recording=recording)
 
     def rollout_end(self, agent: Agent, rollout: Rollout, recording: Recording | None) -> None:
         """Tell those that want to know; the spans are read if one does."""
         if any(_is_written(hook, "on_rollout_end") for hook in self._hooks):
             spans = recording.spans() if recording is not None else []
-            self._call("on_rollout_end", agent=agent, rollout=rollout, spans=spans)
+            self._call_hooks("on_rollout_end", agent=agent, rollout=rollout, spans=spans)
 
-    def _call(self, name: str, **known: Any) -> None:
+    def _call_hooks(self, name: str, **known: Any) -> None:
         for hook in self._hooks:
             if not _is_written(hook, name):
                 continue

@@ -30,7 +30,7 @@ class Process:
         # pipe says stop; a shared event's lock would stay locked by a worker killed in it.
         context = multiprocessing.get_context("spawn")
         told, self._tell = context.Pipe(duplex=False)
-        self._process = context.Process(target=_work, args=(duty, told), name=duty.worker_id)
+        self._process = context.Process(target=_work_duty, args=(duty, told), name=duty.worker_id)
         try:
             self._process.start()
         except Exception as exc:  # whatever an object raises that cannot be sent
@@ -86,7 +86,7 @@ class _Told:
         return self._told.poll(timeout)
 
 
-def _work(duty: "Duty", told: "Connection[object, object]") -> None:
+def _work_duty(duty: "Duty", told: "Connection[object, object]") -> None:
     # An interrupt of the terminal reaches everybody; whoever started this says what is to be done.
     # A handler, since what is ignored would be ignored by the agent's own children too.
     signal.signal(signal.SIGINT, _let_pass)

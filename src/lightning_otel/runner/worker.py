@@ -132,9 +132,9 @@ class Runner:
         )
         if lease is None:
             return None
-        agent, outcome = self._made(lease)
+        agent, outcome = self._make_attempt(lease)
         rollout = self.queue.get(lease.rollout.rollout_id)
-        self._hooks.rollout_end(agent, rollout, _recording(outcome))
+        self._hooks.rollout_end(agent, rollout, _recording_of(outcome))
         return rollout
 
     def run(self, *, until_empty: bool = True, stop: Stop | None = None) -> int:
@@ -164,7 +164,7 @@ class Runner:
             self._let_go()
         return made
 
-    def _made(self, lease: Lease) -> tuple[Agent, Outcome | None]:
+    def _make_attempt(self, lease: Lease) -> tuple[Agent, Outcome | None]:
         """One attempt, whose outcome is in the queue; None if it was lost."""
         try:
             agent = self.agent.choose(lease.rollout)
@@ -175,7 +175,7 @@ class Runner:
         hand = self._hand = self._hand or _hand_of(self)
         job = hand.start(lambda: self._course.run(agent, lease))
         try:
-            is_held = self._attended(lease, job)
+            is_held = self._attend_lease(lease, job)
         except BaseException:
             self.queue.fail(lease, "the worker was interrupted")
             self._give_up(hand, job, lease)
@@ -190,7 +190,7 @@ class Runner:
             self.queue.succeed(lease, outcome.reward)
         return agent, outcome
 
-    def _attended(self, lease: Lease, job: Job) -> bool:
+    def _attend_lease(self, lease: Lease, job: Job) -> bool:
         """Prolong the lease until the attempt is over; False as soon as it is lost."""
         every_s = min(self._lease_s / 3, _HEARTBEAT_S)
         while not job.wait(self._next_s(lease, every_s)):
@@ -240,7 +240,7 @@ class Runner:
         self._hand, self._hanging = None, []
 
 
-def _recording(outcome: Outcome | None) -> "Recording | None":
+def _recording_of(outcome: Outcome | None) -> "Recording | None":
     return outcome.recording if outcome is not None else None
 
 

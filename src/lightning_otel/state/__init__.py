@@ -67,7 +67,7 @@ class State:
         self._place = given if self._layout is None else str(self._layout.catalogue)
         self.now_ns = now_ns
         self._ready: set[str] = set()
-        self._engine = _engine(given, self._layout)
+        self._engine = _make_engine(given, self._layout)
         _ENGINES.add(self._engine)
 
     @classmethod
@@ -79,7 +79,7 @@ class State:
 
     def __reduce__(self) -> "tuple[Callable[..., State], tuple[object, ...]]":
         # Another process opens connections of its own.
-        return _reopened, (self._place, self.now_ns)
+        return _reopen_state, (self._place, self.now_ns)
 
     @property
     def is_shared(self) -> bool:
@@ -108,7 +108,7 @@ class State:
             return
         if self._layout is not None:
             self._layout.create()
-        with self._begun() as connection:
+        with self._begin_transaction() as connection:
             be_alone(connection, _LOCK)
             METADATA.create_all(connection, tables=missing)
             version = connection.scalar(sa.select(sa.func.max(_VERSIONS.c.version)))
@@ -131,7 +131,7 @@ class State:
         Raises:
             StateError: The database does not answer or is damaged, or others held it too long.
         """
-        with self._begun() as connection:
+        with self._begin_transaction() as connection:
             yield connection
 
     @contextlib.contextmanager
@@ -141,7 +141,7 @@ class State:
         Raises:
             StateError: The database does not answer or is damaged.
         """
-        with self._told(), self._engine.begin() as connection:
+        with self._translate_errors(), self._engine.begin() as connection:
             yield connection
 
     def close(self) -> None:
@@ -149,12 +149,15 @@ class State:
         self._engine.dispose()
 
     @contextlib.contextmanager
-    def _begun(self) -> "Iterator[Connection]":
-        with self._told(), self._engine.execution_options(**{_WRITES: True}).begin() as connection:
+    def _begin_transaction(self) -> "Iterator[Connection]":
+        with (
+            self._translate_errors(),
+            self._engine.execution_options(**{_WRITES: True}).begin() as connection,
+        ):
             yield connection
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sa.exc.DBAPIError as exc:
@@ -162,7 +165,7 @@ class State:
             raise StateError(f"the state {self.name} failed: {why}") from exc
 
 
-def _reopened(place: str, now_ns: Callable[[], int]) -> State:
+def _reopen_state(place: str, now_ns: Callable[[], int]) -> State:
     return State(place, now_ns=now_ns)
 
 
@@ -183,7 +186,7 @@ def _is_database(given: str) -> bool:
     return "://" in given and not given.startswith(("http://", "https://", "clickhouse://"))
 
 
-def _engine(given: str, layout: Layout | None) -> "Engine":
+def _make_engine(given: str, layout: Layout | None) -> "Engine":
     if layout is None:
         try:
             return sa.create_engine(given, pool_pre_ping=True)

@@ -73,10 +73,10 @@ class Claims:
         claimed: list[str] = []
         ids = [each.rollout_id for members in groups.values() for each in members]
         with self._change_alone() as connection:
-            taken = self._find(connection, ids, self._is_taken())
+            taken = self._find_claims(connection, ids, self._is_taken())
             for group_id, members in groups.items():
                 if members and taken.isdisjoint(each.rollout_id for each in members):
-                    self._put(connection, group_id, members, "claimed")
+                    self._put_claims(connection, group_id, members, "claimed")
                     claimed.append(group_id)
         return claimed
 
@@ -92,9 +92,9 @@ class Claims:
         ids = [each.rollout_id for each in every]
         of_others = sa.and_(self._is_taken(), sa.not_(self._held))
         with self._change_alone() as connection:
-            taken = self._find(connection, ids, of_others)
+            taken = self._find_claims(connection, ids, of_others)
             free = [each for each in every if each.rollout_id not in taken]
-            self._put(connection, group_id, free, "left", reason)
+            self._put_claims(connection, group_id, free, "left", reason)
 
     def extend(self) -> None:
         """Hold what is held for another lease."""
@@ -129,7 +129,7 @@ class Claims:
     def release(self, rollout_ids: Sequence[str]) -> int:
         """Give back what is held and was not trained on, and return the number of rollouts."""
         with self._state.change() as connection:
-            return self._release(connection, self._held, rollout_ids)
+            return self._release_claims(connection, self._held, rollout_ids)
 
     def rewind(self, step: int) -> int:
         """Give back what this run took after a checkpoint, and return the number of rollouts.
@@ -156,15 +156,15 @@ class Claims:
         """
         is_closed = sa.and_(self._mine, CLAIMS.c.state != "claimed")
         with self._state.change() as connection:
-            return self._release(connection, is_closed, rollout_ids)
+            return self._release_claims(connection, is_closed, rollout_ids)
 
     def taken(self) -> dict[str, float | None]:
         """Return the rollouts that cannot be claimed now, each with its reward when taken."""
-        return self._rewards(self._is_taken())
+        return self._read_rewards(self._is_taken())
 
     def trained(self) -> dict[str, float | None]:
         """Return the rollouts that were trained on, each with the reward it then had."""
-        return self._rewards(CLAIMS.c.state == "trained")
+        return self._read_rewards(CLAIMS.c.state == "trained")
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of rollouts ``claimed`` and ``trained``, and left, by reason."""
@@ -186,12 +186,12 @@ class Claims:
     def _is_taken(self) -> "sa.ColumnElement[bool]":
         return sa.and_(self._mine, sa.not_(self._leases.is_over(self._state.now_ns())))
 
-    def _rewards(self, where: "sa.ColumnElement[bool]") -> dict[str, float | None]:
+    def _read_rewards(self, where: "sa.ColumnElement[bool]") -> dict[str, float | None]:
         query = sa.select(CLAIMS.c.rollout_id, CLAIMS.c.reward).where(self._mine, where)
         with self._state.read() as connection:
             return {row.rollout_id: row.reward for row in connection.execute(query)}
 
-    def _find(
+    def _find_claims(
         self, connection: "Connection", rollout_ids: Sequence[str], where: "sa.ColumnElement[bool]"
     ) -> set[str]:
         query = sa.select(CLAIMS.c.rollout_id).where(where)
@@ -201,7 +201,7 @@ class Claims:
             for rollout_id in connection.scalars(query.where(CLAIMS.c.rollout_id.in_(ids)))
         }
 
-    def _release(
+    def _release_claims(
         self, connection: "Connection", where: "sa.ColumnElement[bool]", rollout_ids: Iterable[str]
     ) -> int:
         return sum(
@@ -209,7 +209,7 @@ class Claims:
             for ids in id_batches(rollout_ids)
         )
 
-    def _put(
+    def _put_claims(
         self,
         connection: "Connection",
         group_id: str,
@@ -232,6 +232,6 @@ class Claims:
             }
             for each in members
         ]
-        self._release(connection, self._mine, [each.rollout_id for each in members])
+        self._release_claims(connection, self._mine, [each.rollout_id for each in members])
         if rows:
             connection.execute(sa.insert(CLAIMS), rows)

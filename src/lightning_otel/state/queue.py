@@ -168,9 +168,9 @@ class Queue:
     def heartbeat(self, lease: Lease) -> bool:
         """Prolong a lease; False if it is lost: cancelled, timed out, or taken away."""
         with self.state.change() as connection:
-            if self._leases.lock(connection, self._held(lease)) is None:
+            if self._leases.lock(connection, self._held_condition(lease)) is None:
                 return False
-            return bool(self._leases.extend(connection, self._held(lease), lease.lease_s))
+            return bool(self._leases.extend(connection, self._held_condition(lease), lease.lease_s))
 
     def succeed(self, lease: Lease, reward: float | None = None) -> bool:
         """End a rollout with success; False, and nothing is changed, if the lease was lost.
@@ -180,7 +180,7 @@ class Queue:
         """
         value = None if reward is None else finite(reward)
         with self.state.change() as connection:
-            row = self._leases.lock(connection, self._held(lease))
+            row = self._leases.lock(connection, self._held_condition(lease))
             if row is None:
                 return False
             now_ns = self.state.now_ns()
@@ -196,7 +196,7 @@ class Queue:
         The rollout waits again if it may be tried again; else it failed, with this reason.
         """
         with self.state.change() as connection:
-            row = self._leases.lock(connection, self._held(lease))
+            row = self._leases.lock(connection, self._held_condition(lease))
             if row is None:
                 return False
             fail_attempt(connection, row, "failed", reason, self.state.now_ns())
@@ -361,7 +361,7 @@ class Queue:
                 for some in id_batches(worker_ids)
             )
 
-    def _held(self, lease: Lease) -> "sa.ColumnElement[bool]":
+    def _held_condition(self, lease: Lease) -> "sa.ColumnElement[bool]":
         return self._leases.is_held(
             lease.worker_id,
             ROLLOUTS.c.rollout_id == lease.rollout.rollout_id,

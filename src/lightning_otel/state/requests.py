@@ -78,7 +78,7 @@ class Requests:
         state.ensure(REQUESTS)
         self._state = state
         self._lease_s = lease_s
-        self._leases = Leases(state, REQUESTS, held="running", on_expired=_expire)
+        self._leases = Leases(state, REQUESTS, held="running", on_expired=_expire_request)
 
     def put(
         self,
@@ -161,7 +161,7 @@ class Requests:
             run_id: The run; empty if none is begun yet.
         """
         begun = {"run_id": run_id} if run_id else {}
-        return self._change(request, until_ns=self._leases.end_ns(self._lease_s), **begun)
+        return self._change_request(request, until_ns=self._leases.end_ns(self._lease_s), **begun)
 
     def finish(self, request: TrainingRequest, *, run_id: str = "", reason: str = "") -> bool:
         """End a request; False, and nothing is changed, if it is another's by now.
@@ -171,7 +171,7 @@ class Requests:
             run_id: The run that was made for it.
             reason: Why it failed; empty if it did not.
         """
-        return self._change(
+        return self._change_request(
             request,
             status="failed" if reason else "succeeded",
             reason=reason,
@@ -187,7 +187,7 @@ class Requests:
             run_id: The run that was begun for it, which goes on.
         """
         back = {"status": "waiting", "tries": request.tries - 1}
-        return self._change(request, **back, run_id=run_id or request.run_id)
+        return self._change_request(request, **back, run_id=run_id or request.run_id)
 
     def get(self, request_id: str) -> TrainingRequest:
         """One request as it stands.
@@ -215,7 +215,7 @@ class Requests:
             found = {row[0]: int(row[1]) for row in connection.execute(query)}
         return {status: found.get(status, 0) for status in STATUSES}
 
-    def _change(self, request: TrainingRequest, **values: Any) -> bool:
+    def _change_request(self, request: TrainingRequest, **values: Any) -> bool:
         held = self._leases.is_held(
             request.worker_id,
             REQUESTS.c.request_id == request.request_id,
@@ -227,7 +227,7 @@ class Requests:
             return bool(self._leases.finish(connection, held, **values))
 
 
-def _expire(connection: "Connection", row: "sa.Row[Any]", now_ns: int) -> None:
+def _expire_request(connection: "Connection", row: "sa.Row[Any]", now_ns: int) -> None:
     """Let what a silent worker holds wait again, or end it where that came too often."""
     values: dict[str, Any] = {"status": "waiting"}
     if row.tries >= _MOST_TRIES:

@@ -66,7 +66,7 @@ class CapturedCall:
         called = ", ".join(name for name, _ in self.tool_calls)
         told = self.error or (f"calls {called}" if called else self.text)
         lost = f", left out: {self.left_out}" if self.left_out else ""
-        return f"<call of {self.model}: {_short(asked)} → {_short(told)}{lost}>"
+        return f"<call of {self.model}: {_shorten_value(asked)} → {_shorten_value(told)}{lost}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +116,14 @@ class Captured:
         """Requests to models, in order of their start, each once whoever recorded it."""
         nodes = [node for node in self._outline.nodes if node.kind == "call"]
         nodes.sort(key=lambda node: (node.span.start_ns, node.span.sequence))
-        return [_call(node) for node in nodes if not node.left_out.startswith(_TWICE)]
+        return [_make_call(node) for node in nodes if not node.left_out.startswith(_TWICE)]
 
     @property
     def tools(self) -> list[CapturedTool]:
         """Tools that ran, where a framework ran them: those of a loop of one's own are not seen."""
         nodes = [node for node in self._outline.nodes if node.kind == "tool"]
         nodes.sort(key=lambda node: (node.span.start_ns, node.span.sequence))
-        return [_tool(node) for node in nodes]
+        return [_make_tool(node) for node in nodes]
 
     @property
     def rewards(self) -> list[Mapping[str, float]]:
@@ -170,7 +170,8 @@ class Captured:
         lines = [f"<Captured {len(calls)} calls, {self.report.transitions} transitions"]
         lines += [f"  {call!r}" for call in calls]
         lines += [
-            f"  <tool {tool.name}: {_short(tool.error or tool.result)}>" for tool in self.tools
+            f"  <tool {tool.name}: {_shorten_value(tool.error or tool.result)}>"
+            for tool in self.tools
         ]
         lines += [f"  <reward {dict(values)}>" for values in self.rewards]
         return "\n".join(lines) + ">"
@@ -279,7 +280,7 @@ class _Open:
 _open: Final = _Open()
 
 
-def _call(node: Node) -> CapturedCall:
+def _make_call(node: Node) -> CapturedCall:
     attributes = node.span.attributes
     answered = parse_messages(attributes.get(c.OUTPUT_MESSAGES)) or ()
     parts = (answered[0].get("parts") or ()) if answered else ()
@@ -294,36 +295,36 @@ def _call(node: Node) -> CapturedCall:
             if part.get("type") == "tool_call"
         ),
         tools=tuple(
-            str(tool.get("name")) for tool in _read(attributes.get(c.TOOL_DEFINITIONS), [])
+            str(tool.get("name")) for tool in _parse_json(attributes.get(c.TOOL_DEFINITIONS), [])
         ),
         input_tokens=attributes.get(c.INPUT_TOKENS),
         output_tokens=attributes.get(c.OUTPUT_TOKENS),
         reward=node.step.reward if node.step is not None else None,
-        error=_error(node.span),
+        error=_word_error(node.span),
         left_out=node.left_out,
         span=node.span,
     )
 
 
-def _tool(node: Node) -> CapturedTool:
+def _make_tool(node: Node) -> CapturedTool:
     attributes = node.span.attributes
     return CapturedTool(
         name=str(attributes.get(c.TOOL_NAME) or node.span.name),
         agent=node.agent,
-        arguments=_read(attributes.get(c.TOOL_ARGUMENTS)),
-        result=_read(attributes.get(c.TOOL_RESULT)),
-        error=_error(node.span),
+        arguments=_parse_json(attributes.get(c.TOOL_ARGUMENTS)),
+        result=_parse_json(attributes.get(c.TOOL_RESULT)),
+        error=_word_error(node.span),
         span=node.span,
     )
 
 
-def _error(span: Span) -> str:
+def _word_error(span: Span) -> str:
     if span.status != "ERROR":
         return ""
     return str(span.attributes.get(c.ERROR_TYPE) or span.status_message or "error")
 
 
-def _read(text: object, otherwise: Any = None) -> Any:
+def _parse_json(text: object, otherwise: Any = None) -> Any:
     """Parse JSON; return other text as it is."""
     if not isinstance(text, str):
         return otherwise if text is None else text
@@ -333,5 +334,5 @@ def _read(text: object, otherwise: Any = None) -> Any:
         return text
 
 
-def _short(value: object) -> str:
+def _shorten_value(value: object) -> str:
     return repr(one_line(value, _CELLS)) if value else "nothing"

@@ -79,10 +79,10 @@ class ScriptedServer(DemoServer):
             error = {"message": str(exc), "type": "scripted", "param": None, "code": None}
             return Answer({"error": error}, status=exc.failure.status)
 
-    def _sample(self, body: Json, count: int, fault: str) -> list[Reply]:
-        return [_reply(self._next(body), body) for _ in range(count)]
+    def _sample_replies(self, body: Json, count: int, fault: str) -> list[Reply]:
+        return [_make_reply(self._next_line(body), body) for _ in range(count)]
 
-    def _next(self, body: Json) -> Line:
+    def _next_line(self, body: Json) -> Line:
         if self._always is not None:
             return self._always
         with self._lock:
@@ -134,7 +134,7 @@ def failure(status: int = 500, message: str = "the script says so") -> Failure:
     return Failure(status, message)
 
 
-def _reply(line: Line, body: Mapping[str, Any]) -> Reply:
+def _make_reply(line: Line, body: Mapping[str, Any]) -> Reply:
     said = line(body) if callable(line) else line
     if isinstance(said, Failure):
         raise _RefusedError(said)

@@ -143,7 +143,7 @@ class Trainer:
             Runs(self.state),
         )
         Asked.of({**select})  # type: ignore[typeddict-item]  # refused here, not later
-        _check(min_batch_size, max_iterations, samples, self.algorithm)
+        _check_numbers(min_batch_size, max_iterations, samples, self.algorithm)
         self._setting = Setting(
             store=self.store,
             queue=self.queue,
@@ -167,7 +167,7 @@ class Trainer:
         self._options = options
         self._consumer = consumer
         self._min_gain = min_gain
-        self._run_dir = Path(run_dir) if run_dir is not None else self._beside("runs")
+        self._run_dir = Path(run_dir) if run_dir is not None else self._path_beside("runs")
         self._origin: Origin | None = None
         self.progress = progress
         """Told after each step; see the argument."""
@@ -195,7 +195,7 @@ class Trainer:
             ConfigError: Training is switched off, or tasks are given and no agent.
             TrainingError: There is nothing that the algorithm can learn from, and why.
         """
-        return self._fit(self._set(train, val), threading.Event())
+        return self._run_fit(self._make_setting(train, val), threading.Event())
 
     train = fit
 
@@ -216,8 +216,8 @@ class Trainer:
             What stops it, waits for it, and can be awaited.
         """
         stop = threading.Event()
-        setting = replace(self._set(train, val), follows=follow)
-        return Fitting(lambda: self._fit(setting, stop), stop)
+        setting = replace(self._make_setting(train, val), follows=follow)
+        return Fitting(lambda: self._run_fit(setting, stop), stop)
 
     train_async = fit_async
 
@@ -287,7 +287,7 @@ class Trainer:
         self._origin = origin(self._setting, place, name_of(self.algorithm))
         return self
 
-    def _fit(self, setting: Setting, stop: threading.Event) -> Fit:
+    def _run_fit(self, setting: Setting, stop: threading.Event) -> Fit:
         if not config.is_training_enabled():
             raise ConfigError(
                 "training is switched off by LIGHTNING_OTEL_TRAIN; unset it to train here"
@@ -302,7 +302,7 @@ class Trainer:
             folder=self._run_dir,
             stop=stop,
             options=self._options,
-            config=self._config(setting),
+            config=self._describe_config(setting),
             consumer=self._consumer,
             goes_on=goes_on,
             remembers=self.latest is not None and goes_on is None,
@@ -317,10 +317,10 @@ class Trainer:
                 # The algorithm remembers, so that what it was trained on is not to come again.
                 self._consumer = session.run.consumer
 
-    def _set(self, train: Sequence[Any], val: Sequence[Any]) -> Setting:
+    def _make_setting(self, train: Sequence[Any], val: Sequence[Any]) -> Setting:
         return replace(self._setting, train=list(train), val=list(val), progress=self.progress)
 
-    def _config(self, setting: Setting) -> dict[str, Any]:
+    def _describe_config(self, setting: Setting) -> dict[str, Any]:
         return {
             "store": self.store.name,
             "agent": None if setting.agent is None else setting.agent.name,
@@ -333,7 +333,7 @@ class Trainer:
             "options": {name: repr(value)[:200] for name, value in self._options.items()},
         }
 
-    def _beside(self, name: str) -> Path:
+    def _path_beside(self, name: str) -> Path:
         layout = self.store.local.layout
         return Path(".lightning", name) if layout is None else layout.root / name
 
@@ -345,7 +345,7 @@ def state_of(store: Store | str | os.PathLike[str] | None) -> State:
     return State(named if named is not None or layout is None else layout.catalogue)
 
 
-def _check(
+def _check_numbers(
     min_batch_size: int | None,
     max_iterations: int | None,
     samples: int | None,

@@ -22,7 +22,7 @@ class Fitting:
         self._fit = fit
         self._done: Fit | None = None
         self._failed: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="lightning-otel-trainer")
+        self._thread = threading.Thread(target=self._run_thread, name="lightning-otel-trainer")
         self._thread.start()
 
     @property
@@ -48,7 +48,7 @@ class Fitting:
     def __await__(self) -> Generator[Any, None, Fit | None]:
         return asyncio.to_thread(self.wait).__await__()
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         try:
             self._done = self._fit()
         except BaseException as exc:  # noqa: BLE001  # raised where it is waited for

@@ -60,13 +60,13 @@ def promote(
             live[name] = standing
     if not live:
         return Verdict(reason="nothing better was made")
-    unmeasured = _unmeasured(setting, stop)
+    unmeasured = _explain_unmeasured(setting, stop)
     if unmeasured:
         return _of_traffic(context, setting, live, unmeasured, min_gain)
     others = context.versions
     before = run_tasks(setting, setting.val, {**others, **live}, stop, mode="val")
     after = run_tasks(setting, setting.val, others, stop, mode="val")
-    verdict = _judged(before, after, tuple(live), min_gain)
+    verdict = _judge_candidates(before, after, tuple(live), min_gain)
     told = {"val/live": verdict.live, "val/candidate": verdict.candidate}
     context.log(context.step, {name: value for name, value in told.items() if value is not None})
     if stop.is_set():
@@ -74,12 +74,14 @@ def promote(
     for name in verdict.promoted:
         _make_live(context, setting, name)
     withdrawn = [
-        name for name in verdict.withdrawn if _withdraw(context, setting, name, verdict.reason)
+        name
+        for name in verdict.withdrawn
+        if _withdraw_canary(context, setting, name, verdict.reason)
     ]
     return replace(verdict, withdrawn=tuple(withdrawn))
 
 
-def _unmeasured(setting: Setting, stop: threading.Event) -> str:
+def _explain_unmeasured(setting: Setting, stop: threading.Event) -> str:
     """Return why held-out tasks cannot tell; empty if they can."""
     if stop.is_set():
         return "stopped"
@@ -111,7 +113,7 @@ def _of_traffic(
                 f"next look: train() again, or lightning-otel resources promote {name} --if-better"
             )
             continue
-        if found.is_worse and _withdraw(context, setting, name, f"worse: {found}"):
+        if found.is_worse and _withdraw_canary(context, setting, name, f"worse: {found}"):
             withdrawn.append(name)
         elif found.is_better and found.difference >= min_gain:
             _make_live(context, setting, name)
@@ -128,7 +130,7 @@ def _make_live(context: "Context", setting: Setting, name: str) -> None:
         setting.resources.set_alias(name, "live", context.versions[name])
 
 
-def _withdraw(context: "Context", setting: Setting, name: str, reason: str) -> bool:
+def _withdraw_canary(context: "Context", setting: Setting, name: str, reason: str) -> bool:
     """Withdraw this run's canary; return whether there was one."""
     by_whom = f"{reason} ({context.run.run_id})"
     try:
@@ -138,7 +140,7 @@ def _withdraw(context: "Context", setting: Setting, name: str, reason: str) -> b
     return True
 
 
-def _judged(
+def _judge_candidates(
     before: Sequence[Ran], after: Sequence[Ran], names: tuple[str, ...], min_gain: float
 ) -> Verdict:
     pairs = [

@@ -60,7 +60,7 @@ class Fit:
     def _repr_html_(self) -> str:
         """The run, what it measured last, made and left out, for notebooks."""
         rows: list[tuple[str, str, object]] = [
-            ("made", str(made), self._place(name)) for name, made in self.resources.items()
+            ("made", str(made), self._word_place(name)) for name, made in self.resources.items()
         ]
         rows += [("measured", name, f"{value:g}") for name, value in self.metrics.items()]
         rows += [("left out", reason, f"{count:,}") for reason, count in self.left_out.items()]
@@ -68,7 +68,7 @@ class Fit:
         told = f"{self.verdict.reason}; {note}" if self.verdict.reason else note
         return self.run._repr_html_() + markup.table(("", "", ""), rows, told)
 
-    def _place(self, name: str) -> str:
+    def _word_place(self, name: str) -> str:
         if name in self.withdrawn:
             return "withdrawn"
         return "live" if name in self.promoted else "canary"
@@ -120,15 +120,15 @@ def origin(setting: Setting, place: str | os.PathLike[str], algorithm: str) -> O
         if latest is None:
             return Origin(replace(run, step=0))
         folder = Path(latest.place)
-        return Origin(run, folder, _checked(folder, algorithm))
-    kept = _checked(path, algorithm)
+        return Origin(run, folder, _check_checkpoint(folder, algorithm))
+    kept = _check_checkpoint(path, algorithm)
     try:
         return Origin(replace(runs.get(kept.run_id), step=kept.step), path, kept)
     except NotFoundError:
         return Origin(None, path, kept)  # it was made elsewhere: a run of its own begins here
 
 
-def _checked(folder: Path, algorithm: str) -> Checkpoint:
+def _check_checkpoint(folder: Path, algorithm: str) -> Checkpoint:
     kept = checkpoints.read(folder)
     checkpoints.check(kept, algorithm, folder)
     return kept
@@ -187,10 +187,10 @@ class Session:
             LightningOtelError: What it says; the run is written down as failed.
         """
         runs = self._setting.runs
-        self.run = run = self._begun()
+        self.run = run = self._begin_run()
         if self._started is not None:
             self._started(run)
-        with _alone(self._folder / run.run_id) as run_dir:
+        with _lock_folder(self._folder / run.run_id) as run_dir:
             claims = runs.claims(run)
             # Whoever was at work on it before is not any more: what it held is there again.
             claims.rewind(run.step)
@@ -210,7 +210,7 @@ class Session:
                 kept=self._origin.kept,
             )
             try:
-                return self._fitted(context, claims)
+                return self._make_fit(context, claims)
             except BaseException as exc:
                 is_told = isinstance(exc, KeyboardInterrupt)
                 status: RunStatus = "stopped" if is_told else "failed"
@@ -220,24 +220,24 @@ class Session:
                     runs.set_status(run.run_id, status, "interrupted" if is_told else reason)
                 raise
 
-    def _begun(self) -> TrainingRun:
+    def _begin_run(self) -> TrainingRun:
         if self._origin.run is not None:
             return self._origin.run
         kept = self._origin.kept
         consumer = self._consumer or (kept.consumer if kept is not None else "")
         return self._setting.runs.start(name_of(self._algorithm), self._config, consumer=consumer)
 
-    def _fitted(self, context: Context, claims: Claims) -> Fit:
+    def _make_fit(self, context: Context, claims: Claims) -> Fit:
         runs, run = self._setting.runs, context.run
-        self._restore(context)
+        self._restore_checkpoint(context)
         with context.alive():
             if not context.should_stop():
-                self._learn(context)
+                self._learn_steps(context)
             context.finish()
             is_stopped = self._stop.is_set()
             verdict = promote(context, self._setting, self._stop, min_gain=self._min_gain)
         claims.rewind(context.step)
-        late = self._late(claims)
+        late = self._count_late(claims)
         if late:
             context.log(context.step, {"late_rewards": float(late)})
         runs.set_status(run.run_id, "stopped" if is_stopped else "succeeded")
@@ -249,7 +249,7 @@ class Session:
         }
         return Fit(runs.get(run.run_id), metrics, made, verdict, context.left_out)
 
-    def _learn(self, context: Context) -> None:
+    def _learn_steps(self, context: Context) -> None:
         try:
             self._algorithm.run(context)
         except ModuleNotFoundError as exc:
@@ -260,7 +260,7 @@ class Session:
                 f"pip install 'lightning-otel[{self._algorithm.extra}]'"
             ) from exc
 
-    def _restore(self, context: Context) -> None:
+    def _restore_checkpoint(self, context: Context) -> None:
         found = self._origin
         if found.kept is None or found.folder is None:
             if self._remembers:
@@ -277,7 +277,7 @@ class Session:
                 context.versions.update(each.versions)
                 context.publish_kept(each.step, each.unpublished)
 
-    def _late(self, claims: Claims) -> int:
+    def _count_late(self, claims: Claims) -> int:
         """Count recorded rollouts whose reward changed after training."""
         trained = {} if self._setting.train else claims.trained()
         if not trained:
@@ -292,7 +292,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def _alone(run_dir: Path) -> Iterator[Path]:
+def _lock_folder(run_dir: Path) -> Iterator[Path]:
     """The folder of a run, which no other process of this machine is at work on."""
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

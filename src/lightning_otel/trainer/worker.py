@@ -81,15 +81,15 @@ class TrainingWorker:
                 stop.wait(POLL_S)
                 continue
             log.info("training %s begins", request.request_id)
-            done += self._do(request, stop, ended)
+            done += self._do_request(request, stop, ended)
         return done
 
-    def _do(self, request: TrainingRequest, stop: threading.Event, ended: Ended) -> bool:
+    def _do_request(self, request: TrainingRequest, stop: threading.Event, ended: Ended) -> bool:
         """Do one; False if it was given back, or is another's by now."""
         fit: Fit | None = None
         reason = ""
         try:
-            fit = self._fitted(request, stop)
+            fit = self._fit_request(request, stop)
         except Exception as exc:  # noqa: BLE001  # it ends the request, and not the worker
             reason = f"{type(exc).__name__}: {exc}"[:_LONGEST_REASON]
         if fit is not None and fit.run.status == "stopped":
@@ -101,7 +101,7 @@ class TrainingWorker:
         ended(request, fit, reason)
         return True
 
-    def _fitted(self, request: TrainingRequest, stop: threading.Event) -> Fit | None:
+    def _fit_request(self, request: TrainingRequest, stop: threading.Event) -> Fit | None:
         """Run a request; return None if its run was over when its worker died.
 
         One that is stopped is given back.
@@ -112,11 +112,11 @@ class TrainingWorker:
                 "neither the request nor the worker names an algorithm; ask for one, or start the "
                 "worker with one"
             )
-        train, val = self._tasks(request)
-        trainer = self._make(algorithm, self._settings(request, has_tasks=bool(self._train)))
+        train, val = self._split_tasks(request)
+        trainer = self._make(algorithm, self._read_settings(request, has_tasks=bool(self._train)))
         if request.run_id and self._is_over(trainer, request.run_id):
             return None
-        trainer.started = lambda run: self._note(request, run.run_id)
+        trainer.started = lambda run: self._note_run(request, run.run_id)
         fitting = trainer.fit_async(train, val, follow=False)
         is_mine, seen_s = True, time.monotonic()
         while (fit := fitting.wait(_WAIT_S)) is None:
@@ -129,7 +129,7 @@ class TrainingWorker:
             self._requests.release(request, run_id=fit.run.run_id)
         return fit
 
-    def _note(self, request: TrainingRequest, run_id: str) -> None:
+    def _note_run(self, request: TrainingRequest, run_id: str) -> None:
         """Write down which run it is before its first step: then a kill is no matter."""
         self._requests.heartbeat(request, run_id=run_id)
 
@@ -143,18 +143,18 @@ class TrainingWorker:
             log.warning("training run %s is gone; another one begins", run_id)
         return False
 
-    def _tasks(self, request: TrainingRequest) -> tuple[Sequence[Any], Sequence[Any]]:
+    def _split_tasks(self, request: TrainingRequest) -> tuple[Sequence[Any], Sequence[Any]]:
         if not request.category or not self._train:
             return self._train, self._val
         train, val = (
-            [task for task in tasks if _category(task) == request.category]
+            [task for task in tasks if _category_of(task) == request.category]
             for tasks in (self._train, self._val)
         )
         if not train:
             raise ConfigError(f"no task of the worker has the category {request.category!r}")
         return train, val
 
-    def _settings(self, request: TrainingRequest, *, has_tasks: bool) -> Mapping[str, Any]:
+    def _read_settings(self, request: TrainingRequest, *, has_tasks: bool) -> Mapping[str, Any]:
         if not request.category or has_tasks:
             return request.settings
         # Of what is recorded, the steps that were made with a resource of the category.
@@ -162,5 +162,5 @@ class TrainingWorker:
         return {**request.settings, "select": {"resource_version": pattern}}
 
 
-def _category(task: Any) -> object:
+def _category_of(task: Any) -> object:
     return task.get(KEY) if isinstance(task, Mapping) else None

@@ -25,33 +25,33 @@ def outline_of(source: SpanSource, noun: str, whole_id: str) -> Outline:
         NotFoundError: There is no such thing.
     """
     if noun == "trace":
-        return _trace(source, whole_id)
+        return _trace_outline(source, whole_id)
     rollout_id = whole_id if noun == "rollout" else _rollout_of(source, noun, whole_id)
-    found = _outlined(source, _rollout(source, rollout_id))
+    found = _make_outline(source, _rollout_spans(source, rollout_id))
     if noun == "rollout":
-        return found if found.nodes else _elsewhere(source, whole_id, ROLLOUT)
-    if (position := _position(found, noun, whole_id)) is None:
-        found = _elsewhere(source, whole_id, "span_id")
-        position = _position(found, noun, whole_id)
+        return found if found.nodes else _outline_elsewhere(source, whole_id, ROLLOUT)
+    if (position := _find_position(found, noun, whole_id)) is None:
+        found = _outline_elsewhere(source, whole_id, "span_id")
+        position = _find_position(found, noun, whole_id)
     return found.below(position or 0)
 
 
-def _trace(source: SpanSource, trace_id: str) -> Outline:
+def _trace_outline(source: SpanSource, trace_id: str) -> Outline:
     """A trace, within the rollout that it is part of."""
     selection = Selection(trace_ids=(trace_id,), is_ordered=True)
     own = list(map(span_of, source.fetch(selection).dicts()))
     rollout_ids = {span.rollout_id for span in readers.read(own)}
     if len(rollout_ids) > 1:
-        return _outlined(source, own)
+        return _make_outline(source, own)
     (rollout_id,) = rollout_ids or {_rollout_of(source, "trace", trace_id)}
-    found = _outlined(source, _rollout(source, rollout_id))
+    found = _make_outline(source, _rollout_spans(source, rollout_id))
     is_own = [node.span.trace_id == trace_id for node in found.nodes]
     if not any(is_own):
-        return _elsewhere(source, trace_id, "trace_id")
+        return _outline_elsewhere(source, trace_id, "trace_id")
     return found.part(found.with_rewards(is_own))
 
 
-def _rollout(source: SpanSource, rollout_id: str) -> list[Span]:
+def _rollout_spans(source: SpanSource, rollout_id: str) -> list[Span]:
     selection = Selection(rollout_ids=(rollout_id,), is_ordered=True)
     return list(map(span_of, whole(source, selection).dicts()))
 
@@ -61,7 +61,7 @@ def _rollout_of(source: SpanSource, noun: str, whole_id: str) -> str:
     return rollout_of(con, noun, whole_id)
 
 
-def _elsewhere(source: SpanSource, whole_id: str, column: str) -> Outline:
+def _outline_elsewhere(source: SpanSource, whole_id: str, column: str) -> Outline:
     """Rewards that judge another rollout than their own, with the steps they were given to."""
     con = source.connect(("spans", "rewards"), INDEX_COLUMNS)
     own = f"SELECT trace_id, span_id FROM spans WHERE {column} = ?"
@@ -70,17 +70,19 @@ def _elsewhere(source: SpanSource, whole_id: str, column: str) -> Outline:
         "SELECT DISTINCT rollout_id FROM rewards WHERE span_id IN (SELECT unnest(?))",
         [[span_id for _, span_id in names]],
     ).fetchall()
-    found = _outlined(source, [span for (home,) in homes for span in _rollout(source, home)])
+    found = _make_outline(
+        source, [span for (home,) in homes for span in _rollout_spans(source, home)]
+    )
     kept = {i for i, n in enumerate(found.nodes) if (n.span.trace_id, n.span.span_id) in names}
     kept.update([target for i in kept for target in found.nodes[i].credited])
     return found.part([i in kept for i in range(len(found.nodes))])
 
 
-def _outlined(source: SpanSource, spans: Sequence[Span]) -> Outline:
+def _make_outline(source: SpanSource, spans: Sequence[Span]) -> Outline:
     return outline(spans, incomplete=incomplete(source))
 
 
-def _position(found: Outline, noun: str, whole_id: str) -> int | None:
+def _find_position(found: Outline, noun: str, whole_id: str) -> int | None:
     """The node of a span, or of the call that got a response."""
     for position, node in enumerate(found.nodes):
         span = node.span

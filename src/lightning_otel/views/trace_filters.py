@@ -81,14 +81,14 @@ def matching(wanted: TraceFilter, alive: Sequence[str], near: "Near") -> tuple[s
     if wanted.received is not None:
         having.append(f"bool_or(gist_kind & {RECEIVED} > 0) = {wanted.received}")
     if wanted.resource_version is not None:
-        condition, inner = _versioned(wanted.resource_version)
+        condition, inner = _version_condition(wanted.resource_version)
         whole = near.whole(None, None)
         where.append(f"trace_id IN (SELECT trace_id FROM {whole} WHERE {condition})")
     matching = f"FROM {spans} WHERE {' AND '.join(where)} GROUP BY 1 HAVING {' AND '.join(having)}"
     found = "SELECT trace_id, min(start_ns) AS start_ns, max(start_ns) AS last_ns"
     if not wanted.is_about_rewards:
         return f"{found} {matching}", [*inner, *values]
-    rewarded, more = _rewarded(wanted)
+    rewarded, more = _reward_condition(wanted)
     return (
         f"SELECT trace_id, start_ns, last_ns FROM "
         f"({found}, any_value({ROLLOUT}) AS rollout_id {matching}) LEFT JOIN "
@@ -98,7 +98,7 @@ def matching(wanted: TraceFilter, alive: Sequence[str], near: "Near") -> tuple[s
     )
 
 
-def _rewarded(wanted: TraceFilter) -> tuple[str, list[float]]:
+def _reward_condition(wanted: TraceFilter) -> tuple[str, list[float]]:
     terms: list[str] = ["true"]
     values: list[float] = []
     if wanted.rewarded is not None:
@@ -110,7 +110,7 @@ def _rewarded(wanted: TraceFilter) -> tuple[str, list[float]]:
     return " AND ".join(terms), values
 
 
-def _versioned(version: str) -> tuple[str, list[Any]]:
+def _version_condition(version: str) -> tuple[str, list[Any]]:
     """The condition for spans of a resource's version, which only attributes tell."""
     name, at, number = version.partition("@")
     own = attribute(c.RESOURCE_VERSION)

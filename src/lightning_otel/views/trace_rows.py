@@ -120,10 +120,10 @@ def trace_rows(source: SpanSource, trace_id: str) -> TraceRows:
 
     def ask() -> TraceRows:
         near = Near(con, source)
-        own = _rows(con, f"trace_id = {quoted(trace_id)}", near.whole(None, None))
+        own = _read_rows(con, f"trace_id = {quoted(trace_id)}", near.whole(None, None))
         if not own:
             return TraceRows([], [])
-        return TraceRows(own, _later(con, near, trace_id, own))
+        return TraceRows(own, _read_later(con, near, trace_id, own))
 
     return con.answered(ask)
 
@@ -189,7 +189,7 @@ def spans_around(
     ]
 
 
-def _later(
+def _read_later(
     con: "duckdb.DuckDBPyConnection", near: Near, trace_id: str, own: list[SpanRow]
 ) -> list[SpanRow]:
     low = min(row.start_ns for row in own)
@@ -204,20 +204,20 @@ def _later(
     names = ", ".join(f"({quoted(trace)}, {quoted(span)})" for trace, span, _ in found)
     times = [start_ns for _, _, start_ns in found]
     where = f"start_ns BETWEEN {min(times)} AND {max(times)} AND (trace_id, span_id) IN ({names})"
-    return _rows(con, where, near.whole(min(times), max(times)))
+    return _read_rows(con, where, near.whole(min(times), max(times)))
 
 
-def _rows(con: "duckdb.DuckDBPyConnection", where: str, spans: str) -> list[SpanRow]:
+def _read_rows(con: "duckdb.DuckDBPyConnection", where: str, spans: str) -> list[SpanRow]:
     cursor = con.execute(f"SELECT {_COLUMNS} FROM {spans} WHERE {where} {_ONCE} ORDER BY start_ns")
     found: list[SpanRow] = []
     # DuckDB makes an object of every value; most of them say what another row said already.
     known: dict[Any, Any] = {}
     while some := cursor.fetchmany(_AT_ONCE):
-        found += (_row(values, known) for values in some)
+        found += (_make_row(values, known) for values in some)
     return found
 
 
-def _row(values: Sequence[Any], known: dict[Any, Any]) -> SpanRow:
+def _make_row(values: Sequence[Any], known: dict[Any, Any]) -> SpanRow:
     """A row whose texts and facts are those of ``known`` where they are equal."""
     *columns, given = values
     facts = tuple(given or ())

@@ -149,7 +149,7 @@ class _Look:
         con.execute(f"CREATE OR REPLACE TEMP TABLE found AS {query}", values)
         searched_ns = None
         if self._wanted.text:
-            searched_ns = self._search(self._wanted.text, after, limit)
+            searched_ns = self._search_text(self._wanted.text, after, limit)
         (total,) = con.execute("SELECT count(*) FROM found").fetchone() or (0,)
         where = "" if after is None else "WHERE (start_ns, trace_id) < (?, ?)"
         rows = con.execute(
@@ -161,9 +161,9 @@ class _Look:
         last = Cursor(shown[-1][1], shown[-1][0]) if len(rows) > limit else None
         if last is None and searched_ns is not None:
             last = Cursor(searched_ns, "")
-        return TracePage(self._rows(shown), total, last, searched_ns)
+        return TracePage(self._read_rows(shown), total, last, searched_ns)
 
-    def _search(self, text: str, after: Cursor | None, limit: int) -> int | None:
+    def _search_text(self, text: str, after: Cursor | None, limit: int) -> int | None:
         """Keep of ``found`` what has a text in it, a chunk at a time until a page is full.
 
         Returns:
@@ -173,7 +173,7 @@ class _Look:
         con.execute("ALTER TABLE found RENAME TO candidates")
         con.execute("CREATE OR REPLACE TEMP TABLE found AS FROM candidates LIMIT 0")
         until = (1 << 62, "") if after is None else tuple(after)
-        began, needle = time.monotonic(), _needle(text)
+        began, needle = time.monotonic(), _json_needle(text)
         while True:
             con.execute(
                 "CREATE OR REPLACE TEMP TABLE chunk AS FROM candidates "
@@ -198,7 +198,7 @@ class _Look:
                 ).fetchall()
                 return low if more else None
 
-    def _rows(self, found: Sequence[tuple[str, int, int]]) -> list[TraceRow]:
+    def _read_rows(self, found: Sequence[tuple[str, int, int]]) -> list[TraceRow]:
         """Read the rows of some traces."""
         if not found:
             return []
@@ -211,16 +211,16 @@ class _Look:
             "QUALIFY row_number() OVER (PARTITION BY trace_id, span_id) = 1",
             [low, high],
         )
-        cursor = con.execute(_told(self._alive))
+        cursor = con.execute(_word_status(self._alive))
         keys = [column[0] for column in cursor.description or ()]
         told = {row[0]: dict(zip(keys, row, strict=True)) for row in cursor.fetchall()}
-        rewards, words = self._rewards(), self._words(low, high)
+        rewards, words = self._read_rewards(), self._read_words(low, high)
         for name, row in told.items():
             row |= {key: tuple(row[key] or ()) for key in ("agents", "models")}
             row |= {"words": words.get(name, ""), "reward": rewards.get(row["rollout_id"])}
         return [TraceRow(**told[name]) for name in names if name in told]
 
-    def _rewards(self) -> dict[str, float]:
+    def _read_rewards(self) -> dict[str, float]:
         """The reward of each rollout of the page, by all of its spans."""
         linked = _LINKED if self._near.may_link(None) else ""
         spans = self._near.whole(None, None)
@@ -228,7 +228,7 @@ class _Look:
         self._con.execute(alive_statement(self._alive))
         return dict(self._con.execute(_EARNED).fetchall())
 
-    def _words(self, low: int, high: int) -> dict[str, str]:
+    def _read_words(self, low: int, high: int) -> dict[str, str]:
         """The first words of each trace of the page: two of its spans are read for them."""
         names = self._con.execute(_FIRST).fetchall()
         if not names:
@@ -278,7 +278,7 @@ WITH spans AS (FROM beside)
 SELECT rollout_id, {LAST_REWARD} FROM ({ROLLOUTS}) GROUP BY 1"""
 
 
-def _told(alive: Sequence[str]) -> str:
+def _word_status(alive: Sequence[str]) -> str:
     is_call = f"operation IN ({_GENERATIVE}) AND is_repeated IS NULL"
     return f"""
 WITH spans AS (FROM page), {REPEATED}
@@ -295,7 +295,7 @@ FROM page LEFT JOIN (SELECT *, true AS is_repeated FROM repeated) USING (trace_i
 GROUP BY trace_id"""
 
 
-def _needle(text: str) -> str:
+def _json_needle(text: str) -> str:
     """A text as it stands in JSON, in small letters."""
     return json.dumps(text, ensure_ascii=False)[1:-1].lower()
 

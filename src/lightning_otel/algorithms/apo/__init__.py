@@ -131,7 +131,7 @@ class APO(BaseAlgorithm):
         self._goes_on = False
         self._server = (base_url, timeout_s)
         self._plan = Plan(
-            model=_writer(model, base_url, timeout_s, reflection_lm) or _nobody,
+            model=_make_writer(model, base_url, timeout_s, reflection_lm) or _write_nothing,
             first=(),
             few_shot=few_shot,
             metric=evaluation_metric,
@@ -142,7 +142,7 @@ class APO(BaseAlgorithm):
             minibatch_size=reflection_minibatch_size,
             template=reflection_prompt_template,
             seed=seed,
-            gepa=_checked(gepa),
+            gepa=_check_options(gepa),
         )
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -168,7 +168,7 @@ class APO(BaseAlgorithm):
             TrainingError: There are no tasks, no rewards, or the model gives nothing usable.
             ConfigError: A resource or model is missing, or no prompt; or the budget is too small.
         """
-        if self._plan.model is _nobody:
+        if self._plan.model is _write_nothing:
             found = chat(_recorded_model(context.store), *self._server)
             self._plan = replace(self._plan, model=found)
         if not self._goes_on:
@@ -177,12 +177,12 @@ class APO(BaseAlgorithm):
         if not context.train and context.setting.agent is None and context.setting.workers:
             self._learn_recorded(context)
             return
-        seeds = [_prompt(context, target) for target in self._targets]
-        parts = self._parts(context)
+        seeds = [_live_prompt(context, target) for target in self._targets]
+        parts = self._split_tasks(context)
         for part in parts:
-            self._check(part)
+            self._check_part(part)
         texts = texts_of(seeds, self._plan)
-        first = [_candidate(texts, each) for each in self._candidates]
+        first = [_check_candidate(texts, each) for each in self._candidates]
         for part in parts:
             if context.should_stop():
                 return
@@ -194,7 +194,7 @@ class APO(BaseAlgorithm):
                 self._searches[category] = state
                 context.commit(self.state_dict())
 
-            own = [_own(context, seed, part) for seed in seeds]
+            own = [_category_prompt(context, seed, part) for seed in seeds]
             search(context, own, part, plan, state=state, keep=keep)
 
     def _learn_recorded(self, context: Context) -> None:
@@ -210,19 +210,19 @@ class APO(BaseAlgorithm):
         if batch is None:
             return
         seeds = [
-            seed or publish_recorded(context, _names(target)[-1], batch)
+            seed or publish_recorded(context, _candidate_names(target)[-1], batch)
             for target, seed in known.items()
         ]
         texts = texts_of(seeds, self._plan)
-        first = [_candidate(texts, each) for each in self._candidates]
+        first = [_check_candidate(texts, each) for each in self._candidates]
         propose(context, batch, texts, replace(self._plan, first=first))
 
-    def _parts(self, context: Context) -> list[Part]:
+    def _split_tasks(self, context: Context) -> list[Part]:
         """The tasks, by category if there are any."""
         train, val = list(context.train), list(context.val)
         if not train:
-            held = {_text(task) for task in val}
-            train = [task for task in recorded(context.store) if _text(task) not in held]
+            held = {_task_text(task) for task in val}
+            train = [task for task in recorded(context.store) if _task_text(task) not in held]
             if not val:
                 train, val = split(train)
         if not train:
@@ -259,7 +259,7 @@ class APO(BaseAlgorithm):
             )
         return str(task[self._category])
 
-    def _check(self, part: Part) -> None:
+    def _check_part(self, part: Part) -> None:
         """Refuse what cannot lead anywhere before the agent is run."""
         plan = self._plan
         if not part.val and plan.few_shot:
@@ -273,8 +273,8 @@ class APO(BaseAlgorithm):
                 "which says little about others; fit(train, val)",
                 part.place,
             )
-        known = {_text(task) for task in part.train}
-        if shared := sum(_text(task) in known for task in part.val):
+        known = {_task_text(task) for task in part.train}
+        if shared := sum(_task_text(task) in known for task in part.val):
             log.warning("%d validation tasks%s are training tasks, too", shared, part.place)
         tasks = len(part.val or part.train)
         least = 2 * tasks + 2 * min(plan.minibatch_size, len(part.train))
@@ -286,7 +286,7 @@ class APO(BaseAlgorithm):
             )
 
 
-def _writer(
+def _make_writer(
     model: str | None, base_url: str | None, timeout_s: float, function: Model | None
 ) -> Model | None:
     """Return the model that writes new texts; None if nobody is named."""
@@ -295,7 +295,7 @@ def _writer(
     return function if model is None else chat(model, base_url, timeout_s)
 
 
-def _nobody(prompt: str) -> str | None:
+def _write_nothing(prompt: str) -> str | None:
     """Stand for a writer that is yet to be found."""
     raise NotImplementedError
 
@@ -312,7 +312,7 @@ def _recorded_model(store: Store) -> str:
     )
 
 
-def _names(target: str) -> list[str]:
+def _candidate_names(target: str) -> list[str]:
     """The names that a target may mean; ``agent.name`` is ``agent/name``, too."""
     is_agents = "/" not in target and "." in target
     return [target, target.replace(".", "/", 1)] if is_agents else [target]
@@ -320,7 +320,7 @@ def _names(target: str) -> list[str]:
 
 def _known_prompt(context: Context, target: str) -> Resource | None:
     """The version of a prompt that is live; None if there is no such resource."""
-    for name in _names(target):
+    for name in _candidate_names(target):
         try:
             found = context.resources.get(name)
         except NotFoundError:
@@ -331,7 +331,7 @@ def _known_prompt(context: Context, target: str) -> Resource | None:
     return None
 
 
-def _prompt(context: Context, target: str) -> Resource:
+def _live_prompt(context: Context, target: str) -> Resource:
     """The version of a prompt that is live."""
     found = _known_prompt(context, target)
     if found is not None:
@@ -343,7 +343,7 @@ def _prompt(context: Context, target: str) -> Resource:
     )
 
 
-def _own(context: Context, seed: Resource, part: Part) -> Resource:
+def _category_prompt(context: Context, seed: Resource, part: Part) -> Resource:
     """The prompt that tasks of a category have; it begins as the one for all."""
     name = part.named(seed.name)
     if name == seed.name:
@@ -354,7 +354,7 @@ def _own(context: Context, seed: Resource, part: Part) -> Resource:
         return context.resources.publish(name, seed.body, alias="live")
 
 
-def _candidate(texts: Texts, given: str | Mapping[str, str]) -> Candidate:
+def _check_candidate(texts: Texts, given: str | Mapping[str, str]) -> Candidate:
     """Texts that somebody wrote, refused if no agent could be given them."""
     if isinstance(given, str):
         if len(texts.names) > 1:
@@ -371,7 +371,7 @@ def _candidate(texts: Texts, given: str | Mapping[str, str]) -> Candidate:
     return dict(given)
 
 
-def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Options of GEPA's own.
 
     Raises:
@@ -395,5 +395,5 @@ def _check_template(given: str | Mapping[str, str] | None) -> None:
                 )
 
 
-def _text(task: Any) -> str:
+def _task_text(task: Any) -> str:
     return json.dumps(task, sort_keys=True, default=repr)

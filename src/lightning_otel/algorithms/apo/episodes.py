@@ -115,11 +115,11 @@ class Episodes:
         """
         from gepa.core.adapter import EvaluationBatch
 
-        episodes = self._run(batch, candidate) if batch else []
+        episodes = self._run_batch(batch, candidate) if batch else []
         if episodes and not self._has_reward:
-            self._check(episodes)
+            self._check_episodes(episodes)
         for episode in episodes:
-            self._note(episode)
+            self._note_episode(episode)
         named = [dict(episode.rewards) for episode in episodes]
         return EvaluationBatch(
             outputs=[episode.rollout.rollout_id for episode in episodes],
@@ -153,10 +153,10 @@ class Episodes:
         """Go on from what it kept."""
         self._memory.load(state)
 
-    def _run(self, batch: Sequence[Example], candidate: Candidate) -> list[Episode]:
+    def _run_batch(self, batch: Sequence[Example], candidate: Candidate) -> list[Episode]:
         ran = self._context.run_agent(
             [example.task for example in batch],
-            resources=self._given(candidate),
+            resources=self._find_resources(candidate),
             mode=batch[0].mode,
         )
         if any(rollout.reason == STOPPED for rollout, _ in ran):
@@ -175,7 +175,7 @@ class Episodes:
             for example, (rollout, trajectories) in zip(batch, ran, strict=True)
         ]
 
-    def _given(self, candidate: Candidate) -> dict[str, Any]:
+    def _find_resources(self, candidate: Candidate) -> dict[str, Any]:
         """Return the agent's resources: published versions with the same text, else bodies."""
         resources = self._context.resources
         return {
@@ -185,7 +185,7 @@ class Episodes:
             for name, body in self._texts.bodies(candidate).items()
         }
 
-    def _check(self, episodes: Sequence[Episode]) -> None:
+    def _check_episodes(self, episodes: Sequence[Episode]) -> None:
         if any(episode.reward is not None for episode in episodes):
             self._has_reward = True
             return
@@ -207,7 +207,7 @@ class Episodes:
             "emit_reward() in it"
         )
 
-    def _note(self, episode: Episode) -> None:
+    def _note_episode(self, episode: Episode) -> None:
         if episode.rollout.status != "succeeded":
             self.counts["failed"] += 1
         elif episode.reward is None:
@@ -269,7 +269,7 @@ def judge(
         trajectories,
         reward,
         rewards,
-        tuple(filter(None, map(_emitted, spans))),
+        tuple(filter(None, map(_word_span, spans))),
         failure_score if reward is None else reward,
     )
 
@@ -286,19 +286,22 @@ def record_of(episode: Episode, agent: str, top: float | None) -> dict[str, Any]
     given, answered = [], []
     for found in conversations(own):
         first = found.answers[0]
-        given += [_line(said) for said in found.messages[:first] if said["role"] != "system"]
-        answered += [_line(said) for said in found.messages[first:]]
-    feedback = [_worth(episode, top), *episode.notes]
+        given += [_one_line_of(said) for said in found.messages[:first] if said["role"] != "system"]
+        answered += [_one_line_of(said) for said in found.messages[first:]]
+    feedback = [_word_reward(episode, top), *episode.notes]
     if episode.rollout.reason:
         feedback.append(f"The agent failed: {episode.rollout.reason}")
     return {
-        "Inputs": {"Task": _cut(_shown(episode.example.task)), "Messages": _joined(given)},
-        "Generated Outputs": _joined(answered) or "(no answer of a model)",
-        "Feedback": _joined(feedback),
+        "Inputs": {
+            "Task": _cut_text(_word_value(episode.example.task)),
+            "Messages": _join_lines(given),
+        },
+        "Generated Outputs": _join_lines(answered) or "(no answer of a model)",
+        "Feedback": _join_lines(feedback),
     }
 
 
-def _worth(episode: Episode, top: float | None) -> str:
+def _word_reward(episode: Episode, top: float | None) -> str:
     if episode.reward is None:
         return "" if episode.rollout.reason else "No reward was given."
     best = "" if top is None else f" (the best is {top:g})"
@@ -307,7 +310,7 @@ def _worth(episode: Episode, top: float | None) -> str:
     return f"Reward: {episode.reward:g}{best}{parts}"
 
 
-def _emitted(span: Span) -> str:
+def _word_span(span: Span) -> str:
     attributes = span.attributes
     if span.name not in _NOTES:
         return str(attributes.get(c.FEEDBACK_TEXT) or "")
@@ -315,26 +318,26 @@ def _emitted(span: Span) -> str:
     return next((str(attributes[key]) for key in keys if key in attributes), "")
 
 
-def _line(said: Mapping[str, Any]) -> str:
+def _one_line_of(said: Mapping[str, Any]) -> str:
     calls = [
         f"{call['function']['name']}({call['function']['arguments']})"
         for call in said.get("tool_calls") or ()
         if call.get("function")
     ]
     content = said.get("content")
-    words = content if isinstance(content, str) else _shown(content) if content else ""
+    words = content if isinstance(content, str) else _word_value(content) if content else ""
     return f"{said['role']}: {' '.join(filter(None, (words, *calls)))}"
 
 
-def _shown(value: object) -> str:
+def _word_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _joined(lines: Iterable[str]) -> str:
-    return "\n".join(_cut(line) for line in lines if line)
+def _join_lines(lines: Iterable[str]) -> str:
+    return "\n".join(_cut_text(line) for line in lines if line)
 
 
-def _cut(text: str) -> str:
+def _cut_text(text: str) -> str:
     if len(text) <= _LIMIT:
         return text
     half = _LIMIT // 2

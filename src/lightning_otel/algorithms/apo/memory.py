@@ -65,7 +65,7 @@ class Memory:
 
 def kept(state: "GEPAState[Any, Any]") -> dict[str, Any]:
     """GEPA's state as JSON."""
-    return {key: _plain(value) for key, value in vars(state).items() if key not in _NOT_KEPT}
+    return {key: _to_json(value) for key, value in vars(state).items() if key not in _NOT_KEPT}
 
 
 def put(kept_state: Mapping[str, Any] | None, folder: Path) -> None:
@@ -91,7 +91,7 @@ def restored(kept_state: Mapping[str, Any]) -> dict[str, Any]:
         TrainingError: It is damaged.
     """
     try:
-        found = {key: _whole(value) for key, value in kept_state.items()}
+        found = {key: _from_json(value) for key, value in kept_state.items()}
     except (TypeError, ValueError, AttributeError) as exc:
         raise TrainingError(
             f"the search to go on with is damaged ({exc}); resume from another checkpoint"
@@ -99,27 +99,27 @@ def restored(kept_state: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "evaluation_cache": None}
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """JSON has lists and texts as keys; what else there is says what it is."""
     if isinstance(value, Mapping):
-        return {"map": [[_plain(key), _plain(each)] for key, each in value.items()]}
+        return {"map": [[_to_json(key), _to_json(each)] for key, each in value.items()]}
     if isinstance(value, (set, frozenset)):
-        return {"set": sorted(map(_plain, value))}
+        return {"set": sorted(map(_to_json, value))}
     if isinstance(value, tuple):
-        return {"tuple": [_plain(each) for each in value]}
+        return {"tuple": [_to_json(each) for each in value]}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_to_json(each) for each in value]
     return value
 
 
-def _whole(value: Any) -> Any:
+def _from_json(value: Any) -> Any:
     if isinstance(value, list):
-        return [_whole(each) for each in value]
+        return [_from_json(each) for each in value]
     if not isinstance(value, dict):
         return value
     ((kind, held),) = value.items()
     if kind == "map":
-        return {_whole(key): _whole(each) for key, each in held}
+        return {_from_json(key): _from_json(each) for key, each in held}
     if kind not in ("set", "tuple"):
         raise ValueError(f"there is no {kind!r} in it")
-    return (set if kind == "set" else tuple)(map(_whole, held))
+    return (set if kind == "set" else tuple)(map(_from_json, held))

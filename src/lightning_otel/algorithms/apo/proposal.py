@@ -70,12 +70,12 @@ def propose(context: "Context", batch: Batch, texts: Texts, plan: Plan) -> None:
     """
     episodes = _episodes_of(context, batch, plan)
     reached = [plan.perfect_score is not None and e.score >= plan.perfect_score for e in episodes]
-    bodies = {} if all(reached) else _rewrite(context, episodes, texts, plan)
+    bodies = {} if all(reached) else _rewrite_texts(context, episodes, texts, plan)
     context.report(StepResult(batch.metrics(), bodies))
     context.commit({})
 
 
-def _rewrite(
+def _rewrite_texts(
     context: "Context", episodes: list[Episode], texts: Texts, plan: Plan
 ) -> dict[str, dict[str, Any]]:
     """Bodies that no version has yet; none if the model has nothing new to say."""

@@ -94,9 +94,9 @@ class Reflection:
     ) -> Candidate:
         """New texts for some of a candidate's; none if nothing usable was proposed."""
         with self._fault.noted():
-            return self._proposed(candidate, reflective_dataset, components_to_update)
+            return self._propose_texts(candidate, reflective_dataset, components_to_update)
 
-    def _proposed(
+    def _propose_texts(
         self,
         candidate: Candidate,
         reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
@@ -108,18 +108,20 @@ class Reflection:
         found = {}
         for name in components_to_update:
             if is_examples(name):
-                text = self._drawn(candidate[name])
+                text = self._draw_text(candidate[name])
             else:
-                text = self._written(name, candidate[name], reflective_dataset[name])
+                text = self._write_text(name, candidate[name], reflective_dataset[name])
             if text is not None:
                 found[name] = text
         return found
 
-    def _drawn(self, current: str) -> str | None:
+    def _draw_text(self, current: str) -> str | None:
         shots = self._memory.shots
         return shots.draw(current) if shots is not None else None
 
-    def _written(self, name: str, current: str, records: Sequence[Mapping[str, Any]]) -> str | None:
+    def _write_text(
+        self, name: str, current: str, records: Sequence[Mapping[str, Any]]
+    ) -> str | None:
         """The model's text for a template; None, with the reason noted, if it is of no use."""
         from gepa.strategies.instruction_proposal import InstructionProposalSignature as Signature
 
@@ -138,28 +140,28 @@ class Reflection:
             names = ", ".join(f"{{{each}}}" for each in placeholders)
             prompt = f"{prompt}\n\n{_KEEP.format(names=names)}"
         try:
-            answer = self._asked(str(prompt))
+            answer = self._ask_model(str(prompt))
         except Exception as exc:  # noqa: BLE001  # whoever writes costs one proposal, not the run
-            self._refuse(f"{type(exc).__name__}: {exc}")
+            self._refuse_text(f"{type(exc).__name__}: {exc}")
             return None
         if answer is not None and not isinstance(answer, str):
-            self._refuse(f"it answered with a {type(answer).__name__}, which is no text")
+            self._refuse_text(f"it answered with a {type(answer).__name__}, which is no text")
             return None
         if not answer or not answer.strip():
-            self._refuse("it answered nothing")
+            self._refuse_text("it answered nothing")
             return None
         text = Signature.output_extractor(answer.strip())["new_instruction"]
         fault = self._texts.fault(name, text)
         if fault:
-            self._refuse(fault)
+            self._refuse_text(fault)
             return None
         self.reasons.clear()
         return None if text == current else text
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse_text(self, reason: str) -> None:
         self.reasons.append(reason)
 
-    def _asked(self, prompt: str) -> str | None:
+    def _ask_model(self, prompt: str) -> str | None:
         named = f"reflection-{secrets.token_hex(8)}"
         with auto_trace(
             store=self._store,

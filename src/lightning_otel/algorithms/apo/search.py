@@ -107,7 +107,7 @@ def search(
         ConfigError: A reward lies above the perfect score.
     """
     texts = texts_of(seeds, plan)
-    memory = Memory(part.fingerprint(texts.names, plan.few_shot, plan.metric), _shots(plan))
+    memory = Memory(part.fingerprint(texts.names, plan.few_shot, plan.metric), _make_shots(plan))
     fault = Fault()
     episodes = Episodes(
         context,
@@ -125,7 +125,7 @@ def search(
     folder = context.run_dir / SEARCHED
     put(state, folder)
     try:
-        _optimize(
+        _run_gepa(
             part,
             plan,
             episodes,
@@ -140,14 +140,14 @@ def search(
     watch.end()
 
 
-def _shots(plan: Plan) -> Shots | None:
+def _make_shots(plan: Plan) -> Shots | None:
     """Examples for the prompts, if the plan has any."""
     if not plan.few_shot:
         return None
     return Shots(plan.few_shot, perfect_score=plan.perfect_score, seed=plan.seed)
 
 
-def _optimize(
+def _run_gepa(
     part: Part,
     plan: Plan,
     episodes: Episodes,
@@ -172,7 +172,7 @@ def _optimize(
         skip_perfect_score=plan.perfect_score is not None,
         perfect_score=plan.perfect_score if plan.perfect_score is not None else float("inf"),
         max_metric_calls=plan.max_metric_calls,
-        stop_callbacks=[watch, *_stoppers(plan)],
+        stop_callbacks=[watch, *_make_stoppers(plan)],
         logger=Quiet(),
         callbacks=[cast("GEPACallback", watch)],
         run_dir=str(folder),
@@ -183,7 +183,7 @@ def _optimize(
     )
 
 
-def _stoppers(plan: Plan) -> list[Any]:
+def _make_stoppers(plan: Plan) -> list[Any]:
     from gepa.utils.stop_condition import MaxCandidateProposalsStopper, ScoreThresholdStopper
 
     found: list[Any] = [MaxCandidateProposalsStopper(plan.num_candidates)]

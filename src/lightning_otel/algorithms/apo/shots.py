@@ -43,7 +43,7 @@ class Shots:
         self._sum += reward
         self._taken += 1
         for found in conversations(trajectories):
-            pair = _pair(found)
+            pair = _find_pair(found)
             if pair is None:
                 continue
             key = json.dumps(pair[0], sort_keys=True)
@@ -90,7 +90,7 @@ class Shots:
 _TRIES = 8
 
 
-def _pair(found: Conversation) -> Pair | None:
+def _find_pair(found: Conversation) -> Pair | None:
     """The first question and the last answer; None where that is not what it consists of."""
     asked = next((said for said in found.messages if said["role"] == "user"), None)
     answered = found.messages[-1]

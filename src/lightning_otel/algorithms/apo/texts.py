@@ -81,9 +81,11 @@ class Texts:
         want = set(self.placeholders(name))
         have = set(Prompt(template).placeholders)
         if lost := sorted(want - have):
-            return f"the placeholders {_braced(lost)} are gone"
+            return f"the placeholders {_brace_names(lost)} are gone"
         if new := sorted(have - want):
-            return f"nobody fills in {_braced(new)}; double the braces of what is meant as text"
+            return (
+                f"nobody fills in {_brace_names(new)}; double the braces of what is meant as text"
+            )
         return ""
 
     def placeholders(self, name: str) -> tuple[str, ...]:
@@ -102,5 +104,5 @@ def read(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def _braced(names: Iterable[str]) -> str:
+def _brace_names(names: Iterable[str]) -> str:
     return ", ".join(f"{{{name}}}" for name in names)

@@ -90,7 +90,7 @@ class Watch:
     def on_state_saved(self, event: "StateSavedEvent") -> None:
         """Keep where the search stands, and only then give away what is best in it."""
         with self._fault.noted():
-            self._commit()
+            self._commit_best()
 
     def on_valset_evaluated(self, event: "ValsetEvaluatedEvent") -> None:
         """Measure a candidate that was tried on every task that one chooses by."""
@@ -109,10 +109,10 @@ class Watch:
             TrainingError: The model gave nothing usable several times in a row.
         """
         self._fault.check()
-        self._commit()
+        self._commit_best()
         self._reflection.check()
 
-    def _commit(self) -> None:
+    def _commit_best(self) -> None:
         state = self._state
         if state is None:
             return

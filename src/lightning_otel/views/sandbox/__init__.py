@@ -85,7 +85,7 @@ class Answer:
         """
         while "rows" in (message := self._process.message()):
             for row in message["rows"]:
-                yield tuple(map(_value, row))
+                yield tuple(map(_restore_value, row))
         self.cut = message["end"]
         self.close()
 
@@ -180,11 +180,11 @@ class _Process:
             QueryError: The child says so, or has died, or its time is over.
             StoreError: The child says so.
         """
-        line = self._line()
+        line = self._read_line()
         message: dict[str, Any] = json.loads(line)
         if "error" in message:
             self.kill()
-            raise _error(message)
+            raise _make_error(message)
         return message
 
     def kill(self) -> None:
@@ -196,11 +196,11 @@ class _Process:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
 
-    def _line(self) -> bytes:
+    def _read_line(self) -> bytes:
         start = 0
         while (end := self._received.find(b"\n", start)) < 0:
             start = len(self._received)
-            chunk = self._read()
+            chunk = self._read_bytes()
             if not chunk:
                 raise QueryError(self._cause_of_death())
             self._left -= len(chunk)
@@ -212,7 +212,7 @@ class _Process:
         del self._received[: end + 1]
         return line
 
-    def _read(self) -> bytes:
+    def _read_bytes(self) -> bytes:
         assert self._child.stdout is not None
         if self._child.stdout.closed:
             return b""
@@ -248,7 +248,7 @@ class _Process:
         )
 
 
-def _error(message: Mapping[str, str]) -> LightningOtelError:
+def _make_error(message: Mapping[str, str]) -> LightningOtelError:
     kind = getattr(errors, message["error"], None)
     if isinstance(kind, type) and issubclass(kind, LightningOtelError):
         return kind(message["text"])
@@ -256,7 +256,7 @@ def _error(message: Mapping[str, str]) -> LightningOtelError:
 
 
 _KINDS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "map": lambda pairs: {_value(key): _value(value) for key, value in pairs},
+    "map": lambda pairs: {_restore_value(key): _restore_value(value) for key, value in pairs},
     "bytes": b64decode,
     "decimal": Decimal,
     "datetime": datetime.fromisoformat,
@@ -267,10 +267,10 @@ _KINDS: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 
 
-def _value(sent: Any) -> Any:
+def _restore_value(sent: Any) -> Any:
     """Restore a value from its sent form; see ``child.sendable``."""
     if type(sent) is list:
-        return [_value(item) for item in sent]
+        return [_restore_value(item) for item in sent]
     if type(sent) is dict:
         ((kind, content),) = sent.items()
         return _KINDS[kind](content)

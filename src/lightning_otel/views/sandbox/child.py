@@ -67,29 +67,31 @@ def main(job: Mapping[str, Any]) -> None:
     # DuckDB's own words on stdout would be taken for rows.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
-        _answer(out, Path(job["store"]), job["text"], limits)
+        _send_answer(out, Path(job["store"]), job["text"], limits)
     except LightningOtelError as exc:
         # The rest would be the traceback of a module that DuckDB missed, with paths in it.
         text = str(exc).partition("\nTraceback")[0]
-        _send(out, {"error": type(exc).__name__, "text": text})
+        _send_message(out, {"error": type(exc).__name__, "text": text})
     except MemoryError:
         text = f"the statement needs more than its {limits.memory_bytes >> 20} MiB of memory"
-        _send(out, {"error": "QueryError", "text": f"{text}; ask for fewer rows or columns"})
+        _send_message(
+            out, {"error": "QueryError", "text": f"{text}; ask for fewer rows or columns"}
+        )
     # At once: threads of DuckDB may be at work still, and nothing here is worth a clean end.
     os._exit(0)
 
 
-def _answer(out: int, store: Path, text: str, limits: Limits) -> None:
+def _send_answer(out: int, store: Path, text: str, limits: Limits) -> None:
     layout = Layout(store)
     prepare(layout)
     os.chdir(layout.root)
     # Before DuckDB starts its threads: each is bound by what bound the one that started it.
     landlock.give_up()
-    inside = _inside(layout)
-    con = _connection(inside, text, limits)
+    inside = _layout_inside(layout)
+    con = _open_connection(inside, text, limits)
     query = Query(con, text)
     columns, batches = query.batches(_BATCH)
-    _send(out, {"columns": columns, "avoided": sorted(avoided(inside))})
+    _send_message(out, {"columns": columns, "avoided": sorted(avoided(inside))})
     rows, size, cut = 0, 0, ""
     for batch in batches:
         kept = []
@@ -101,13 +103,13 @@ def _answer(out: int, store: Path, text: str, limits: Limits) -> None:
                 break
             rows += 1
             kept.append(line)
-        _write(out, f'{{"rows":[{",".join(kept)}]}}\n')
+        _write_text(out, f'{{"rows":[{",".join(kept)}]}}\n')
         if cut:
             break
-    _send(out, {"end": cut})
+    _send_message(out, {"end": cut})
 
 
-def _inside(layout: Layout) -> Layout:
+def _layout_inside(layout: Layout) -> Layout:
     """The store's paths as seen from its folder, so that no plan and no error tells where it is."""
     inside = Layout(layout.catalogue)
     inside.live = Path("live")
@@ -117,14 +119,14 @@ def _inside(layout: Layout) -> Layout:
     return inside
 
 
-def _connection(inside: Layout, text: str, limits: Limits) -> Reader:
+def _open_connection(inside: Layout, text: str, limits: Limits) -> Reader:
     """A database with the views the statement reads, in which no setting can be changed."""
     con = new_connection()
     # Three quarters: DuckDB does not count all that it takes.
     con.execute(f"SET memory_limit = '{limits.memory_bytes * 3 // 4} B'")
     con.execute(f"SET threads = {limits.threads}")
     # Before the text is parsed, which may take memory too.
-    _confine(limits)
+    _confine_process(limits)
     check(con, text)
     names = views_of(con, text)
 
@@ -137,7 +139,7 @@ def _connection(inside: Layout, text: str, limits: Limits) -> Reader:
     return found
 
 
-def _confine(limits: Limits) -> None:
+def _confine_process(limits: Limits) -> None:
     """Let the kernel bound memory, processor time and files written."""
     cpu_s = ceil((limits.wall_s + _GRACE_S) * limits.threads)
     wanted = {
@@ -184,11 +186,11 @@ def sendable(value: Any) -> Any:
     return str(value)
 
 
-def _send(out: int, message: Mapping[str, Any]) -> None:
-    _write(out, _encode(message) + "\n")
+def _send_message(out: int, message: Mapping[str, Any]) -> None:
+    _write_text(out, _encode(message) + "\n")
 
 
-def _write(out: int, text: str) -> None:
+def _write_text(out: int, text: str) -> None:
     left = memoryview(text.encode("utf-8", "replace"))
     while left:
         left = left[os.write(out, left) :]

@@ -65,14 +65,14 @@ def check(con: "duckdb.DuckDBPyConnection", text: str) -> None:
         QueryError: It is not.
     """
     check_read_only(con, text)
-    tree = _tree(con, explained(con, text))
+    tree = _parse_tree(con, explained(con, text))
     functions: set[str] = set()
-    for node, names in _nodes(tree):
+    for node, names in _walk_nodes(tree):
         functions |= _function_of(node, names)
     _check_functions(con, functions)
 
 
-def _tree(con: "duckdb.DuckDBPyConnection", text: str) -> Any:
+def _parse_tree(con: "duckdb.DuckDBPyConnection", text: str) -> Any:
     row = con.execute("SELECT json_serialize_sql(?)", [text]).fetchone()
     assert row is not None
     try:
@@ -86,7 +86,7 @@ def _tree(con: "duckdb.DuckDBPyConnection", text: str) -> Any:
     return tree["statements"]
 
 
-def _nodes(tree: Any) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]:
+def _walk_nodes(tree: Any) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]:
     """Every object of a tree, with the names that stand for tables there."""
     stack: list[tuple[Any, frozenset[str]]] = [(tree, NAMES)]
     while stack:
