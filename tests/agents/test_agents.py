@@ -232,7 +232,7 @@ def test_async_agent_can_be_interrupted_from_elsewhere() -> None:
 
 def test_interrupt_that_comes_early_is_not_lost() -> None:
     """It may come when the loop is there, and what it is to run is not."""
-    loop = agent_module._loop()
+    loop = agent_module._thread_loop()
     loop.cancel()
 
     async def agent(task: str) -> None:

@@ -118,7 +118,7 @@ def test_a_style_is_known_by_its_words(number: int) -> None:
     """What the policy says in each style is read back as that style."""
     found = set()
     for seed in range(20):
-        reply = ToyPolicy()._report(str(number), random.Random(seed))
+        reply = ToyPolicy()._report_result(str(number), random.Random(seed))
         style = style_of(str(number), reply.text)
         assert style is not None
         assert reply.logprobs[0] == ToyPolicy().logprobs()[style]

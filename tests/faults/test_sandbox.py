@@ -157,7 +157,7 @@ limits = Limits(wall_s=50, memory_bytes=512 << 20)
 child.check = lambda con, text: None
 is_bound = child.landlock.give_up()
 views = "FROM spans, calls, rewards, rollouts"
-con = child._connection(child._inside(layout), views, limits).con
+con = child._open_connection(child._layout_inside(layout), views, limits).con
 found = []
 for text in texts:
     if not is_bound and "USE_TMP_FILE" in text:

@@ -42,7 +42,7 @@ def test_the_sdks_exporter_is_served(tmp_path: Path, compression: str) -> None:
         code, said = running.end()
 
     assert code == 0
-    assert "1000 spans taken" in said
+    assert "1,000 spans taken" in said
     assert len(Store(tmp_path / "s.duckdb").spans().rows()) == 1000
 
 

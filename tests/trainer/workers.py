@@ -23,7 +23,7 @@ from lightning_otel.trainer.worker import TrainingWorker
 
 WHERE: dict[str, tuple[Any, str, bool, int]] = {
     "after the claim": (Requests, "claim", True, 1),
-    "before the run is written down": (TrainingWorker, "_note", False, 1),
+    "before the run is written down": (TrainingWorker, "_note_run", False, 1),
     "after the step": (*BOUNDARIES["after the step"], 2),
     "before the end is written down": (Requests, "finish", False, 1),
     "after the end is written down": (Requests, "finish", True, 1),

@@ -141,7 +141,7 @@ def test_a_slow_listener_is_told_that_it_missed_some(store: Store, is_slow: bool
     async def hear() -> list[str]:
         hub = Hub(store, Rooms(store))
         listener = await hub.listen()
-        hub._put([("trace", {}) for _ in range(module._HELD + is_slow)])
+        hub._put_events([("trace", {}) for _ in range(module._HELD + is_slow)])
         kinds = [each.kind for each in await hub.next(listener, 1)]
         hub.close()
         return kinds

@@ -196,9 +196,9 @@ def test_metrics_are_read_by_prometheus(filled: Client) -> None:
 
 def test_labels_are_escaped() -> None:
     """As the exposition format asks."""
-    from lightning_otel.serve.api.status import _family
+    from lightning_otel.serve.api.status import _write_metric
 
-    text = _family("x", "gauge", "Odd.", [({"reason": 'a "b"\\\nc'}, 1)])
+    text = _write_metric("x", "gauge", "Odd.", [({"reason": 'a "b"\\\nc'}, 1)])
 
     (family,) = text_string_to_metric_families(text)
     assert family.samples[0].labels == {"reason": 'a "b"\\\nc'}
