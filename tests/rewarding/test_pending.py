@@ -200,7 +200,7 @@ die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 if where == "kept":
     module.give = die                              # it is on disk, and was not looked for
 elif where == "given":
-    module.Pending._delete_feedback = die                   # the reward stands there, and it waits still
+    module.Pending._delete_feedback = die          # the reward stands there, and it waits still
 module.Pending(State(store.name)).settle(store)
 """
 
