@@ -69,6 +69,75 @@ RESULTS = [
 NESTED = [{"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}]
 
 
+def tries(*rewards: float | None, asked: str = "is it?", **given: Any) -> list[Trajectory]:
+    """One rollout a reward, each with an answer of its own."""
+    return [
+        path(
+            step(f"{asked} {i}", asked, reward, span_id=f"s{i}", rollout_id=f"{asked}{i}", **given)
+        )
+        for i, reward in enumerate(rewards)
+    ]
+
+
+def conversation(rollout_id: str = "r1", reward: float | None = 1.0, **given: Any) -> Trajectory:
+    """Two steps whose token ids go on from each other."""
+    return path(
+        exact([1, 2], [3, 4], rollout_id=rollout_id, span_id="s1", **given),
+        exact([1, 2, 3, 4, 5], [6], reward, rollout_id=rollout_id, span_id="s2", **given),
+    )
+
+
+# --- what formats cannot hold --------------------------------------------------------------------
+
+TEXTS, IDS = ("sft", "prompt-completion", "kto", "openai-sft"), ("tokens", "grpo", "verl")
+STRANGE = parts("user", {"type": "hologram", "content": 1})
+CHOICES = step(reward=1.0, action=(said("assistant", "a"), said("assistant", "b")))
+ANSWER_OF_A_TOOL = parts("assistant", result("c", "4"), text("4"))
+NO_GAP = "no answer to the same prompt whose reward differs by enough"
+Case = tuple[list[str] | tuple[str, ...], list[Trajectory], dict[str, Any], int, set[str]]
+LEFT_OUT: list[Case] = [
+    (TEXTS, [path(step(observation=(STRANGE,), reward=1.0), step("b", reward=1.0))], {}, 1,
+     {"a part of type 'hologram'"}),
+    (TEXTS, [path(exact([1], [2], 1.0, observation=(), action=()))], {}, 0, {"no messages"}),
+    (TEXTS, [path(CHOICES)], {}, 1, {"further choices of one call"}),
+    (IDS, [path(step(reward=1.0))], {}, 0, {"no token ids"}),
+    (["grpo", "verl"], [conversation(reward=None)], {}, 0, {"no reward"}),
+    (["grpo"], [conversation(reward=None, advantage=1.0)], {}, 1, set()),
+    (["grpo"], [path(exact([1], [2], 1.0, logprobs=()))], {}, 1, {"no logprobs"}),
+    (["sft"], tries(1.0, 0.2, None), {"threshold": 0.5}, 1,
+     {"reward below the threshold", "no reward"}),
+    (["dpo"], [*tries(0.5, 0.5), *tries(1.0, asked="alone?"), *tries(None, asked="none?")], {}, 0,
+     {NO_GAP, "no other answer to the same prompt", "no reward"}),
+    (["dpo"], tries(0.4, 0.6), {"gap": 0.5}, 0, {NO_GAP}),
+    (["dpo"], tries(0.0, 0.6), {"gap": 0.5}, 1, set()),
+    (["dpo"], [path(step("a", reward=float(i), rollout_id=f"r{i}")) for i in range(2)], {}, 0,
+     {"the same answer earned more and less"}),
+    (["openai-sft"],
+     [path(step(observation=(parts("user", VIDEO),), span_id="v"),
+           step(tools=({"type": "web_search"},), span_id="w"),
+           step(action=(ANSWER_OF_A_TOOL,), span_id="t"), step(span_id="x"))], {}, 1,
+     {"a part of type 'video_url'", "a tool of type 'web_search'", "a tool's result in an answer"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "options", "count", "reasons"),
+    [(name, *rest) for names, *rest in LEFT_OUT for name in names],
+)
+def test_what_a_format_cannot_hold_is_named(
+    name: str,
+    given: list[Trajectory],
+    options: dict[str, Any],
+    count: int,
+    reasons: set[str],
+) -> None:
+    """No row would teach something else than what happened, nor is anything lost in silence."""
+    made = Made(name, *given, **options)
+
+    assert (len(made.rows), made.reasons) == (count, reasons)
+    assert CHOICES not in given[0].transitions or "'b'" not in str(made.rows)
+
+
 # --- sft -----------------------------------------------------------------------------------------
 
 
@@ -111,20 +180,6 @@ def test_sft_begins_anew_where_the_history_was_rewritten() -> None:
     assert [row["reward"] for row in made.rows] == [1.0, 1.0]
 
 
-def test_sft_by_threshold() -> None:
-    """Only what was worth it is kept, and the rest says why it is not."""
-    paths = [
-        path(step(reward=reward, span_id=f"s{index}", rollout_id=f"r{index}"))
-        for index, reward in enumerate((1.0, 0.2, None))
-    ]
-
-    made = Made("sft", *paths, threshold=0.5)
-
-    assert [row["rollout_id"] for row in made.rows] == ["r0"]
-    assert [span_id for span_id, _ in made.left] == ["s1", "s2"]
-    assert made.reasons == {"reward below the threshold", "no reward"}
-
-
 @pytest.mark.parametrize("name", ["sft", "prompt-completion", "kto"])
 def test_media_are_parts_of_the_chat_api(name: str) -> None:
     """Images and sounds, linked or whole, are where the model saw them."""
@@ -152,40 +207,6 @@ def test_several_texts_are_one_for_templates_and_stay_apart_for_openai() -> None
         {"type": "text", "text": "a"},
         {"type": "text", "text": "b"},
     ]
-
-
-@pytest.mark.parametrize("name", ["sft", "prompt-completion", "kto", "openai-sft"])
-def test_what_has_no_place_leaves_the_row_out(name: str) -> None:
-    """A row without what the model saw would teach something else, so there is none."""
-    strange = parts("user", {"type": "hologram", "content": 1})
-
-    made = Made(name, path(step(observation=(strange,), reward=1.0), step("b", reward=1.0)))
-
-    assert len(made.rows) == 1
-    assert made.reasons == {"a part of type 'hologram'"}
-
-
-@pytest.mark.parametrize("name", ["sft", "prompt-completion", "kto", "openai-sft"])
-def test_steps_without_messages_are_left_out(name: str) -> None:
-    """Token ids alone are for other formats."""
-    given = exact([1], [2], 1.0, observation=(), action=())
-
-    made = Made(name, path(given))
-
-    assert made.rows == []
-    assert made.reasons == {"no messages"}
-
-
-@pytest.mark.parametrize("name", ["sft", "prompt-completion", "kto", "openai-sft"])
-def test_further_choices_are_named(name: str) -> None:
-    """A row holds the first choice, and the report says that there were others."""
-    given = step(reward=1.0, action=(said("assistant", "a"), said("assistant", "b")))
-
-    made = Made(name, path(given))
-
-    assert len(made.rows) == 1
-    assert "b" not in str(made.rows[0].get("completion", made.rows[0].get("messages")))
-    assert made.partial[0][1].startswith("further choices")
 
 
 # --- prompt-completion, kto ----------------------------------------------------------------------
@@ -243,16 +264,6 @@ def test_kto_labels_by_threshold_and_never_guesses() -> None:
 # --- dpo -----------------------------------------------------------------------------------------
 
 
-def tries(*rewards: float | None, asked: str = "is it?", **given: Any) -> list[Trajectory]:
-    """One rollout a reward, each with an answer of its own."""
-    return [
-        path(
-            step(f"{asked} {i}", asked, reward, span_id=f"s{i}", rollout_id=f"{asked}{i}", **given)
-        )
-        for i, reward in enumerate(rewards)
-    ]
-
-
 def test_dpo_pairs_the_best_with_the_worst() -> None:
     """Each answer is in one pair at most; what finds no worse one says so."""
     made = Made("dpo", *tries(0.5, 1.0, 0.0, 0.75, 0.5))
@@ -267,34 +278,6 @@ def test_dpo_pairs_the_best_with_the_worst() -> None:
     assert row["rejected"] == [{"role": "assistant", "content": "is it? 2"}]
     assert (row["rollout_id"], row["rejected_rollout_id"]) == ("is it?1", "is it?2")
     assert len(made.left) == 1
-
-
-def test_dpo_pairs_need_a_gap_a_partner_and_rewards() -> None:
-    """Too small a gap, no other answer, no reward: each is a reason."""
-    same = tries(0.5, 0.5)
-    alone = tries(1.0, asked="alone?")
-    none = tries(None, asked="none?")
-
-    made = Made("dpo", *same, *alone, *none)
-
-    assert made.rows == []
-    assert made.reasons == {
-        "no answer to the same prompt whose reward differs by enough",
-        "no other answer to the same prompt",
-        "no reward",
-    }
-    assert Made("dpo", *tries(0.4, 0.6), gap=0.5).rows == []
-    assert len(Made("dpo", *tries(0.0, 0.6), gap=0.5).rows) == 1
-
-
-def test_dpo_never_prefers_an_answer_to_itself() -> None:
-    """The same words that earned more and less teach nothing."""
-    paths = [path(step("a", reward=float(i), rollout_id=f"r{i}")) for i in range(2)]
-
-    made = Made("dpo", *paths)
-
-    assert made.rows == []
-    assert made.reasons == {"the same answer earned more and less"}
 
 
 def test_dpo_pairs_stay_in_their_group_and_prompt() -> None:
@@ -346,23 +329,6 @@ def test_openai_sft_is_its_file_format() -> None:
     ] * 2
 
 
-def test_openai_refuses_what_its_files_cannot_hold() -> None:
-    """Videos, tools that are no functions, a tool's result in an answer; other rows are made."""
-    video = step(observation=(parts("user", VIDEO),), span_id="v")
-    search = step(tools=({"type": "web_search"},), span_id="w")
-    result = {"type": "tool_call_response", "id": "c", "response": "4"}
-    told = step(action=(parts("assistant", result, {"type": "text", "content": "4"}),), span_id="t")
-
-    made = Made("openai-sft", path(video, search, told, step(span_id="x")))
-
-    assert len(made.rows) == 1
-    assert made.reasons == {
-        "a part of type 'video_url'",
-        "a tool of type 'web_search'",
-        "a tool's result in an answer",
-    }
-
-
 def test_openai_dpo_is_its_file_format() -> None:
     """One input, a preferred and another output."""
     made = Made("openai-dpo", *tries(0.0, 1.0, tools=(TOOL,)))
@@ -379,29 +345,12 @@ def test_openai_dpo_is_its_file_format() -> None:
 # --- token ids -----------------------------------------------------------------------------------
 
 
-def conversation(rollout_id: str = "r1", reward: float | None = 1.0, **given: Any) -> Trajectory:
-    """Two steps whose token ids go on from each other."""
-    return path(
-        exact([1, 2], [3, 4], rollout_id=rollout_id, span_id="s1", **given),
-        exact([1, 2, 3, 4, 5], [6], reward, rollout_id=rollout_id, span_id="s2", **given),
-    )
-
-
 def test_tokens_join_what_goes_on_exactly() -> None:
     """One sequence, masked where the model was given tokens."""
     made = Made("tokens", conversation(), path(exact([1], [2]), exact([7], [8], span_id="s2")))
 
     assert [row["input_ids"] for row in made.rows] == [[1, 2, 3, 4, 5, 6], [1, 2], [7, 8]]
     assert made.rows[0]["labels"] == [-100, -100, 3, 4, -100, 6]
-
-
-@pytest.mark.parametrize("name", ["tokens", "grpo", "verl"])
-def test_steps_without_ids_are_left_out(name: str) -> None:
-    """Text is never made into ids here."""
-    made = Made(name, path(step(reward=1.0)))
-
-    assert made.rows == []
-    assert made.reasons == {"no token ids"}
 
 
 def test_grpo_has_openenvs_names() -> None:
@@ -427,25 +376,6 @@ def test_grpo_advantages_that_differ_are_by_token() -> None:
 
     assert row["advantage"] is None
     assert row["per_token_advantages"] == [-1.0, -1.0, 0.0, 2.0]
-
-
-def test_grpo_without_logprobs_says_so() -> None:
-    """The row is there, its logprobs are not, and nothing is made up."""
-    made = Made("grpo", path(exact([1], [2], 1.0, logprobs=())))
-
-    assert made.rows[0]["per_token_logps"] is None
-    assert made.reasons == {"no logprobs"}
-
-
-@pytest.mark.parametrize("name", ["grpo", "verl"])
-def test_sequences_without_a_reward_are_left_out(name: str) -> None:
-    """Nothing to learn from; an advantage alone will do for GRPO."""
-    made = Made(name, conversation(reward=None))
-
-    assert made.rows == []
-    assert [span_id for span_id, _ in made.left] == ["s1", "s2"]
-    assert made.reasons == {"no reward"}
-    assert len(Made("grpo", conversation(reward=None, advantage=1.0)).rows) == 1
 
 
 def test_rollouts_of_one_prompt_are_a_group_where_none_was_computed() -> None:

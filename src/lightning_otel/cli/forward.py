@@ -65,7 +65,7 @@ def forward(
     forwarding.tell(0 if is_done else None)
     if forwarding.error is not None:
         raise forwarding.error
-    is_whole = is_done and not forwarding.rejected
+    is_whole = is_done and not forwarding.forwarder.rejected
     return 0 if is_whole or not once else _NOT_DELIVERED
 
 

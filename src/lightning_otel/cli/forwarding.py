@@ -26,10 +26,10 @@ class Forwarding(Background):
             waiting: How many were not delivered; None if that is not known.
             is_quiet: Whether to say only what was not delivered.
         """
-        if is_quiet and not waiting and not self.rejected:
+        if is_quiet and not waiting and not self.forwarder.rejected:
             return
-        text = f"  OTLP: {count_noun(self.delivered, 'span')} delivered"
-        for reason, number in self.rejected.most_common():
+        text = f"  OTLP: {count_noun(self.forwarder.delivered, 'span')} delivered"
+        for reason, number in self.forwarder.rejected.most_common():
             text += f", {number} REJECTED: {reason}"
         if waiting or waiting is None:
             text += f", {waiting or 'some'} NOT delivered: {self.why}"

@@ -283,7 +283,8 @@ class _Run:
         forwarding = self._forwarding
         if forwarding is None or self._recording is None:
             return
-        waiting = max(0, ended - forwarding.delivered - forwarding.rejected.total())
+        sent = forwarding.forwarder
+        waiting = max(0, ended - sent.delivered - sent.rejected.total())
         forwarding.tell(waiting, is_quiet=is_quiet)
         if waiting:
             suggest(f"forward --rollout {self._recording.rollout_id}", store)

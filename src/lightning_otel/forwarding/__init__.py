@@ -13,12 +13,12 @@ from typing import Final
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 
-from lightning_otel.forwarding.sending import Answer, Sender, Verdict
+from lightning_otel.forwarding.sending import Answer, GrpcSender, HttpSender, Verdict
 from lightning_otel.store.engines.otlp import UnsendableError, request_of
 from lightning_otel.store.follow import POLL_S, Follower
 from lightning_otel.types import Span
 
-__all__ = ["Answer", "Forwarder", "Sender", "Verdict"]
+__all__ = ["Answer", "Forwarder", "Verdict"]
 
 BATCH_SPANS: Final = 512
 BATCH_BYTES: Final = 2 << 20
@@ -46,7 +46,7 @@ class Forwarder:
     def __init__(
         self,
         follower: Follower,
-        sender: Sender,
+        sender: HttpSender | GrpcSender,
         *,
         with_content: bool,
         wait: Callable[[float], bool] | None = None,
@@ -112,12 +112,12 @@ class Forwarder:
 
     @property
     def silent_s(self) -> float:
-        """How long the endpoint has left a request without an answer; 0 if none is under way."""
+        """Return for how long a request has been without an answer; 0 if none is under way."""
         asked_ns = self._asked_ns
         return (time.monotonic_ns() - asked_ns) / 1e9 if asked_ns else 0.0
 
     def _deliver(self) -> bool:
-        """Whether the endpoint gave its last word on each span in hand."""
+        """Return whether the endpoint gave its last word on each span in hand."""
         while self._parts:
             part = self._parts[-1]
             answer = self._answer_to(part)
@@ -142,7 +142,7 @@ class Forwarder:
         self._follower.commit(part)
 
     def _answer_to(self, part: list[Span]) -> Answer | None:
-        """What the endpoint says of some spans at last; None if told not to wait for it."""
+        """Return what the endpoint says of some spans at last; None if told not to wait."""
         try:
             body = request_of(part, with_content=self._with_content)
         except UnsendableError as exc:
@@ -176,7 +176,7 @@ class Forwarder:
             self._on_complaint(complaint)
 
     def _wait_s(self, answer: Answer) -> float:
-        """How long to wait: exponential, with jitter, and not less than the server asked for."""
+        """Return an exponential wait with jitter, not less than the server asked for."""
         longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(self._tries - 1, 10))
         wait_s = random.uniform(longest / 2, longest)
         return max(wait_s, min(answer.wait_s, _LONGEST_ASKED_S))

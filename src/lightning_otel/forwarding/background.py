@@ -4,7 +4,6 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
@@ -32,14 +31,13 @@ class Background:
     """Forwards from a thread of its own; a program that runs beside it waits for nothing.
 
     Attributes:
+        forwarder: Sends, and counts.
         error: Why it ended before its time.
-        is_whole: Whether nothing more can come once all is delivered: then the position is taken
-            away.
     """
 
     def __init__(self, forwarder: Forwarder, follower: Follower) -> None:
         """Begin to send."""
-        self._forwarder = forwarder
+        self.forwarder = forwarder
         self._follower = follower
         self._is_done = False
         self.error: LightningOtelError | None = None
@@ -48,14 +46,14 @@ class Background:
 
     def _run(self) -> None:
         try:
-            self._forwarder.probe()
-            self._is_done = self._forwarder.run()
+            self.forwarder.probe()
+            self._is_done = self.forwarder.run()
         except LightningOtelError as exc:
             self.error = exc
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it has not come to its end."""
+        """Return whether it has not come to its end."""
         return self._thread.is_alive()
 
     def finish(self, *, is_whole: bool = False) -> bool:
@@ -66,10 +64,10 @@ class Background:
                 taken away.
         """
         began = time.monotonic()
-        self._forwarder.hurry()
+        self.forwarder.hurry()
         while self._thread.is_alive() and time.monotonic() - began < _LAST_CHANCE_S:
-            patience_s = _SILENT_S if self._forwarder.is_answering else _GRACE_S
-            if self._forwarder.silent_s > patience_s:
+            patience_s = _SILENT_S if self.forwarder.is_answering else _GRACE_S
+            if self.forwarder.silent_s > patience_s:
                 break
             self._thread.join(0.005)
         if not self._thread.is_alive():
@@ -77,20 +75,10 @@ class Background:
         return self._is_done
 
     @property
-    def delivered(self) -> int:
-        """Spans delivered."""
-        return self._forwarder.delivered
-
-    @property
-    def rejected(self) -> Counter[str]:
-        """Spans the endpoint will never take, by reason."""
-        return self._forwarder.rejected
-
-    @property
     def why(self) -> str:
-        """Why something was not delivered."""
+        """Return why something was not delivered."""
         silent = "the endpoint does not answer in time"
-        return str(self.error or "") or self._forwarder.complaint or silent
+        return str(self.error or "") or self.forwarder.complaint or silent
 
 
 class ForwardingProcessor(SpanProcessor):
@@ -138,15 +126,9 @@ class ForwardingProcessor(SpanProcessor):
         writer.layout.create()
         sender = sender_for(endpoint)
         follower = follower_of_process(writer.layout, name_of(writer), since_ns)
-        return Background(
-            Forwarder(
-                follower,
-                sender,
-                with_content=config.content().is_exported,
-                on_complaint=_complain,
-            ),
-            follower,
-        )
+        is_allowed = config.content().is_exported
+        forwarder = Forwarder(follower, sender, with_content=is_allowed, on_complaint=_complain)
+        return Background(forwarder, follower)
 
 
 def _complain(complaint: str) -> None:

@@ -10,18 +10,18 @@ import gzip
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-import orjson
+from google.protobuf import json_format  # type: ignore[import-untyped]  # has no stubs
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from lightning_otel.config import OtlpEndpoint
 from lightning_otel.errors import ConfigError
 
-_MOST_ANSWER: Final = 1 << 16
-_MOST_REASON: Final = 200
+_MAX_ANSWER_BYTES: Final = 1 << 16
+_MAX_REASON: Final = 200
 _PATH: Final = "/v1/traces"
 _EXPORT: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -35,6 +35,9 @@ class Verdict(enum.Enum):
     TOO_LARGE = "too large"
     BAD = "bad"
     """Something in it will never be taken."""
+
+
+_VERDICTS: Final = {400: Verdict.BAD, 413: Verdict.TOO_LARGE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,8 @@ class Answer:
     is_silent: bool = False
 
 
-class Sender(Protocol):
-    """Speaks to one endpoint."""
-
-    def send(self, body: bytes) -> Answer:
-        """Send one encoded export request; never raises for what the endpoint does."""
-
-
-def sender_for(endpoint: OtlpEndpoint) -> Sender:
-    """The sender for an endpoint's protocol.
+def sender_for(endpoint: OtlpEndpoint) -> "HttpSender | GrpcSender":
+    """Return the sender for an endpoint's protocol.
 
     Raises:
         ConfigError: The URL cannot be used.
@@ -105,7 +101,7 @@ class HttpSender:
             self._session.cert = pair if endpoint.client_key else endpoint.client_certificate
 
     def send(self, body: bytes) -> Answer:
-        """Send one request."""
+        """Send one request; never raises for what the endpoint does."""
         try:
             with self._session.post(
                 self.url,
@@ -114,57 +110,50 @@ class HttpSender:
                 allow_redirects=False,
                 stream=True,
             ) as answer:
-                return self._read(answer)
+                return _read(answer)
         except (*self._failures, OSError, ValueError) as exc:
             return Answer(Verdict.LATER, _reason(exc), is_silent=True)
 
-    def _read(self, answer: Any) -> Answer:
-        status, reason = answer.status_code, f"HTTP {answer.status_code} {answer.reason or ''}"
-        # Decompressed as it is read, and never more than so much of it.
-        answer.raw.decode_content = True
-        text: bytes = answer.raw.read(_MOST_ANSWER + 1)
-        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        said = _message(text, kind)
-        reason = f"{reason.strip()}: {said}"[:_MOST_REASON] if said else reason.strip()
-        if 200 <= status < 300:
-            return (
-                _taken(text, kind)
-                if len(text) <= _MOST_ANSWER
-                else Answer(Verdict.LATER, f"{reason}: an answer of more than {_MOST_ANSWER} bytes")
-            )
-        if status == 413:
-            return Answer(Verdict.TOO_LARGE, reason)
-        if status == 400:
-            return Answer(Verdict.BAD, reason)
-        if 300 <= status < 400 and (place := answer.headers.get("Location")):
-            reason = f"{reason}, a redirect to {place}"[:_MOST_REASON]
-        return Answer(Verdict.LATER, reason, wait_s=_wait_s(answer.headers.get("Retry-After")))
+
+def _read(answer: Any) -> Answer:
+    # Decompressed as it is read, and never more than so much of it.
+    answer.raw.decode_content = True
+    text: bytes = answer.raw.read(_MAX_ANSWER_BYTES + 1)
+    kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    status, reason = answer.status_code, f"HTTP {answer.status_code} {answer.reason or ''}".strip()
+    if len(text) > _MAX_ANSWER_BYTES:
+        text, reason = b"", f"{reason}: an answer of more than {_MAX_ANSWER_BYTES} bytes"
+    elif 200 <= status < 300:
+        return _taken(text, kind)
+    elif message := _message(text, kind):
+        reason = f"{reason}: {message}"
+    elif 300 <= status < 400 and (place := answer.headers.get("Location")):
+        reason = f"{reason}, a redirect to {place}"
+    wait_s = _wait_s(answer.headers.get("Retry-After"))
+    return Answer(_VERDICTS.get(status, Verdict.LATER), reason[:_MAX_REASON], wait_s=wait_s)
 
 
 def _taken(text: bytes, kind: str) -> Answer:
-    """What an answer of success says, if it is OTLP's at all."""
+    """Return what an answer of success says, if it is OTLP's at all."""
     response = ExportTraceServiceResponse()
-    rejected, message = 0, ""
     try:
         if kind == "application/json":
-            found = orjson.loads(text or b"{}")
-            partial = found.get("partialSuccess") or {}
-            rejected = int(partial.get("rejectedSpans") or 0)
-            message = str(partial.get("errorMessage") or "")
+            json_format.Parse(text or b"{}", response, ignore_unknown_fields=True)
         elif kind in ("application/x-protobuf", "application/octet-stream", "") or not text:
             response.ParseFromString(text)
-            rejected = response.partial_success.rejected_spans
-            message = response.partial_success.error_message
         else:
             return Answer(Verdict.LATER, f"the answer is {kind}, not OTLP's; is the URL right?")
-    except (DecodeError, ValueError, AttributeError, TypeError):
+    except (DecodeError, json_format.ParseError, ValueError):
         return Answer(Verdict.LATER, "the answer is not OTLP's; is the URL right?")
-    reason = f"partial success: {message or 'without a reason'}"[:_MOST_REASON]
-    return Answer(Verdict.DELIVERED, reason if rejected > 0 else "", rejected=max(0, rejected))
+    partial = response.partial_success
+    if partial.rejected_spans <= 0:
+        return Answer(Verdict.DELIVERED)
+    reason = f"partial success: {partial.error_message or 'without a reason'}"[:_MAX_REASON]
+    return Answer(Verdict.DELIVERED, reason, rejected=partial.rejected_spans)
 
 
 def _message(text: bytes, kind: str) -> str:
-    """What an answer of failure says, on one line."""
+    """Return what an answer of failure says, on one line."""
     if kind == "application/x-protobuf":
         from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # has no stubs
 
@@ -180,21 +169,17 @@ def _message(text: bytes, kind: str) -> str:
 
 
 def _wait_s(text: str | None) -> float:
-    """Seconds in a Retry-After, which may be a date."""
-    if not text:
-        return 0.0
+    """Return the seconds of a Retry-After, which may be a date."""
     try:
-        return max(0.0, float(int(text)))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+        if text and text.lstrip("-").isdecimal():
+            return max(0.0, float(text))
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time()) if text else 0.0
     except ValueError:
         return 0.0
 
 
 def _reason(exc: BaseException) -> str:
-    """The innermost cause, as the system says it."""
+    """Return the innermost cause, as the system says it."""
     text = str(exc)
     if "BadStatusLine('\\x00\\x00" in text:  # settings of HTTP/2, which gRPC speaks
         return "this is a gRPC port: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"
@@ -203,7 +188,7 @@ def _reason(exc: BaseException) -> str:
     if isinstance(exc, TimeoutError) or "timed out" in text:
         return "no answer in time"
     inner = str(exc) or type(exc).__name__
-    return " ".join(inner.split())[:_MOST_REASON]
+    return " ".join(inner.split())[:_MAX_REASON]
 
 
 class GrpcSender:
@@ -233,7 +218,7 @@ class GrpcSender:
         try:
             text = self._export(body, timeout=self._timeout_s, metadata=self._metadata)
         except self._grpc.RpcError as exc:
-            reason = f"gRPC {exc.code().name}: {exc.details()}"[:_MOST_REASON]
+            reason = f"gRPC {exc.code().name}: {exc.details()}"[:_MAX_REASON]
             if exc.code() is code.INVALID_ARGUMENT:
                 return Answer(Verdict.BAD, reason)
             # The one of two meanings that waiting does not help.
