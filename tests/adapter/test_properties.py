@@ -91,7 +91,7 @@ def test_no_step_begins_before_the_one_it_follows_ended(spans: list[Span]) -> No
         positions = list(own)
 
         talks = [conversations.read(call) for call in own.values()]
-        before = branches.links(built, positions, list(own.values()), talks).before
+        before = branches.link_calls(built, positions, list(own.values()), talks, ()).before
 
         for call, previous in enumerate(before):
             assert previous < call

@@ -10,7 +10,8 @@ one followed. One that goes on with a shortened conversation follows by time, an
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import conversations, order, siblings
@@ -24,33 +25,14 @@ _MOST_ABOVE: Final = 64
 """How far up is looked for who waited for a call."""
 
 
-def paths(before: Sequence[int]) -> list[list[int]]:
-    """Every root-to-leaf path, in order of their last step.
-
-    Args:
-        before: For each step the earlier one it follows, or -1.
-    """
-    has_successor = bytearray(len(before))
-    for previous in before:
-        if previous != NONE:
-            has_successor[previous] = 1
-    found = []
-    for leaf in range(len(before)):
-        if has_successor[leaf]:
-            continue
-        path = []
-        node = leaf
-        while node != NONE:
-            path.append(node)
-            node = before[node]
-        found.append(path[::-1])
-    return found
-
-
-class Links(NamedTuple):
-    """How one agent's calls hang together, by index; -1 stands for none.
+@dataclass(frozen=True, slots=True)
+class Links:
+    """One agent's calls, in order, and how they hang together, by index; -1 stands for none.
 
     Attributes:
+        positions: Their positions in the tree.
+        calls: The calls.
+        talks: Their conversations.
         before: The earlier call that each one follows.
         is_continued: Whether it continues that one's conversation, and not only its time.
         is_beside: Whether it began beside another branch of its agent.
@@ -58,29 +40,44 @@ class Links(NamedTuple):
         is_compacted: Whether it goes on with a shortened conversation.
     """
 
+    positions: Sequence[int]
+    calls: Sequence[Call]
+    talks: Sequence[Conversation]
     before: list[int]
     is_continued: bytearray
     is_beside: bytearray
     repeats: list[int]
     is_compacted: bytearray
 
-    @property
-    def path_before(self) -> list[int]:
-        """The call that each one follows on its path: none where a conversation was shortened."""
-        return [
+    def paths(self) -> list[list[int]]:
+        """Return every root-to-leaf path, in order of their last step.
+
+        A path ends where a conversation was shortened.
+        """
+        before = [
             NONE if is_compacted else previous
             for previous, is_compacted in zip(self.before, self.is_compacted, strict=True)
         ]
+        followed = set(before)
+        found = []
+        for leaf in range(len(before)):
+            if leaf in followed:
+                continue
+            path = [leaf]
+            while before[path[-1]] != NONE:
+                path.append(before[path[-1]])
+            found.append(path[::-1])
+        return found
 
 
-def links(
+def link_calls(
     tree: Tree,
     positions: Sequence[int],
     calls: Sequence[Call],
     talks: Sequence[Conversation],
-    tools: Sequence[int] = (),
+    tools: Sequence[int],
 ) -> Links:
-    """How one agent's calls hang together.
+    """Return how one agent's calls hang together.
 
     Args:
         tree: The attempt's spans.
@@ -89,17 +86,15 @@ def links(
         talks: Their conversations.
         tools: Positions of the agent's tools, in the order of the walk.
     """
-    tool_of = siblings.tool_of_each(tree, positions, tools) if tools else [NONE] * len(calls)
+    count = len(calls)
+    tool_of = siblings.tool_of_each(tree, positions, tools) if tools else [NONE] * count
     by_time, is_beside = siblings.by_time(tree, positions, tool_of)
     found = Links(
-        [NONE] * len(calls),
-        bytearray(len(calls)),
-        is_beside,
-        [NONE] * len(calls),
-        bytearray(len(calls)),
-    )
+        positions, calls, talks, [NONE] * count, bytearray(count), is_beside, [NONE] * count,
+        bytearray(count),
+    )  # fmt: skip
     history = _History(calls, talks)
-    by_end = sorted(range(len(calls)), key=lambda call: (tree.ends[positions[call]], call))
+    by_end = sorted(range(count), key=lambda call: (tree.ends[positions[call]], call))
     finished = 0
     for call, position in enumerate(positions):
         while by_end[finished] < call and (
@@ -107,7 +102,7 @@ def links(
         ):
             history.add(by_end[finished])
             finished += 1
-        _link(found, history, call, by_time[call], tree, positions)
+        _link(found, history, call, by_time[call], tree)
     _set_apart(found, tool_of)
     return found
 
@@ -138,20 +133,13 @@ def _set_apart(found: Links, tool_of: Sequence[int]) -> None:
             found.is_beside[call] = 1
 
 
-def _link(
-    found: Links,
-    history: "_History",
-    call: int,
-    latest: int,
-    tree: Tree,
-    positions: Sequence[int],
-) -> None:
+def _link(found: Links, history: "_History", call: int, latest: int, tree: Tree) -> None:
     """Find what one call follows, given the latest by time, once all before it are linked."""
     previous, is_continued = history.continued_by(call, latest)
     is_plain = is_continued and previous == latest
     if latest != NONE and not found.is_beside[call] and not is_plain:
         again = NONE if is_continued else history.asked_before(call)
-        if again != NONE and siblings.is_after(tree, positions[again], positions[call]):
+        if again != NONE and siblings.is_after(tree, found.positions[again], found.positions[call]):
             found.repeats[call] = again
             found.is_compacted[call] = found.is_compacted[again]
             previous = found.before[again]
@@ -170,7 +158,6 @@ class _History:
         self._calls = calls
         self._talks = talks
         self._left: dict[int, int] = {}
-        self._known: set[int] = set()
         self._asked: dict[int, int] = {}
         self._root = list(range(len(calls)))
         left = {each for talk in talks for each in talk.left}
@@ -200,7 +187,7 @@ class _History:
         if not length:
             return by_time, False
         conversation = prefixes[length - 1]
-        if hash((by_time, conversation)) in self._known:
+        if by_time != NONE and conversation in self._talks[by_time].left:
             return by_time, True
         return self._left[conversation], True
 
@@ -208,7 +195,6 @@ class _History:
         """Know the conversation a call leaves behind: what it was given and each of its answers."""
         for conversation in self._talks[call].left:
             self._left[conversation] = call
-            self._known.add(hash((call, conversation)))
         if self._talks[call].prefixes:
             self._asked[self._talks[call].given] = call
 

@@ -9,6 +9,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter import branches, causes, credit, exactness, siblings, tracking
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import integer, text
+from lightning_otel.adapter.branches import Links
 from lightning_otel.adapter.calls import is_call
 from lightning_otel.adapter.conversations import Conversation
 from lightning_otel.adapter.quick import maker
@@ -66,10 +67,12 @@ def assemble(
         named = [steps.rewards.get(position, {}) for position in positions]
         worth = [values.get(position) for position in positions]
         if gamma is not None:
-            worth = credit.discounted(worth, own.links.before, gamma)
-        paths = branches.paths(own.links.path_before)
+            worth = credit.discounted(worth, own.before, gamma)
+        paths = own.paths()
         made = _transitions(key, own, paths, named, worth)
-        for branch, (path, cause) in enumerate(zip(paths, names.of(own, paths), strict=True)):
+        for branch, (path, cause) in enumerate(
+            zip(paths, names.name_each(own, paths), strict=True)
+        ):
             found.append(
                 Trajectory(
                     key.rollout_id,
@@ -85,21 +88,19 @@ def assemble(
     return found
 
 
-def _own(tree: Tree, positions: Sequence[int], steps: Steps, tools: Sequence[int]) -> causes.Own:
+def _own(tree: Tree, positions: Sequence[int], steps: Steps, tools: Sequence[int]) -> Links:
     """One agent's calls and how they hang together."""
     calls, talks = [steps.calls[i] for i in positions], [steps.talks[i] for i in positions]
     parting = tools if is_call(calls[0].span) else ()  # marks made inside tools are one episode
-    return causes.Own(
-        positions, calls, talks, branches.links(tree, positions, calls, talks, parting)
-    )
+    return branches.link_calls(tree, positions, calls, talks, parting)
 
 
-def _is_guess(tree: Tree, own: causes.Own, path: Sequence[int]) -> bool:
+def _is_guess(tree: Tree, own: Links, path: Sequence[int]) -> bool:
     """Whether only clocks say that one of the steps came before the next."""
     if tree.is_counted:
         return False
     return not all(
-        own.links.is_continued[step]
+        own.is_continued[step]
         or branches.is_known(tree, own.positions[earlier], own.positions[step])
         for earlier, step in pairwise(path)
     )
@@ -107,7 +108,7 @@ def _is_guess(tree: Tree, own: causes.Own, path: Sequence[int]) -> bool:
 
 def _transitions(
     key: AttemptKey,
-    own: causes.Own,
+    own: Links,
     paths: Sequence[Sequence[int]],
     named: Sequence[Named],
     values: Sequence[float | None],
@@ -118,11 +119,7 @@ def _transitions(
     """
     calls = own.calls
     uses = Counter(node for path in paths for node in path)
-    after = {
-        previous: call
-        for call, previous in enumerate(own.links.before)
-        if own.links.is_compacted[call]
-    }
+    after = {previous: call for call, previous in enumerate(own.before) if own.is_compacted[call]}
     made: dict[int, Transition] = {}
     for path in paths:
         for step, node in enumerate(path):
