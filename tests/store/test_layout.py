@@ -180,7 +180,7 @@ def test_manifest_comes_back(layout: Layout) -> None:
     layout.create()
     manifest = Manifest(
         (DataFile("a", 1, 2, 3, 4, 5), DataFile("b", 1, 2, 3, 4, 5, dropped_us=6)),
-        (SettledSegment("s", 7, damaged=1), SettledSegment("t", 8, conflicts=2, lost=3)),
+        (SettledSegment("s", 7, damaged=1), SettledSegment("t", 8, counts={"dropped.disk": 3})),
     )
 
     layout.write_manifest(manifest)

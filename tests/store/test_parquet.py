@@ -2,6 +2,7 @@
 
 import stat
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -109,41 +110,23 @@ def test_file_holds_every_part_of_a_span(store: Store, write: Write, make_span: 
     assert store.spans().rows() == [span]
 
 
-def test_a_span_twice_is_kept_once_and_is_no_conflict(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan
+@pytest.mark.parametrize(("name", "reason"), [("first", "duplicate"), ("other", "conflict")])
+def test_of_spans_with_one_id_the_first_wins_and_the_others_are_counted(
+    store: Store, write: Write, make_span: MakeSpan, name: str, reason: str
 ) -> None:
-    """The same span recorded twice, in one batch or in two, is there once."""
-    span = make_span()
-    write([span, span])
-    write([span])
+    """In one batch or in two, before and after settling; a different one is a conflict."""
+    first = make_span(name="first", start_ns=5, end_ns=6)
+    second = replace(first, name=name)
+    write([first, second])
+    write([second])
     live = store.spans().rows()
     store.settle()
-    write([span])
-    mixed = store.spans().rows()
-    store.settle()
-
-    assert live == mixed == store.spans().rows() == [span]
-    assert [segment.conflicts for segment in _of(layout).values()] == [0, 0, 0]
-
-
-def test_of_two_spans_with_one_id_the_first_wins_and_the_other_is_counted(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan
-) -> None:
-    """A different span with an id that is taken is left out, before and after settling."""
-    first = make_span(name="first", start_ns=5)
-    second = make_span(name="second", trace_id=first.trace_id, span_id=first.span_id)
-    third = make_span(name="third", trace_id=first.trace_id, span_id=first.span_id)
-    one = write([first, second])
-    live = store.spans().rows()
-    store.settle()
-    two = write([third])
+    write([second])
     mixed = store.spans().rows()
     store.settle()
 
     assert live == mixed == store.spans().rows() == [first]
-    counts = _of(layout)
-    assert counts[one.name].conflicts == 1
-    assert counts[two.name].conflicts == 1
+    assert store.accounting().rejected == {reason: 3}
 
 
 def test_lines_that_do_not_parse_are_stepped_over_and_counted(
@@ -163,14 +146,18 @@ def test_lines_that_do_not_parse_are_stepped_over_and_counted(
         orjson.dumps(without_start),
         orjson.dumps(without_id),
     ]
+    flipped = path.read_bytes().splitlines()[1].replace(b'"trace_id":', b'"trace_id"\x01', 1)
+    damage.append(flipped)
     _add_lines(path, b"\n".join(damage) + b"\n")
+    unsealed = path.read_bytes().rpartition(b'{"record":"seal"')[0]
+    path.write_bytes(unsealed + b'{"record":"span","tr')  # as a killed process leaves it
     other = write([make_span(name="after")])
     live = [span.name for span in store.spans()]
 
     store.settle()
 
     assert live == [span.name for span in store.spans()] == ["before", "after"]
-    assert _of(layout)[path.name].damaged == len(damage)
+    assert _of(layout)[path.name].damaged == len(damage) + 1
     assert _of(layout)[other.name].damaged == 0
 
 
@@ -221,7 +208,7 @@ def test_a_span_open_across_segments_is_one_span(
     names = sorted(span.name for span in store.spans())
     assert names == sorted(["root", "last", *(f"step {number}" for number in range(10))])
     assert not any(span.is_incomplete for span in store.spans())
-    assert not any(segment.conflicts for segment in _of(layout).values())
+    assert store.accounting().rejected == {}
 
 
 def test_losses_noted_by_writers_are_added_up(
@@ -233,7 +220,7 @@ def test_losses_noted_by_writers_are_added_up(
 
     store.settle()
 
-    assert _of(layout)[path.name].lost == 7
+    assert store.accounting().dropped == {"disk": 7}
 
 
 def test_a_batch_of_nothing_new_makes_no_file(

@@ -50,8 +50,6 @@ MANIFEST_COLUMNS: Final = {
     "rows": "BIGINT",
     "size_bytes": "BIGINT",
     "damaged": "BIGINT",
-    "conflicts": "BIGINT",
-    "lost": "BIGINT",
 }
 
 

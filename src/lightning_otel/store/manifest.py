@@ -53,8 +53,6 @@ class SettledSegment:
 
     Attributes:
         damaged: Lines that did not parse.
-        conflicts: Spans left out because their id was taken by a different span.
-        lost: Spans its process lost because the disk refused them.
         counts: What became of the spans that ended in it, by reason; see :mod:`counts`.
         file: The data file its spans stand in; empty if it is not known or there is none.
         rows: Its spans that stand in that file.
@@ -63,8 +61,6 @@ class SettledSegment:
     name: str
     settled_us: int
     damaged: int = 0
-    conflicts: int = 0
-    lost: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     file: str = ""
     rows: int = 0
@@ -77,7 +73,7 @@ class SettledSegment:
     @property
     def tells_of_damage(self) -> bool:
         """Say whether something was damaged, rejected or lost."""
-        return bool(self.damaged or self.conflicts or self.lost or unstored(self.counts))
+        return bool(self.damaged or unstored(self.counts))
 
 
 @dataclass(frozen=True, slots=True)

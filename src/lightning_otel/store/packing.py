@@ -163,17 +163,15 @@ def _count_segments(
         SELECT segment,
           count(*) FILTER (NOT coalesce({IS_SPAN} OR record IN ('seal', 'count'), false))
             AS damaged,
-          any_value(coalesce(conflicts, 0)) AS conflicts,
           coalesce(sum(lost), 0)::BIGINT AS lost, -- as older versions noted it
-          any_value(coalesce(ended_conflicts, 0)) AS ended_conflicts,
-          any_value(coalesce(ended_refused, 0)) AS ended_refused, -- conflicts among them
+          any_value(coalesce(conflicts, 0)) AS conflicts,
+          any_value(coalesce(refused, 0)) AS refused, -- conflicts among them
           count(*) FILTER (record = 'span' AND {IS_SPAN} AND end_ns IS NOT NULL) AS ended,
           list(counts::VARCHAR) FILTER (record IN ('seal', 'count') AND counts IS NOT NULL)
             AS notes, -- what its process counted
           any_value(coalesce(kept, 0)) AS kept
         FROM raw LEFT JOIN (
-          SELECT segment, count(*) FILTER (is_other) AS conflicts,
-            count(end_ns) FILTER (is_other) AS ended_conflicts, count(end_ns) AS ended_refused
+          SELECT segment, count(end_ns) FILTER (is_other) AS conflicts, count(end_ns) AS refused
           FROM (
             SELECT refused.segment, refused.end_ns, bool_or(refused.content <> held.content)
               AS is_other FROM refused JOIN held USING (trace_id, span_id)
@@ -220,7 +218,7 @@ def _find_gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
 
 def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
     """Return a segment with its counts."""
-    damaged, lost, refused = row["damaged"], row["lost"], row["ended_refused"]
+    damaged, lost, refused = row["damaged"], row["lost"], row["refused"]
     told = n.added({n.DISK: lost}, *(_parse_counts(note) for note in row["notes"] or ()))
     known = row["ended"] + n.unstored(told)
     # A sealed segment says how many ended; of one whose process was killed, each line counts. A
@@ -232,20 +230,12 @@ def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
         {
             n.ENDED: ended,
             n.STORED: row["ended"] - refused,
-            n.CONFLICT: row["ended_conflicts"],
-            n.DUPLICATE: refused - row["ended_conflicts"],
+            n.CONFLICT: row["conflicts"],
+            n.DUPLICATE: refused - row["conflicts"],
             n.DAMAGED: max(0, ended - known) if damaged else 0,
         },
     )
-    return SettledSegment(
-        row["segment"],
-        0,
-        damaged,
-        row["conflicts"],
-        told.get(n.DISK, 0),
-        counts=counts,
-        rows=row["kept"],
-    )
+    return SettledSegment(row["segment"], 0, damaged, counts=counts, rows=row["kept"])
 
 
 def _parse_counts(note: str) -> dict[str, int]:
