@@ -55,41 +55,24 @@ def test_pack_is_self_contained(
         ).fetchall() == [("1",)]
 
 
-def test_pack_is_one_private_file(
+def test_pack_makes_one_private_file_and_replaces_nothing(
     store: Store, tmp_path: Path, make_span: Callable[..., Span]
 ) -> None:
-    """Nothing lies beside it, and only its owner can read it."""
+    """Nothing lies beside it; a file that is there, and a place that is not, are named."""
     store.add([make_span()])
-    (tmp_path / "out").mkdir()
+    out = tmp_path / "out"
+    out.mkdir()
 
-    store.pack(tmp_path / "out" / "packed.duckdb")
-
-    (path,) = (tmp_path / "out").iterdir()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_pack_replaces_nothing(
-    store: Store, tmp_path: Path, make_span: Callable[..., Span]
-) -> None:
-    """A file that is there is named and stays."""
-    store.add([make_span()])
-    (tmp_path / "mine.duckdb").write_text("mine")
-
-    with pytest.raises(StoreError, match=r"mine\.duckdb exists already; name another"):
-        store.pack(tmp_path / "mine.duckdb")
-
-    assert (tmp_path / "mine.duckdb").read_text() == "mine"
-
-
-def test_pack_that_fails_leaves_nothing(
-    store: Store, tmp_path: Path, make_span: Callable[..., Span]
-) -> None:
-    """A place that cannot be written is named."""
-    store.add([make_span()])
-
+    store.pack(out / "packed.duckdb")
+    (path,) = out.iterdir()
+    mode, content = stat.S_IMODE(path.stat().st_mode), path.read_bytes()
+    with pytest.raises(StoreError, match=r"packed\.duckdb exists already; name another"):
+        store.pack(path)
     with pytest.raises(StoreError, match=r"cannot write .*missing"):
         store.pack(tmp_path / "missing" / "out.duckdb")
 
+    assert mode == 0o600
+    assert path.read_bytes() == content
     assert not (tmp_path / "missing").exists()
 
 

@@ -95,6 +95,8 @@ def test_old_and_new_read_side_by_side(store: Store, layout: Layout) -> None:
         name: rows["new"][name] for name in rebuilt
     }
     assert rewards == {"old": 0.5, "new": 0.5}
+    with duckdb.connect(str(layout.catalogue), read_only=True) as con:
+        assert con.sql("SELECT model, count(*) FROM calls GROUP BY 1").fetchall() == [("m-0", 2)]
     unknown = ("sequence", "end_sequence", "kind", "status_message", "scope", "links")
     assert [rows["old"][name] for name in unknown] == [-1, -1, "INTERNAL", None, None, None]
 
@@ -107,15 +109,9 @@ def test_old_spans_become_transitions_as_new_ones_do(store: Store, layout: Layou
     for name in ("observation", "action", "reward", "model", "response_id", "agent", "done"):
         assert getattr(old, name) == getattr(new, name)
 
-
-def test_catalogue_reads_both_too(store: Store, layout: Layout) -> None:
-    """Any DuckDB that opens it sees old and new."""
-    store.connect()
-
-    with duckdb.connect(str(layout.catalogue), read_only=True) as con:
-        found = con.sql("SELECT model, count(*) FROM calls GROUP BY 1").fetchall()
-
-    assert found == [("m-0", 2)]
+    (layout.data / layout.read_manifest().live_files[1].name).unlink()
+    assert store.find("resp-1") == ("response", "resp-1")
+    assert store.rollout_of("response", "resp-1") == "old"
 
 
 def test_settling_beside_an_old_file_keeps_each_span_once(
@@ -133,12 +129,3 @@ def test_settling_beside_an_old_file_keeps_each_span_once(
     assert done.rows == 1
     assert len(store.spans().rows()) == 5
     assert layout.read_manifest().live_files[-1].schema == SCHEMA_VERSION
-
-
-def test_old_call_is_found_by_its_response(store: Store, layout: Layout) -> None:
-    """An id that stood in the attributes only leads to its span."""
-    _, new = layout.read_manifest().live_files
-    (layout.data / new.name).unlink()
-
-    assert store.find("resp-1") == ("response", "resp-1")
-    assert store.rollout_of("response", "resp-1") == "old"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 from lightning_otel import config
-from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.errors import ConfigError
 from lightning_otel.store.lake import EXAMPLE, is_lake
 from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
@@ -128,13 +128,8 @@ class SpanStore:
         self.layout.require()
         mend_manifest(self.layout)
         ensure_catalogue(self.layout)
-        try:
-            with reading(self.layout, "settle"):
-                return settle(self.layout)
-        except OSError as exc:
-            raise StoreError(
-                f"cannot settle {self.layout.catalogue}: {exc}; is there room?"
-            ) from exc
+        with reading(self.layout, "settle"):
+            return settle(self.layout)
 
     def accounting(self) -> "Accounting":
         """What became of every span that ended: stored, pending, rejected or dropped, and why.
@@ -240,15 +235,10 @@ class SpanStore:
             max_bytes=max_bytes,
             without=tuple(rollout_ids),
         )
-        try:
-            with reading(self.layout, "compact"):
-                return compact(
-                    self.layout, retention, is_dry_run=is_dry_run, wait_s=10, progress=progress
-                )
-        except OSError as exc:
-            raise StoreError(
-                f"cannot compact {self.layout.catalogue}: {exc}; is there room?"
-            ) from exc
+        with reading(self.layout, "compact"):
+            return compact(
+                self.layout, retention, is_dry_run=is_dry_run, wait_s=10, progress=progress
+            )
 
     def redact(
         self,

@@ -38,19 +38,16 @@ _told: dict[Path, frozenset[str]] = {}
 
 
 @contextlib.contextmanager
-def reading(layout: Layout | None, verb: str = "read") -> Iterator[None]:
-    """A block in which an error of DuckDB becomes one that says what of the store it is about.
-
-    Args:
-        layout: The store's paths; None if it has no files.
-        verb: What is done to the store, for the error where no file is damaged.
-    """
+def reading(layout: Layout, verb: str = "read") -> Iterator[None]:
+    """A block in which an error of DuckDB or the system says what was done to which store."""
     import duckdb
 
     try:
         yield
     except duckdb.Error as exc:
         raise explain(exc, layout, verb) from exc
+    except OSError as exc:
+        raise StoreError(f"cannot {verb} {layout.catalogue}: {exc}; is there room?") from exc
 
 
 def explain(exc: "duckdb.Error", layout: Layout | None, verb: str = "read") -> StoreError:

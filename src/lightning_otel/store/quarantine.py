@@ -210,14 +210,14 @@ def find_corrupt_lines(
     return found, first
 
 
-def put_aside_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> Note | None:
+def put_aside_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> None:
     """Move the corrupt lines of a segment into quarantine, and say in their places that one was.
 
     The segment is changed where it is, in place: its process may go on appending to it.
     """
     ranges, _ = find_corrupt_lines(path, is_closed=is_closed)
     if not ranges:
-        return None
+        return
     _make_folder(layout)
     kept = layout.quarantine / f"{path.name}-{ranges[0][0]}.lines"
     kept.unlink(missing_ok=True)
@@ -244,7 +244,6 @@ def put_aside_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> N
     for first, end in ranges:
         if end - first >= len(_MARKER) - 1:  # readers step over a shorter one
             _blank(path, first, end)
-    return note
 
 
 def keep_manifest(layout: Layout, why: str) -> None:

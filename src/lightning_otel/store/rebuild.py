@@ -106,6 +106,15 @@ def _rebuild(layout: Layout, unreadable: dict[str, str]) -> Manifest:
             for name, rows in origin.segments.items():
                 held = file.name if rows else ""
                 segments[name] = SettledSegment(name, now_us(), file=held, rows=rows)
+        older = [file.name for file, origin in found if origin == Origin()]
+        doubled = con.execute(  # by versions whose footers tell nothing
+            "SELECT parse_filename(filename) AS name FROM (SELECT filename, max(filename) OVER "
+            f"(PARTITION BY trace_id, span_id) AS newest FROM {rows_of(layout, files)}) "
+            "WHERE name IN (SELECT unnest(?::VARCHAR[])) "
+            "GROUP BY 1 HAVING bool_and(filename < newest)",
+            [older],
+        ).fetchall()
+        files = [file for file in files if (file.name,) not in doubled]
         (ended,) = row_of(con, f"SELECT count(end_ns) FROM {rows_of(layout, files)}")
     # What became of spans that are not here is not known; these, at least, ended and are stored.
     counts = added({ENDED: ended, STORED: ended})

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.errors import ConfigError
 from lightning_otel.redact import IN_ID, Redactor, Rules
 from lightning_otel.store import settle
 from lightning_otel.store.compact import Progress, elected_alone, live_files
@@ -125,17 +125,14 @@ def redact(
         )
     prepare(layout)
     work = _Work(layout, rules, scope, progress)
-    try:
-        with reading(layout, "redact"):
-            with elected_alone(layout, _ELECTION_S):
-                if is_dry_run:
-                    work.count()
-                else:
-                    work.carry_out(reason)
-            if not is_dry_run:
-                work.done.is_gone = _finish(layout, wait_s, waiting)
-    except OSError as exc:
-        raise StoreError(f"cannot redact {layout.catalogue}: {exc}; is there room?") from exc
+    with reading(layout, "redact"):
+        with elected_alone(layout, _ELECTION_S):
+            if is_dry_run:
+                work.count()
+            else:
+                work.carry_out(reason)
+        if not is_dry_run:
+            work.done.is_gone = _finish(layout, wait_s, waiting)
     return work.done
 
 

@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Final
 
-from lightning_otel.errors import StoreError
 from lightning_otel.store import quarantine
 from lightning_otel.store.catalogue import STAMP, ensure_catalogue
-from lightning_otel.store.damage import look, missing, remove
-from lightning_otel.store.election import settler_elected
+from lightning_otel.store.compact import elected_alone
+from lightning_otel.store.damage import look, missing, reading, remove
 from lightning_otel.store.layout import DataFile, Layout, now_us
 from lightning_otel.store.parquet import SPILL, near_files, packing_connection
 from lightning_otel.store.quarantine import Note, checksum_of, find_corrupt_ranges
@@ -29,34 +28,28 @@ def repair(layout: Layout) -> list[Note]:
     Returns:
         What was open or corrupt, as it is now: how many spans came back, and how many are gone.
     """
-    try:
-        with settler_elected(layout, wait_s=_WAIT_S) as is_elected:
-            if not is_elected:
-                raise StoreError(f"{layout.catalogue} is being settled just now; try again")
-            restore(layout)
-            lines = [quarantine.put_aside_lines(layout, path) for path in layout.segments()]
-            remove(layout, look(layout, is_thorough=True))
-            absent = missing(layout, layout.read_manifest())
-            if absent:
-                quarantine.put_aside(layout, {file.name: "it is missing" for file in absent})
-            done = [
-                _resolve_note(layout, note) for note in quarantine.notes(layout) if note.is_open
-            ]
-            _renew_checksums(layout)
-            (layout.root / STAMP).unlink(missing_ok=True)
-            await_effect(layout)
-    except OSError as exc:
-        raise StoreError(f"cannot repair {layout.catalogue}: {exc}; is there room?") from exc
+    with reading(layout, "repair"), elected_alone(layout, _WAIT_S):
+        restore(layout)
+        known = {note.name for note in quarantine.notes(layout) if not note.is_open}
+        remove(layout, look(layout, is_thorough=True))
+        absent = missing(layout, layout.read_manifest())
+        if absent:
+            quarantine.put_aside(layout, {file.name: "it is missing" for file in absent})
+        for note in quarantine.notes(layout):
+            if note.is_open:
+                _resolve_note(layout, note)
+        _renew_checksums(layout)
+        (layout.root / STAMP).unlink(missing_ok=True)
+        await_effect(layout)
     ensure_catalogue(layout)
-    return [*done, *filter(None, lines)]
+    return [note for note in quarantine.notes(layout) if note.name not in known]
 
 
-def _resolve_note(layout: Layout, note: Note) -> Note:
+def _resolve_note(layout: Layout, note: Note) -> None:
     recovered = _recover_rows(layout, note) if (layout.quarantine / note.name).exists() else 0
     gone = max(0, note.missing - recovered)
     resolved = replace(note, recovered=recovered, missing=0, gone=gone, resolved_us=now_us())
     quarantine.write_note(layout, resolved)
-    return resolved
 
 
 def _recover_rows(layout: Layout, note: Note) -> int:
