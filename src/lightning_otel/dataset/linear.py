@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.linear import CALL, OTHER, TOOL, Attempt, TokenFacts, Walk, token_facts
 from lightning_otel.adapter.quick import unswept
@@ -24,13 +25,13 @@ from lightning_otel.adapter.selection import Selection
 from lightning_otel.dataset.batches import clauses, hold_moved
 from lightning_otel.formats.format import distinct
 from lightning_otel.formats.transition_rows import NARROW_COLUMNS, row
-from lightning_otel.store.gist import KIND, ODD, RECEIVED, REWARD, TOKENS
+from lightning_otel.store.gist import GIST, KIND, ODD, RECEIVED, REWARD, TOKENS
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.narrow_rows import NarrowRows
 from lightning_otel.store.reader import Reader
-from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
+from lightning_otel.store.source import SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
 from lightning_otel.store.table import Query, hold, insert, remove_folder
+from lightning_otel.store.views import NARROW
 from lightning_otel.types import Report, Transition
 
 ROWS: Final = 200_000
@@ -46,7 +47,7 @@ SELECT *, (sum(spans) OVER (ORDER BY low, rollout) - 1) // {ROWS} AS batch,
   row_number() OVER (ORDER BY low, rollout) AS number
 FROM (
   SELECT {ROLLOUT} AS rollout, count(*) AS spans, min(start_ns) AS low, max(start_ns) AS high
-  FROM every {{moved}} WHERE {{where}} GROUP BY 1 HAVING {{having}}
+  FROM narrow {{moved}} WHERE {{where}} GROUP BY 1 HAVING {{having}}
 )"""
 _MAY_MOVE: Final = f"""reward IS NOT NULL AND operation IS NULL
   AND (attempt_id IS NULL OR {KIND} <> {REWARD})"""
@@ -54,6 +55,17 @@ _MAY_MOVE: Final = f"""reward IS NOT NULL AND operation IS NULL
 _APART: Final = """
 CREATE OR REPLACE TABLE apart AS SELECT number FROM plan WHERE rollout IN
   (SELECT home_rollout FROM moved UNION SELECT own_rollout FROM moved)"""
+
+_PART: Final = """
+CREATE OR REPLACE TABLE part AS SELECT number, rollout, spans, low, high FROM plan
+WHERE batch = ?"""
+_CHOSEN: Final = f"""
+CREATE OR REPLACE TABLE chosen AS
+SELECT number, trace_id, span_id, parent_span_id, start_ns, end_ns, nullif(agent, '') AS agent,
+  response_id, input_tokens, output_tokens, coalesce(nullif(attempt_id, ''), '1') AS attempt,
+  process, sequence, end_sequence, operation = {quoted(c.EXECUTE_TOOL)} AS is_tool,
+  {", ".join(GIST)}
+FROM narrow JOIN part ON rollout = {ROLLOUT} WHERE start_ns BETWEEN ? AND ?"""
 
 _SOUND: Final = f"""
 CREATE OR REPLACE TABLE sound AS
@@ -197,7 +209,7 @@ class _Pass:
         """Plan it: the table ``plan`` has every rollout and its batch."""
         self.folder = Path(tempfile.mkdtemp(prefix="lightning-otel-"))
         self._wanted = wanted
-        con = self.con = source.connect(("spans",), INDEX_COLUMNS)
+        con = self.con = source.connect(("spans", NARROW))
         con.execute("SET enable_external_file_cache = false")
         # DuckDB makes the folder when it needs it, and takes it away when it is closed.
         con.execute(f"SET temp_directory = {quoted(str(self.folder / 'spilled'))}")
@@ -206,9 +218,7 @@ class _Pass:
         # Each thread needs some of it to read with.
         con.execute(f"SET threads = {min(THREADS, os.cpu_count() or 1)}")
         try:
-            self._rows = NarrowRows(con, layout)
-            self._rows.define()
-            look = f"SELECT 1 FROM every WHERE {_MAY_MOVE} LIMIT 1"
+            look = f"SELECT 1 FROM narrow WHERE {_MAY_MOVE} LIMIT 1"
             hold_moved(con, is_likely=bool(con.execute(look).fetchall()))
             con.answered(self._plan)
         except BaseException:
@@ -222,7 +232,6 @@ class _Pass:
 
     def _plan(self) -> None:
         con = self.con
-        self._rows.define()  # anew, where a file turned out to be damaged
         where, having, values = clauses(con, self._wanted)
         is_moved = con.execute("FROM moved LIMIT 1").fetchall()
         moved = "ANTI JOIN moved USING (trace_id, span_id)" if is_moved else ""
@@ -237,7 +246,8 @@ class _Pass:
             "SELECT batch, min(low), max(high) FROM plan GROUP BY 1 ORDER BY 1"
         ).fetchall()
         for batch, low, high in batches:
-            self._rows.choose(batch, low, high)
+            con.execute(_PART, [batch])
+            con.execute(_CHOSEN, [low, high])
             con.execute(_SOUND.format(received=self._wanted.received))
             walk, linear = self._walk()
             put = partial(_put, con, walk)

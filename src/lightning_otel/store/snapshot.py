@@ -6,24 +6,19 @@ catalogue, which other programs open, decides inside its SQL (:mod:`catalogue`).
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from lightning_otel.errors import StoreError
 from lightning_otel.store.damage import avoided
 from lightning_otel.store.layout import DataFile, Layout, is_in_effect, now_us, total_bytes
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.spans import live_query, rows_of, settled_and_live
-from lightning_otel.store.sql import listed, quoted
-
-if TYPE_CHECKING:
-    import duckdb
 
 _SMALL_BYTES: Final = 1 << 20
 """A store up to this size is read into memory: to plan a query over files takes longer."""
-_FEW_FILES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +70,18 @@ class Snapshot:
         """Whether all spans fit into a little memory."""
         return self.live_bytes + sum(file.size_bytes for file in self.files) <= _SMALL_BYTES
 
-    def live_sql(self, where: str = "true") -> str:
+    def live_sql(self) -> str:
         """SELECT the spans of the segments, each once; a file may hold some of them too."""
-        return live_query(self.segments, where, live_bytes=self.live_bytes)
+        return live_query(self.segments, live_bytes=self.live_bytes)
 
-    def spans_sql(
-        self, where: str = "", *, columns: Iterable[str] = COLUMNS, live: str = ""
-    ) -> str:
-        """SELECT every span once, an unended one with an empty ``end_ns``.
-
-        Args:
-            where: A condition that few spans meet; those settled are then read once.
-            columns: Which columns.
-            live: What stands for :meth:`live_sql`, such as a table made of it.
-        """
-        names = ", ".join(columns)
+    def spans_sql(self) -> str:
+        """SELECT every span once, an unended one with an empty ``end_ns``."""
+        names = ", ".join(COLUMNS)
         settled = f"SELECT {names} FROM {rows_of(self.layout, self.files)}"
-        if where:
-            settled += f" WHERE {where}"
         if not self.segments:
             return settled
         return f"""
-WITH settled AS {"" if where else "NOT "}MATERIALIZED ({settled}),
-live AS NOT MATERIALIZED ({live or self.live_sql(where or "true")})
+WITH settled AS NOT MATERIALIZED ({settled}), live AS NOT MATERIALIZED ({self.live_sql()})
 {settled_and_live(names)}"""
 
     def without(self, segments: Iterable[str]) -> Self:
@@ -105,31 +89,3 @@ live AS NOT MATERIALIZED ({live or self.live_sql(where or "true")})
         names = frozenset(segments)
         kept = tuple(path for path in self.segments if path.name not in names)
         return replace(self, segments=kept, live_bytes=total_bytes(kept))
-
-    def of_traces(self, con: "duckdb.DuckDBPyConnection", trace_ids: Sequence[str]) -> Self:
-        """Return the snapshot of only those files and segments that hold spans of some traces."""
-        segments = tuple(path for path in self.segments if _mentions(path, trace_ids))
-        files = self.files
-        if len(files) > _FEW_FILES:  # one narrow column tells it; the others cost more
-            paths = listed(self.layout.data / file.name for file in files)
-            rows = con.execute(
-                "SELECT DISTINCT parse_filename(filename) FROM "
-                f"read_parquet({paths}, filename=true) WHERE {trace_condition(trace_ids)}"
-            ).fetchall()
-            names = {name for (name,) in rows}
-            files = tuple(file for file in files if file.name in names)
-        return replace(self, files=files, segments=segments, live_bytes=total_bytes(segments))
-
-
-def trace_condition(trace_ids: Iterable[str]) -> str:
-    """Return the SQL condition that a span is of one of some traces."""
-    return f"trace_id IN ({', '.join(map(quoted, trace_ids))})"
-
-
-def _mentions(path: Path, texts: Iterable[str]) -> bool:
-    """Tell whether a segment holds one of some ids, which are never escaped in JSON."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return True  # DuckDB shall say what is wrong with it
-    return any(text.encode() in content for text in texts)

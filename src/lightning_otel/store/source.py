@@ -2,23 +2,24 @@
 
 import tempfile
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
 from lightning_otel.store.damage import exclude_damage
 from lightning_otel.store.earnings import LAST_REWARD
-from lightning_otel.store.layout import MEMORY, Layout, now_us
+from lightning_otel.store.gist import GIST, ODD, with_gist
+from lightning_otel.store.layout import MEMORY, SCHEMA_VERSION, DataFile, Layout, now_us
 from lightning_otel.store.live import living
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.rebuild import mend_manifest
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
-from lightning_otel.store.snapshot import Snapshot, trace_condition
+from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.spans import SAME_SPAN_NS, is_one_span, live_query, rows_of
-from lightning_otel.store.sql import ROLLOUT, new_connection
+from lightning_otel.store.sql import ROLLOUT, listed, new_connection
 from lightning_otel.store.table import Query, views_of
-from lightning_otel.store.views import BARE, NAMES, define_derived
+from lightning_otel.store.views import BARE, NAMES, NARROW, define_derived
 from lightning_otel.store.writer import SpanWriter, writer_for, writer_if_any
 from lightning_otel.types import Span
 
@@ -32,6 +33,8 @@ INDEX_COLUMNS: Final = (*NARROW_COLUMNS, REWARD_ATTRIBUTES)
 _SUMMARIES: Final = frozenset({"rewards", "rollouts"})
 """Views that read every span many times over, and no content."""
 _SUMMARY: Final = ", ".join((*NARROW_COLUMNS, "attributes"))
+_HELD_BYTES: Final = 32 << 20
+"""Segments up to this size are parsed once for a connection, whatever is read of them."""
 _SUMMARY_COLUMNS: Final = frozenset({*INDEX_COLUMNS, "attributes"})
 
 SpanName = tuple[str, str]
@@ -191,19 +194,7 @@ class LocalSource:
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """Return the selected spans."""
-        if con is None and selection.trace_ids and selection.also is None:
-            con = self._connect_traces(selection.trace_ids)
         return Query(con or self.connect(("spans",)), *selection.query())
-
-    def _connect_traces(self, trace_ids: Sequence[str]) -> Reader:
-        """Return a connection whose ``spans`` are those of a few traces: other files stay shut."""
-
-        def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
-            query = snapshot.of_traces(con, trace_ids).spans_sql(trace_condition(trace_ids))
-            con.execute(f"CREATE OR REPLACE VIEW spans AS {query}")
-
-        prepare(self.layout)
-        return Reader(new_connection(), self.layout, define)
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep complete spans in this process's segment."""
@@ -268,17 +259,56 @@ def define_views(
         names: Which views.
         columns: Those of ``spans`` that will be looked at; all by default.
     """
+    con.execute("CREATE SCHEMA IF NOT EXISTS reading")
+    layout, files = snapshot.layout, snapshot.files
+    is_summary = bool(_SUMMARIES & set(names)) and not _is_wide(names, columns)
     if snapshot.is_small:
-        con.execute("CREATE SCHEMA IF NOT EXISTS reading")
         con.execute(f"CREATE OR REPLACE TABLE reading.spans AS {snapshot.spans_sql()}")
         spans = "FROM reading.spans"
-    elif snapshot.segments and _SUMMARIES & set(names) and not _is_wide(names, columns):
-        spans = _hold_live(con, snapshot)
-        names = _SUMMARIES & set(names)  # the others would show content
+    elif snapshot.segments and (is_summary or snapshot.live_bytes <= _HELD_BYTES):
+        held = _SUMMARY if is_summary else ", ".join(COLUMNS)
+        _hold(con, "live", f"SELECT {held} FROM ({snapshot.live_sql()})", layout, files)
+        spans = f"SELECT {held} FROM {rows_of(layout, files)} UNION ALL FROM reading.live"
+        if is_summary:
+            names = set(names) - {"calls"}  # which would show content
     else:
         spans = snapshot.spans_sql()
     con.execute(f"CREATE OR REPLACE VIEW spans AS {spans}")
-    define_derived(con, names, living(snapshot.layout) if "rollouts" in names else ())
+    alive = living(layout) if "rollouts" in names else ()
+    define_derived(con, set(names) - {NARROW}, alive)
+    if NARROW in names:
+        _define_narrow(con, snapshot)
+
+
+def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
+    """Define the view of narrow columns and the gist; hold that of spans whose file lacks it."""
+    layout = snapshot.layout
+    told = () if snapshot.is_small else _files_with_gist(con, snapshot)
+    others = replace(snapshot, files=tuple(each for each in snapshot.files if each not in told))
+    lacking = "reading.spans" if snapshot.is_small else f"({others.spans_sql()})"
+    _hold(con, "lacking", with_gist(lacking, NARROW_COLUMNS), layout, told)
+    parts = ["FROM reading.lacking"]
+    if told:
+        paths = listed(layout.data / file.name for file in told)
+        gist = ", ".join((*NARROW_COLUMNS, *GIST))
+        # A gist that is empty, for whatever reason, tells nothing.
+        parts.append(
+            f"SELECT * REPLACE (coalesce(gist_kind, {ODD})::TINYINT AS gist_kind) "
+            f"FROM (SELECT {gist} FROM read_parquet({paths}))"
+        )
+    con.execute(f"CREATE OR REPLACE VIEW {NARROW} AS {' UNION ALL '.join(parts)}")
+
+
+def _files_with_gist(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> tuple[DataFile, ...]:
+    files = [file for file in snapshot.files if file.schema >= SCHEMA_VERSION]
+    if not files:
+        return ()
+    paths = listed(snapshot.layout.data / file.name for file in files)
+    rows = con.execute(
+        f"SELECT parse_filename(file_name) FROM parquet_schema({paths}) WHERE name = 'gist_facts'"
+    ).fetchall()
+    names = {name for (name,) in rows}
+    return tuple(file for file in files if file.name in names)
 
 
 def _is_wide(names: Collection[str], columns: Collection[str] | None) -> bool:
@@ -288,31 +318,33 @@ def _is_wide(names: Collection[str], columns: Collection[str] | None) -> bool:
     return not set(columns) <= _SUMMARY_COLUMNS
 
 
-def _hold_live(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> str:
-    """Hold in a table what only segments have, without content; SELECT of that and the files.
+def _hold(
+    con: "duckdb.DuckDBPyConnection",
+    table: str,
+    query: str,
+    layout: Layout,
+    files: Sequence[DataFile],
+) -> None:
+    """Hold the spans of a query in a table, but for those that some files hold too.
 
     To parse a segment costs more than all else, and the views look at the spans eight times.
     """
-    con.execute("CREATE SCHEMA IF NOT EXISTS reading")
-    held = "CREATE OR REPLACE TABLE reading.live AS SELECT"
-    con.execute(f"{held} {_SUMMARY} FROM ({snapshot.live_sql()})")
-    ((low, high),) = con.execute("SELECT min(start_ns), max(start_ns) FROM reading.live").fetchall()
+    held = f"CREATE OR REPLACE TABLE reading.{table} AS"
+    con.execute(f"{held} {query}")
+    times = con.execute(f"SELECT min(start_ns), max(start_ns) FROM reading.{table}").fetchall()
+    ((low, high),) = times
     near = [
         file
-        for file in snapshot.files
+        for file in files
         if low is not None
         and file.min_start_ns <= high + SAME_SPAN_NS
         and file.max_start_ns >= low - SAME_SPAN_NS
     ]
     if near:  # as a sender does that heard no answer, some may have come once more
         con.execute(
-            f"{held} live.* FROM reading.live ANTI JOIN {rows_of(snapshot.layout, near)} "
-            f"AS settled ON {is_one_span('settled', 'live')}"
+            f"{held} SELECT live.* FROM reading.{table} AS live "
+            f"ANTI JOIN {rows_of(layout, near)} AS settled ON {is_one_span('settled', 'live')}"
         )
-    return (
-        f"SELECT {_SUMMARY} FROM {rows_of(snapshot.layout, snapshot.files)} "
-        "UNION ALL FROM reading.live"
-    )
 
 
 def overview(

@@ -93,19 +93,18 @@ UNION ALL BY NAME
 SELECT {columns} FROM live ANTI JOIN settled ON {is_one_span("settled", "live")}"""
 
 
-def live_query(segments: Sequence[Path], where: str = "true", *, live_bytes: int) -> str:
+def live_query(segments: Sequence[Path], *, live_bytes: int) -> str:
     """A query for the spans of some segments, each once; one that a file holds may be among them.
 
     Args:
         segments: At least one.
-        where: A condition on the spans.
         live_bytes: Their size.
     """
     # To open many small ones takes longer than to read them.
     are_small = len(segments) > _MANY and live_bytes < _SMALL_BYTES * len(segments)
     read = read_many_ndjson if are_small else read_ndjson
     return f"""SELECT {", ".join(COLUMNS)} FROM {read(listed(segments), SEGMENT_COLUMNS)}
-  WHERE {where} AND {IS_SPAN}
+  WHERE {IS_SPAN}
   {ONE_LINE_EACH}"""
 
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.store.earnings import EARNED, IS_LONE
+from lightning_otel.store.gist import ODD, RECEIVED
+from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 
 if TYPE_CHECKING:
@@ -221,6 +223,11 @@ DERIVED: Final = {"calls": CALLS, "rewards": REWARDS, "rollouts": ROLLOUTS}
 """The views over ``spans``."""
 
 NAMES: Final = frozenset({"spans", *DERIVED})
+NARROW: Final = "narrow"
+"""A view for readers of ours: the narrow columns of ``spans``, and what is known of their gist."""
+_NARROW: Final = f"""{", ".join(NARROW_COLUMNS)},
+  {ODD} + CASE WHEN {attribute(c.RECEIVED)} IS NULL THEN 0 ELSE {RECEIVED} END AS gist_kind
+FROM spans"""
 
 
 def view_statements(names: Collection[str] = NAMES) -> list[str]:
@@ -254,3 +261,5 @@ def define_derived(
     """
     for statement in (alive_statement(alive), *view_statements(names)):
         con.execute(statement)
+    if NARROW in names:
+        con.execute(f"CREATE OR REPLACE VIEW {NARROW} AS SELECT {_NARROW}")

@@ -8,7 +8,6 @@ from typing import Any, Final, Literal, TypeAlias
 from lightning_otel import conventions as c
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.gist import RECEIVED
-from lightning_otel.store.near import Near
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 
 Status: TypeAlias = Literal["ended", "failed", "running", "incomplete"]
@@ -59,10 +58,9 @@ class TraceFilter:
         return (self.rewarded, self.min_reward, self.max_reward) != (None, None, None)
 
 
-def matching(wanted: TraceFilter, alive: Sequence[str], near: "Near") -> tuple[str, list[Any]]:
+def matching(wanted: TraceFilter, alive: Sequence[str]) -> tuple[str, list[Any]]:
     """The query for all traces that match by their narrow columns, and its parameters."""
     having = [f"count(*) FILTER (name <> {quoted(c.SPAN_ANNOTATION)}) > 0"]
-    spans = near.narrow(None, None)
     where: list[str] = ["true"]
     values: list[Any] = []
     for column, pattern in (("agent", wanted.agent), ("model", wanted.model)):
@@ -82,9 +80,8 @@ def matching(wanted: TraceFilter, alive: Sequence[str], near: "Near") -> tuple[s
         having.append(f"bool_or(gist_kind & {RECEIVED} > 0) = {wanted.received}")
     if wanted.resource_version is not None:
         condition, inner = _version_condition(wanted.resource_version)
-        whole = near.whole(None, None)
-        where.append(f"trace_id IN (SELECT trace_id FROM {whole} WHERE {condition})")
-    matching = f"FROM {spans} WHERE {' AND '.join(where)} GROUP BY 1 HAVING {' AND '.join(having)}"
+        where.append(f"trace_id IN (SELECT trace_id FROM spans WHERE {condition})")
+    matching = f"FROM narrow WHERE {' AND '.join(where)} GROUP BY 1 HAVING {' AND '.join(having)}"
     found = "SELECT trace_id, min(start_ns) AS start_ns, max(start_ns) AS last_ns"
     if not wanted.is_about_rewards:
         return f"{found} {matching}", [*inner, *values]

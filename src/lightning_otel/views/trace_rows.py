@@ -5,11 +5,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.store.near import GIVEN, Near
+from lightning_otel.store.gist import KIND, REWARD
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, span_of
 from lightning_otel.store.source import Selection, SpanSource
 from lightning_otel.store.spans import SAME_SPAN_NS
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
+from lightning_otel.store.views import NARROW
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -43,24 +44,25 @@ _COLUMNS: Final = f"""trace_id, span_id, parent_span_id, left(name, {_SHORT}) AS
     AND regexp_matches(attributes::VARCHAR, {quoted(f'"({_PLUMBING})":')}) AS is_plumbing,
   [left(fact, {_SHORT}) for fact in json_extract_string(attributes,
     [{", ".join(quoted(f'$."{key}"') for key in FACTS.values())}])] AS facts"""
-# What was settled meanwhile stands in a file and in a segment.
-_ONCE: Final = "QUALIFY row_number() OVER (PARTITION BY trace_id, span_id) = 1"
+_GIVEN: Final = "reward IS NOT NULL AND operation IS NULL AND start_ns >= ?"
+"""Rewards that are nothing else, from a time on."""
+_MAY_LINK: Final = f"SELECT 1 FROM narrow WHERE {_GIVEN} AND {KIND} <> {REWARD} LIMIT 1"
 _LATER: Final = f"""
-SELECT trace_id, span_id, start_ns FROM {{spans}} WHERE {GIVEN} AND trace_id <> ?
-  AND {ROLLOUT} IN (SELECT {ROLLOUT} FROM {{own}} WHERE trace_id = ?)"""
+SELECT trace_id, span_id, start_ns FROM narrow WHERE {_GIVEN} AND trace_id <> ?
+  AND {ROLLOUT} IN (SELECT {ROLLOUT} FROM narrow WHERE trace_id = ?)"""
 _LINKED: Final = f"""
-SELECT trace_id, span_id, start_ns FROM {{spans}} WHERE {GIVEN} AND trace_id <> ?
+SELECT trace_id, span_id, start_ns FROM spans WHERE {_GIVEN} AND trace_id <> ?
   AND contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)})
   AND {attribute(f"{c.LINK_PREFIX}.0.value_match")} IN (SELECT unnest(?))"""
 
 
 _TRACES: Final = f"""
-SELECT DISTINCT trace_id FROM {{spans}}
+SELECT DISTINCT trace_id FROM narrow
 WHERE {ROLLOUT} IN (SELECT unnest(?::VARCHAR[])) AND start_ns >= ?"""
 _SIZE: Final = """
 SELECT count(*), coalesce(sum(coalesce(strlen(input_messages), 0)
   + coalesce(strlen(output_messages), 0) + strlen(attributes::VARCHAR)), 0)::BIGINT
-FROM {spans} WHERE trace_id = ?"""
+FROM spans WHERE trace_id = ?"""
 
 
 class SpanRow(NamedTuple):
@@ -116,14 +118,11 @@ def trace_rows(source: SpanSource, trace_id: str) -> TraceRows:
     Raises:
         StoreError: The store cannot be read.
     """
-    con = source.connect(("spans",), (*NARROW_COLUMNS, "attributes"))
+    con = source.connect(("spans", NARROW), (*NARROW_COLUMNS, "attributes"))
 
     def ask() -> TraceRows:
-        near = Near(con, source)
-        own = _read_rows(con, f"trace_id = {quoted(trace_id)}", near.whole(None, None))
-        if not own:
-            return TraceRows([], [])
-        return TraceRows(own, _read_later(con, near, trace_id, own))
+        own = _read_rows(con, f"trace_id = {quoted(trace_id)}")
+        return TraceRows(own, _read_later(con, trace_id, own) if own else [])
 
     return con.answered(ask)
 
@@ -143,12 +142,7 @@ def size_of(source: SpanSource, trace_id: str) -> Size:
     """
     con = source.connect(("spans",))
 
-    def ask() -> Size:
-        spans = Near(con, source).whole(None, None)
-        found = con.execute(_SIZE.format(spans=spans), [trace_id]).fetchone()
-        return Size(*(found or (0, 0)))
-
-    return con.answered(ask)
+    return Size(*(con.execute(_SIZE, [trace_id]).fetchone() or (0, 0)))
 
 
 def spans_around(
@@ -167,16 +161,11 @@ def spans_around(
     rows = trace_rows(source, trace_id)
     rollouts = {row.rollout_id for row in rows.own}
     names = {(row.trace_id, row.span_id) for row in rows.later}
-    con = source.connect(("spans",), (*NARROW_COLUMNS, "attributes"))
-
-    def ask() -> list[str]:
-        low = min((row.start_ns for row in rows.own), default=0)
-        near = Near(con, source).narrow(None, None)
-        # A rollout may have begun in an earlier trace; what is long past is none of it.
-        found = con.execute(_TRACES.format(spans=near), [sorted(rollouts), low - SAME_SPAN_NS])
-        return [name for (name,) in found.fetchall()]
-
-    traces = dict.fromkeys([trace_id, *con.answered(ask)])
+    con = source.connect(("spans", NARROW), (*NARROW_COLUMNS, "attributes"))
+    low = min((row.start_ns for row in rows.own), default=0)
+    # A rollout may have begun in an earlier trace; what is long past is none of it.
+    found = con.execute(_TRACES, [sorted(rollouts), low - SAME_SPAN_NS]).fetchall()
+    traces = dict.fromkeys([trace_id, *(name for (name,) in found)])
     traces |= dict.fromkeys(trace for trace, _ in names)
     selection = Selection(trace_ids=list(traces), is_ordered=True, columns=columns)
     spans = map(span_of, source.fetch(selection).dicts())
@@ -189,26 +178,29 @@ def spans_around(
     ]
 
 
+def may_link(con: "duckdb.DuckDBPyConnection", since_ns: int = 0) -> bool:
+    """Tell whether some reward may be linked to what it judges, from its narrow columns."""
+    return bool(con.execute(_MAY_LINK, [since_ns]).fetchall())
+
+
 def _read_later(
-    con: "duckdb.DuckDBPyConnection", near: Near, trace_id: str, own: list[SpanRow]
+    con: "duckdb.DuckDBPyConnection", trace_id: str, own: list[SpanRow]
 ) -> list[SpanRow]:
     low = min(row.start_ns for row in own)
-    query = _LATER.format(spans=near.narrow(low, None), own=near.narrow(low, None))
-    found = con.execute(query, [low, trace_id, trace_id]).fetchall()
-    if near.may_link(low):
+    found = con.execute(_LATER, [low, trace_id, trace_id]).fetchall()
+    if may_link(con, low):
         ids = [name for row in own for name in (row.span_id, row.response_id) if name]
-        linked = _LINKED.format(spans=near.whole(low, None))
-        found += con.execute(linked, [low, trace_id, ids]).fetchall()
+        found += con.execute(_LINKED, [low, trace_id, ids]).fetchall()
     if not found:
         return []
     names = ", ".join(f"({quoted(trace)}, {quoted(span)})" for trace, span, _ in found)
     times = [start_ns for _, _, start_ns in found]
     where = f"start_ns BETWEEN {min(times)} AND {max(times)} AND (trace_id, span_id) IN ({names})"
-    return _read_rows(con, where, near.whole(min(times), max(times)))
+    return _read_rows(con, where)
 
 
-def _read_rows(con: "duckdb.DuckDBPyConnection", where: str, spans: str) -> list[SpanRow]:
-    cursor = con.execute(f"SELECT {_COLUMNS} FROM {spans} WHERE {where} {_ONCE} ORDER BY start_ns")
+def _read_rows(con: "duckdb.DuckDBPyConnection", where: str) -> list[SpanRow]:
+    cursor = con.execute(f"SELECT {_COLUMNS} FROM spans WHERE {where} ORDER BY start_ns")
     found: list[SpanRow] = []
     # DuckDB makes an object of every value; most of them say what another row said already.
     known: dict[Any, Any] = {}

@@ -16,12 +16,11 @@ from lightning_otel import conventions as c
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.live import living
-from lightning_otel.store.near import Near
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
-from lightning_otel.store.views import REPEATED, ROLLOUTS, alive_statement
+from lightning_otel.store.views import NARROW, REPEATED, ROLLOUTS, alive_statement
 from lightning_otel.views.trace_filters import (
     STATUSES,
     Status,
@@ -29,6 +28,7 @@ from lightning_otel.views.trace_filters import (
     matching,
     status_of,
 )
+from lightning_otel.views.trace_rows import may_link
 
 if TYPE_CHECKING:
     pass
@@ -127,8 +127,9 @@ def find_traces(
         StoreError: The store cannot be read.
     """
     wanted = wanted or TraceFilter()
-    views = ("spans", "rollouts") if wanted.is_about_rewards else ("spans",)
-    con = source.connect(views, None if wanted.is_wide else INDEX_COLUMNS)
+    views = ("spans", NARROW, *(("rollouts",) if wanted.is_about_rewards else ()))
+    is_wide = wanted.is_wide or source.layout is not None
+    con = source.connect(views, None if is_wide else INDEX_COLUMNS)
     return con.answered(lambda: _Look(con, source, wanted).page(after, limit))
 
 
@@ -140,12 +141,11 @@ class _Look:
         self._con = con
         self._wanted = wanted
         self._alive = living(source.layout) if source.layout is not None else ()
-        self._near = Near(con, source)
 
     def page(self, after: Cursor | None, limit: int) -> TracePage:
         """The page."""
         con = self._con
-        query, values = matching(self._wanted, self._alive, self._near)
+        query, values = matching(self._wanted, self._alive)
         con.execute(f"CREATE OR REPLACE TEMP TABLE found AS {query}", values)
         searched_ns = None
         if self._wanted.text:
@@ -187,8 +187,7 @@ class _Look:
             ).fetchone() or (None, None, None)
             if low is None:
                 return None
-            holding = _HOLDING.format(spans=self._near.whole(low, high))
-            con.execute(f"INSERT INTO found {holding}", [low, high, *[needle] * 4, text.lower()])
+            con.execute(f"INSERT INTO found {_HOLDING}", [low, high, *[needle] * 4, text.lower()])
             until = (low, last)
             (count,) = con.execute("SELECT count(*) FROM found").fetchone() or (0,)
             if count > limit or time.monotonic() - began > _SEARCH_S:
@@ -205,10 +204,8 @@ class _Look:
         con, names = self._con, [row[0] for row in found]
         low, high = min(row[1] for row in found), max(row[2] for row in found)
         con.execute(
-            f"CREATE OR REPLACE TEMP TABLE page AS SELECT * FROM {self._near.narrow(low, high)} "
-            f"WHERE trace_id IN ({', '.join(map(quoted, names))}) AND start_ns BETWEEN ? AND ? "
-            # What was settled meanwhile stands in a file and in a segment.
-            "QUALIFY row_number() OVER (PARTITION BY trace_id, span_id) = 1",
+            f"CREATE OR REPLACE TEMP TABLE page AS FROM narrow "
+            f"WHERE trace_id IN ({', '.join(map(quoted, names))}) AND start_ns BETWEEN ? AND ?",
             [low, high],
         )
         cursor = con.execute(_word_status(self._alive))
@@ -222,9 +219,8 @@ class _Look:
 
     def _read_rewards(self) -> dict[str, float]:
         """The reward of each rollout of the page, by all of its spans."""
-        linked = _LINKED if self._near.may_link(None) else ""
-        spans = self._near.whole(None, None)
-        self._con.execute(_NEAR_PAGE.format(spans=spans, linked=linked))
+        linked = _LINKED if may_link(self._con) else ""
+        self._con.execute(_NEAR_PAGE.format(linked=linked))
         self._con.execute(alive_statement(self._alive))
         return dict(self._con.execute(_EARNED).fetchall())
 
@@ -234,7 +230,7 @@ class _Look:
         if not names:
             return {}
         traces, spans = (", ".join(map(quoted, ids)) for ids in zip(*names, strict=True))
-        query = _WORDS_OF.format(spans=self._near.whole(low, high), traces=traces, ids=spans)
+        query = _WORDS_OF.format(traces=traces, ids=spans)
         found: dict[str, str] = {}
         for trace_id, is_task, task, asked in self._con.execute(query, [low, high]).fetchall():
             words = _task_words(task) if is_task else _asked_words(asked)
@@ -245,7 +241,7 @@ class _Look:
 
 _HOLDING: Final = """
 SELECT * FROM chunk WHERE trace_id IN (
-  SELECT trace_id FROM {spans} WHERE start_ns BETWEEN ? AND ? AND (
+  SELECT trace_id FROM spans WHERE start_ns BETWEEN ? AND ? AND (
     contains(lower(input_messages), ?) OR contains(lower(output_messages), ?)
     OR contains(lower(attributes::VARCHAR), ?) OR contains(lower(system_instructions), ?)
   )) OR starts_with(trace_id, ?)"""
@@ -260,14 +256,13 @@ _WORDS_OF: Final = f"""
 SELECT trace_id, name = {quoted(c.SPAN_ROLLOUT)} AS is_task,
   CASE WHEN is_task THEN left({attribute(c.TASK)}, {_LONGEST}) END,
   left(coalesce(input_messages, {attribute("input.value")}, ''), {_LONGEST})
-FROM {{spans}} WHERE start_ns BETWEEN ? AND ?
+FROM spans WHERE start_ns BETWEEN ? AND ?
   AND trace_id IN ({{traces}}) AND span_id IN ({{ids}})"""
 
 _NEAR_PAGE: Final = f"""
 CREATE OR REPLACE TEMP TABLE beside AS
-SELECT {", ".join((*NARROW_COLUMNS, "attributes"))} FROM {{spans}}
-WHERE {ROLLOUT} IN (SELECT {ROLLOUT} FROM page) {{linked}}
-QUALIFY row_number() OVER (PARTITION BY trace_id, span_id) = 1"""
+SELECT {", ".join((*NARROW_COLUMNS, "attributes"))} FROM spans
+WHERE {ROLLOUT} IN (SELECT {ROLLOUT} FROM page) {{linked}}"""
 
 _LINKED: Final = f"""
 OR (reward IS NOT NULL AND operation IS NULL
