@@ -11,6 +11,7 @@ import orjson
 from lightning_otel import conventions as c
 from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS, Record, record_of
 from lightning_otel.store.values import (
+    dumped,
     json_of,
     make_plain,
     repaired,
@@ -192,7 +193,7 @@ def _long_line_of(record: Record) -> bytes:
     for item in (*record.get("events", ()), *record.get("links", ())):
         size += make_plain(item["attributes"])
     if size <= MAX_RECORD_BYTES:
-        line = _dumped(record)
+        line = checked_line(dumped(record))
         if len(line) <= MAX_RECORD_BYTES:
             return line
     return _cut_line(record)
@@ -246,18 +247,10 @@ def _cut_line(record: Record) -> bytes:
         if sum([min(length, limit) for length in lengths]) > MAX_RECORD_BYTES:
             continue
         _cut(record, texts, limit)
-        line = _dumped(record)
+        line = checked_line(dumped(record))
         if len(line) <= MAX_RECORD_BYTES:
             return line
     return _skeleton(repaired(record))
-
-
-def _dumped(record: Record) -> bytes:
-    # To repair a record costs ten times what writing it does, and hardly any needs it.
-    try:
-        return checked_line(orjson.dumps(record))
-    except (TypeError, ValueError):
-        return checked_line(orjson.dumps(repaired(record)))
 
 
 def _texts(record: Record) -> list[_Text]:
@@ -281,7 +274,13 @@ def _texts(record: Record) -> list[_Text]:
 
 def _cut(record: Record, texts: list[_Text], limit: int) -> None:
     """Cut every text longer than the limit, keeping its length and the kept part's hash."""
-    note = _note_of(record)
+    attributes = record["attributes"]
+    try:
+        # Of what was cut before, or of the span that this one is a copy of.
+        found = orjson.loads(attributes.get(c.CUT, ""))
+    except ValueError:
+        found = None
+    note: dict[str, Any] = found if isinstance(found, dict) else {}
     for holder, key, name, text in texts:
         if len(text) > limit:
             holder[key] = kept = text[:limit]
@@ -289,38 +288,21 @@ def _cut(record: Record, texts: list[_Text], limit: int) -> None:
             length = note.get(name, {}).get("length", len(text))
             note[name] = {"length": length, "kept": limit, "sha256": digest}
     if note:
-        record["attributes"][c.CUT] = _json_of_note(note)
-
-
-def _json_of_note(note: dict[str, Any]) -> str:
-    try:
-        return orjson.dumps(note).decode()
-    except (TypeError, ValueError):  # a key of the span's that is no text
-        return json_of(note)
-
-
-def _note_of(record: Record) -> dict[str, Any]:
-    """What was cut so far: here, or of the span this one is a copy of."""
-    try:
-        note = orjson.loads(record["attributes"].get(c.CUT, ""))
-    except ValueError:
-        return {}
-    return note if isinstance(note, dict) else {}
+        attributes[c.CUT] = json_of(note)
 
 
 def _skeleton(record: Record) -> bytes:
     """What is left of a span with more attributes or events than a line can hold."""
     resource = orjson.dumps(record["otel_resource"])
+    note = {
+        name: {"length": len(record.get(name, ())), "kept": 0}
+        for name in ("attributes", "events", "links")
+    }
     kept: Record = {
         **{column: record.get(column) for column in ("record", *NARROW_COLUMNS)},
-        "attributes": {c.CUT: json_of(_counts_of(record))},
+        "attributes": {c.CUT: json_of(note)},
         "events": [],
         "links": [],
         "otel_resource": orjson.Fragment(resource if len(resource) <= _MAX_RESOURCE else b"{}"),
     }
     return checked_line(orjson.dumps(kept))
-
-
-def _counts_of(record: Record) -> dict[str, Any]:
-    names = ("attributes", "events", "links")
-    return {name: {"length": len(record.get(name, ())), "kept": 0} for name in names}

@@ -32,7 +32,7 @@ from lightning_otel.store.schema import COLUMNS, record_of_span, span_of
 from lightning_otel.store.settle import exchange
 from lightning_otel.store.spans import rows_of
 from lightning_otel.store.sql import ROLLOUT, listed, quoted
-from lightning_otel.store.values import repaired
+from lightning_otel.store.values import json_of
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -364,8 +364,4 @@ class Rewrite:
 
 
 def _format_span(number: int, span: Span) -> str:
-    record = {"number": number, **record_of_span(span)}
-    try:
-        return orjson.dumps(record).decode()
-    except (TypeError, ValueError):
-        return orjson.dumps(repaired(record)).decode()
+    return json_of({"number": number, **record_of_span(span)})

@@ -311,10 +311,10 @@ class SpanWriter:
     @property
     def lost(self) -> int:
         """Spans dropped so far, but for those that a transform dropped on purpose."""
-        counts = self._all_counts()
-        return sum(counts[name] for name in counts if name.startswith("dropped.")) - counts.get(
-            n.TRANSFORM, 0
-        )
+        counts = [*self._counts.items(), *self._noted]
+        return sum([
+            count for name, count in counts if name.startswith("dropped.") and name != n.TRANSFORM
+        ])  # fmt: skip
 
     def accounting(self) -> n.Accounting:
         """What became of the spans that ended in this process; its own count, the disk unread."""
