@@ -6,7 +6,7 @@ was asked the same: under the same parent, or, since two makes may tell two whol
 other, with the same answer.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -61,6 +61,7 @@ class _Request:
 
     members: list[int]
     scopes: set[str]
+    models: set[str]
     response_id: str | None
 
 
@@ -94,11 +95,12 @@ def _by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
         response_id = text(span.attributes, c.RESPONSE_ID)
         held = latest.get(response_id) if response_id is not None else None
         if held is None or not _belongs(tree, held, position):
-            held = _Request([], set(), response_id)
+            held = _Request([], set(), set(), response_id)
             if response_id is not None:
                 latest[response_id] = held
         held.members.append(position)
         held.scopes.add(span.scope)
+        held.models |= _models_of(span)
         requests[position] = held
     return requests
 
@@ -148,8 +150,8 @@ def _join_nested(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
         # Of several tries at one request the last that came through is what the outer one tells.
         inner.sort(key=lambda i: (tree.spans[i].status != "ERROR", tree.ends[i]), reverse=True)
         for position in inner:
-            if not _disagree(tree.spans[outer], tree.spans[position]):
-                _join(tree, requests, outer, position)
+            if _are_alike(tree.spans[outer], tree.spans[position]) is not False:
+                _join(requests, outer, position)
 
 
 def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]) -> None:
@@ -166,61 +168,44 @@ def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
             for later in alike[index + 1 : index + 1 + _MOST_BESIDE]:
                 if not _overlap(tree, position, later):
                     continue
-                one, other = tree.spans[position], tree.spans[later]
+                are_alike = _are_alike(tree.spans[position], tree.spans[later])
                 is_beside = tree.parents[position] == tree.parents[later]
-                if _disagree(one, other) or not (is_beside or _agree(one, other)):
-                    continue
-                if _join(tree, requests, position, later):
+                is_one = are_alike or (is_beside and are_alike is None)
+                if is_one and _join(requests, position, later):
                     break
 
 
-def _join(tree: Tree, requests: dict[int, _Request], one: int, other: int) -> bool:
+def _join(requests: dict[int, _Request], one: int, other: int) -> bool:
     """Make two calls one request, if nothing speaks against it."""
     kept, joining = requests[one], requests[other]
     if kept is joining:
         return True
     ids = {kept.response_id, joining.response_id} - {None}
-    if len(ids) > 1 or kept.scopes & joining.scopes:
-        return False
-    if not _may_be_one_model(tree, kept, joining):
+    is_other_model = kept.models and joining.models and kept.models.isdisjoint(joining.models)
+    if len(ids) > 1 or kept.scopes & joining.scopes or is_other_model:
         return False
     kept.members += joining.members
     kept.scopes |= joining.scopes
+    kept.models |= joining.models
     kept.response_id = kept.response_id or joining.response_id
     for position in joining.members:
         requests[position] = kept
     return True
 
 
-def _may_be_one_model(tree: Tree, one: _Request, other: _Request) -> bool:
-    models = [_models(tree.spans[member] for member in each.members) for each in (one, other)]
-    return not all(models) or bool(models[0] & models[1])
-
-
-def _models(spans: Iterable[Span]) -> set[str]:
+def _models_of(span: Span) -> set[str]:
     """Names of the models asked and answering, without a provider before them."""
-    return {
-        name.rpartition("/")[2]
-        for span in spans
-        for key in (c.REQUEST_MODEL, c.RESPONSE_MODEL)
-        if (name := text(span.attributes, key))
-    }
+    names = [text(span.attributes, key) for key in (c.REQUEST_MODEL, c.RESPONSE_MODEL)]
+    return {name.rpartition("/")[2] for name in names if name}
 
 
-def _disagree(one: Span, other: Span) -> bool:
-    """Whether two calls are known to have been answered differently."""
-    if one.attributes.get(c.OPERATION) != other.attributes.get(c.OPERATION) and (
-        c.EMBEDDINGS in (one.attributes.get(c.OPERATION), other.attributes.get(c.OPERATION))
-    ):
-        return True
+def _are_alike(one: Span, other: Span) -> bool | None:
+    """Whether two calls were answered the same; None where that is not known."""
+    operations = [span.attributes.get(c.OPERATION) for span in (one, other)]
+    if c.EMBEDDINGS in operations and operations[0] != operations[1]:
+        return False
     answers = [_text_of(span, c.OUTPUT_MESSAGES) for span in (one, other)]
-    return all(answers) and answers[0] != answers[1]
-
-
-def _agree(one: Span, other: Span) -> bool:
-    """Whether two calls are known to have been answered the same."""
-    answer = _text_of(one, c.OUTPUT_MESSAGES)
-    return bool(answer) and answer == _text_of(other, c.OUTPUT_MESSAGES)
+    return answers[0] == answers[1] if all(answers) else None
 
 
 def _rules_of(span: Span) -> str:

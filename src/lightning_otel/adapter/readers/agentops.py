@@ -15,7 +15,6 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.flat import known, loaded
-from lightning_otel.adapter.readers.functions import called
 from lightning_otel.messages import message, objects, tool_call_part
 from lightning_otel.types import Span
 
@@ -34,18 +33,13 @@ CALLED_TOOL: Final = "lightning.called_tool"
 
 MARKS = (_KIND, _CALL_TYPE, _CHAIN)
 
-_OPERATIONS: Final = {
-    "agent": (c.INVOKE_AGENT, c.AGENT_NAME),
-    "tool": (c.EXECUTE_TOOL, c.TOOL_NAME),
-}
-
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What agents and tools are, and their names."""
     kind = text(attributes, _KIND) or ""
     if kind == "session":
         return {c.SESSION: True}
-    operation, key = _OPERATIONS.get(kind, (None, ""))
+    operation, key = chat.KINDS.get(kind, (None, ""))
     if operation is None or _CALL_TYPE in attributes:
         return known({c.AGENT_NAME: text(attributes, _CHAIN)})
     return known({c.OPERATION: operation, key: _first(attributes, _NAMES[key])})
@@ -67,7 +61,7 @@ def content(span: Span) -> dict[str, Any]:
         c.TOOL_ARGUMENTS: _first(span.attributes, _ARGUMENTS),
         c.TOOL_RESULT: _first(span.attributes, _RESULTS),
     }
-    return known(told) | called(get("agentops.tool.input"), get("agentops.tool.output"))
+    return known(told) | chat.called(get("agentops.tool.input"), get("agentops.tool.output"))
 
 
 def joined(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:

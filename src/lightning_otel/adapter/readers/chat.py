@@ -5,9 +5,11 @@ Source: OpenAI's API reference for chat completions; vLLM's ``return_token_ids``
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
+from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import shown
+from lightning_otel.adapter.readers.flat import loaded
 from lightning_otel.adapter.tokens import sampled_ids, token_content
 from lightning_otel.messages import flat_tools, message, object_of, objects, read_message, text_part
 from lightning_otel.types import Message
@@ -77,6 +79,29 @@ def logprobs_of(content: object) -> list[Any]:
     return [token.get("logprob") for token in objects(content)]
 
 
+KINDS: Final = {"agent": (c.INVOKE_AGENT, c.AGENT_NAME), "tool": (c.EXECUTE_TOOL, c.TOOL_NAME)}
+"""Operation and key of the name of what Traceloop and AgentOps call an agent or a tool."""
+
+
 def texts(role: str, found: Iterable[object]) -> list[Message]:
     """Messages of plain text."""
     return [message(role, [text_part(text)]) for text in found if isinstance(text, str)]
+
+
+def called(given: object, result: object) -> dict[str, Any]:
+    """Arguments and result of a tool by attribute, as decorators tell them.
+
+    Args:
+        given: JSON text of ``{"args": …, "kwargs": …}``.
+        result: JSON text of what the function gave.
+    """
+    found: dict[str, Any] = {}
+    arguments = loaded(given)
+    if isinstance(arguments, Mapping):
+        named = arguments.get("kwargs")
+        is_plain = isinstance(named, Mapping) and not arguments.get("args")
+        found[c.TOOL_ARGUMENTS] = dump(named if is_plain else arguments)
+    if isinstance(result, str):
+        told = loaded(result)
+        found[c.TOOL_RESULT] = told if isinstance(told, str) else result
+    return found

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import text
-from lightning_otel.adapter.readers.functions import called
+from lightning_otel.adapter.readers import chat
 from lightning_otel.types import Span
 
 _KIND: Final = "traceloop.span.kind"
@@ -18,15 +18,10 @@ _OUTPUT: Final = "traceloop.entity.output"
 
 MARKS = (_KIND,)
 
-_OPERATIONS: Final = {
-    "agent": (c.INVOKE_AGENT, c.AGENT_NAME),
-    "tool": (c.EXECUTE_TOOL, c.TOOL_NAME),
-}
-
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What agents and tools are, and their names."""
-    operation, key = _OPERATIONS.get(text(attributes, _KIND) or "", (None, ""))
+    operation, key = chat.KINDS.get(text(attributes, _KIND) or "", (None, ""))
     if operation is None:
         return {}
     entity = attributes.get(_ENTITY)
@@ -39,4 +34,4 @@ def content(span: Span) -> dict[str, Any]:
     get = span.attributes.get
     if get(_KIND) != "tool":
         return {}
-    return called(get(_INPUT), get(_OUTPUT))
+    return chat.called(get(_INPUT), get(_OUTPUT))
