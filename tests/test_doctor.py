@@ -312,22 +312,6 @@ def test_examine_finds_a_missing_data_file(recorded: Store) -> None:
     assert f"restore it in {layout.data}" in found.remedy
 
 
-@pytest.mark.parametrize("content", [b"", b"rubbish", b"PAR1 and then nothing"])
-def test_examine_finds_a_damaged_data_file(recorded: Store, content: bytes) -> None:
-    """A data file that is no Parquet is named, with what mends it."""
-    recorded.settle()
-    layout = layout_of(recorded)
-    (file,) = layout.read_manifest().live_files
-    (layout.data / file.name).write_bytes(content)
-    for segment in layout.segments():
-        segment.unlink()
-
-    (found,) = problems(recorded)
-
-    assert found.text.startswith(f"data file {file.name} is damaged")
-    assert found.remedy == f"lightning-otel doctor --repair --store {layout.catalogue}"
-
-
 @pytest.mark.parametrize(
     ("manifest", "word"),
     [("rubbish", "manifest.ndjson is damaged"), ('{"kind":"store","schema":99}', "schema 99")],

@@ -81,6 +81,8 @@ def test_doctor_names_the_damage_and_the_command_that_mends_it(cli: Cli, store: 
     assert lines[at + 1] == f"    lightning-otel doctor --repair --store {store.name}"
     assert "missing      2 spans in damaged files" in stats.stdout
     assert f"{path.name}: 0 of 2 spans are there, 2 are gone" in repaired.stderr
-    assert after.returncode == 0
+    assert "repaired, but 2 spans could not be got back" in repaired.stdout
+    assert "nothing wrong" not in repaired.stdout
+    assert (repaired.returncode, after.returncode) == (1, 0)
     assert f"! 2 of 2 spans are gone with {path.name}" in after.stdout
     assert "gone         2 spans with damaged files" in cli("stats", "--store", store.name).stdout

@@ -248,26 +248,6 @@ def test_flipped_bit_is_never_read_as_truth(
     assert (lost == 0) == (place == "data")
 
 
-def test_damage_that_repair_cannot_heal_is_said(store: Store, layout: Layout) -> None:
-    """L14: ``doctor --repair`` gets back what stands beside it, and does not call that right."""
-    store.settle()
-    for segment in layout.segments():
-        segment.unlink()
-    (path,) = layout.data.glob("spans-*.parquet")
-    _damage(path, path.stat().st_size // 3, b"\xff" * 64)
-    command = [sys.executable, "-m", "lightning_otel", "doctor", "--store", store.name]
-
-    done = [
-        subprocess.run([*command, *words], capture_output=True, text=True, timeout=WALL_S)
-        for words in (["--repair"], [])
-    ]
-
-    assert [each.returncode for each in done] == [1, 0]
-    assert "repaired, but 3,000 spans could not be got back" in done[0].stdout
-    assert "nothing wrong" not in done[0].stdout
-    assert "3000 of 3000 spans are gone" in done[1].stdout
-
-
 def test_damaged_bytes_count_every_span_that_stood_there(
     store: Store, make_spans: Callable[[int], list[Span]]
 ) -> None:

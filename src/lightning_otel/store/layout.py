@@ -28,7 +28,7 @@ from lightning_otel.store.manifest import SCHEMA_VERSION as SCHEMA_VERSION
 from lightning_otel.store.manifest import DataFile as DataFile
 from lightning_otel.store.manifest import Manifest as Manifest
 from lightning_otel.store.manifest import SettledSegment as SettledSegment
-from lightning_otel.store.manifest import format_manifest, manifest_of, parse_rows
+from lightning_otel.store.manifest import format_manifest, parse_manifest
 from lightning_otel.store.manifest import is_in_effect as is_in_effect
 
 _INSTEAD: Final = {
@@ -171,16 +171,14 @@ class Layout:
             known = _parsed.get(path)
             if known is not None and known[0] == stamp:
                 return known[1]
-            rows = parse_rows(path.read_bytes())
-            newest = max(row["schema"] for row in rows if "schema" in row)
-            manifest = manifest_of(rows) if newest <= SCHEMA_VERSION else None
+            newest, manifest = parse_manifest(path.read_bytes())
         except FileNotFoundError as exc:
             raise StoreDamagedError(f"{path} is missing; {REPAIR}") from exc
         except (ValueError, KeyError, TypeError) as exc:
             raise StoreDamagedError(f"{path} is damaged: {exc}; {REPAIR}") from exc
         except OSError as exc:
             raise StoreError(f"cannot read {path}: {exc}") from exc
-        if manifest is None:
+        if newest > SCHEMA_VERSION:
             raise StoreVersionError(
                 f"{self.catalogue} has schema {newest}, this lightning-otel knows "
                 f"{SCHEMA_VERSION}; upgrade with: pip install --upgrade lightning-otel"

@@ -4,7 +4,7 @@ Nothing in here imports DuckDB: the traced process uses it.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -76,6 +76,9 @@ class SettledSegment:
         return bool(self.damaged or unstored(self.counts))
 
 
+E = TypeVar("E", DataFile, SettledSegment)
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The files and segments that count: the only commit mark of the store.
@@ -133,8 +136,10 @@ def _end_of(text: bytes) -> dict[str, Any]:
     return {"kind": "end", "crc32": zlib.crc32(text)}
 
 
-def parse_rows(text: bytes) -> list[dict[str, Any]]:
-    """Return the rows of a manifest; one without an end is whole if it was not written with one.
+def parse_manifest(text: bytes) -> tuple[int, Manifest]:
+    """Return the newest schema in a manifest, and what it says; nothing if we do not know that.
+
+    One without an end is whole if it was not written with one.
 
     Raises:
         ValueError: It is not as it was written.
@@ -148,21 +153,16 @@ def parse_rows(text: bytes) -> list[dict[str, Any]]:
             raise ValueError("its end is gone")
         if rows[-1] != _end_of(text[: -len(lines[-1])]):
             raise ValueError("its checksum does not match")
-    return rows
-
-
-E = TypeVar("E", DataFile, SettledSegment)
-
-
-def manifest_of(rows: Sequence[dict[str, Any]]) -> Manifest:
-    """Return the manifest that rows stand for."""
-    return Manifest(
-        tuple(_entry(DataFile, row) for row in rows if row["kind"] == "file"),
-        tuple(_entry(SettledSegment, row) for row in rows if row["kind"] == "segment"),
+    newest = max(row["schema"] for row in rows if "schema" in row)
+    if newest > SCHEMA_VERSION:
+        return newest, Manifest()
+    return newest, Manifest(
+        tuple(_parse_entry(DataFile, row) for row in rows if row["kind"] == "file"),
+        tuple(_parse_entry(SettledSegment, row) for row in rows if row["kind"] == "segment"),
         next((row["counts"] for row in rows if row["kind"] == "counts"), {}),
     )
 
 
-def _entry(kind: type[E], row: Mapping[str, Any]) -> E:
+def _parse_entry(kind: type[E], row: Mapping[str, Any]) -> E:
     """Return a row's entry, without fields that we do not know."""
     return kind(**{name: row[name] for name in kind.__slots__ if name in row})

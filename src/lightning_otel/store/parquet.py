@@ -118,9 +118,6 @@ def write_file(
         group_rows: Rows in a row group, at most.
         group_bytes: Bytes in one, uncompressed; 0 for any number.
         is_compact: Whether it is packed as tightly as it can be.
-
-    Raises:
-        duckdb.Error: It cannot be written, or what it is made from cannot be read.
     """
     path = layout.new / new_name(stamp)
     footer = f"schema: '{SCHEMA_VERSION}'"
@@ -160,16 +157,7 @@ def described(
     schema: int = SCHEMA_VERSION,
     is_compact: bool = False,
 ) -> DataFile:
-    """Return the manifest's entry of a whole data file, with its checksum (0.03 s for 14 MB).
-
-    Args:
-        path: The file.
-        rows: Its spans.
-        low: The earliest start of one, Unix nanoseconds.
-        high: The latest one.
-        schema: The version of its columns.
-        is_compact: Whether it is packed as tightly as it can be.
-    """
+    """Return the manifest's entry of a whole data file, with its checksum (0.03 s for 14 MB)."""
     status = path.stat()
     return DataFile(
         path.name,
