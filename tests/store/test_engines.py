@@ -24,6 +24,11 @@ def test_a_name_tells_the_engine() -> None:
         ("https://secret@host/under/", "https://host/under"),
         ("http://[::1]:4318?since=2026-01-01", "http://[::1]:4318"),
         ("clickhouse://me:secret@h/db", "clickhouse://h:8123/db?table=otel_traces"),
+        ("clickhouse://h", "clickhouse://h:8123/default?table=otel_traces"),
+        (
+            "clickhouses://me:secret@[::1]:9000/a%60b?table=spans",
+            "clickhouses://::1:9000/a`b?table=spans",
+        ),
     ],
 )
 def test_a_name_holds_no_secret(url: str, name: str) -> None:
@@ -43,6 +48,10 @@ def test_a_name_holds_no_secret(url: str, name: str) -> None:
         "http://h:1?sinse=2026-01-01",
         "http://h:1?since=yesterday",
         "clickhouse://h/db?until=",
+        "clickhouse://",
+        "clickhouse+chdb://",
+        "clickhouse://h:port/x",
+        "clickhouse://h/x?tabel=a",
     ],
 )
 def test_what_names_no_engine_is_refused(url: str) -> None:

@@ -123,15 +123,6 @@ def reward_fault(reward: float | None, threshold: float | None) -> str:
 
 def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, Trajectory]]:
     """Yield each step once, with its first trajectory; those of an attempt come together."""
-    for trajectory, steps in fresh(trajectories):
-        for step in steps:
-            yield step, trajectory
-
-
-def fresh(
-    trajectories: Iterable[Trajectory],
-) -> Iterator[tuple[Trajectory, tuple[Transition, ...]]]:
-    """Yield trajectories, each with those of its steps that no earlier one of its attempt has."""
     attempt = ("", "")
     seen: set[tuple[str, str]] = set()
     for trajectory in trajectories:
@@ -139,14 +130,12 @@ def fresh(
             # Only branches of one attempt share steps: memory must not grow with the store.
             attempt = (trajectory.rollout_id, trajectory.attempt_id)
             seen = set()
-        own = []
         for step in trajectory.transitions:
             key = (step.trace_id, step.span_id)
             if not step.is_shared or key not in seen:
-                own.append(step)
+                yield step, trajectory
             if step.is_shared:
                 seen.add(key)
-        yield trajectory, tuple(own)
 
 
 ORIGIN: Final[Mapping[str, str]] = {

@@ -36,6 +36,7 @@ _READING: Final = {
     "max_query_size": 64 << 20,
     "output_format_parquet_string_as_string": 1,
     "output_format_parquet_compression_method": "zstd",
+    "output_format_parquet_row_group_size": 10_000,
 }
 _WRITING: Final = {
     # Spans of a year lie in 365 partitions.
