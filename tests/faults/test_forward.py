@@ -120,7 +120,7 @@ def test_end_waits_for_no_collector(
     hang.set()
 
     assert not is_done
-    assert forwarding.delivered == 0
+    assert forwarder.delivered == 0
     assert min(taken) <= EXIT_S
 
 
