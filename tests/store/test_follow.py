@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
+from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
 from lightning_otel.store import arrivals
 from lightning_otel.store import settle as settle_module
@@ -72,46 +73,29 @@ def merge_files(layout: Layout) -> None:
         Path(path).unlink()
 
 
-def test_follow_delivers_live_and_settled_spans_once(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+def test_follow_delivers_each_ended_span_once(
+    store: Store, layout: Layout, make_span: Callable[..., Span], at_once: None
 ) -> None:
-    """Each span comes once, from a segment or a file, and what never ended does not come."""
-    first, second, third = (make_span(name=name) for name in ("first", "second", "third"))
-    put(layout, [first, make_span(name="open", end_ns=None)])
+    """Whole, from segments and files, since a time; not what never ended, nor what comes again."""
+    early, first, second, third = (
+        make_span(name=name, attributes={"q": "é", c.REWARD_VALUE: 0.5}) for name in "efst"
+    )
+    put(layout, [early, first, make_span(name="open", end_ns=None)])
     settle(layout)
     put(layout, [second])
 
-    with store.follow("trainer") as follower:
+    with store.follow("trainer", since_ns=first.start_ns) as follower:
         before = follower.batch()
         settle(layout)
-        put(layout, [third])
-        after = follower.batch()
-        rest = follower.batch()
+        put(layout, [third, first, replace(second, name="forged"), replace(early, span_id="e1")])
+        after, rest = follower.batch(), follower.batch()
+    with store.follow("trainer", since_ns=first.start_ns) as follower:
+        again = follower.batch()
+    with store.follow("other") as other:
+        every = other.batch()
 
-    assert names(before) == ["first", "second"]
-    assert before == [first, second]
-    assert (names(after), rest) == (["third"], [])
-
-
-def test_follow_delivers_whole_spans(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
-) -> None:
-    """A span is the same, content and all, from its segment as from a settled file."""
-    from lightning_otel import auto_trace, emit_message, emit_reward
-
-    with auto_trace(store=store, task={"q": "é"}):
-        emit_message("hello")
-        emit_reward(0.5)
-    with store.follow("live") as live:
-        found = live.batch()
-    store.writer().seal()
-    settle(layout)
-    with store.follow("settled") as settled:
-        again = settled.batch()
-
-    assert len(found) == 3
-    assert again == found
-    assert sorted(found, key=lambda span: span.start_ns) == store.spans().rows()
+    assert (before, after, rest, again) == ([first, second], [third], [], [])
+    assert names(every) == ["e", "f", "s", "t", "e"]
 
 
 def test_follow_waits_for_what_comes(store: Store, layout: Layout) -> None:
@@ -152,25 +136,6 @@ def test_follow_stops_at_once(store: Store, layout: Layout) -> None:
     follower.close()
 
     assert taken < 0.1
-
-
-def test_follow_mixes_batches_and_iteration(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
-) -> None:
-    """Batches, an iteration and batches again go through the same spans, each once."""
-    spans = [make_span(name=f"{number:02}") for number in range(20)]
-    put(layout, spans)
-
-    with store.follow("trainer", idle_s=0) as follower:
-        found = names(follower.batch(5))
-        for span in follower:
-            found.append(span.name)
-            if len(found) == 12:
-                break
-        follower.commit()
-        found += names(follower.batch())
-
-    assert found == names(spans)
 
 
 def test_follow_counts_what_was_asked_past_as_delivered(
@@ -241,21 +206,6 @@ def test_follow_refuses_what_cannot_be(
     (store.layout.root / "followers" / "torn.position").write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match="everything is delivered again"):
         store.follow("torn")
-
-
-def test_follow_delivers_a_span_sent_twice_once(
-    store: Store, layout: Layout, make_span: Callable[..., Span], at_once: None
-) -> None:
-    """A span that comes again after its settling, as a sender's retry does, is not delivered."""
-    span = make_span(name="original")
-    put(layout, [span])
-    with store.follow("trainer") as follower:
-        first = follower.batch()
-        settle(layout)
-        put(layout, [span, replace(span, name="forged")])
-        second = follower.batch()
-
-    assert (names(first), second) == (["original"], [])
 
 
 def test_follow_passes_over_damage(
@@ -502,23 +452,6 @@ def test_follow_survives_kills(store: Store, layout: Layout, tmp_path: Path, at_
     assert set(counts) == {span.span_id for span in store.spans()}
     assert sum(counts.values()) - len(counts) <= in_window
     assert in_window <= 7 * KILLS
-
-
-def test_follow_selects_by_time(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
-) -> None:
-    """Spans that started before a time are passed over, live and settled ones."""
-    put(layout, [make_span(start_ns=10, name="old"), make_span(start_ns=30, name="new")])
-    settle(layout)
-    put(layout, [make_span(start_ns=10, name="older"), make_span(start_ns=40, name="newer")])
-
-    with store.follow("trainer", since_ns=20) as follower:
-        found = names(follower.batch())
-    with store.follow("trainer", since_ns=20) as follower:
-        rest = names(follower.batch())
-
-    assert found == ["new", "newer"]
-    assert rest == []
 
 
 @pytest.mark.pain(23)

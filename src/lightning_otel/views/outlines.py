@@ -79,7 +79,8 @@ def _outline_elsewhere(source: SpanSource, whole_id: str, column: str) -> Outlin
 
 
 def _make_outline(source: SpanSource, spans: Sequence[Span]) -> Outline:
-    return outline(spans, incomplete=incomplete(source))
+    has_open = any(span.end_ns is None for span in spans)
+    return outline(spans, incomplete=incomplete(source) if has_open else frozenset())
 
 
 def _find_position(found: Outline, noun: str, whole_id: str) -> int | None:
