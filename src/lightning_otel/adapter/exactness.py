@@ -168,23 +168,17 @@ def _is_number(value: object) -> bool:
     return type(value) is int and abs(value) < 1 << 1000  # what a float can be made of
 
 
-def notes_of(step: Transition, tokens: Tokens | Transition | None = None) -> list[str]:
-    """What a trainer should know of a sound transition: each of the notes that holds of it.
-
-    Args:
-        step: The transition.
-        tokens: Its tokens, if it does not hold them itself.
-    """
-    held = step if tokens is None else tokens
+def notes_of(step: Transition) -> list[str]:
+    """List the notes for a trainer that hold of a sound transition."""
     notes = [LENGTH] if step.finish_reason == "length" else []
     if step.capture != "exact":
         return notes
-    if not len(held.logprobs):
+    if not len(step.logprobs):
         notes.append(NO_LOGPROBS)
     sampling = step.sampling
     is_one = sampling.get("n", 1) == 1
     # A stream that loses tokens on the way is found by this where there are no logprobs.
-    if is_one and step.output_tokens not in (None, len(held.response_ids)):
+    if is_one and step.output_tokens not in (None, len(step.response_ids)):
         notes.append(COUNTS)
     if not sampling:
         return notes
@@ -193,7 +187,7 @@ def notes_of(step: Transition, tokens: Tokens | Transition | None = None) -> lis
         notes.append(TRUNCATED)
     if moved & {"frequency_penalty", "presence_penalty", "repetition_penalty"}:
         notes.append(PENALISED)
-    is_warmed = len(held.logprobs) and sampling.get("temperature", 1) != 1
+    is_warmed = len(step.logprobs) and sampling.get("temperature", 1) != 1
     if is_warmed and "logprobs_mode" not in sampling:
         notes.append(MODE_UNKNOWN)
     if not is_one:

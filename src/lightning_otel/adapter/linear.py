@@ -8,7 +8,7 @@ refuses any other attempt, which is then the general adapter's; a test compares 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -26,7 +26,7 @@ from lightning_otel.adapter.exactness import (
 from lightning_otel.adapter.quick import maker
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tracking import is_tracked, one_version, resources_of
-from lightning_otel.types import CaptureLevel, Dropped, Report, Span, Transition
+from lightning_otel.types import CaptureLevel, Dropped, Report, Reward, Span, Transition
 
 _TOKENS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
 CALL_KEYS: Final = (
@@ -53,6 +53,7 @@ tokens, and the id of the response; its own id, start and end, and counts of tok
 """
 (_SPOT, _START, _END, _PARENT, _AGENT, _KIND, _FACTS, _BEFORE, _AFTER, _HAS_TOKENS, _RESPONSE,
  _ID) = range(12)  # fmt: skip
+_NOTHING: Final[Mapping[str, float]] = {}
 _make: Callable[..., Transition] = maker(Transition)
 
 
@@ -65,7 +66,7 @@ class TokenFacts(NamedTuple):
 
 
 class CallFacts(NamedTuple):
-    """What a call says beside its ids, times and counts; the names are those of a transition."""
+    """What many calls say alike; the names are those of a transition."""
 
     agent: str
     resource_version: str | None
@@ -74,36 +75,30 @@ class CallFacts(NamedTuple):
     model: str | None
     finish_reason: str | None
     sampling: Mapping[str, Any]
-    tokens: TokenFacts
-
-
-class Attempt(NamedTuple):
-    """An attempt's ids."""
-
-    rollout_id: str
-    attempt_id: str
-    trace_id: str
+    capture: CaptureLevel
+    inexact: str
+    notes: tuple[str, ...]
 
 
 class Step(NamedTuple):
     """A transition in brief.
 
     Attributes:
-        attempt: Its attempt.
+        attempt: Ids of its rollout, its attempt and its trace.
         spot: Number of its call's row.
         step: Its number among its agent's.
         done: Whether it is the last of these.
-        call: Place of its call's facts.
-        reward: Place of its named rewards; None if there are none.
+        call: What its call says; one object for all that say the same.
+        rewards: Its named rewards, the primary one first; likewise.
         rest: Ids of the response and the span, start, end, and counts of tokens.
     """
 
-    attempt: Attempt
+    attempt: Sequence[str]
     spot: int
     step: int
     done: bool
-    call: int
-    reward: int | None
+    call: CallFacts
+    rewards: Mapping[str, float]
     rest: tuple[Any, ...]
 
 
@@ -113,22 +108,6 @@ def supports(adapter: object) -> bool:
         isinstance(adapter, TripletAdapter)
         and replace(adapter, gamma=TripletAdapter().gamma) == TripletAdapter()
     )
-
-
-class _Sampled(NamedTuple):
-    """As much of a transition as notes are made of."""
-
-    capture: CaptureLevel
-    finish_reason: str | None
-    sampling: Mapping[str, Any]
-    output_tokens: int | None
-
-
-class _Given(NamedTuple):
-    """As much of a span as a reward is read from."""
-
-    attributes: Mapping[str, Any]
-    name: str = c.SPAN_ANNOTATION
 
 
 def token_facts(facts: str, output_tokens: int | None, texts: Sequence[str | None]) -> TokenFacts:
@@ -142,15 +121,16 @@ def token_facts(facts: str, output_tokens: int | None, texts: Sequence[str | Non
     attributes = _attributes(CALL_KEYS, facts)
     given = {key: text for key, text in zip(_TOKENS, texts, strict=True) if text is not None}
     tokens = read_tokens(given)
-    is_exact = bool(len(tokens.prompt_ids) and len(tokens.response_ids))
-    sampled = _Sampled(
-        "exact" if is_exact else "text",
-        trajectories.finish_reason(attributes.get(c.FINISH_REASONS)),
-        sampling_of(attributes, {}),
-        output_tokens,
+    step = Transition(
+        *("", "", "", 0, (), (), None, None, False),
+        response_ids=tokens.response_ids,
+        logprobs=tokens.logprobs,
+        capture="exact" if len(tokens.prompt_ids) and len(tokens.response_ids) else "text",
+        finish_reason=trajectories.finish_reason(attributes.get(c.FINISH_REASONS)),
+        output_tokens=output_tokens,
+        sampling=sampling_of(attributes, {}),
     )
-    notes = notes_of(cast(Transition, sampled), tokens)
-    return TokenFacts(sampled.capture, tokens.inexact, tuple(notes))
+    return TokenFacts(step.capture, tokens.inexact, tuple(notes_of(step)))
 
 
 def _attributes(keys: tuple[str, ...], facts: str) -> dict[str, Any]:
@@ -174,13 +154,15 @@ def _call_facts(agent: str, facts: str, tokens: TokenFacts | None) -> CallFacts 
         text(attributes, c.RESPONSE_MODEL) or text(attributes, c.REQUEST_MODEL),
         finish_reason,
         sampling_of(attributes, {}),
-        tokens or TokenFacts("text", NO_IDS, (LENGTH,) if finish_reason == "length" else ()),
+        *(tokens or ("text", NO_IDS, (LENGTH,) if finish_reason == "length" else ())),
     )
 
 
 def _reward_facts(facts: str) -> Mapping[str, float] | None:
-    reward = read_reward(cast(Span, _Given(_attributes(REWARD_KEYS, facts))))
-    return None if reward is None or isinstance(reward, str) else reward.values
+    """Read the named rewards of a span; None if the general adapter must look closer."""
+    attributes = _attributes(REWARD_KEYS, facts)
+    reward = read_reward(Span("", "", None, c.SPAN_ANNOTATION, 0, 0, attributes=attributes))
+    return reward.values if isinstance(reward, Reward) else None
 
 
 class Walk:
@@ -188,45 +170,40 @@ class Walk:
 
     Attributes:
         steps: The transitions of all linear attempts.
-        calls: What their calls say; many say the same.
-        rewards: Their named rewards, the primary one first; likewise.
     """
 
     def __init__(self, tokens: Mapping[int, TokenFacts]) -> None:
         """Take what is known of the calls that have tokens, by the number of their rows."""
         self.steps: list[Step] = []
-        self.calls: list[CallFacts] = []
-        self.rewards: list[Mapping[str, float]] = []
         self._tokens = tokens
-        self._call_places: dict[tuple[Any, ...], int | None] = {}
-        self._reward_places: dict[tuple[Any, ...], int] = {}
-        self._given: dict[str, Mapping[str, float] | None] = {}
+        self._calls: dict[tuple[Any, ...], CallFacts | None] = {}
+        self._rewards: dict[str, Mapping[str, float] | None] = {}
+        self._named: dict[tuple[tuple[str, float], ...], Mapping[str, float]] = {}
         self._rollouts = self._spans = self._judged = 0
         self._dropped: list[Dropped] = []
 
-    def add(self, attempt: Attempt, rows: Sequence[Row]) -> bool:
+    def add(self, attempt: Sequence[str], rows: Sequence[Row]) -> bool:
         """Add an attempt's transitions; return whether it is linear.
 
         Args:
-            attempt: The attempt.
-            rows: All its spans in order of their start, each ended, of one trace and process.
+            attempt: Ids of its rollout, of itself and of its trace.
+            rows: All its spans in order of their start, each ended, of one process.
         """
         walk = _AttemptWalk(self, rows)
         if not walk.is_linear():
             return False
         last = {own[-1] for own in walk.own.values()}
         for position, call, step in walk.calls:
-            row = rows[position]
-            named = walk.rewards.get(position)
-            reward = self._place_of_rewards(named) if named else None
+            row, named = rows[position], walk.rewards.get(position, _NOTHING)
+            named = self._named.setdefault(tuple(named.items()), named)
             self.steps.append(
-                Step(attempt, row[_SPOT], step, position in last, call, reward, row[_RESPONSE:])
+                Step(attempt, row[_SPOT], step, position in last, call, named, row[_RESPONSE:])
             )
         self._rollouts += 1
         self._spans += len(rows)
         self._judged += walk.judged
         self._dropped += (
-            Dropped(rows[position][_ID], attempt.trace_id, "reward", reason)
+            Dropped(rows[position][_ID], attempt[2], "reward", reason)
             for position, reason in walk.dropped
         )
         return True
@@ -235,11 +212,11 @@ class Walk:
         """Return the funnel of the linear attempts."""
         inexact: Counter[str] = Counter()
         notes: Counter[str] = Counter()
-        for place, count in Counter(step.call for step in self.steps).items():
-            tokens = self.calls[place].tokens
-            if tokens.capture != "exact":
-                inexact[tokens.inexact] += count
-            notes.update(dict.fromkeys(tokens.notes, count))
+        calls = {id(step.call): step.call for step in self.steps}
+        for name, count in Counter(id(step.call) for step in self.steps).items():
+            if calls[name].capture != "exact":
+                inexact[calls[name].inexact] += count
+            notes.update(dict.fromkeys(calls[name].notes, count))
         steps = len(self.steps)
         return Report(
             spans=self._spans,
@@ -249,7 +226,7 @@ class Walk:
             exact=steps - inexact.total(),
             rewards=self._judged,
             rewards_placed=self._judged - len(self._dropped),
-            rewarded=sum(step.reward is not None for step in self.steps),
+            rewarded=sum(bool(step.rewards) for step in self.steps),
             dropped=tuple(self._dropped),
             inexact=inexact,
             notes=notes,
@@ -257,45 +234,33 @@ class Walk:
 
     def transitions(self) -> Iterable[Transition]:
         """Make the transitions."""
-        for (rollout, attempt, trace), _, step, done, place, reward, rest in self.steps:
-            call = self.calls[place]
-            named = {} if reward is None else dict(self.rewards[reward])
+        for (rollout, attempt, trace), _, step, done, call, named, rest in self.steps:
             response, span, start, end, given, made = rest
             # By position, in the order of the fields: names would cost half as much again.
             yield _make(
                 rollout, attempt, call.agent, step, (), (), next(iter(named.values()), None),
-                None if done else (), done, named, False, (), (), (), (), call.tokens.capture,
+                None if done else (), done, dict(named), False, (), (), (), (), call.capture,
                 call.resource_version, call.model, response, call.finish_reason, trace, span,
                 start, end, given, made, dict(call.resources), dict(call.sampling), "", None, 1.0,
-                call.mode, call.tokens.inexact,
+                call.mode, call.inexact,
             )  # fmt: skip
 
-    def place_of(self, agent: str, row: Row) -> int | None:
-        """Return the place of a call's facts; None if the general adapter must look closer."""
+    def call_of(self, agent: str, row: Row) -> CallFacts | None:
+        """Return what a call says; None if the general adapter must look closer."""
         tokens = self._tokens.get(row[_SPOT]) if row[_HAS_TOKENS] else None
         if tokens is None and row[_HAS_TOKENS]:
             return None
         key = agent, row[_FACTS], tokens
-        if key not in self._call_places:
-            found = _call_facts(*key)
-            self._call_places[key] = None if found is None else len(self.calls)
-            if found is not None:
-                self.calls.append(found)
-        return self._call_places[key]
+        if key not in self._calls:
+            self._calls[key] = _call_facts(*key)
+        return self._calls[key]
 
     def rewards_of(self, row: Row) -> Mapping[str, float] | None:
         """Return the named rewards of a span; None if the general adapter must look closer."""
         facts = row[_FACTS]
-        if facts not in self._given:
-            self._given[facts] = _reward_facts(facts)
-        return self._given[facts]
-
-    def _place_of_rewards(self, named: Mapping[str, float]) -> int:
-        key = tuple(named.items())
-        place = self._reward_places.setdefault(key, len(self.rewards))
-        if place == len(self.rewards):
-            self.rewards.append(named)
-        return place
+        if facts not in self._rewards:
+            self._rewards[facts] = _reward_facts(facts)
+        return self._rewards[facts]
 
 
 @dataclass(slots=True)
@@ -310,7 +275,7 @@ class _AttemptWalk:
     path: list[int] = field(default_factory=list)
     latest: dict[str, int] = field(default_factory=dict)
     own: dict[str, list[int]] = field(default_factory=dict)
-    calls: list[tuple[int, int, int]] = field(default_factory=list)
+    calls: list[tuple[int, CallFacts, int]] = field(default_factory=list)
     responses: set[str] = field(default_factory=set)
     rewards: dict[int, dict[str, float]] = field(default_factory=dict)
     dropped: list[tuple[int, str]] = field(default_factory=list)
@@ -364,11 +329,11 @@ class _AttemptWalk:
         # request, or a server that repeats its ids.
         if agent in self.tools[position] or row[_RESPONSE] in self.responses:
             return False
-        place = self.facts.place_of(agent, row)
-        if place is None or (own and not self._is_plain(own, row)):
+        call = self.facts.call_of(agent, row)
+        if call is None or (own and not self._is_plain(own, row)):
             return False
         self.responses.add(row[_RESPONSE])
-        self.calls.append((position, place, len(own)))
+        self.calls.append((position, call, len(own)))
         own.append(position)
         self.latest[agent] = self.latest[_ALL] = position
         return True

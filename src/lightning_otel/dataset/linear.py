@@ -19,7 +19,7 @@ import orjson
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation
-from lightning_otel.adapter.linear import CALL, OTHER, TOOL, Attempt, TokenFacts, Walk, token_facts
+from lightning_otel.adapter.linear import CALL, OTHER, TOOL, Step, TokenFacts, Walk, token_facts
 from lightning_otel.adapter.quick import unswept
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.dataset.batches import clauses, hold_moved
@@ -96,23 +96,23 @@ FROM spans JOIN sampled ON sampled.trace_id = spans.trace_id AND sampled.span_id
 WHERE spans.start_ns BETWEEN ? AND ?"""
 _PUT: Final = """
 INSERT INTO {table} SELECT {values} FROM made JOIN chosen ON chosen.rowid = spot
-  JOIN sound USING (number) JOIN part USING (number) JOIN said ON said.place = made.call
-  LEFT JOIN given ON given.place = made.given ORDER BY number, sequence"""
+  JOIN sound USING (number) JOIN part USING (number) JOIN said USING (place)
+ORDER BY number, sequence"""
 _VALUES: Final[Mapping[str, str]] = {
     **{name: name for name in NARROW_COLUMNS},
     "rollout_id": "rollout",
     "attempt_id": "sound.attempt",
     "agent": "said.agent",
     "branch": "0",
-    "rewards": "coalesce(rewards, '{}')",
     "is_shared": "false",
     "trace_id": "sound.trace_id",
     "group_id": "''",
     "advantage": "NULL",
     "weight": "1.0",
 }
-_SAID: Final = ("agent", "resource_version", "mode", "model", "finish_reason")
-_OBJECTS: Final = ("resources", "sampling")
+_SAID: Final = (
+    "agent", "resource_version", "mode", "model", "finish_reason", "capture", "inexact",
+)  # fmt: skip
 
 
 class Part(NamedTuple):
@@ -265,9 +265,7 @@ class _Pass:
         attempts = con.execute(_ATTEMPTS).fetchall()
         rows = _fetched(con, _READ)
         linear = {
-            number
-            for number, count, *ids in attempts
-            if walk.add(Attempt(*ids), list(islice(rows, count)))
+            number for number, count, *ids in attempts if walk.add(ids, list(islice(rows, count)))
         }
         return walk, linear
 
@@ -316,31 +314,30 @@ def _flowing(con: Reader) -> Iterator[None]:
 
 def _put(con: Reader, walk: Walk, table: str) -> None:
     """Append the rows of the linear attempts to a table of transitions without bodies."""
-    steps, calls, rewards = walk.steps, walk.calls, walk.rewards
-    _hold(
-        con,
-        "given",
-        place=("BIGINT", range(len(rewards))),
-        rewards=("VARCHAR", map(_json, rewards)),
-        reward=("DOUBLE", (next(iter(named.values())) for named in rewards)),
-    )
+    said: dict[tuple[int, int], tuple[int, Step]] = {}  # many steps say the same
+    places = [
+        said.setdefault((id(step.call), id(step.rewards)), (len(said), step))[0]
+        for step in walk.steps
+    ]
+    calls = [step.call for _, step in said.values()]
+    rewards = [step.rewards for _, step in said.values()]
     _hold(
         con,
         "said",
-        place=("BIGINT", range(len(calls))),
-        capture=("VARCHAR", (call.tokens.capture for call in calls)),
-        inexact=("VARCHAR", (call.tokens.inexact for call in calls)),
+        place=("BIGINT", range(len(said))),
         **{name: ("VARCHAR", map(attrgetter(name), calls)) for name in _SAID},
-        **{name: ("VARCHAR", map(_json, map(attrgetter(name), calls))) for name in _OBJECTS},
+        resources=("VARCHAR", (_json(call.resources) for call in calls)),
+        sampling=("VARCHAR", (_json(call.sampling) for call in calls)),
+        rewards=("VARCHAR", map(_json, rewards)),
+        reward=("DOUBLE", (next(iter(named.values()), None) for named in rewards)),
     )
     _hold(
         con,
         "made",
-        spot=("BIGINT", map(attrgetter("spot"), steps)),
-        step=("BIGINT", map(attrgetter("step"), steps)),
-        done=("BOOLEAN", map(attrgetter("done"), steps)),
-        call=("BIGINT", map(attrgetter("call"), steps)),
-        given=("BIGINT", map(attrgetter("reward"), steps)),
+        spot=("BIGINT", map(attrgetter("spot"), walk.steps)),
+        step=("BIGINT", map(attrgetter("step"), walk.steps)),
+        done=("BOOLEAN", map(attrgetter("done"), walk.steps)),
+        place=("BIGINT", places),
     )
     values = ", ".join(_VALUES[name] for name in NARROW_COLUMNS)
     con.execute(_PUT.format(table=table, values=values))
