@@ -4,7 +4,6 @@ import gc
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from tests.adapter.forests import forests
 
 from lightning_otel import Store, TripletAdapter
 from lightning_otel import conventions as c
-from lightning_otel.adapter import WAITING
 from lightning_otel.adapter.linear import Walk
 from lightning_otel.dataset import linear
 from lightning_otel.dataset.linear import without_bodies
@@ -309,17 +307,6 @@ def test_tables_without_bodies_hold_what_is_wanted(store: Store, wanted: dict[st
     _same(store, **wanted)
 
 
-def test_a_reward_alone_waits_without_bodies_too(
-    store: Store, make_span: Callable[..., Span]
-) -> None:
-    """It names an attempt, and nothing else of it is in the store."""
-    own = {**reward_attributes(0.5), c.ATTEMPT_ID: "1"}
-    store.add([make_span(name=c.SPAN_ANNOTATION, scope=c.SCOPE, attributes=own)])
-
-    _same(store, include_incomplete=True)
-    assert store.report(include_incomplete=True).reasons() == {WAITING: 1}
-
-
 @settings(max_examples=10, deadline=None, phases=[Phase.generate])  # each makes a store
 @given(st.lists(forests, min_size=1, max_size=3))
 def test_transitions_of_any_forest_without_bodies_are_the_same(
@@ -343,19 +330,6 @@ def test_batches_do_not_matter(store: Store, monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(map(repr, store.transitions(bodies=False))) == sorted(at_once)
 
 
-def test_a_late_reward_reaches_a_straight_attempt(store: Store) -> None:
-    """A rollout that a reward from elsewhere belongs to is read whole."""
-    store.add(Agent(1, 0.0).work())
-    last = store.transitions(bodies=False).rows()[-1]
-    late = Forest(rollout_id="judge", trace_id="e" * 32, process="judge", tick=1000)
-    late.reward(0.25, response_id=last.response_id)
-    store.add(late.spans)
-
-    (step,) = (s for s in store.transitions(bodies=False) if s.span_id == last.span_id)
-
-    assert 0.25 in step.rewards.values() or store.transitions(bodies=False).report().dropped
-
-
 def test_no_folder_is_left_behind(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,14 +344,6 @@ def test_no_folder_is_left_behind(
 
     gc.collect()
     assert not list(tmp_path.glob("lightning-otel-*"))
-
-
-def test_memory_stores_have_no_bodies_either(make_span: Callable[..., Span]) -> None:
-    """A store without files takes the general way, and gives the same."""
-    store = Store(":memory:")
-    store.add(Agent(1, 0.0).work())
-
-    _same(store)
 
 
 @pytest.fixture

@@ -143,12 +143,9 @@ def _models(found: Outline) -> set[str]:
 
 
 def _rewards(found: Outline) -> dict[str, float]:
-    """Return the last value of each reward, by name."""
-    values: dict[str, float] = {}
-    for node in found.nodes:
-        reward = read_reward(node.span)
-        values |= reward.values if isinstance(reward, Reward) else {}
-    return values
+    """The last value of each reward, by name."""
+    read = [read_reward(node.span) for node in found.nodes]
+    return {k: v for each in read if isinstance(each, Reward) for k, v in each.values.items()}
 
 
 def _lines(a: Sequence[str], b: Sequence[str]) -> Iterator[Said]:
