@@ -20,7 +20,7 @@ pytest.importorskip("hypercorn")
 from lightning_otel.store.engines.http import FETCH_PATH
 
 Served = Callable[..., str]
-AT_ONCE = 4
+AT_ONCE = 8
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_too_many_readers_are_asked_to_come_again(
         gate.wait(20)
         return real(*arguments)
 
-    # Not a mock of what is tested: it only makes four answers take as long as the fifth request.
+    # Not a mock of what is tested: it only makes answers take as long as one request more.
     monkeypatch.setattr(filled.source, "fetch", waiting)
     found: list[int] = []
     readers = [

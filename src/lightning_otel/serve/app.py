@@ -34,7 +34,7 @@ _REASONS: Final = {
     404: "there is nothing at this address; see the pages above, or GET /openapi.json",
     405: "this address is asked in another way; see GET /openapi.json",
 }
-_MOST_STREAMS: Final = 4
+_MOST_STREAMS: Final = 8
 """Long answers of the API under way: each has a DuckDB."""
 
 
