@@ -119,13 +119,13 @@ def damaged_bodies(
         f"total_compressed_size FROM parquet_metadata('{path}') "
         f"WHERE path_in_schema IN {tuple(BODY_COLUMNS)}"
     ).fetchall()
-    content = bytearray(path.read_bytes())
+    content, before = bytearray(path.read_bytes()), path.stat()
     for first, size in chunks:
         content[first : first + size] = b"\xff" * size
     path.chmod(0o600)
     path.write_bytes(content)
     # As if the disk had lost them: a file that was changed is verified anew.
-    os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     return store
 
 

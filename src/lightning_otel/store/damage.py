@@ -124,8 +124,7 @@ def find_damaged_files(
         except FileNotFoundError:
             continue
         stamp = status.st_size, status.st_mtime_ns
-        is_as_made = stamp == (file.size_bytes, file.mtime_ns or status.st_mtime_ns)
-        is_known = _verified.get(path) == stamp or (is_as_made and not file.checksum)
+        is_known = _verified.get(path) == stamp or not file.checksum
         if is_known and not is_thorough:
             continue
         if why := _fault_of(path, file):

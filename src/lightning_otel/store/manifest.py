@@ -28,9 +28,7 @@ class DataFile:
         publication: What it goes into lakes as, with all files of the same one; empty if that is
             not settled yet. Files of different publications are never packed into one.
         schema: The version of the columns in it.
-        checksum: As ``checksums.checksum_of`` gives it; empty if it was never taken.
-        mtime_ns: Its time of change when it was made; 0 if not known. A file is never written to
-            again, so another one is a reason to verify it.
+        checksum: As ``quarantine.checksum_of`` gives it; empty if it was never taken.
     """
 
     name: str
@@ -44,7 +42,6 @@ class DataFile:
     publication: str = ""
     schema: int = 1
     checksum: str = ""
-    mtime_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +154,12 @@ def parse_manifest(text: bytes) -> tuple[int, Manifest]:
     if newest > SCHEMA_VERSION:
         return newest, Manifest()
     return newest, Manifest(
-        tuple(_parse_entry(DataFile, row) for row in rows if row["kind"] == "file"),
-        tuple(_parse_entry(SettledSegment, row) for row in rows if row["kind"] == "segment"),
+        tuple(parse_entry(DataFile, row) for row in rows if row["kind"] == "file"),
+        tuple(parse_entry(SettledSegment, row) for row in rows if row["kind"] == "segment"),
         next((row["counts"] for row in rows if row["kind"] == "counts"), {}),
     )
 
 
-def _parse_entry(kind: type[E], row: Mapping[str, Any]) -> E:
+def parse_entry(kind: type[E], row: Mapping[str, Any]) -> E:
     """Return a row's entry, without fields that we do not know."""
     return kind(**{name: row[name] for name in kind.__slots__ if name in row})

@@ -169,7 +169,6 @@ def described(
         is_compact=is_compact,
         schema=schema,
         checksum=checksum_of(path),
-        mtime_ns=status.st_mtime_ns,
     )
 
 

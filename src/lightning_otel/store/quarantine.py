@@ -16,13 +16,12 @@ import orjson
 
 from lightning_otel.store.layout import DataFile, Layout, now_us, total_bytes, write_private
 from lightning_otel.store.lines import MAX_RECORD_BYTES, control_line, is_corrupt, parsed
+from lightning_otel.store.manifest import parse_entry
 from lightning_otel.types.wording import count_noun
 
 DAMAGED: Final = "damaged"
 """The record that stands where a damaged line stood, so that it is counted."""
 _MARKER: Final = control_line(DAMAGED)
-_FILLER: Final = (b" " * 1023 + b"\n") * (1 << 10)
-"""Over damaged bytes: lines that every reader steps over, and not a million of them."""
 _SPAN: Final = b'{"record":"span"'
 _NOTE: Final = ".json"
 _LONGEST_LINE: Final = 2 * MAX_RECORD_BYTES
@@ -226,11 +225,9 @@ def put_aside_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> N
     with path.open("rb") as source, kept.open("ab") as target:
         for first, end in ranges:
             source.seek(first)
-            spans += source.read(len(_SPAN)) == _SPAN
-            for at in range(first, end, _CHUNK):
-                source.seek(at)
-                target.write(source.read(min(_CHUNK, end - at)))
-            target.write(b"\n")
+            line = source.read(end - first)
+            spans += line.startswith(_SPAN)
+            target.write(line + b"\n")
         target.flush()
         os.fsync(target.fileno())
         size = target.tell()
@@ -265,7 +262,7 @@ def _read(path: Path) -> Note:
         found = orjson.loads(path.read_bytes())
         file = found.get("file")
         if file is not None:
-            found["file"] = DataFile(**file)
+            found["file"] = parse_entry(DataFile, file)
         return Note(**{each.name: found[each.name] for each in fields(Note) if each.name in found})
     except (ValueError, KeyError, TypeError):
         return Note(name, "data file", "its note cannot be read", 0)
@@ -285,15 +282,8 @@ def _is_damaged(line: bytes, *, is_closed: bool) -> bool:
 
 
 def _blank(path: Path, first: int, end: int) -> None:
-    """Write over a range: a record that tells of it, then empty lines."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        # From the end: until the marker stands in front, the line is found again by the next one.
-        at = end
-        while at > first + len(_MARKER):
-            start = max(first + len(_MARKER), at - _CHUNK)
-            os.pwrite(descriptor, _FILLER[: at - start], start)
-            at = start
-        os.pwrite(descriptor, _MARKER, first)
-    finally:
-        os.close(descriptor)
+    """Write over a range: a record that tells of it, then empty lines, as few as readers hold."""
+    filler = (b" " * 1023 + b"\n") * ((end - first) // 1024 + 1)
+    with path.open("r+b") as file:
+        file.seek(first)
+        file.write((_MARKER + filler)[: max(end - first, len(_MARKER))])

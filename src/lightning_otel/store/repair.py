@@ -76,14 +76,13 @@ def _recover_rows(layout: Layout, note: Note) -> int:
 
 
 def _renew_checksums(layout: Layout) -> None:
-    """Take the checksum of files that have none, and the time of change of those copied here."""
+    """Take the checksum of files that have none."""
     manifest = layout.read_manifest()
-    files = list(manifest.files)
-    for number, file in enumerate(files):
-        if file.dropped_us is None:
-            path = layout.data / file.name
-            checksum = file.checksum or checksum_of(path)
-            changed = path.stat().st_mtime_ns
-            files[number] = replace(file, checksum=checksum, mtime_ns=changed)
-    if tuple(files) != manifest.files:
-        layout.write_manifest(replace(manifest, files=tuple(files)))
+    files = tuple(
+        file
+        if file.checksum or file.dropped_us is not None
+        else replace(file, checksum=checksum_of(layout.data / file.name))
+        for file in manifest.files
+    )
+    if files != manifest.files:
+        layout.write_manifest(replace(manifest, files=files))
