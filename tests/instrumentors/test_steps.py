@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import context as otel_context
-from tests.instrumentors.outline import named, outline
+from tests.instrumentors.outline import outline
 
 from lightning_otel import Store, auto_trace, capture
 from lightning_otel import conventions as c
@@ -85,14 +85,6 @@ def test_step_holds_what_was_asked_and_answered(host: type[Host], store: Store) 
         assert '"content":"A"' in str(span.attributes[c.OUTPUT_MESSAGES])
 
 
-def test_step_of_the_same_owner_within_itself_is_one(host: type[Host], store: Store) -> None:
-    """An agent that calls itself again goes on; another one has a step of its own."""
-    with auto_trace(store=store) as recording:
-        host().work("a", times=3)
-
-    assert outline(recording) == "invoke_agent ann"
-
-
 def test_step_of_the_same_owner_below_another_is_one_of_its_own(
     host: type[Host], store: Store
 ) -> None:
@@ -105,15 +97,6 @@ def test_step_of_the_same_owner_below_another_is_one_of_its_own(
         wrap(use, (), lambda owner, _: agent_step(owner, "ann", None), ended)(ann)
 
     assert outline(recording) == "invoke_agent ann\n  execute_tool t\n    invoke_agent ann"
-
-
-def test_failing_step_passes_the_very_exception_on(host: type[Host], store: Store) -> None:
-    """The span has failed with it."""
-    with auto_trace(store=store) as recording, pytest.raises(LookupError, match="fail"):
-        host().work("fail")
-
-    failed = named(recording, "invoke_agent ann")
-    assert (failed.status, failed.attributes[c.ERROR_TYPE]) == ("ERROR", "LookupError")
 
 
 def test_cancelled_step_has_failed(host: type[Host], store: Store) -> None:
@@ -136,18 +119,6 @@ def test_cancelled_step_has_failed(host: type[Host], store: Store) -> None:
     assert kinds == ["asyncio.exceptions.CancelledError", "GeneratorExit"]
 
 
-def test_steps_of_many_tasks_keep_apart(host: type[Host], store: Store) -> None:
-    """Side by side in one loop none is the other's parent."""
-
-    async def both() -> list[str]:
-        return list(await asyncio.gather(host().wait("a"), host().wait("b")))
-
-    with auto_trace(store=store) as recording:
-        assert asyncio.run(both()) == ["A", "B"]
-
-    assert outline(recording) == "invoke_agent ann\ninvoke_agent ann"
-
-
 @pytest.mark.parametrize("hooks", [(broken, ended), (begin, broken)])
 def test_fault_of_ours_stays_with_us(hooks: Any, store: Store, faults_allowed: None) -> None:
     """The method works as it did, whichever of the hooks fails."""
@@ -158,9 +129,3 @@ def test_fault_of_ours_stays_with_us(hooks: Any, store: Store, faults_allowed: N
         assert (work(Host(), "a"), asyncio.run(wait(Host(), "a"))) == ("A", "A")
 
     outline(recording)
-
-
-def test_nothing_is_begun_where_nothing_is_recorded(host: type[Host]) -> None:
-    """Outside of a recording the method runs by itself."""
-    assert host().work("a") == "A"
-    assert asyncio.run(host().wait("a")) == "A"

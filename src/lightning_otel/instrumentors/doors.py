@@ -1,14 +1,23 @@
-"""Library methods as captured runs: begun before them, ended by what they give or raise.
+"""Functions as captured runs: begun before them, ended by what they give or raise.
 
-One door for plain and coroutine methods, and one walk for generators of either kind. The result,
-the exception and the context left behind are exactly as without us; nothing of ours is held across
-a ``yield``: a generator's context is attached for each step alone.
+The one door for plain and coroutine functions and generators of either kind, a library's methods
+and the program's own. The result, the exception and the context left behind are exactly as without
+us; nothing of ours is held across a ``yield``: a generator's context is attached for each step
+alone.
 """
 
 import functools
 import inspect
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -18,7 +27,7 @@ from lightning_otel import capture
 
 
 class Run:
-    """Code of a library under way; the members that a run does not need do nothing.
+    """Code under way; the members that a run does not need do nothing.
 
     Attributes:
         context: The context that the code runs in.
@@ -47,6 +56,14 @@ class Run:
     def stop(self) -> None:
         """End it at the end of a generator."""
 
+    def stop_with(self, value: Any) -> None:
+        """End it at the end of a generator that gave back a value."""
+        self.stop()
+
+    async def end_async(self, name: str, *given: Any) -> None:
+        """Call a member that ends it, where there may be something to await."""
+        getattr(self, name)(*given)
+
 
 class Within(Run):
     """Code that runs in a context and is no operation."""
@@ -69,14 +86,14 @@ def named(
 
 
 def around(begin: Begin) -> Make:
-    """Make each call of a method a run; the method may be a coroutine function."""
+    """Make each call of a function a run; it may be a coroutine function, also in disguise."""
 
     def make(original: Any) -> Any:
-        if inspect.iscoroutinefunction(inspect.unwrap(original)):
+        if inspect.iscoroutinefunction(original):
             return _around_async(begin, original)
 
-        def method(*args: Any, **kwargs: Any) -> Any:
-            run = capture.guarded(begin, args, kwargs) if args else None
+        def function(*args: Any, **kwargs: Any) -> Any:
+            run = capture.guarded(begin, args, kwargs)
             if run is None:
                 return original(*args, **kwargs)
             try:
@@ -84,49 +101,61 @@ def around(begin: Begin) -> Make:
                     result = original(*args, **kwargs)
             except BaseException as exc:
                 capture.guarded(run.fail, exc)
+                del run  # it may know the exception, whose traceback knows this frame
                 raise
+            if inspect.iscoroutine(result):
+                return _awaited(run, result)
             capture.guarded(run.returned, result)
             return result
 
-        return method
+        return function
 
     return make
 
 
 def _around_async(begin: Begin, original: Any) -> Any:
-    async def method(*args: Any, **kwargs: Any) -> Any:
-        run = capture.guarded(begin, args, kwargs) if args else None
+    async def function(*args: Any, **kwargs: Any) -> Any:
+        run = capture.guarded(begin, args, kwargs)
         if run is None:
             return await original(*args, **kwargs)
-        try:
-            with run.active():
-                result = await original(*args, **kwargs)
-        except BaseException as exc:
-            capture.guarded(run.fail, exc)
-            raise
-        capture.guarded(run.returned, result)
-        return result
+        work = _awaited(run, original(*args, **kwargs))
+        del run  # as above
+        return await work
 
-    return method
+    return function
+
+
+async def _awaited(run: Run, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        with run.active():
+            result = await coroutine
+    except BaseException as exc:
+        if isinstance(exc, GeneratorExit):  # a coroutine that is closed cannot await any more
+            capture.guarded(run.fail, exc)
+        else:
+            await _tell_async(run, "fail", exc)
+        del run  # as above
+        raise
+    await _tell_async(run, "returned", result)
+    return result
 
 
 def around_steps(begin: Begin) -> Make:
-    """Make each generator of a method a run, begun at its first step; it may be an async one."""
+    """Make each generator of a function a run, begun at its first step; it may be an async one."""
 
     def make(original: Any) -> Any:
-        bare = inspect.unwrap(original)
-        if inspect.isgeneratorfunction(bare):
+        if inspect.isgeneratorfunction(original):
             return _walked(begin, original)
-        if inspect.isasyncgenfunction(bare):
+        if inspect.isasyncgenfunction(original):
             return _walked_async(begin, original)
 
-        def method(*args: Any, **kwargs: Any) -> Any:
+        def function(*args: Any, **kwargs: Any) -> Any:
             inner = original(*args, **kwargs)
             if not hasattr(inner, "athrow"):
                 return inner
             return _walked_async(lambda *_: begin(args, kwargs), lambda: inner)()
 
-        return method
+        return function
 
     return make
 
@@ -140,23 +169,35 @@ def _tell(run: Run | None, name: str, *given: Any) -> None:
         capture.guarded(getattr(run, name), *given)
 
 
-def _walked(begin: Begin, original: Any) -> Callable[..., Generator[Any, Any, Any]]:
-    """Return a generator function that goes through a library's generator step by step.
+async def _tell_async(run: Run | None, name: str, *given: Any) -> None:
+    if run is not None:
+        try:
+            await run.end_async(name, *given)
+        except Exception:  # noqa: BLE001  # capture never raises into the traced program
+            capture.note_fault()
 
-    What is sent or thrown into ours reaches the library's.
+
+def _walked(begin: Begin, original: Any) -> Callable[..., Generator[Any, Any, Any]]:
+    """Return a generator function that goes through another's generator step by step.
+
+    What is sent or thrown into ours reaches the other.
     """
 
-    def method(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+    def function(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = original(*args, **kwargs)
         run = capture.guarded(begin, args, kwargs)
         step: Callable[[], Any] = functools.partial(next, inner)
+        left: GeneratorExit | None = None
         try:
             while True:
                 try:
                     with _active(run):
                         item = step()
                 except StopIteration as end:
-                    _tell(run, "stop")
+                    if left is None:
+                        _tell(run, "stop_with", end.value)
+                    else:
+                        _tell(run, "fail", left)
                     return end.value
                 except BaseException as exc:
                     _tell(run, "fail", exc)
@@ -164,71 +205,55 @@ def _walked(begin: Begin, original: Any) -> Callable[..., Generator[Any, Any, An
                 _tell(run, "saw", item)
                 try:
                     sent = yield item
-                except GeneratorExit as exc:
-                    _close(run, inner, exc)
-                    raise
                 except BaseException as exc:  # noqa: BLE001  # handed on, not swallowed
                     _tell(run, "interrupted", exc)
+                    left = exc if isinstance(exc, GeneratorExit) else None
                     step = functools.partial(inner.throw, exc)
                 else:
                     step = functools.partial(inner.send, sent)
         finally:
-            del step  # it may know an exception, whose traceback knows this frame
+            del step, left, run  # as above
 
-    return method
-
-
-def _close(run: Run | None, inner: Generator[Any, Any, Any], left: GeneratorExit) -> None:
-    try:
-        with _active(run):
-            inner.close()
-    except BaseException as exc:
-        _tell(run, "fail", exc)
-        raise
-    _tell(run, "fail", left)
+    return function
 
 
 def _walked_async(begin: Begin, original: Any) -> Callable[..., AsyncGenerator[Any, Any]]:
-    async def method(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+    async def function(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = original(*args, **kwargs)
         run = capture.guarded(begin, args, kwargs)
         step: Callable[[], Awaitable[Any]] = functools.partial(_first_step, inner)
+        left: GeneratorExit | None = None
         try:
             while True:
                 try:
                     with _active(run):
                         item = await step()
                 except StopAsyncIteration:
-                    _tell(run, "stop")
+                    if left is None:
+                        await _tell_async(run, "stop_with", None)
+                    else:
+                        await _tell_async(run, "fail", left)
                     return
                 except BaseException as exc:
-                    _tell(run, "fail", exc)
+                    # Closed at a yield it may still await; closed while it awaits it may not.
+                    if isinstance(exc, GeneratorExit) and exc is not left:
+                        _tell(run, "fail", exc)
+                    else:
+                        await _tell_async(run, "fail", exc)
                     raise
                 _tell(run, "saw", item)
                 try:
                     sent = yield item
-                except GeneratorExit as exc:
-                    await _aclose(run, inner, exc)
-                    raise
                 except BaseException as exc:  # noqa: BLE001  # handed on, not swallowed
                     _tell(run, "interrupted", exc)
+                    left = exc if isinstance(exc, GeneratorExit) else None
                     step = functools.partial(inner.athrow, exc)
                 else:
                     step = functools.partial(inner.asend, sent)
         finally:
-            del step
+            del step, left, run
 
-    return method
-
-
-async def _aclose(run: Run | None, inner: AsyncGenerator[Any, Any], left: GeneratorExit) -> None:
-    try:
-        with _active(run):
-            await inner.aclose()
-    except BaseException as exc:
-        _tell(run, "fail", exc)
-        raise
-    _tell(run, "fail", left)
+    return function
 
 
 def _first_step(inner: AsyncGenerator[Any, Any]) -> Awaitable[Any]:

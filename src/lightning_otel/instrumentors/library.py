@@ -70,11 +70,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
             name: The method.
             make: Gives the function that is to stand there, of the one that stands there now.
         """
-        original = owner.__dict__[name]
-        if getattr(original, MARK, None) is None:
-            wrapper = functools.wraps(original)(make(as_function(owner, original)))
-            setattr(wrapper, MARK, original)
-            setattr(owner, name, wrapper)
+        if replace(owner, name, make):
             self._wrapped.append((owner, name))
 
     def wrap_calls(self, owner: Any, begin: Begin, *names: str) -> None:
@@ -91,7 +87,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         """Begin only what should become a span here and now."""
 
         def begin_wanted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
-            return begin(args, kwargs) if self.is_wanted() else None
+            return begin(args, kwargs) if args and self.is_wanted() else None
 
         return begin_wanted
 
@@ -99,7 +95,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         """Begin only while this is switched on."""
 
         def begin_active(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
-            return begin(args, kwargs) if self.is_active else None
+            return begin(args, kwargs) if args and self.is_active else None
 
         return begin_active
 
@@ -110,7 +106,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         the bare method that was inherited then: it never asks what stands in the owner now.
         """
         bare = {id(each) for each in _chain(owner.__dict__[name]) if not hasattr(each, MARK)}
-        for subclass in _subclasses(owner):
+        for subclass in subclasses_of(owner):
             found = subclass.__dict__.get(name)
             is_past = found is not None and not hasattr(found, MARK)
             if is_past and any(id(each) in bare for each in _chain(found)):
@@ -133,9 +129,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         self.is_active = False
         _everywhere.discard(type(self))
         capture.capture_everywhere(enabled=bool(_everywhere))
-        self._wrapped = [
-            (owner, name) for owner, name in self._wrapped if not _restore(owner, name)
-        ]
+        self._wrapped = [(owner, name) for owner, name in self._wrapped if not restore(owner, name)]
 
     def _patch_if_active(self, module_name: str, module: ModuleType) -> None:
         self._imported[module_name] = module
@@ -176,14 +170,30 @@ def _chain(function: Any) -> Iterator[Any]:
         function = getattr(function, "__wrapped__", None)
 
 
-def _subclasses(owner: type) -> Iterator[type]:
-    found: list[type] = owner.__subclasses__()
+def subclasses_of(owner: type) -> Iterator[type]:
+    """A class's subclasses, those of any depth."""
+    found: list[type] = type.__subclasses__(owner)
     for subclass in found:
         yield subclass
-        yield from _subclasses(subclass)
+        yield from subclasses_of(subclass)
 
 
-def _restore(owner: Any, name: str) -> bool:
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
+    """Put a function in a method's place, as :meth:`LibraryInstrumentor.wrap` does.
+
+    Returns:
+        False if ours stands there already.
+    """
+    original = owner.__dict__[name]
+    if getattr(original, MARK, None) is not None:
+        return False
+    wrapper = functools.wraps(original)(make(as_function(owner, original)))
+    setattr(wrapper, MARK, original)
+    setattr(owner, name, wrapper)
+    return True
+
+
+def restore(owner: Any, name: str) -> bool:
     """Put the original method back; False where a wrapper stands before ours, which must stay."""
     found = owner.__dict__.get(name)
     original = getattr(found, MARK, None) if not hasattr(found, "__self__") else None

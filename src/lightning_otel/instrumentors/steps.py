@@ -11,7 +11,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import Begin, Run, named
 from lightning_otel.messages import message, text_part
@@ -76,6 +76,29 @@ class Step(Run):
         self.operation.fail(exc)
 
 
+class CallStep(Run):
+    """A call of a model, for whichever client sends its request to claim.
+
+    Attributes:
+        context: What the request is sent in.
+    """
+
+    def __init__(self, operation: capture.Operation, ended: Ended) -> None:
+        self._operation = operation
+        self._ended = ended
+        self.context = call_slot.CallSlot(operation).within()
+
+    def returned(self, result: Any) -> None:
+        """End it with its answer; a claimed one is its client's to end."""
+        if not self._operation.is_over:
+            capture.guarded(self._ended, self._operation, result)
+        self._operation.stop()
+
+    def fail(self, exc: BaseException) -> None:
+        """End it with what was raised."""
+        self._operation.fail(exc)
+
+
 def steps(
     names: tuple[str, ...], begin: Callable[[Any, Arguments], Step | None], ended: Ended
 ) -> Begin:
@@ -133,8 +156,3 @@ def answered(text: str | None) -> dict[str, str]:
 
 def _message(role: str, text: str) -> str:
     return text_of([message(role, [text_part(text)])])
-
-
-def word(value: Any) -> str | None:
-    """The value if it is a text of more than blanks, without those around it."""
-    return (str.strip(value) or None) if issubclass(type(value), str) else None

@@ -4,42 +4,29 @@ Without this a model call on a pool's thread belongs to no rollout. OpenTelemetr
 it that pins one exact SDK, which we cannot ask of everyone.
 """
 
-import functools
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
 from lightning_otel import capture
+from lightning_otel.instrumentors.library import replace, restore
 
-_MARK = "__lightning_otel_wrapped__"
+_REPLACED: Final = ((threading.Thread, "start"), (ThreadPoolExecutor, "submit"))
 
 
 def carry_context() -> None:
     """Wrap ``Thread.start`` and ``ThreadPoolExecutor.submit``; harmless if done before."""
-    _replace(threading.Thread, "start", _start)
-    _replace(ThreadPoolExecutor, "submit", _submit)
+    for (owner, name), make in zip(_REPLACED, (_start, _submit), strict=True):
+        replace(owner, name, make)
 
 
 def leave_context() -> None:
     """Put the two methods back, unless someone has wrapped them after us."""
-    for owner, name in ((threading.Thread, "start"), (ThreadPoolExecutor, "submit")):
-        found = owner.__dict__[name]
-        original = getattr(found, _MARK, None)
-        # A wrapper around ours shows our mark too, but what it wraps is ours.
-        if original is not None and found.__wrapped__ is original:
-            setattr(owner, name, original)
-
-
-def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
-    original = owner.__dict__[name]
-    if not hasattr(original, _MARK):
-        wrapper = functools.wraps(original)(make(original))
-        setattr(wrapper, _MARK, original)
-        setattr(owner, name, wrapper)
+    for owner, name in _REPLACED:
+        restore(owner, name)
 
 
 def _start(original: Any) -> Any:

@@ -3,14 +3,15 @@
 import copy
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Any, TypeVar, Unpack, overload
 
 from lightning_otel import config
 from lightning_otel.adapter.tracking import checked_patterns, resources_text
+from lightning_otel.instrumentors.doors import Begin
 from lightning_otel.store.transforms import checked
-from lightning_otel.tracing.blocks import Begin, Block, is_function
+from lightning_otel.tracing.blocks import Block, is_function
 from lightning_otel.tracing.carrying import carried
 from lightning_otel.tracing.operations import operation
 from lightning_otel.tracing.recording import Recording
@@ -77,7 +78,7 @@ class Traced(Block[Scope]):
         self._is_used = True
         name = self._options.get("name") or str(getattr(function, "__qualname__", "rollout"))
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scope:
+        def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Scope:
             return Scope(self._options, name, has_root=self._has_root)
 
         return begin

@@ -8,32 +8,46 @@ a ``yield``; so whoever goes on with a generator is in nobody else's context.
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from opentelemetry import context as otel_context
+
+from lightning_otel.instrumentors.doors import Begin, Run, around, around_steps
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Lifetime(Protocol):
+class Lifetime(Run):
     """Something that has begun and is ended once; later attempts do nothing."""
-
-    def attached(self) -> AbstractContextManager[None]:
-        """Makes its context current for a block."""
 
     def end(self, exc: BaseException | None = None, result: object = None) -> None:
         """End it, as failed by an exception or with a result."""
 
-    async def end_async(self, exc: BaseException | None = None, result: object = None) -> None:
+    async def finish(self, exc: BaseException | None = None, result: object = None) -> None:
         """End it where there may be something to await."""
+        self.end(exc, result)
+
+    def returned(self, result: Any) -> None:
+        """End it with the result of a call."""
+        self.end(None, result)
+
+    def stop_with(self, value: Any) -> None:
+        """End it with what a generator gave back."""
+        self.end(None, value)
+
+    def fail(self, exc: BaseException) -> None:
+        """End it with what was raised, or as left."""
+        self.end(exc)
+
+    async def end_async(self, name: str, *given: Any) -> None:
+        """End it where there may be something to await."""
+        await (self.finish(*given) if name == "fail" else self.finish(None, *given))
 
 
 L = TypeVar("L", bound=Lifetime)
-Begin = Callable[[tuple[Any, ...], dict[str, Any]], Lifetime]
-"""Begins a lifetime for one call of a function with these arguments."""
 
 
 def is_function(value: object) -> bool:
@@ -68,13 +82,12 @@ class Block(ABC, Generic[L]):
         if isinstance(function, (staticmethod, classmethod)):
             wrapper = type(function)(self(function.__func__))
         else:
-            begin = self._begin_call(function)
-            wrapper = functools.wraps(function)(kind_of(function)(function, begin))
+            wrapper = functools.wraps(function)(each_call(function, self._begin_call(function)))
         return wrapper  # type: ignore[no-any-return]  # the same kind of function
 
     def _enter(self) -> L:
         entered = self._begin()
-        manager = entered.attached()
+        manager = entered.active()
         manager.__enter__()
         self._entered.append((otel_context.get_current(), entered, manager))
         return entered
@@ -105,115 +118,14 @@ class Block(ABC, Generic[L]):
         trace: TracebackType | None,
     ) -> None:
         """End; the exception goes on its way."""
-        await _end_async(self._leave(), exc)
+        entered = self._leave()
+        if isinstance(exc, GeneratorExit):  # a coroutine that is being closed cannot await any more
+            entered.end(exc)
+        else:
+            await entered.finish(exc)
 
 
-async def _end_async(
-    lifetime: Lifetime, exc: BaseException | None = None, result: object = None
-) -> None:
-    if isinstance(exc, GeneratorExit):  # a coroutine that is being closed cannot await any more
-        lifetime.end(exc)
-    else:
-        await lifetime.end_async(exc, result)
-
-
-def kind_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any], Begin], Any]:
-    """What makes a function of the same kind, each call of which is a lifetime."""
-    if inspect.isasyncgenfunction(function):
-        return _async_generator
-    if inspect.isgeneratorfunction(function):
-        return _generator
-    if inspect.iscoroutinefunction(function):
-        return _coroutine
-    return _plain
-
-
-def _plain(function: Callable[..., Any], begin: Begin) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        lifetime = begin(args, kwargs)
-        try:
-            with lifetime.attached():
-                result = function(*args, **kwargs)
-        except BaseException as exc:
-            lifetime.end(exc)
-            del lifetime  # it knows the exception, whose traceback knows this frame
-            raise
-        if inspect.iscoroutine(result):  # a coroutine function in disguise, such as a partial one
-            return _awaited(result, lifetime)
-        lifetime.end(result=result)
-        return result
-
-    return call
-
-
-def _coroutine(function: Callable[..., Any], begin: Begin) -> Callable[..., Any]:
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        return await _awaited(function(*args, **kwargs), begin(args, kwargs))
-
-    return call
-
-
-async def _awaited(coroutine: Coroutine[Any, Any, Any], lifetime: Lifetime) -> Any:
-    try:
-        with lifetime.attached():
-            result = await coroutine
-    except BaseException as exc:
-        await _end_async(lifetime, exc)
-        del lifetime  # as above
-        raise
-    await _end_async(lifetime, result=result)
-    return result
-
-
-def _generator(function: Callable[..., Any], begin: Begin) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        inner = function(*args, **kwargs)
-        lifetime = begin(args, kwargs)
-        step, sent = inner.send, None
-        try:
-            while True:
-                try:
-                    with lifetime.attached():
-                        item = step(sent)
-                except StopIteration as stop:
-                    lifetime.end(result=stop.value)
-                    return stop.value
-                try:
-                    step, sent = inner.send, (yield item)
-                except BaseException as exc:  # noqa: BLE001  # handed to the generator, not swallowed
-                    step, sent = inner.throw, exc
-        except BaseException as exc:
-            lifetime.end(exc)
-            del lifetime, sent  # as above
-            raise
-
-    return call
-
-
-def _async_generator(function: Callable[..., Any], begin: Begin) -> Callable[..., Any]:
-    async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        inner = function(*args, **kwargs)
-        lifetime = begin(args, kwargs)
-        step, sent = inner.asend, None
-        try:
-            while True:
-                try:
-                    with lifetime.attached():
-                        item = await step(sent)
-                except StopAsyncIteration:
-                    await lifetime.end_async()
-                    return
-                try:
-                    step, sent = inner.asend, (yield item)
-                except BaseException as exc:  # noqa: BLE001  # handed to the generator, not swallowed
-                    step, sent = inner.athrow, exc
-        except BaseException as exc:
-            # Closed at a yield it may still await; closed while it awaits it may not.
-            if exc is sent:
-                await lifetime.end_async(exc)
-            else:
-                await _end_async(lifetime, exc)
-            del lifetime, sent  # as above
-            raise
-
-    return call
+def each_call(function: Callable[..., Any], begin: Begin) -> Any:
+    """Return a function of the same kind, each call or generator of which is a run."""
+    is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    return (around_steps if is_generator else around)(begin)(function)

@@ -4,12 +4,10 @@ Threads and thread pools are carried without it; process pools, executors of a f
 callbacks that run later are not.
 """
 
-import contextlib
 import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,8 +18,9 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config, provider
 from lightning_otel.dataset import Store
+from lightning_otel.instrumentors.doors import Within
 from lightning_otel.store.transforms import TransformingSink, name_of, named_transform
-from lightning_otel.tracing.blocks import kind_of
+from lightning_otel.tracing.blocks import each_call
 
 log = logging.getLogger(__name__)
 
@@ -79,32 +78,14 @@ class _Carried:
         return f"<carried {getattr(self._function, '__qualname__', type(self._function).__name__)}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return kind_of(self._function)(self._function, self._begin)(*args, **kwargs)
+        return each_call(self._function, self._begin)(*args, **kwargs)
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Stay":
-        # A forked child holds its parent's context, whose writer and spans are the parent's.
-        if self._pid == os.getpid():
-            return _Stay(self._context)
-        return _Stay(capture.guarded(_unpacked, self._luggage) if self._luggage else None)
-
-
-class _Stay:
-    """One run of a carried function."""
-
-    def __init__(self, context: Context | None) -> None:
-        self._context = context
-
-    def attached(self) -> AbstractContextManager[None]:
-        """Makes the context it was carried from current for a block."""
-        if self._context is None:
-            return contextlib.nullcontext()
-        return capture.attached(self._context)
-
-    def end(self, exc: BaseException | None = None, result: object = None) -> None:
-        """There is no span of its own to end."""
-
-    async def end_async(self, exc: BaseException | None = None, result: object = None) -> None:
-        """As :meth:`end`."""
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Within | None:
+        context = self._context
+        if self._pid != os.getpid():
+            # A forked child holds its parent's context, whose writer and spans are the parent's.
+            context = capture.guarded(_unpacked, self._luggage) if self._luggage else None
+        return None if context is None else Within(context)
 
 
 def carried(function: F) -> F:

@@ -11,13 +11,14 @@ from opentelemetry.trace import SpanKind
 from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.emitters import json_of, span_id_of
-from lightning_otel.tracing.blocks import Begin, Block, is_clean, is_function
+from lightning_otel.instrumentors.doors import Begin
+from lightning_otel.tracing.blocks import Block, Lifetime, is_clean, is_function
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Operation:
+class Operation(Lifetime):
     """An operation under way.
 
     Attributes:
@@ -36,7 +37,7 @@ class Operation:
         """Its span, to link rewards to; None outside a recording."""
         return span_id_of(self._span)
 
-    def attached(self) -> AbstractContextManager[None]:
+    def active(self) -> AbstractContextManager[None]:
         """Makes it the parent of what happens in a block."""
         if self._span is None:
             return contextlib.nullcontext()
@@ -47,10 +48,6 @@ class Operation:
         if self._span is not None:
             output = self.output if result is None else result
             capture.guarded(_ended, self._span, exc, output)
-
-    async def end_async(self, exc: BaseException | None = None, result: object = None) -> None:
-        """As :meth:`end`."""
-        self.end(exc, result)
 
 
 def _started(name: str, inputs: Mapping[str, object]) -> capture.Operation:
@@ -90,7 +87,7 @@ class OperationBlock(Block[Operation]):
         name = self._name or str(getattr(function, "__qualname__", "operation"))
         arguments = _reader(function)
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation:
+        def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Operation:
             return Operation(name, {**self._inputs, **arguments(args, kwargs)})
 
         return begin
@@ -98,7 +95,7 @@ class OperationBlock(Block[Operation]):
 
 def _reader(
     function: Callable[..., Any],
-) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, object]]:
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, object]]:
     """Names the arguments of a call; ``self`` and ``cls`` are no inputs."""
     try:
         signature = inspect.signature(function)
@@ -106,7 +103,7 @@ def _reader(
         return lambda args, kwargs: {"args": args, **kwargs}
     first = next(iter(signature.parameters), "")
 
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, object]:
+    def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, object]:
         try:
             found = signature.bind(*args, **kwargs).arguments
         except TypeError:  # the call itself is about to say so

@@ -25,7 +25,7 @@ from lightning_otel.emitters import emit_reward, hush, json_of
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.store.transforms import Transform, TransformingSink
 from lightning_otel.store.writer import SpanWriter
-from lightning_otel.tracing.blocks import is_clean
+from lightning_otel.tracing.blocks import Lifetime, is_clean
 from lightning_otel.tracing.recording import Recording
 from lightning_otel.types.wording import count_noun
 
@@ -67,7 +67,7 @@ class Options(TypedDict, total=False):
     debug: bool | None
 
 
-class Scope:
+class Scope(Lifetime):
     """One entering: begins a rollout, or a part of the enclosing one, and ends it once."""
 
     def __init__(self, options: Options, name: str, *, has_root: bool = True) -> None:
@@ -208,7 +208,7 @@ class Scope:
             return {**outer, **named}, True
         return {**outer, **capture.begin_rollout(), **named}, False
 
-    def attached(self) -> AbstractContextManager[None]:
+    def active(self) -> AbstractContextManager[None]:
         """Makes the rollout's context current for a block."""
         if self._context is None:
             return contextlib.nullcontext()
@@ -228,7 +228,7 @@ class Scope:
         finally:
             self._end_root(exc)
 
-    async def end_async(self, exc: BaseException | None = None, result: object = None) -> None:
+    async def finish(self, exc: BaseException | None = None, result: object = None) -> None:
         """As :meth:`end`, and await a reward evaluator that is async."""
         if not self._take(exc, result):
             return
@@ -254,7 +254,7 @@ class Scope:
         """
         frame = capture.current_frame(self._context) if self._context is not None else None
         if self._context is None or frame is None or frame.applied is None:
-            return self.attached()
+            return self.active()
         return capture.attached(capture.in_frame(replace(frame, applied=None), self._context))
 
     def _judged(self) -> Any:

@@ -116,28 +116,6 @@ def test_stream_left_after_its_result_was_not_abandoned(stage: Stage) -> None:
     stage.check()
 
 
-def test_many_teams_in_one_loop_stay_apart(stage: Stage) -> None:
-    """Of teams that run at once each has its own agents and calls."""
-
-    async def program(client: Any) -> Any:
-        return await asyncio.gather(*(team_of(client).run(task=f"go {n}") for n in range(8)))
-
-    stage.trace(program)
-
-    stage.check()
-    runs = stage.named("invoke_workflow pair")
-    assert len(runs) == 8
-    for run in runs:
-        below = [span.name for span in stage.spans if span.parent_span_id == run.span_id]
-        assert sorted(below) == ["invoke_agent critic", "invoke_agent writer"]
-        task = str(run.attributes[c.INPUT_MESSAGES])
-        for call in stage.calls():
-            if run in stage.above(call):
-                assert task[task.index("go") : task.index("go") + 4] in str(
-                    call.attributes[c.INPUT_MESSAGES]
-                )
-
-
 @pytest.mark.parametrize("model", ["fail-400", "fail-500"])
 def test_failed_call_fails_agent_and_team(stage: Stage, model: str) -> None:
     """An error of the server is the call's, the agent's and the team's, and reaches the program."""

@@ -173,14 +173,3 @@ def test_graph_state_of_any_kind_passes(store: Store) -> None:
 
     assert result is value
     assert outline(recording).splitlines() == ["mine"]
-
-
-def test_generator_as_messages_is_left_to_langchain(chat: Chat, store: Store) -> None:
-    """What LangChain refuses it refuses with us, in the same words."""
-    with pytest.raises(Exception) as before:  # noqa: PT011  # held against the traced one
-        chat().invoke(message for message in [HumanMessage("hello")])  # type: ignore[arg-type]  # on purpose
-
-    with auto_trace(store=store), pytest.raises(type(before.value)) as after:
-        chat().invoke(message for message in [HumanMessage("hello")])  # type: ignore[arg-type]  # on purpose
-
-    assert str(after.value).split("0x")[0] == str(before.value).split("0x")[0]

@@ -139,24 +139,6 @@ def test_wrapped_agent_is_a_tree(chat: Chat, spans: Any) -> None:
     assert roots == ["invoke_agent mathy"]
 
 
-def test_wrapped_agent_in_a_recording_is_not_doubled(chat: Chat, store: Store) -> None:
-    """The same tree, once."""
-    wrapped = wrap_langchain(create_agent(chat(), [calculator], name="mathy"))
-
-    with auto_trace(store=store) as recording:
-        wrapped.invoke(QUESTION)
-
-    assert [line.strip() for line in outline(recording).splitlines()] == [
-        "invoke_agent mathy",
-        "model",
-        "chat toy",
-        "tools",
-        "execute_tool calculator",
-        "model",
-        "chat toy",
-    ]
-
-
 def test_wrapped_tool_and_chain_are_traced(chat: Chat, spans: Any) -> None:
     """A tool stays a tool; a chain is what its own ``with_config`` gives."""
     wrapped_tool = wrap_langchain(calculator)

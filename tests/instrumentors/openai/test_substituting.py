@@ -178,40 +178,6 @@ def test_agents_objects_stay_as_they_are(
     assert (first["model"], first["stop"], first["temperature"]) == ("tuned", ["END"], 0.5)
 
 
-def test_second_run_of_an_unchanged_agent_uses_the_better_prompt(
-    store: Store, server: DemoServer, resources: Resources
-) -> None:
-    """The first tutorial's agent, run twice: what is published in between is in the second run."""
-
-    def simple_agent(client: openai.OpenAI, user_query: str) -> str | None:
-        response = client.chat.completions.create(
-            model="gpt-4",
-            messages=[
-                {"role": "system", "content": "You are a helpful assistant."},
-                {"role": "user", "content": user_query},
-            ],
-        )
-        return response.choices[0].message.content
-
-    steps = []
-    with client_of(server) as client:
-        for prompt in (None, "You teach. Answer in one sentence."):
-            if prompt is not None:
-                resources.publish("system_prompt", prompt)
-            with applied(store) as recording:
-                simple_agent(client, "What is reinforcement learning?")
-            ((step,),) = [path.transitions for path in recording.trajectories()]
-            steps.append(step)
-
-    assert [prompt_of(exchange) for exchange in server.log] == [
-        "You are a helpful assistant.",
-        "You teach. Answer in one sentence.",
-    ]
-    assert [step.resource_version for step in steps] == [None, "system_prompt@1"]
-    assert steps[1].resources == {"system_prompt": "1"}
-    assert steps[1].observation[0]["parts"][0]["content"] == "You teach. Answer in one sentence."
-
-
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [

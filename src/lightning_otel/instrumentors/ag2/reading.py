@@ -5,13 +5,13 @@ from typing import Any
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors.reading import word
 from lightning_otel.instrumentors.steps import (
     Arguments,
     Step,
     agent_step,
     answered,
     tool_step,
-    word,
     workflow_step,
 )
 from lightning_otel.messages.values import text_of

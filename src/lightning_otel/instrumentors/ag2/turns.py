@@ -11,10 +11,11 @@ from typing import Any
 
 from opentelemetry.trace import SpanKind
 
-from lightning_otel import call_slot, capture
+from lightning_otel import capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.doors import Run, around
-from lightning_otel.instrumentors.steps import agent_step, answered, steps, tool_step, word
+from lightning_otel.instrumentors.doors import around
+from lightning_otel.instrumentors.reading import word
+from lightning_otel.instrumentors.steps import CallStep, agent_step, answered, steps, tool_step
 from lightning_otel.messages import message, text_part, tool_call_part, tool_response_part
 from lightning_otel.messages.values import text_of
 
@@ -101,23 +102,9 @@ def _executed(operation: capture.Operation, result: Any) -> None:
         operation.fail(error)
 
 
-class _Call(Run):
-    """A model call, for whichever client sends its request to claim."""
-
-    def __init__(self, events: Sequence[Any]) -> None:
-        self._operation = capture.Operation(c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT})
-        self._events = events
-        self.context = call_slot.CallSlot(self._operation).within()
-
-    def returned(self, result: Any) -> None:
-        """End it with what AG2 knows, unless the client has."""
-        if not self._operation.is_over:
-            capture.guarded(_fill, self._operation, self._events, result)
-        self._operation.stop()
-
-    def fail(self, exc: BaseException) -> None:
-        """End it with what was raised."""
-        self._operation.fail(exc)
+def _begin_call(args: tuple[Any, ...], _: Any) -> CallStep:
+    operation = capture.Operation(c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT})
+    return CallStep(operation, functools.partial(_fill, args[0]))
 
 
 async def _call_next(given: Any, call_next: Any, context: Any) -> Any:
@@ -125,10 +112,10 @@ async def _call_next(given: Any, call_next: Any, context: Any) -> Any:
 
 
 _execute = around(steps((), _execute_tool, _executed))(_call_next)
-_ask = around(lambda args, _: _Call(args[0]))(_call_next)
+_ask = around(_begin_call)(_call_next)
 
 
-def _fill(operation: capture.Operation, events: Any, response: Any) -> None:
+def _fill(events: Any, operation: capture.Operation, response: Any) -> None:
     """Say what AG2 knows of a call that no instrumented client sent."""
     usage = response.usage
     known = {

@@ -19,7 +19,7 @@ from lightning_otel.instrumentors.autogen import (
     tools,
     tracebacks,
 )
-from lightning_otel.instrumentors.autogen.families import Family
+from lightning_otel.instrumentors.autogen.families import wrap_family
 from lightning_otel.instrumentors.doors import around, around_steps
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 
@@ -74,8 +74,8 @@ class AutoGenInstrumentor(LibraryInstrumentor):
             "create": around(self.if_wanted(models.begin_call)),
             "create_stream": around_steps(self.if_wanted(stream)),
         }
-        clients = Family(module.ChatCompletionClient, methods, models.is_left_out)
-        self._leave.append(clients.leave)
+        base = module.ChatCompletionClient
+        self._leave.append(wrap_family(self, base, methods, models.is_left_out))
 
     def _patch_agents(self, module: ModuleType) -> None:
         self.wrap(module, "trace_invoke_agent_span", agents.native_span(self.is_wanted))
@@ -84,7 +84,7 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         self.wrap_steps(module.BaseChatAgent, agents.begin_run, "run_stream")
         begin = self.if_wanted(agents.begin_messages)
         methods = {"on_messages": around(begin), "on_messages_stream": around_steps(begin)}
-        self._leave.append(Family(module.BaseChatAgent, methods).leave)
+        self._leave.append(wrap_family(self, module.BaseChatAgent, methods))
 
     def _patch_teams(self, module: ModuleType) -> None:
         self.wrap_steps(module.BaseGroupChat, teams.begin_run, "run_stream")

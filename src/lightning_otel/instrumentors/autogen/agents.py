@@ -13,6 +13,7 @@ from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import runs, said
 from lightning_otel.instrumentors.doors import named
+from lightning_otel.instrumentors.reading import fields_of
 
 _AGENT_KEY = otel_context.create_key("lightning-otel-autogen-agent")
 
@@ -25,7 +26,7 @@ class AgentRun(runs.Run):
 
     def saw(self, item: Any) -> None:
         """Keep an agent's answer, which stands in its response or in its result."""
-        held = said.fields_of(item)
+        held = fields_of(item)
         messages = held.get("messages")
         if "chat_message" in held:
             self.answered(held["chat_message"])

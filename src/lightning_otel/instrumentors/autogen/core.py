@@ -15,6 +15,7 @@ from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import runs, said
 from lightning_otel.instrumentors.autogen.agents import IsWanted
 from lightning_otel.instrumentors.doors import Within, named
+from lightning_otel.instrumentors.reading import fields_of
 from lightning_otel.messages.values import dump
 
 _ENTRY_KEY = otel_context.create_key("lightning-otel-autogen-entry")
@@ -107,5 +108,5 @@ def begin_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CoreRun |
 
 
 def _content(message: object, role: str) -> str:
-    content = said.fields_of(message).get("content", message)
+    content = fields_of(message).get("content", message)
     return dump([{"role": role, "parts": said.parts(content)}])

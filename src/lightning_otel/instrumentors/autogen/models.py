@@ -18,6 +18,7 @@ from lightning_otel.adapter.tokens import encode_logprobs
 from lightning_otel.instrumentors.autogen import runs, said
 from lightning_otel.instrumentors.doors import named
 from lightning_otel.instrumentors.library import MARK
+from lightning_otel.instrumentors.reading import fields_of, token_counts
 from lightning_otel.messages.values import dump
 
 _OPENAI_CLIENT: Final = "BaseOpenAIChatCompletionClient"
@@ -70,14 +71,14 @@ class ModelRun(runs.Run):
             self._answered(item)
 
     def _answered(self, result: Any) -> None:
-        held = said.fields_of(result)
+        held = fields_of(result)
         reason = held.get("finish_reason")
         if isinstance(reason, str) and reason != "unknown":
             reason = _REASONS.get(reason, reason)
             self.operation.attributes[c.FINISH_REASONS] = [reason]
         else:
             reason = None
-        self.operation.attributes.update(_usage(held.get("usage")))
+        self.operation.attributes.update(token_counts(held.get("usage"), is_zero_known=False))
         if capture.content_policy().is_kept:
             self.operation.body[c.OUTPUT_MESSAGES] = said.model_answer(result, reason)
             self.operation.body.update(_logprobs(held.get("logprobs")))
@@ -91,19 +92,10 @@ class ModelRun(runs.Run):
         super().abandon()
 
 
-def _usage(usage: object) -> dict[str, AttributeValue]:
-    held = said.fields_of(usage)
-    given, made = held.get("prompt_tokens"), held.get("completion_tokens")
-    # Zero of both is how AutoGen writes that nothing is known.
-    if not isinstance(given, int) or not isinstance(made, int) or not (given or made):
-        return {}
-    return {c.INPUT_TOKENS: given, c.OUTPUT_TOKENS: made}
-
-
 def _logprobs(tokens: object) -> dict[str, str]:
     if not isinstance(tokens, list) or not tokens:
         return {}
-    values = [said.fields_of(token).get("logprob") for token in tokens]
+    values = [fields_of(token).get("logprob") for token in tokens]
     if not all(isinstance(value, int | float) for value in values):
         return {}
     return {c.RESPONSE_LOGPROBS: encode_logprobs([values])}  # type: ignore[list-item]  # numbers, as asked
@@ -154,7 +146,7 @@ def _attributes(
 
 
 def _model(client: object) -> str | None:
-    held = said.fields_of(client)
+    held = fields_of(client)
     arguments = held.get("_create_args")
     if isinstance(arguments, dict) and isinstance(arguments.get("model"), str):
         return str(arguments["model"])

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from lightning_otel.instrumentors.reading import fields_of
 from lightning_otel.messages import (
     message,
     reasoning_part,
@@ -13,15 +14,6 @@ from lightning_otel.messages import (
 from lightning_otel.messages.values import TEXT_LIMIT, dump, text_of
 
 _USER: Final = "user"
-
-
-def fields_of(value: object) -> Mapping[str, Any]:
-    """What an object of AutoGen's holds, past its properties; empty if it holds nothing by name."""
-    try:
-        held = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return held if isinstance(held, dict) else {}
 
 
 def text_field(value: object, name: str) -> str | None:

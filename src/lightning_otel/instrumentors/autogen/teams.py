@@ -19,6 +19,7 @@ from lightning_otel.instrumentors.autogen import runs, said, turns
 from lightning_otel.instrumentors.autogen.agents import IsWanted, Spans
 from lightning_otel.instrumentors.autogen.turns import Place
 from lightning_otel.instrumentors.doors import Within, named
+from lightning_otel.instrumentors.reading import fields_of
 
 _PLACE_KEY = otel_context.create_key("lightning-otel-autogen-place")
 
@@ -40,7 +41,7 @@ class TeamRun(runs.Run):
 
     def saw(self, item: Any) -> None:
         """Keep the result's last message, and why the team stopped."""
-        held = said.fields_of(item)
+        held = fields_of(item)
         messages = held.get("messages")
         if not isinstance(messages, list) or "stop_reason" not in held:
             return

@@ -7,6 +7,7 @@ from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import runs, said
 from lightning_otel.instrumentors.doors import named
+from lightning_otel.instrumentors.reading import fields_of
 from lightning_otel.messages.values import text_of
 
 _ERROR: Final = "tool_error"
@@ -20,7 +21,7 @@ class ToolRun(runs.Run):
 
     def of(self, tool: object) -> "ToolRun":
         """This run, which gives what the tool was told to give of a whole conversation."""
-        self._is_last_only = said.fields_of(tool).get("_return_value_as_last_message") is True
+        self._is_last_only = fields_of(tool).get("_return_value_as_last_message") is True
         return self
 
     def saw(self, item: Any) -> None:
@@ -35,7 +36,7 @@ class ToolRun(runs.Run):
 
     def stop(self) -> None:
         """End it with its result; a workbench gives what its tool raised as a result, too."""
-        held = said.fields_of(self._last)
+        held = fields_of(self._last)
         if self._last is not None and capture.content_policy().is_kept:
             capture.guarded(self._keep, held)
         if held.get("is_error") is True:

@@ -9,6 +9,7 @@ from opentelemetry.trace import Span
 
 from lightning_otel import capture
 from lightning_otel.instrumentors.autogen import agents, runs, said
+from lightning_otel.instrumentors.reading import fields_of
 
 
 class Speaking(AbstractContextManager[Span]):
@@ -25,8 +26,8 @@ class Speaking(AbstractContextManager[Span]):
             description: What it is for.
             agent_id: Its id in the runtime.
         """
-        agent = said.fields_of(place.container).get("_agent")
-        buffer = said.fields_of(place.container).get("_message_buffer")
+        agent = fields_of(place.container).get("_agent")
+        buffer = fields_of(place.container).get("_message_buffer")
         given = said.given(list(buffer)) if isinstance(buffer, list) and _keeps() else None
         operation = agents.begun(given, name=name, description=description, agent_id=agent_id)
         self._run = agents.AgentRun(operation, agents.working(runs.inside(operation), agent))

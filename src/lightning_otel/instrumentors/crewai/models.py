@@ -13,7 +13,8 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import Run, named
-from lightning_otel.instrumentors.steps import word
+from lightning_otel.instrumentors.reading import field_of, word
+from lightning_otel.instrumentors.steps import CallStep
 from lightning_otel.messages import message, read_message, text_part, tool_call_part
 from lightning_otel.messages.values import text_of
 
@@ -35,26 +36,6 @@ def methods_of(model: Any) -> list[tuple[type, str]]:
     ]
 
 
-class _Call(Run):
-    """A call of a model, for whichever client sends its request to claim."""
-
-    def __init__(self, operation: capture.Operation) -> None:
-        self._operation = operation
-        self.context = call_slot.CallSlot(operation).within()
-
-    def returned(self, result: Any) -> None:
-        """End it with its answer; a claimed one is its client's to end."""
-        if not self._operation.is_over:
-            self._operation.body[c.OUTPUT_MESSAGES] = text_of(
-                [message("assistant", _answer(result))]
-            )
-            self._operation.stop()
-
-    def fail(self, exc: BaseException) -> None:
-        """End it with what was raised."""
-        self._operation.fail(exc)
-
-
 def begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     """Begin a call, unless it is made by that of a subclass."""
     held = call_slot.open_slot()
@@ -67,7 +48,11 @@ def begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
             attributes[key] = value
     name = capture.clean(f"{c.CHAT} {model.model}")
     body = {c.INPUT_MESSAGES: text_of(_messages(messages))}
-    return _Call(capture.Operation(name, SpanKind.CLIENT, attributes, body))
+    return CallStep(capture.Operation(name, SpanKind.CLIENT, attributes, body), _ended)
+
+
+def _ended(operation: capture.Operation, result: Any) -> None:
+    operation.body[c.OUTPUT_MESSAGES] = text_of([message("assistant", _answer(result))])
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
@@ -89,13 +74,9 @@ def _answer(result: Any) -> list[dict[str, Any]]:
         return [] if result is None else [text_part(text_of(result))]
     parts = []
     for call in result:
-        function = _field(call, "function")
-        name = _field(function, "name") or _field(call, "name")
-        arguments = _field(function, "arguments") or _field(call, "input")
+        function = field_of(call, "function")
+        name = field_of(function, "name") or field_of(call, "name")
+        arguments = field_of(function, "arguments") or field_of(call, "input")
         said = arguments if isinstance(arguments, str) else text_of(arguments)
-        parts.append(tool_call_part(word(_field(call, "id")), word(name), said))
+        parts.append(tool_call_part(word(field_of(call, "id")), word(name), said))
     return parts
-
-
-def _field(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)

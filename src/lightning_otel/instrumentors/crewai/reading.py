@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors.reading import field_of, word
 from lightning_otel.instrumentors.steps import (
     Arguments,
     Step,
@@ -13,7 +14,6 @@ from lightning_otel.instrumentors.steps import (
     answered,
     given,
     tool_step,
-    word,
     workflow_step,
 )
 from lightning_otel.messages.values import text_of
@@ -95,24 +95,24 @@ def planned_tool_call(call: Any, arguments: Arguments) -> Step | None:
 
 
 def _of_call(call: Any, agent: Any) -> Step | None:
-    call_id, function = _field(call, "id"), _field(call, "function")
-    name = word(_field(function, "name")) or word(_field(call, "name"))
+    call_id, function = field_of(call, "id"), field_of(call, "function")
+    name = word(field_of(function, "name")) or word(field_of(call, "name"))
     if name is None:
         return None
-    arguments = _field(function, "arguments")
+    arguments = field_of(function, "arguments")
     if arguments is None:
-        arguments = _field(call, "input")
+        arguments = field_of(call, "input")
     return tool_step(call, name, arguments, call_id=word(call_id), agent=_role(agent))
 
 
 def tool_call_result(operation: capture.Operation, result: Any) -> None:
     """Take what a model is told of a tool; that it failed, if it did."""
-    operation.body[c.TOOL_RESULT] = text_of(_field(result, "result"))
-    failure = _field(result, "tool_failure")
+    operation.body[c.TOOL_RESULT] = text_of(field_of(result, "result"))
+    failure = field_of(result, "tool_failure")
     if failure is not None:
-        reason = _field(failure, "reason")
-        kind = word(_field(failure, "code")) or word(getattr(reason, "value", reason))
-        operation.fail_with(kind or "tool_error", word(_field(failure, "message")) or "")
+        reason = field_of(failure, "reason")
+        kind = word(field_of(failure, "code")) or word(getattr(reason, "value", reason))
+        operation.fail_with(kind or "tool_error", word(field_of(failure, "message")) or "")
 
 
 def tool(owner: Any, arguments: Arguments) -> Step | None:
@@ -128,9 +128,3 @@ def tool_result(operation: capture.Operation, result: Any) -> None:
 
 def _role(agent: Any) -> str | None:
     return word(getattr(agent, "role", None))
-
-
-def _field(value: Any, name: str) -> Any:
-    if isinstance(value, dict):
-        return value.get(name)
-    return getattr(value, name, None)

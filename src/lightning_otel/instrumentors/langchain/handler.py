@@ -140,9 +140,7 @@ class Handler:
                 capture.guarded(run.operation.fail_with, "tool_error", "")
             capture.guarded(run.stop)
 
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """End it with what it raised."""
-        self.on_chain_error(error, run_id=run_id)
+    on_tool_error = on_chain_error
 
     # --- retrievers ------------------------------------------------------------------------------
 
@@ -171,9 +169,7 @@ class Handler:
             capture.guarded(_put, run.operation, c.RETRIEVAL_DOCUMENTS, documents)
             capture.guarded(run.stop)
 
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """End it with what it raised."""
-        self.on_chain_error(error, run_id=run_id)
+    on_retriever_error = on_chain_error
 
     def _start(
         self,
@@ -202,26 +198,15 @@ class Handler:
     # --- models, of which only streams are told here ---------------------------------------------
 
     def on_chat_model_start(
-        self,
-        serialized: Mapping[str, Any] | None,
-        messages: Sequence[Sequence[Any]],
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, serialized: object, messages: Sequence[Sequence[Any]], **kwargs: Any
     ) -> None:
         """Start a chat model's stream; other calls are seen where they are made."""
-        place = places.current_place()
-        if isinstance(place, StreamPlace) and place.run_id is None:
-            capture.guarded(
-                self._start_stream, place, messages[0], run_id, parent_run_id, metadata or {}
-            )
+        self.on_llm_start(serialized, messages[0], **kwargs)
 
     def on_llm_start(
         self,
-        serialized: Mapping[str, Any] | None,
-        prompts: Sequence[str],
+        serialized: object,
+        prompts: Sequence[Any],
         *,
         run_id: UUID,
         parent_run_id: UUID | None = None,
@@ -260,29 +245,6 @@ class Handler:
         call = _call_of(run_id)
         if call is not None:
             capture.guarded(call.fail, error, generations_of(response))
-
-    # --- what LangChain and LangGraph also tell, and nobody needs --------------------------------
-
-    def on_llm_new_token(self, token: object, **kwargs: Any) -> None:
-        """Nothing: the answer is told whole."""
-
-    def on_stream_event(self, event: object, **kwargs: Any) -> None:
-        """Nothing, likewise."""
-
-    def on_text(self, text: object, **kwargs: Any) -> None:
-        """Nothing."""
-
-    def on_agent_action(self, action: object, **kwargs: Any) -> None:
-        """Nothing: the tool is told."""
-
-    def on_agent_finish(self, finish: object, **kwargs: Any) -> None:
-        """Nothing: the chain's end is told."""
-
-    def on_interrupt(self, event: object) -> None:
-        """Nothing: an interrupted run is told to end."""
-
-    def on_resume(self, event: object) -> None:
-        """Nothing: the run that resumes is told to start."""
 
 
 def _call_of(run_id: UUID) -> runs.Call | None:

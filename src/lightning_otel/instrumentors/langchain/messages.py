@@ -6,6 +6,7 @@ Read past the objects' own ``__str__`` and ``__repr__``: nothing of the program'
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from lightning_otel.instrumentors.reading import fields_of
 from lightning_otel.messages import (
     flat_tools,
     message,
@@ -51,12 +52,6 @@ def _message(item: Any) -> dict[str, Any]:
     if role == "tool":
         return message(role, [tool_response_part(held.get("tool_call_id"), content)])
     return message(role, _parts(held), name=held.get("name"))
-
-
-def fields_of(item: Any) -> Mapping[str, Any]:
-    """An object's own fields: to ask a pydantic object for one it has not costs a microsecond."""
-    held = getattr(item, "__dict__", None)
-    return held if isinstance(held, dict) else _NO_FIELDS
 
 
 def _role(held: Mapping[str, Any]) -> str:

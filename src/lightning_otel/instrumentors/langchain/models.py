@@ -16,6 +16,7 @@ from lightning_otel import conventions as c
 from lightning_otel.instrumentors.langchain import messages as read
 from lightning_otel.instrumentors.langchain import runs
 from lightning_otel.instrumentors.langchain.places import Place
+from lightning_otel.instrumentors.reading import token_counts
 
 _PROVIDERS: Final = {
     "azure": "azure.ai.openai",
@@ -193,24 +194,5 @@ def _answer_attributes(choices: Sequence[Any], model_output: object) -> runs.Att
     model = told.get("model_name") or told.get("model")
     if isinstance(model, str):
         found[c.RESPONSE_MODEL] = model
-    found.update(_usage(getattr(answer, "usage_metadata", None), told.get("token_usage")))
+    found.update(token_counts(getattr(answer, "usage_metadata", None) or told.get("token_usage")))
     return found
-
-
-def _usage(counts: object, provider_counts: object) -> runs.Attributes:
-    """Token counts: LangChain's own, else the provider's."""
-    values: dict[str, object] = {}
-    if isinstance(counts, dict):
-        given, made = counts.get("input_token_details"), counts.get("output_token_details")
-        values = {
-            c.INPUT_TOKENS: counts.get("input_tokens"),
-            c.OUTPUT_TOKENS: counts.get("output_tokens"),
-            c.CACHED_TOKENS: given.get("cache_read") if isinstance(given, dict) else None,
-            c.REASONING_TOKENS: made.get("reasoning") if isinstance(made, dict) else None,
-        }
-    elif isinstance(provider_counts, dict):
-        values = {
-            c.INPUT_TOKENS: provider_counts.get("prompt_tokens"),
-            c.OUTPUT_TOKENS: provider_counts.get("completion_tokens"),
-        }
-    return {key: value for key, value in values.items() if isinstance(value, int)}

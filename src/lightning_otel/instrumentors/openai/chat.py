@@ -15,6 +15,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import sampled_ids, token_content
 from lightning_otel.instrumentors.openai import fields
 from lightning_otel.instrumentors.openai.fields import Attributes, Json
+from lightning_otel.instrumentors.reading import token_counts
 from lightning_otel.messages import object_of, objects
 from lightning_otel.redact import Scrubbed, scrub
 
@@ -83,7 +84,7 @@ def response_attributes(body: Json) -> Attributes:
     """Attributes of the answer."""
     return {
         **fields.response_scalars(body),
-        **fields.usage(body),
+        **token_counts(body.get("usage")),
         **fields.finish_reasons(body),
     }
 

@@ -9,6 +9,7 @@ from typing import Final
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.openai import fields
 from lightning_otel.instrumentors.openai.fields import Attributes, Json
+from lightning_otel.instrumentors.reading import token_counts
 from lightning_otel.messages import message, objects, text_part
 
 OPERATION: Final = c.EMBEDDINGS
@@ -33,7 +34,7 @@ def request_content(body: Json) -> dict[str, str]:
 
 def response_attributes(body: Json) -> Attributes:
     """Attributes of the answer, with the length of its vectors where they came as numbers."""
-    found = {**fields.response_scalars(body), **fields.usage(body)}
+    found = {**fields.response_scalars(body), **token_counts(body.get("usage"))}
     for item in objects(body.get("data"))[:1]:
         vector = item.get("embedding")
         if isinstance(vector, str):  # base64 of float32, which the client asks for by itself

@@ -12,7 +12,7 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import conventions as c
 from lightning_otel import messages
 from lightning_otel.adapter.tokens import add_encoded, encode_ids
-from lightning_otel.messages import called_part, flat_tools, object_of, objects, values
+from lightning_otel.messages import called_part, flat_tools, objects, values
 
 Json: TypeAlias = Mapping[str, Any]
 Attributes: TypeAlias = dict[str, AttributeValue]
@@ -104,22 +104,6 @@ def response_scalars(body: Json) -> Attributes:
     return {
         key: value for name, key in _RESPONSE.items() if isinstance(value := body.get(name), str)
     }
-
-
-def usage(body: Json) -> Attributes:
-    """Token counts, under either of the two names the API has for each."""
-    counts = body.get("usage")
-    if not isinstance(counts, dict):
-        return {}
-    given = object_of(counts.get("prompt_tokens_details", counts.get("input_tokens_details")))
-    made = object_of(counts.get("completion_tokens_details", counts.get("output_tokens_details")))
-    values = {
-        c.INPUT_TOKENS: counts.get("prompt_tokens", counts.get("input_tokens")),
-        c.OUTPUT_TOKENS: counts.get("completion_tokens", counts.get("output_tokens")),
-        c.CACHED_TOKENS: given.get("cached_tokens"),
-        c.REASONING_TOKENS: made.get("reasoning_tokens"),
-    }
-    return {key: value for key, value in values.items() if isinstance(value, int)}
 
 
 def finish_reasons(body: Json) -> Attributes:

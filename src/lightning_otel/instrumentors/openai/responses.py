@@ -11,6 +11,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import token_content
 from lightning_otel.instrumentors.openai import fields
 from lightning_otel.instrumentors.openai.fields import Attributes, Json
+from lightning_otel.instrumentors.reading import token_counts
 from lightning_otel.messages import called_part, content_parts, object_of, objects, read_items
 
 OPERATION: Final = c.CHAT
@@ -60,7 +61,11 @@ def request_content(body: Json) -> dict[str, str]:
 
 def response_attributes(body: Json) -> Attributes:
     """Attributes of the answer."""
-    found = {**fields.response_scalars(body), **fields.usage(body), **_conversation(body)}
+    found = {
+        **fields.response_scalars(body),
+        **token_counts(body.get("usage")),
+        **_conversation(body),
+    }
     reason = _finish_reason(body)
     if reason:
         found[c.FINISH_REASONS] = [reason]

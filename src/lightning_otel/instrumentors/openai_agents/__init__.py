@@ -15,7 +15,7 @@ from opentelemetry import context as otel_context
 
 from lightning_otel import capture
 from lightning_otel.instrumentors.doors import Run, Within, around, named
-from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch, subclasses_of
 from lightning_otel.instrumentors.openai_agents import model
 from lightning_otel.instrumentors.openai_agents.spans import SESSION_KEY, SdkSpans
 
@@ -87,10 +87,7 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
     def cover_models(self) -> None:
         """Wrap each class of models there is by now: the program's own come after the import."""
         base = getattr(self, "_model", None)
-        waiting: list[Any] = list(base.__subclasses__()) if isinstance(base, type) else []
-        while waiting:
-            found = waiting.pop()
-            waiting += found.__subclasses__()
+        for found in subclasses_of(base) if isinstance(base, type) else ():
             own = found.__dict__
             if inspect.iscoroutinefunction(own.get("get_response")):
                 self.wrap_calls(found, _begin, "get_response")

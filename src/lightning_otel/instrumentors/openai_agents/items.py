@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors.reading import field_of, token_counts
 from lightning_otel.messages import read_items, text_part
 from lightning_otel.messages.values import dump, text_of
 
@@ -20,12 +21,6 @@ _SETTINGS: Final = {
     "top_p": c.REQUEST_TOP_P,
     "frequency_penalty": c.REQUEST_FREQUENCY_PENALTY,
     "presence_penalty": c.REQUEST_PRESENCE_PENALTY,
-}
-_USAGE: Final = {
-    "input_tokens": c.INPUT_TOKENS,
-    "prompt_tokens": c.INPUT_TOKENS,
-    "output_tokens": c.OUTPUT_TOKENS,
-    "completion_tokens": c.OUTPUT_TOKENS,
 }
 _PLACEHOLDER_ID: Final = "__fake_id__"
 """The SDK's id for answers that have none."""
@@ -65,14 +60,14 @@ def of_response(response: object) -> Reading | None:
     """What a model answered: the SDK's ``ModelResponse``, or the API's own response object."""
     if response is None:
         return None
-    given = [_field(response, name) for name in ("response_id", "id")]
+    given = [field_of(response, name) for name in ("response_id", "id")]
     named = [text for text in given if isinstance(text, str) and text != _PLACEHOLDER_ID]
-    attributes = usage(_plain(_field(response, "usage")))
+    attributes = token_counts(_plain(field_of(response, "usage")), is_zero_known=False)
     if named:
         attributes[c.RESPONSE_ID] = named[0]
-    if isinstance(model := _field(response, "model"), str):
+    if isinstance(model := field_of(response, "model"), str):
         attributes[c.RESPONSE_MODEL] = model
-    return Reading(*_answer(_field(response, "output"), attributes))
+    return Reading(*_answer(field_of(response, "output"), attributes))
 
 
 def of_span(data: object) -> Reading | None:
@@ -87,31 +82,13 @@ def of_span(data: object) -> Reading | None:
         content.update(response.content)
     if isinstance(model := getattr(data, "model", None), str):
         attributes[c.REQUEST_MODEL] = model
-    attributes.update(usage(_plain(getattr(data, "usage", None))))
+    attributes.update(token_counts(_plain(getattr(data, "usage", None)), is_zero_known=False))
     if (given := getattr(data, "input", None)) is not None:
         content[c.INPUT_MESSAGES] = dump(_messages(given, "user"))
     if (answered := getattr(data, "output", None)) is not None:
         attributes, answer = _answer(answered, attributes)
         content.update(answer)
     return Reading(attributes, content)
-
-
-def usage(counts: object) -> dict[str, AttributeValue]:
-    """Token counts, under either of the two names there are for each; no usage counts nothing."""
-    if not isinstance(counts, dict) or not any(counts.get(name) for name in _USAGE):
-        return {}
-    found: dict[str, AttributeValue] = {
-        key: value for name, key in _USAGE.items() if isinstance(value := counts.get(name), int)
-    }
-    for holder, name, key in (
-        ("input_tokens_details", "cached_tokens", c.CACHED_TOKENS),
-        ("output_tokens_details", "reasoning_tokens", c.REASONING_TOKENS),
-    ):
-        details = counts.get(holder)
-        value = details.get(name) if isinstance(details, dict) else None
-        if isinstance(value, int):
-            found[key] = value
-    return found
 
 
 def _answer(
@@ -145,12 +122,8 @@ def _tool(tool: object) -> dict[str, Any]:
 
 
 def _first(holder: object, *names: str) -> object:
-    found = (_field(holder, name) for name in names)
+    found = (field_of(holder, name) for name in names)
     return next((value for value in found if isinstance(value, (str, dict))), None)
-
-
-def _field(holder: object, name: str) -> object:
-    return holder.get(name) if isinstance(holder, dict) else getattr(holder, name, None)
 
 
 def _each(found: object) -> Iterable[Any]:

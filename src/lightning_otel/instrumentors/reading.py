@@ -1,0 +1,59 @@
+"""What the objects of any library say, read past their own methods."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import conventions as c
+
+_NO_FIELDS: Final[Mapping[str, Any]] = {}
+_GIVEN: Final = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
+_MADE: Final = ("completion_tokens_details", "output_tokens_details", "output_token_details")
+_COUNTS: Final = (
+    (c.INPUT_TOKENS, ("prompt_tokens", "input_tokens"), None),
+    (c.OUTPUT_TOKENS, ("completion_tokens", "output_tokens"), None),
+    (c.CACHED_TOKENS, ("cached_tokens", "cache_read"), _GIVEN),
+    (c.REASONING_TOKENS, ("reasoning_tokens", "reasoning"), _MADE),
+)
+"""By attribute the names a count has, and those of the object it stands in."""
+
+
+def fields_of(value: object) -> Mapping[str, Any]:
+    """What an object holds, past its properties; empty if it holds nothing by name."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return _NO_FIELDS
+    return held if isinstance(held, dict) else _NO_FIELDS
+
+
+def field_of(value: Any, name: str) -> Any:
+    """What a dict or an object holds by a name."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+
+
+def word(value: Any) -> str | None:
+    """The value if it is a text of more than blanks, without those around it."""
+    return (str.strip(value) or None) if issubclass(type(value), str) else None
+
+
+def token_counts(counts: object, *, is_zero_known: bool = True) -> dict[str, AttributeValue]:
+    """Token counts, under any of the names that OpenAI's APIs and LangChain have for each.
+
+    Args:
+        counts: What says them; nothing where it is no object of fields.
+        is_zero_known: Whether counts that are all zero were counted.
+    """
+    held = counts if isinstance(counts, dict) else fields_of(counts)
+    found: dict[str, AttributeValue] = {}
+    for key, names, holders in _COUNTS:
+        holder: Any = held
+        if holders is not None:
+            holder = next((held[name] for name in holders if name in held), None)
+            if not isinstance(holder, dict):
+                continue
+        value = next((holder[name] for name in names if name in holder), None)
+        if type(value) is int:
+            found[key] = value
+    return found if is_zero_known or any(found.values()) else {}
