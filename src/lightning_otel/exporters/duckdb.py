@@ -40,10 +40,6 @@ _kept: dict[_Ids, capture.SpanSink] = {}
 class FrameSpanProcessor(SpanProcessor):
     """Hands each span to the sink of the frame it started in; one serves the whole process."""
 
-    def __init__(self) -> None:
-        self._layouts: set[Layout] = set()
-        self._latest: capture.SpanSink | None = None
-
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Note that the span started."""
         capture.guarded(self._start, span, parent_context)
@@ -54,10 +50,8 @@ class FrameSpanProcessor(SpanProcessor):
 
     def shutdown(self) -> None:
         """Write what waits for a slow disk, seal the segments, and make the ``.duckdb`` file."""
-        capture.guarded(seal_all)
-        while self._layouts:
-            capture.guarded(_make_catalogue, self._layouts.pop())
-        self._latest = None
+        for layout in capture.guarded(seal_all) or ():
+            capture.guarded(_make_catalogue, layout)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Write what waits in memory, if a disk was slow or full; else nothing is ever pending."""
@@ -77,11 +71,6 @@ class FrameSpanProcessor(SpanProcessor):
             if frame.process_stamps and not _is_in_own_trace(span):
                 stamps = {**frame.process_stamps, **stamps}
             sink.started(span, stamps)
-            if sink is not self._latest:
-                self._latest = sink
-                layout = getattr(sink, "layout", None)
-                if layout is not None:
-                    self._layouts.add(layout)
 
     def _finish(self, span: ReadableSpan) -> None:
         ids = span.context.trace_id, span.context.span_id
@@ -125,7 +114,6 @@ class LightningSpanProcessor(FrameSpanProcessor):
         Args:
             store: ``X.duckdb`` or a folder; by default the store the settings name.
         """
-        super().__init__()
         self._frame: capture.Frame | None = None
         if config.is_enabled() and config.is_collect_enabled():
             capture.guarded(self._begin, Layout(store or config.store_path()))

@@ -654,10 +654,12 @@ def flush_all() -> bool:
     return all(done)
 
 
-def seal_all() -> None:
-    """Close every segment of this process cleanly, as it is about to end."""
-    for writer in list(_by_catalogue.values()):
+def seal_all() -> list[Layout]:
+    """Close every segment of this process, as it is about to end; return the stores written to."""
+    writers = list(_by_catalogue.values())
+    for writer in writers:
         writer.seal()
+    return [writer.layout for writer in writers if writer.paths and writer.layout is not None]
 
 
 def _forget_all() -> None:
