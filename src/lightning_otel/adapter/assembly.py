@@ -325,10 +325,10 @@ class Assembly:
                 self._drop(span, "mark", NOT_TRACKED)
             else:
                 usable.append(position)
-        found = marks.read(self._tree, usable)
-        for position in found.idle:
+        actions, idle = marks.read_marks(self._tree, usable)
+        for position in idle:
             self._drop(self._tree.spans[position], "mark", IDLE_MARK)
-        return found.actions
+        return actions
 
     def _rewards(self) -> list[tuple[int, Reward]]:
         found = []

@@ -1,26 +1,7 @@
-"""Why each trajectory begins where it does: the cause of its first step that no earlier one has.
+"""The cause of each trajectory: why its first step that no earlier one has stands where it does.
 
-The first rule that applies decides. Of a first step that follows none of its agent's:
-
-1. ``retry``: it asks again what an earlier call of its agent was asked, that failed, was abandoned
-   or never ended in another process; or one whose answer was thrown away (see ``branches``).
-2. ``hand_off``: a span before it names its agent as whom the conversation was handed to.
-3. ``sub_agent``: its agent's span lies within the span of another agent, a tool's between or not.
-4. ``hand_off``: its messages begin with the whole conversation and answer of another agent's call
-   that had ended; instructions are not compared, since they are each agent's own.
-5. ``parallel``: another branch of its agent ran beside it or around it, as it does around a tool.
-6. ``start``: nothing of that is known.
-
-Of one that follows an earlier step:
-
-1. ``retry``: as above.
-2. ``compaction``: it goes on with a shortened conversation (see ``branches``).
-3. ``parallel``: it ran beside another branch.
-4. ``retry``: another call that followed the same step was asked the same.
-5. ``rewind``: its conversation goes back to that step, and another one's went on from there too.
-6. ``parallel``: it took turns with another conversation of its agent.
-
-Belongs here: naming. What follows what is decided in ``branches``.
+The rules, in their order, are those of docs/transitions.md. What follows what is decided in
+``branches``; two conversations are compared without instructions, which are each agent's own.
 """
 
 from collections import Counter

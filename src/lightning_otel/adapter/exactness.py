@@ -6,8 +6,8 @@ unlike what a trainer assumes, such as truncating sampling, is a note, and costs
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import decode_ids, decode_logprobs, has_negative
@@ -32,6 +32,8 @@ PENALISED: Final = "penalised sampling: a penalty moved the probabilities"
 MODE_UNKNOWN: Final = "temperature other than 1: not known whether logprobs are raw or processed"
 COUNTS: Final = "tokens counted otherwise: the server's usage is not as many as it gave ids of"
 CHOICES: Final = "several choices: only the first one's tokens are kept"
+
+T = TypeVar("T")
 
 _ROUNDING: Final = 1e-6
 """Log of a probability that rounded up to float32's next number above 1 is 1.2e-7."""
@@ -88,16 +90,16 @@ def read_tokens(attributes: Mapping[str, Any]) -> Tokens:
     Ids without logprobs are exact. What a server gave of the prompt, the response or the logprobs
     alone is kept: it is sound, but not enough.
     """
-    prompt = _first_ids(attributes.get(c.PROMPT_TOKEN_IDS))
-    response = _first_ids(attributes.get(c.RESPONSE_TOKEN_IDS))
+    prompt = _first(decode_ids, attributes.get(c.PROMPT_TOKEN_IDS))
+    response = _first(decode_ids, attributes.get(c.RESPONSE_TOKEN_IDS))
     if prompt is None or response is None:
         return Tokens(inexact=DAMAGED_IDS)
     if has_negative(prompt) or has_negative(response):
         return Tokens(inexact=NEGATIVE_IDS)
-    logprobs = _first_logprobs(attributes.get(c.RESPONSE_LOGPROBS))
+    logprobs = _first(decode_logprobs, attributes.get(c.RESPONSE_LOGPROBS))
     if not len(response):
         return Tokens(prompt, (), logprobs or (), NO_RESPONSE_IDS if len(prompt) else NO_IDS)
-    named = _first_ids(attributes.get(c.LOGPROB_TOKEN_IDS))
+    named = _first(decode_ids, attributes.get(c.LOGPROB_TOKEN_IDS))
     if named is None or (len(named) and list(named) != list(response)):
         return Tokens(inexact=PAIRING)
     fault = DAMAGED_LOGPROBS if logprobs is None else fault_of(response, logprobs)
@@ -124,21 +126,12 @@ def fault_of(response_ids: Sequence[int], logprobs: Sequence[float]) -> str:
     return POSITIVE if max(logprobs) > _ROUNDING else ""
 
 
-def _first_ids(packed: object) -> Sequence[int] | None:
-    """Ids of the first choice; none where none were given, None where they cannot be read."""
+def _first(decode: Callable[[Any], list[Sequence[T]]], packed: object) -> Sequence[T] | None:
+    """Return numbers of the first choice; none where none are packed, None if they are damaged."""
     if packed is None or packed == "":
         return ()
     try:
-        return decode_ids(packed)[0]  # type: ignore[arg-type]  # anything else raises one of these
-    except (ValueError, TypeError, AttributeError):
-        return None
-
-
-def _first_logprobs(packed: object) -> Sequence[float] | None:
-    if packed is None or packed == "":
-        return ()
-    try:
-        return decode_logprobs(packed)[0]  # type: ignore[arg-type]  # anything else raises one of these
+        return decode(packed)[0]
     except (ValueError, TypeError, AttributeError):
         return None
 

@@ -6,7 +6,6 @@ action is what it answered. What was observed after the last action is its next 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import exactness
@@ -16,25 +15,15 @@ from lightning_otel.messages import message, text_part
 from lightning_otel.types import Call, Message, Span
 
 
-class Marks(NamedTuple):
-    """Marks of one attempt.
-
-    Attributes:
-        actions: Calls made of marks, by the position of their action.
-        idle: Positions of observations of agents that never acted.
-    """
-
-    actions: dict[int, Call]
-    idle: list[int]
-
-
 def is_mark(span: Span) -> bool:
     """Whether the span is an action or observation marked by hand."""
     return span.name in (c.SPAN_ACTION, c.SPAN_OBSERVATION)
 
 
-def read(tree: Tree, marked: Sequence[int]) -> Marks:
-    """Calls from hand-made marks.
+def read_marks(tree: Tree, marked: Sequence[int]) -> tuple[dict[int, Call], list[int]]:
+    """Return the calls that marks make, by the position of their action, and what is left over.
+
+    Observations of agents that never acted are left over.
 
     Args:
         tree: The attempt's spans.
@@ -60,7 +49,7 @@ def read(tree: Tree, marked: Sequence[int]) -> Marks:
             actions[latest[agent]] = replace(call, ending=_messages(tree, positions))
         else:
             idle += positions
-    return Marks(actions, idle)
+    return actions, idle
 
 
 def _messages(tree: Tree, positions: Sequence[int]) -> tuple[Message, ...]:

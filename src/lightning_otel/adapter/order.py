@@ -1,21 +1,8 @@
 """The order of an attempt's spans: what caused what, then what a process counted, then the clocks.
 
-Spans of one process that counted its starts and ends are in the order it counted; its clock says
-nothing. Else the clocks decide what nothing else does, and what does is this:
-
-- A process's starts and ends come as it counted them, whatever its clock does.
-- A parent starts before its child, wherever the two ran.
-- A call ends before one that repeats its conversation and answer begins (the caller of ``by_cause``
-  knows which).
-- A ``SERVER`` span ends before the ``CLIENT`` span of another process that asked it, as long as
-  nothing above speaks against it.
-
-Where a clock contradicts one of these it is set forward, by just as much as it takes, for all that
-comes after on that process's clock: so a host whose clock is five minutes behind, or one that steps
-back by an hour, costs nothing. Where rules contradict one another, as damaged spans may, the
-earliest by the clock goes first.
-
-Belongs here: order. Whether it had to rely on clocks is :func:`is_told`'s to say.
+Where a clock contradicts a cause or a count it is set forward, by just as much as it takes, for all
+that comes after on that process's clock. Where rules contradict one another, as damaged spans may,
+the earliest by the clock goes first. docs/transitions.md has the rules.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,26 +1,7 @@
-"""Parents that several tracers left broken, mended by rules; each span that moved is reported.
+"""Parents that several tracers left broken, mended by the rules of docs/transitions.md.
 
-A span's parent is looked for in this order, and the first rule that applies decides:
-
-1. No id, or one of zeros, names a parent: the span is a root. That is no damage.
-2. The id is its own: a root (``ITSELF``).
-3. The id is that of a span in its trace: that one, however long it lasted. A child may outlive it.
-4. The id is that of one span in the attempt's other traces: that one (``OTHER_TRACE``). Of several
-   spans nobody knows which: a root (``OTHER_TRACES``).
-5. The id is nowhere in the attempt: a root (``NEVER_CAME``). Of a rollout's own span, and of a
-   reward that was moved to the attempt it judges, that is no damage.
-6. The parents lead round in a circle: its earliest span becomes a root (``CIRCLE``).
-7. A call that is left without a parent by 1, 2 or 6, or whose parent is a session's span, goes
-   below the agent or tool that was at work around it in the same process (``ENCLOSED``), if only
-   one can be meant: of all agents and tools of the process (of the session, if it lies in one)
-   that were at work when it began, each lies below the one before; the innermost was at work until
-   it ended; and all were recorded by other tracers than the call, since its own would have named
-   its parent. Where two agents worked side by side it stays where it is.
-
-A span without an id of its own, or with one of zeros, keeps its place and has nothing below it
-(``NO_ID``). Of two spans with the same ids one counts, and the other is left out (``REPEATED``).
-
-Belongs here: who is whose parent. Nothing is dropped here, and no time is changed.
+The first rule that applies to a span decides; each span that moved is reported. Nothing is dropped
+here, and no time is changed.
 """
 
 from collections.abc import Iterable, Sequence
