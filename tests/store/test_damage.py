@@ -15,7 +15,7 @@ from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.errors import QueryError, StoreDamagedError, StoreError, StoreVersionError
 from lightning_otel.store import damage, quarantine, settle
-from lightning_otel.store.damage import lacks
+from lightning_otel.store.damage import count_missing_spans
 from lightning_otel.store.layout import EMPTY_DATA, Layout, Manifest
 from lightning_otel.types import Span
 
@@ -107,7 +107,7 @@ def test_rest_is_read_without_the_damaged_file(
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "400 spans cannot be read" in warning
     assert f"lightning-otel doctor --repair --store {layout.catalogue}" in warning
-    (note,) = quarantine.notes(layout)
+    (note,) = quarantine.read_notes(layout)
     assert (note.name, note.rows, note.missing, note.is_open) == (path.name, SPANS, SPANS, True)
 
 
@@ -165,8 +165,8 @@ def test_what_segments_hold_is_read_and_settled_again(
 
     assert before == (0 if is_gone else SPANS)
     assert again.rows == len(store.spans().rows()) == SPANS
-    assert lacks(layout) == {}
-    assert not quarantine.notes(layout)[0].is_open
+    assert count_missing_spans(layout) == {}
+    assert not quarantine.read_notes(layout)[0].is_open
 
 
 def test_missing_file_is_told_of_and_welcome_back(
@@ -179,14 +179,14 @@ def test_missing_file_is_told_of_and_welcome_back(
     with caplog.at_level(logging.WARNING):
         without = len(store.spans().rows())
         store.settle()
-    missing = lacks(layout)
+    missing = count_missing_spans(layout)
     (tmp_path / path.name).rename(path)
 
     assert without == SPANS
     assert "400 spans cannot be read" in caplog.text
     assert missing == {path.name: SPANS}
     assert len(store.spans().rows()) == 2 * SPANS
-    assert lacks(layout) == {}
+    assert count_missing_spans(layout) == {}
 
 
 def test_settling_beside_a_damaged_file_puts_it_aside(
@@ -216,9 +216,9 @@ def test_reader_that_may_not_change_the_store_reads_the_rest(
     with damage.settler_elected(layout) as is_elected:
         found = [len(store.spans().rows())]
     with monkeypatch.context() as patched:
-        patched.setattr(damage, "remove", refuse)
+        patched.setattr(damage, "put_damage_aside", refuse)
         found.append(len(store.spans().rows()))
-    was_there, lacking = path.exists(), lacks(layout)
+    was_there, lacking = path.exists(), count_missing_spans(layout)
     found.append(len(store.spans().rows()))
 
     assert is_elected
@@ -392,7 +392,7 @@ def test_manifest_is_written_anew(
     assert len(before) == 2 * SPANS + 10
     assert sum(file.rows for file in layout.read_manifest().live_files) == len(before)
     assert "written anew from " + ("the data files" if also_copy else "its copy") in caplog.text
-    assert [note.noun for note in quarantine.notes(layout)] == ["manifest"]
+    assert [note.noun for note in quarantine.read_notes(layout)] == ["manifest"]
 
 
 def test_process_that_writes_does_not_disown_settled_spans(
@@ -534,7 +534,7 @@ def test_manifest_that_the_system_refuses_is_not_called_damaged(
             store.connect()
 
     assert not isinstance(caught.value, StoreDamagedError)
-    assert lacks(layout) == {}
+    assert count_missing_spans(layout) == {}
 
 
 def _change_version(path: Path) -> None:
@@ -562,7 +562,7 @@ def test_whole_row_groups_come_back(store: Store, make_span: MakeSpan) -> None:
     assert found == {"n": note.recovered, "d": note.recovered}
     assert (note.recovered + note.gone, note.missing) == (50_000, 0)
     assert 0 < note.gone <= 2 * 4096  # a checksum's block may hold an end and a beginning
-    assert lacks(layout) == {}
+    assert count_missing_spans(layout) == {}
     assert store.repair() == []
     assert (layout.quarantine / path.name).exists()
 
@@ -600,7 +600,7 @@ def test_file_without_footer_is_given_up(store: Store, layout: Layout, size: int
 
     assert (note.recovered, note.gone) == (0, SPANS)
     assert len(store.spans().rows()) == SPANS
-    assert lacks(layout) == {}
+    assert count_missing_spans(layout) == {}
 
 
 def test_repair_takes_checksums_not_yet_taken(store: Store, layout: Layout) -> None:
@@ -627,4 +627,4 @@ def test_repair_waits_for_no_settler_for_ever(
     ):
         store.repair()
 
-    assert quarantine.notes(layout) == []
+    assert quarantine.read_notes(layout) == []

@@ -24,7 +24,7 @@ from lightning_otel.dataset.linear import without_bodies
 from lightning_otel.formats.transition_rows import NARROW_COLUMNS
 from lightning_otel.store import settle
 from lightning_otel.store.gist import GIST
-from lightning_otel.store.parquet import described
+from lightning_otel.store.parquet import describe_file
 from lightning_otel.store.sql import quoted
 from lightning_otel.types import Message, Report, Span, Transition
 
@@ -258,7 +258,8 @@ def _rewrite(store: Store, name: str, change: str) -> None:
     made.replace(path)
     files = [
         replace(
-            described(path, file.rows, file.min_start_ns, file.max_start_ns), added_us=file.added_us
+            describe_file(path, file.rows, file.min_start_ns, file.max_start_ns),
+            added_us=file.added_us,
         )
         if file.name == name
         else file

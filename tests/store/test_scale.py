@@ -12,7 +12,7 @@ from lightning_otel.cli.listing import list_rollouts, list_traces
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store import snapshot
 from lightning_otel.store import spans as spans_module
-from lightning_otel.store.quarantine import notes
+from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.schema import BODY_COLUMNS
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -32,7 +32,6 @@ def test_spans_of_a_trace_are_found_in_files_and_segments(
     store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what holds the trace is read, and nothing of it is missing or doubled."""
-    monkeypatch.setattr(snapshot, "_FEW_FILES", 1)
     monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
     wanted = [make_span(trace_id="a" * 32, attributes={"n": n}) for n in range(6)]
     _write(store, [wanted[0], make_span(), wanted[1]])
@@ -152,6 +151,6 @@ def test_a_page_reads_no_bodies(damaged_bodies: Store) -> None:
     assert rewards == []
     assert found == ("rollout", "0" * 31 + "3")
     assert store.layout is not None
-    assert notes(store.layout) == []
+    assert read_notes(store.layout) == []
     list(store.sql("SELECT max(input_messages) FROM calls"))
-    assert len(notes(store.layout)) == 1  # who looks at a body finds the damage
+    assert len(read_notes(store.layout)) == 1  # who looks at a body finds the damage

@@ -12,7 +12,7 @@ from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.store import settle
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout, Manifest
-from lightning_otel.store.parquet import described
+from lightning_otel.store.parquet import describe_file
 from lightning_otel.store.sql import quoted
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -47,7 +47,7 @@ def layout(store: Store, make_span: Callable[..., Span], monkeypatch: pytest.Mon
         store.settle()
     old, new = layout.read_manifest().live_files
     aged = _aged(layout.data / old.name)
-    entry = described(aged, old.rows, old.min_start_ns, old.max_start_ns, schema=0)
+    entry = describe_file(aged, old.rows, old.min_start_ns, old.max_start_ns, schema=0)
     for path in layout.segments():
         path.unlink()
     layout.write_manifest(Manifest((entry, new)))

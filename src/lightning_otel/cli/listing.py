@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from lightning_otel import conventions as c
 from lightning_otel.dataset import Store
 from lightning_otel.messages import parse_messages, plain_text
-from lightning_otel.store.damage import lacks
+from lightning_otel.store.damage import count_missing_spans
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.layout import total_bytes
-from lightning_otel.store.quarantine import notes
+from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.source import overview
 from lightning_otel.store.sql import ROLLOUT, quoted
 
@@ -156,8 +156,8 @@ def store_stats(store: Store) -> dict[str, Any]:
         "files": len(files),
         "segments": len(segments),
         "bytes": total_bytes([*files, *segments]),
-        "missing": sum(lacks(store.layout).values()),
-        "gone": sum(note.gone for note in notes(store.layout)),
+        "missing": sum(count_missing_spans(store.layout).values()),
+        "gone": sum(note.gone for note in read_notes(store.layout)),
     }
 
 

@@ -126,15 +126,15 @@ def _check_damage(layout: Layout, command: str) -> Iterator[Finding]:
     """Look for damage in every byte of the data files."""
     if layout.catalogue.exists() and (fault := find_catalogue_fault(layout)):
         yield problem("catalogue-damaged", f"{layout.catalogue} is damaged ({fault})", command)
-    found = damage.look(layout, is_thorough=True)
-    damage.avoid(layout, found)
+    found = damage.find_damaged_parts(layout, is_thorough=True)
+    damage.exclude_parts(layout, found)
     manifest = layout.read_manifest()
     rows = {file.name: file.rows for file in manifest.live_files}
-    for name in sorted(damage.avoided(layout)):
+    for name in sorted(damage.list_excluded(layout)):
         lacking = f"{rows.get(name, 0)} spans in it cannot be read"
         why = found.get(name, "it cannot be read")
         yield problem("file-damaged", f"{name} is damaged ({why}): {lacking}", command)
-    for file in damage.missing(layout, manifest):
+    for file in damage.list_missing_files(layout, manifest):
         yield problem(
             "file-missing",
             f"data file {file.name} is missing: {file.rows} spans in it cannot be read",
@@ -145,7 +145,7 @@ def _check_damage(layout: Layout, command: str) -> Iterator[Finding]:
 
 def _check_quarantine(layout: Layout, command: str) -> Iterator[Finding]:
     """Look at what was put aside."""
-    aside = quarantine.notes(layout)
+    aside = quarantine.read_notes(layout)
     for each in aside:
         if each.is_open:
             text = f"{each.noun} {each.name} is damaged ({each.why}): {each.missing} of its "
@@ -198,7 +198,7 @@ def _check_accounts(store: Store, *, is_whole: bool) -> Iterator[Finding]:
             f"the disk hung {found.slow_writes} times; {found.slow_held} spans waited in memory, "
             "where a kill would have lost them",
         )
-    notes = quarantine.notes(store.layout) if store.layout else []
+    notes = quarantine.read_notes(store.layout) if store.layout else []
     gone = sum(each.gone for each in notes if each.noun == "data file")
     if found.missing > gone and is_whole:
         yield problem(

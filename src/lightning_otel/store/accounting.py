@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreDamagedError, StoreError
 from lightning_otel.store.counts import PENDING, STORED, Accounting, account, added
-from lightning_otel.store.damage import avoided, exclude_damage, reading
+from lightning_otel.store.damage import exclude_damage, list_excluded, reading
 from lightning_otel.store.packing import segment_counts
 from lightning_otel.store.sql import new_connection, quoted
 from lightning_otel.store.writer import writer_if_any
@@ -65,7 +65,7 @@ def _snapshot(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
     for left in reversed(range(_TRIES)):
         exclude_damage(layout)
         manifest = layout.read_manifest()
-        known = avoided(layout)
+        known = list_excluded(layout)
         paths = [path for path in layout.unsettled(manifest) if path.name not in known]
         try:
             with reading(layout, "account for"):
@@ -81,7 +81,7 @@ def _snapshot(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
 
 def _settled_spans(layout: "Layout", manifest: "Manifest") -> int:
     """Spans with an end in the data files."""
-    known = avoided(layout)
+    known = list_excluded(layout)
     paths = [layout.data / file.name for file in manifest.live_files if file.name not in known]
     # Of one that was taken out of the store the spans are missing, which is what is to be found.
     files = ", ".join(quoted(str(path)) for path in paths if path.exists())

@@ -61,7 +61,7 @@ def explain(exc: "duckdb.Error", layout: Layout | None, verb: str = "read") -> S
     found = find_damage(exc, layout)
     if not found:
         return StoreError(f"cannot {verb} {layout.catalogue}: {exc}; see: lightning-otel doctor")
-    avoid(layout, found)
+    exclude_parts(layout, found)
     name, why = next(iter(found.items()))
     folder = layout.data if name.endswith(_SUFFIX) else layout.live
     return StoreDamagedError(
@@ -87,15 +87,15 @@ def find_damage(exc: "duckdb.Error", layout: Layout) -> dict[str, str]:
         or "maximum_object_size" in text
     ):
         return {}
-    return look(layout, files, is_thorough=True)
+    return find_damaged_parts(layout, files, is_thorough=True)
 
 
-def avoided(layout: Layout) -> frozenset[str]:
+def list_excluded(layout: Layout) -> frozenset[str]:
     """Return names of what this process reads without, as it lies damaged where it always lay."""
     return frozenset(_avoided.get(layout.root, ()))
 
 
-def look(
+def find_damaged_parts(
     layout: Layout, files: Sequence[DataFile] | None = None, *, is_thorough: bool = False
 ) -> dict[str, str]:
     """Return data files and segments that are damaged, and why; missing ones are not among them.
@@ -136,7 +136,7 @@ def find_damaged_files(
 
 def exclude_damage(layout: Layout) -> None:
     """Verify what this process has not read yet, and read without what is damaged."""
-    avoid(layout, look(layout))
+    exclude_parts(layout, find_damaged_parts(layout))
 
 
 def _has_corrupt_lines(layout: Layout, path: Path, *, is_thorough: bool) -> bool:
@@ -170,7 +170,7 @@ def _fault_of(path: Path, file: DataFile) -> str:
     return ""
 
 
-def missing(layout: Layout, manifest: Manifest) -> list[DataFile]:
+def list_missing_files(layout: Layout, manifest: Manifest) -> list[DataFile]:
     """Return live data files that are not there."""
     there = set(os.listdir(layout.data))
     return [file for file in manifest.live_files if file.name not in there]
@@ -182,7 +182,7 @@ def put_missing_aside(layout: Layout) -> None:
     A missing file without any is left in the manifest: it may come back, as with its disk.
     """
     manifest = layout.read_manifest()
-    absent = {file.name for file in missing(layout, manifest)}
+    absent = {file.name for file in list_missing_files(layout, manifest)}
     waiting = {path.name for path in layout.segments()} if absent else set()
     held = {each.file for each in manifest.segments if each.name in waiting}
     moved = {name for name in absent if (layout.quarantine / name).exists()}
@@ -192,21 +192,21 @@ def put_missing_aside(layout: Layout) -> None:
         )
 
 
-def avoid(layout: Layout, found: Mapping[str, str]) -> None:
+def exclude_parts(layout: Layout, found: Mapping[str, str]) -> None:
     """Put damaged parts aside, or let this process read without them."""
     if not found:
         return
     try:
         with settler_elected(layout) as is_elected:
             if is_elected:
-                remove(layout, found)
+                put_damage_aside(layout, found)
                 return
     except (OSError, StoreError):
         log.debug("%s keeps what is damaged", layout.root, exc_info=True)
     _avoided.setdefault(layout.root, set()).update(found)
 
 
-def remove(layout: Layout, found: Mapping[str, str]) -> None:
+def put_damage_aside(layout: Layout, found: Mapping[str, str]) -> None:
     """Put damaged parts aside; only for the elected settler."""
     # Verified once more: another process may have put it aside, or put a whole one there.
     files = [file for file in layout.read_manifest().files if file.name in found]
@@ -219,11 +219,11 @@ def remove(layout: Layout, found: Mapping[str, str]) -> None:
                 quarantine.put_aside_lines(layout, layout.live / name)
 
 
-def tell(layout: Layout, also: Collection[str] = ()) -> None:
+def warn_of_missing_spans(layout: Layout, also: Collection[str] = ()) -> None:
     """Warn of spans that cannot be read, once for each state the store is in."""
     if also:
         _avoided.setdefault(layout.root, set()).update(also)
-    lacking = lacks(layout)
+    lacking = count_missing_spans(layout)
     names = frozenset(lacking)
     if names == _told.get(layout.root, frozenset()):
         return
@@ -249,11 +249,13 @@ def repair_command(layout: Layout) -> str:
     return f"lightning-otel doctor --repair{named}"
 
 
-def lacks(layout: Layout) -> dict[str, int]:
+def count_missing_spans(layout: Layout) -> dict[str, int]:
     """Return how many spans cannot be read for want of each damaged or missing part."""
     manifest = layout.read_manifest()
     rows = {file.name: file.rows for file in manifest.live_files}
-    found = {name: rows.get(name, 0) for name in avoided(layout)}
-    found.update({file.name: file.rows for file in missing(layout, manifest)})
-    found.update({note.name: note.missing for note in quarantine.notes(layout) if note.is_open})
+    found = {name: rows.get(name, 0) for name in list_excluded(layout)}
+    found.update({file.name: file.rows for file in list_missing_files(layout, manifest)})
+    found.update(
+        {note.name: note.missing for note in quarantine.read_notes(layout) if note.is_open}
+    )
     return found

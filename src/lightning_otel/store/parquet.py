@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from lightning_otel.store.damage import avoided
+from lightning_otel.store.damage import list_excluded
 from lightning_otel.store.gist import GIST
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, Manifest
 from lightning_otel.store.quarantine import checksum_of
@@ -135,20 +135,20 @@ def write_file(
         raise
     path.chmod(0o600)
     sync(path)
-    rows, low, high = extent_of(con, path)
+    rows, low, high = measure_file(con, path)
     if not rows:
         path.unlink()
         return None
-    return described(path, rows, low, high, is_compact=is_compact)
+    return describe_file(path, rows, low, high, is_compact=is_compact)
 
 
-def extent_of(con: "duckdb.DuckDBPyConnection", path: Path) -> tuple[Any, ...]:
+def measure_file(con: "duckdb.DuckDBPyConnection", path: Path) -> tuple[Any, ...]:
     """Return a file's number of spans, and the earliest and the latest start of one."""
     source = f"read_parquet({quoted(str(path))})"
     return row_of(con, f"SELECT count(*), min(start_ns), max(start_ns) FROM {source}")
 
 
-def described(
+def describe_file(
     path: Path,
     rows: int,
     low: int,
@@ -190,7 +190,7 @@ def row_groups(paths: Iterable[Path]) -> str:
 
 def near_files(layout: Layout, manifest: Manifest, low: int, high: int) -> list[DataFile]:
     """Return the files that may hold a span that starts between two times, or the same span."""
-    known = avoided(layout)
+    known = list_excluded(layout)
     return [
         file
         for file in manifest.live_files

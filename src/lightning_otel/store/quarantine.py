@@ -111,7 +111,7 @@ class Note:
         return self.resolved_us is None
 
 
-def notes(layout: Layout) -> list[Note]:
+def read_notes(layout: Layout) -> list[Note]:
     """Every note, the oldest first."""
     try:
         paths = sorted(layout.quarantine.glob(f"*{_NOTE}"))
@@ -142,7 +142,7 @@ def put_aside(layout: Layout, damaged: Mapping[str, str]) -> None:
     manifest = layout.read_manifest()
     listed = {file.name: file for file in manifest.live_files}
     waiting = {path.name for path in layout.segments()}
-    known = {note.name: note.why for note in notes(layout)}
+    known = {note.name: note.why for note in read_notes(layout)}
     now = now_us()
     for name, why in damaged.items():
         file = listed.get(name)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsInt, TypeVar
 
 from lightning_otel.errors import StoreDamagedError, StoreError
-from lightning_otel.store.damage import avoid, explain, find_damage, tell
+from lightning_otel.store.damage import exclude_parts, explain, find_damage, warn_of_missing_spans
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.snapshot import Snapshot
 
@@ -171,7 +171,7 @@ class Reader(_Connection):
         snapshot = Snapshot.take(self._layout)
         self._define(self.con, snapshot)
         self._snapshot = snapshot
-        tell(self._layout)
+        warn_of_missing_spans(self._layout)
 
     def _recovers(self, exc: "duckdb.Error", *, is_last: bool) -> bool:
         """Tell whether there is something else to be read now."""
@@ -182,7 +182,7 @@ class Reader(_Connection):
         before, known = self._snapshot, Snapshot.take(self._layout).excluded
         self._snapshot = None
         if found := find_damage(exc, self._layout):
-            avoid(self._layout, found)
+            exclude_parts(self._layout, found)
             return not known >= found.keys()
         if not isinstance(exc, duckdb.IOException) or is_last:
             return False

@@ -21,8 +21,8 @@ from lightning_otel.store.parquet import (
     ORIGIN,
     SPILL,
     Origin,
-    described,
-    extent_of,
+    describe_file,
+    measure_file,
     packing_connection,
     row_of,
 )
@@ -89,7 +89,7 @@ def _rebuild(layout: Layout, unreadable: dict[str, str]) -> Manifest:
         for path in layout.data.glob("spans-*.parquet"):
             try:
                 schema, origin = _read_footer(con, path)
-                found.append((described(path, *extent_of(con, path), schema=schema), origin))
+                found.append((describe_file(path, *measure_file(con, path), schema=schema), origin))
             except duckdb.Error as exc:
                 log.warning("%s cannot be read (%s); its spans are left out", path, exc)
                 if not isinstance(exc, duckdb.IOException):

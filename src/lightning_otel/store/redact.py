@@ -26,7 +26,7 @@ from lightning_otel.store.damage import reading
 from lightning_otel.store.layout import DataFile, Layout, now_us
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.parquet import SPILL, packing_connection
-from lightning_otel.store.quarantine import notes
+from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.schema import COLUMNS, span_of
 from lightning_otel.store.segment import ask_to_close
@@ -271,7 +271,7 @@ class _Work:
     def _sum_up(self) -> None:
         self.done.rollouts = len(self._rollouts)
         self.done.aside = sum(
-            (self._layout.quarantine / note.name).exists() for note in notes(self._layout)
+            (self._layout.quarantine / note.name).exists() for note in read_notes(self._layout)
         )
 
     def _step(self, rows: int) -> None:
@@ -347,7 +347,7 @@ def _leftover_times(layout: Layout, until_us: int) -> Iterator[int]:
     for segment in manifest.segments:
         if (layout.live / segment.name).exists() and segment.settled_us <= late_us:
             yield segment.settled_us
-    listed = {file.name for file in manifest.files} | {note.name for note in notes(layout)}
+    listed = {file.name for file in manifest.files} | {note.name for note in read_notes(layout)}
     for path in layout.data.glob("spans-*.parquet"):
         try:
             changed_us = path.stat().st_mtime_ns // 1000

@@ -6,7 +6,12 @@ from typing import Final
 from lightning_otel.store import quarantine
 from lightning_otel.store.catalogue import STAMP, ensure_catalogue
 from lightning_otel.store.compact import elected_alone
-from lightning_otel.store.damage import look, missing, reading, remove
+from lightning_otel.store.damage import (
+    find_damaged_parts,
+    list_missing_files,
+    put_damage_aside,
+    reading,
+)
 from lightning_otel.store.layout import DataFile, Layout, now_us
 from lightning_otel.store.parquet import SPILL, near_files, packing_connection
 from lightning_otel.store.quarantine import Note, checksum_of, find_corrupt_ranges
@@ -30,19 +35,19 @@ def repair(layout: Layout) -> list[Note]:
     """
     with reading(layout, "repair"), elected_alone(layout, _WAIT_S):
         restore(layout)
-        known = {note.name for note in quarantine.notes(layout) if not note.is_open}
-        remove(layout, look(layout, is_thorough=True))
-        absent = missing(layout, layout.read_manifest())
+        known = {note.name for note in quarantine.read_notes(layout) if not note.is_open}
+        put_damage_aside(layout, find_damaged_parts(layout, is_thorough=True))
+        absent = list_missing_files(layout, layout.read_manifest())
         if absent:
             quarantine.put_aside(layout, {file.name: "it is missing" for file in absent})
-        for note in quarantine.notes(layout):
+        for note in quarantine.read_notes(layout):
             if note.is_open:
                 _resolve_note(layout, note)
         _renew_checksums(layout)
         (layout.root / STAMP).unlink(missing_ok=True)
         await_effect(layout)
     ensure_catalogue(layout)
-    return [note for note in quarantine.notes(layout) if note.name not in known]
+    return [note for note in quarantine.read_notes(layout) if note.name not in known]
 
 
 def _resolve_note(layout: Layout, note: Note) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from lightning_otel.store import counts as n
-from lightning_otel.store.damage import find_damaged_files, remove
+from lightning_otel.store.damage import find_damaged_files, put_damage_aside
 from lightning_otel.store.gist import with_gist
 from lightning_otel.store.layout import DataFile, Layout
 from lightning_otel.store.packing import CONTENT
@@ -106,7 +106,7 @@ class Rewrite:
         """
         self._folder = layout.data if corrupt is None else layout.quarantine
         damaged = find_damaged_files(layout, files, is_thorough=True) if corrupt is None else {}
-        remove(layout, damaged)
+        put_damage_aside(layout, damaged)
         self.files = tuple(file for file in files if file.name not in damaged)
         self._corrupt = corrupt
         self.counts: dict[str, int] = {}

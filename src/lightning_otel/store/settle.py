@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from lightning_otel.store.counts import added
-from lightning_otel.store.damage import find_damage, put_missing_aside, remove
+from lightning_otel.store.damage import find_damage, put_damage_aside, put_missing_aside
 from lightning_otel.store.election import settler_elected as settler_elected
 from lightning_otel.store.layout import (
     FURTHEST_AHEAD_US,
@@ -31,7 +31,7 @@ from lightning_otel.store.layout import (
 )
 from lightning_otel.store.packing import make_parquet
 from lightning_otel.store.parquet import SPILL, sync
-from lightning_otel.store.quarantine import notes, put_aside_lines
+from lightning_otel.store.quarantine import put_aside_lines, read_notes
 from lightning_otel.store.rebuild import restore
 from lightning_otel.store.segment import boot_id
 
@@ -179,7 +179,7 @@ def _settle_batch(layout: Layout, paths: Sequence[Path]) -> int:
             if not found or done >= found.keys():
                 raise
             done |= found.keys()
-            remove(layout, found)
+            put_damage_aside(layout, found)
     if file is not None:
         os.replace(layout.new / file.name, layout.data / file.name)
         sync(layout.data)
@@ -334,7 +334,7 @@ def _settle_for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> 
 def _sweep_strays(layout: Layout, manifest: Manifest) -> None:
     listed = {file.name for file in manifest.files}
     # What is noted came back after it was missed, and may hold what nothing else does.
-    listed |= {note.name for note in notes(layout)}
+    listed |= {note.name for note in read_notes(layout)}
     for path in [*layout.new.iterdir(), *layout.data.glob("spans-*.parquet")]:
         with contextlib.suppress(FileNotFoundError):
             if path.name not in listed and path.stat().st_mtime < time.time() - GRACE_US / 1e6:

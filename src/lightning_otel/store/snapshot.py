@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from lightning_otel.errors import StoreError
-from lightning_otel.store.damage import avoided
+from lightning_otel.store.damage import list_excluded
 from lightning_otel.store.layout import DataFile, Layout, is_in_effect, now_us, total_bytes
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.spans import live_query, rows_of, settled_and_live
@@ -47,7 +47,7 @@ class Snapshot:
             StoreError: The manifest or a folder cannot be read.
         """
         listed = layout.segments()  # first: what is settled meanwhile stands in the manifest
-        manifest, now, excluded = layout.read_manifest(), now_us(), avoided(layout)
+        manifest, now, excluded = layout.read_manifest(), now_us(), list_excluded(layout)
         try:
             there = set(os.listdir(layout.data)) - excluded
         except OSError as exc:

@@ -27,7 +27,7 @@ from uuid import UUID
 import lightning_otel
 from lightning_otel import config, errors
 from lightning_otel.errors import LightningOtelError, QueryError
-from lightning_otel.store.damage import tell
+from lightning_otel.store.damage import warn_of_missing_spans
 from lightning_otel.store.layout import Layout
 
 _CHUNK: Final = 1 << 16
@@ -130,7 +130,7 @@ def ask(
     process = _Process(layout, text, limits or Limits(), is_wanted)
     try:
         message = process.message()
-        tell(layout, message["avoided"])
+        warn_of_missing_spans(layout, message["avoided"])
         return Answer(process, message["columns"])
     except BaseException:
         process.kill()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from lightning_otel.errors import LightningOtelError
-from lightning_otel.store.damage import avoided
+from lightning_otel.store.damage import list_excluded
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.snapshot import Snapshot
@@ -91,7 +91,7 @@ def _send_answer(out: int, store: Path, text: str, limits: Limits) -> None:
     con = _open_connection(inside, text, limits)
     query = Query(con, text)
     columns, batches = query.batches(_BATCH)
-    _send_message(out, {"columns": columns, "avoided": sorted(avoided(inside))})
+    _send_message(out, {"columns": columns, "avoided": sorted(list_excluded(inside))})
     rows, size, cut = 0, 0, ""
     for batch in batches:
         kept = []
