@@ -113,10 +113,9 @@ def test_notebook_tables_say_how_many_rows_there_are(store: Store) -> None:
 def test_notebook_does_not_count_for_ever(recorded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where to count takes too long, that there are more is said, and more than how many."""
     monkeypatch.setattr(table, "_COUNTING_S", -1)
-    monkeypatch.setattr(table, "_AT_ONCE", 30)
     many = Table(lambda: pytest.fail("no query"), lambda: ({"n": n} for n in range(100)), "rows")
 
-    assert "the first 20 of more than 30 rows" in shown(many)
+    assert "the first 20 of more than 20 rows" in shown(many)
 
 
 def test_notebook_shows_the_funnel_with_its_reasons(recorded: Store) -> None:

@@ -51,14 +51,12 @@ _MEMORY = "128MB"
 """Of DuckDB's for rows made here, before it spills to the disk."""
 _MORE = ("512MB", "2GB")
 """What it is given where that is too little: it works on 2,048 rows at once, however long."""
-_THREADS = 1
 _ROW_GROUP = 2048
 """Rows of a Parquet file that are in memory at once; with their bodies these are 10 MB."""
 _PAGE = 20
 """Rows that a notebook shows."""
 _COUNTING_S = 5.0
 """How long it counts the others."""
-_AT_ONCE = 1000
 _DRAWN = 60
 """Spans in the picture of a trace in a notebook."""
 _MOST_OUTLINED = 5_000
@@ -96,7 +94,7 @@ class Query:
         return self.take(lambda relation: relation.__arrow_c_stream__(requested_schema))
 
     def take(self, get: "Callable[[duckdb.DuckDBPyRelation], T]") -> T:
-        """What a function makes of the result, which is a DuckDB relation.
+        """Return what a function makes of the result, which is a DuckDB relation.
 
         Raises:
             QueryError: DuckDB refuses the query.
@@ -123,47 +121,30 @@ class Query:
         self.take(lambda relation: relation.query("result", copy))
 
     def count(self) -> int:
-        """How many rows there are.
-
-        Raises:
-            QueryError: DuckDB refuses the query.
-            StoreError: A file cannot be read.
-        """
-        return self.take(lambda relation: _counted(relation))
+        """Count the rows."""
+        return self.take(lambda found: int(found.aggregate("count(*)").fetchall()[0][0]))
 
     def head(self, count: int) -> list[dict[str, Any]]:
-        """The first rows, each a dict of columns; no more than these are sorted or read whole.
+        """Return the first rows, each a dict of columns; only these are sorted or read whole."""
 
-        Args:
-            count: How many.
+        def get(found: "duckdb.DuckDBPyRelation") -> list[dict[str, Any]]:
+            columns = zones.as_text(found.types)
+            rows = (found.project(columns) if columns else found).limit(count).fetchall()
+            return [dict(zip(found.columns, row, strict=True)) for row in rows]
 
-        Raises:
-            QueryError: DuckDB refuses the query.
-            StoreError: A file cannot be read.
-        """
-        names, rows = self.take(lambda found: (found.columns, _rows(found.limit(count))))
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        return self.take(get)
 
     def dicts(self) -> Iterator[dict[str, Any]]:
-        """Each row as a dict of columns, fetched a few thousand at a time.
-
-        Raises:
-            QueryError: DuckDB refuses the query.
-            StoreError: A file cannot be read.
-        """
+        """Yield each row as a dict of columns, fetched a few thousand at a time."""
         names, batches = self.batches()
         for batch in batches:
             for row in batch:
                 yield dict(zip(names, row, strict=True))
 
     def batches(self, size: int = _FETCH) -> tuple[list[str], Iterator[list[Any]]]:
-        """The columns' names, and the rows, each a tuple, as many at a time as is said.
+        """Return the columns' names, and the rows as tuples, so many at a time.
 
         A time with a zone comes as text.
-
-        Raises:
-            QueryError: DuckDB refuses the query.
-            StoreError: A file cannot be read.
         """
         # A cursor of its own: DuckDB 2 refuses a connection whose result is half read.
         cursor = self._con.con.cursor()
@@ -236,34 +217,32 @@ class Table(Generic[T]):
 
     def _repr_html_(self) -> str:
         """The first rows, and how many there are, for notebooks."""
-        rows = [self._told(row) for row in self._first(_PAGE + 1)]
+        rows = [self._as_columns(row) for row in self._first(_PAGE + 1)]
         columns = list(rows[0]) if rows else []
         count = str(len(rows))
         if len(rows) > _PAGE:
-            count = f"the first {_PAGE} of {self._counted()}"
+            count = f"the first {_PAGE} of {self._count_in_words()}"
         shown = [[row.get(name) for name in columns] for row in rows[:_PAGE]]
         return markup.table(columns, shown, f"{count} {self._noun}")
 
     def _first(self, count: int) -> Iterable[T]:
         return itertools.islice(self, count)
 
-    def _counted(self) -> str:
-        """How many rows there are; or more than how many, where to count them takes long."""
+    def _count_in_words(self) -> str:
+        """Count the rows; where that takes long, tell how many there are at least."""
         until_s, found = time.monotonic() + _COUNTING_S, 0
-        for number in self._counts() if self._counts is not None else self._in_turn():
+        for number in self._counts() if self._counts is not None else (1 for _ in self):
             if found and time.monotonic() > until_s:
-                return f"more than {found:,}"
+                return f"more than {max(found, _PAGE):,}"
             found += number
         return f"{found:,}"
 
-    def _in_turn(self) -> Iterator[int]:
-        rows = iter(self)
-        while number := sum(1 for _ in itertools.islice(rows, _AT_ONCE)):
-            yield number
-
-    def _told(self, row: T) -> Mapping[str, object]:
+    def _as_columns(self, row: T) -> Mapping[str, object]:
         """A row by column, for people."""
-        return row if isinstance(row, Mapping) else _by_field(row)
+        if isinstance(row, Mapping):
+            return row
+        held = dataclasses.fields(row) if dataclasses.is_dataclass(row) else ()
+        return {each.name: getattr(row, each.name) for each in held}
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow C stream interface, which polars, pyarrow, pandas and others read as it is."""
@@ -350,7 +329,7 @@ class Spans(Table[Span]):
     def _first(self, count: int) -> Iterable[Span]:
         return map(span_of, self._query().head(count))
 
-    def _told(self, row: Span) -> Mapping[str, object]:
+    def _as_columns(self, row: Span) -> Mapping[str, object]:
         lasted = None if row.end_ns is None else f"{(row.end_ns - row.start_ns) / 1e6:,.1f}"
         return {
             "trace": row.trace_id,
@@ -387,7 +366,7 @@ class Transitions(Table[Transition]):
         """
         return map(line, self._records())
 
-    def _told(self, row: Transition) -> Mapping[str, object]:
+    def _as_columns(self, row: Transition) -> Mapping[str, object]:
         return step_row(row)
 
     def report(self) -> Report:
@@ -405,21 +384,6 @@ class Transitions(Table[Transition]):
     def keep(self, report: Report) -> None:
         """Keep the funnel of a pass that came to its end."""
         self._report = report
-
-
-def _rows(relation: "duckdb.DuckDBPyRelation") -> list[Any]:
-    columns = zones.as_text(relation.types)
-    return (relation.project(columns) if columns else relation).fetchall()
-
-
-def _counted(relation: "duckdb.DuckDBPyRelation") -> int:
-    (count,) = relation.aggregate("count(*)").fetchall()[0]
-    return int(count)
-
-
-def _by_field(row: object) -> Mapping[str, object]:
-    held = dataclasses.fields(row) if dataclasses.is_dataclass(row) else ()
-    return {each.name: getattr(row, each.name) for each in held}
 
 
 @contextlib.contextmanager
@@ -462,7 +426,7 @@ def query_of(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Q
     keep_quiet(con)
     con.execute(f"SET temp_directory = {quoted(str(folder))}")
     con.execute(f"SET memory_limit = '{_MEMORY}'")
-    con.execute(f"SET threads = {_THREADS}")
+    con.execute("SET threads = 1")
     hold(con, "held", columns)
     insert(con, "held", rows, columns)
     found = Query(con, "SELECT * FROM held", is_spilled=True)
