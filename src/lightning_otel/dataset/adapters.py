@@ -5,14 +5,12 @@ else's code, so whatever it raises comes out with its name.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.errors import AdapterError, ConfigError
 from lightning_otel.types import Report, Span, Trajectory
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 GROUP: Final = "lightning_otel.adapters"
 
@@ -65,7 +63,8 @@ def adapter_of(given: Adapter | str | None, ours: TripletAdapter) -> Explaining:
     if isinstance(found, TripletAdapter):
         return found
     if isinstance(found, type):
-        found = _guarded(name, "cannot be made", found)
+        with _naming_errors(name, "cannot be made"):
+            found = found()
     if not isinstance(found, (Explaining, Adapting)) and not callable(found):
         raise AdapterError(
             f"the adapter {name} is a {type(found).__name__}; it needs a method "
@@ -83,12 +82,10 @@ def _loaded(name: str) -> object:
         raise ConfigError(
             f"there is no adapter {name!r}; those registered under {GROUP} are: {known}"
         )
-    return _guarded(_described(registered[name]), "cannot be loaded", registered[name].load)
-
-
-def _described(entry: "EntryPoint") -> str:
+    entry = registered[name]
     package = f", of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
-    return f"{entry.name} ({entry.value}{package})"
+    with _naming_errors(f"{name} ({entry.value}{package})", "cannot be loaded"):
+        return entry.load()
 
 
 def _name_of(given: object) -> str:
@@ -96,9 +93,10 @@ def _name_of(given: object) -> str:
     return str(getattr(kind, "__qualname__", None) or type(given).__qualname__)
 
 
-def _guarded(name: str, fault: str, act: Callable[[], Any]) -> Any:
+@contextmanager
+def _naming_errors(name: str, fault: str) -> Iterator[None]:
     try:
-        return act()
+        yield
     except Exception as exc:  # somebody else's code may raise anything
         raise AdapterError(f"the adapter {name} {fault}: {type(exc).__name__}: {exc}") from exc
 
@@ -113,51 +111,37 @@ class _Named:
     def explain(self, spans: Iterable[Span], *, incomplete: Incomplete = ()) -> Adaptation:
         """What it makes of the spans, and a report: its own, or what can be counted of the rest."""
         if isinstance(self._adapter, Explaining):
-            own = self._adapter
-            found = _guarded(
-                self._name, "failed", lambda: own.explain(spans, incomplete=incomplete)
-            )
+            with _naming_errors(self._name, "failed"):
+                found: Any = self._adapter.explain(spans, incomplete=incomplete)
             if not isinstance(found, tuple) or not isinstance(found[-1], Report):
                 raise AdapterError(
                     f"the adapter {self._name} gave {type(found).__name__} from explain(); "
                     "it must give an Adaptation: trajectories and a report"
                 )
-            return Adaptation(_checked(self._name, found[0]), found[-1])
-        return self._adapted(spans, incomplete)
-
-    def _adapted(self, spans: Iterable[Span], incomplete: Incomplete) -> Adaptation:
-        seen: set[str] = set()
-        count = 0
-
-        def whole() -> Iterator[Span]:
-            nonlocal count
-            for span in spans:
-                count += 1
-                seen.add(span.rollout_id)
-                if (span.rollout_id, span.attempt_id) not in incomplete:
-                    yield span
-
+            return Adaptation(self._trajectories(found[0]), found[-1])
+        every = list(spans)
+        kept = [span for span in every if (span.rollout_id, span.attempt_id) not in incomplete]
         adapt = self._adapter.adapt if isinstance(self._adapter, Adapting) else self._adapter
-        found = _checked(
-            self._name, _guarded(self._name, "failed", lambda: list(adapt(list(whole()))))
-        )
-        steps = {id(step): step for path in found for step in path.transitions}.values()
+        with _naming_errors(self._name, "failed"):
+            given = adapt(kept)
+        paths = self._trajectories(given)
+        steps = {id(step): step for path in paths for step in path.transitions}.values()
         report = Report(
-            spans=count,
-            rollouts=len(seen),
+            spans=len(every),
+            rollouts=len({span.rollout_id for span in every}),
             calls=len(steps),
             transitions=len(steps),
             exact=sum(step.capture == "exact" for step in steps),
             rewarded=sum(step.reward is not None for step in steps),
         )
-        return Adaptation(found, report)
+        return Adaptation(paths, report)
 
-
-def _checked(name: str, found: Iterable[object]) -> list[Trajectory]:
-    given: list[Any] = _guarded(name, "failed", lambda: list(found))
-    for each in given:
-        if not isinstance(each, Trajectory):
-            raise AdapterError(
-                f"the adapter {name} gave a {type(each).__name__} among its trajectories"
-            )
-    return given
+    def _trajectories(self, given: Iterable[Any]) -> list[Trajectory]:
+        with _naming_errors(self._name, "failed"):
+            found = list(given)
+        for each in found:
+            if not isinstance(each, Trajectory):
+                raise AdapterError(
+                    f"the adapter {self._name} gave a {type(each).__name__} among its trajectories"
+                )
+        return found

@@ -3,7 +3,6 @@
 What is not linear, the general adapter reads whole and adapts afterwards; both give the same.
 """
 
-import contextlib
 import os
 import tempfile
 import weakref
@@ -295,19 +294,11 @@ def _tokens(con: Reader) -> dict[int, TokenFacts]:
         except duckdb.OutOfMemoryException:
             return {}
 
-    with _flowing(con):
-        return con.answered(act)
-
-
-@contextlib.contextmanager
-def _flowing(con: Reader) -> Iterator[None]:
-    """Within, spans flow past a few rows that are held.
-
-    Else DuckDB may hold the spans, bodies and all, and look up each row in them.
-    """
+    # Spans flow past the few rows. Else DuckDB may hold the spans, bodies and all, and look up each
+    # row in them.
     con.execute("SET disabled_optimizers = 'build_side_probe_side'")
     try:
-        yield
+        return con.answered(act)
     finally:
         con.execute("RESET disabled_optimizers")
 
