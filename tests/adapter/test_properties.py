@@ -90,7 +90,9 @@ def test_no_step_begins_before_the_one_it_follows_ended(spans: list[Span]) -> No
         }
         positions = list(own)
 
-        talks = [conversations.read(call) for call in own.values()]
+        talks = [
+            conversations.read_conversation(call.observation, call.action) for call in own.values()
+        ]
         before = branches.link_calls(built, positions, list(own.values()), talks, ()).before
 
         for call, previous in enumerate(before):

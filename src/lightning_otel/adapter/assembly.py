@@ -159,7 +159,10 @@ class Assembly:
         return _Read(
             len(positions) + unknown + len(actions),
             steps,
-            {position: conversations.read(call) for position, call in steps.items()},
+            {
+                position: conversations.read_conversation(call.observation, call.action)
+                for position, call in steps.items()
+            },
             {i: kept for i, kept in stand_in.items() if i != kept and kept in calls},
         )
 

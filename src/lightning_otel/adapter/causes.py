@@ -37,7 +37,7 @@ class Causes:
         self._failed: dict[tuple[str, int], list[int]] = {}
         for position in sorted(failed):
             if observation := observation_of(tree.spans[position]):
-                asked = conversations.given(observation)
+                asked = conversations.read_conversation(observation).given
                 self._failed.setdefault((tree.agents[position], asked), []).append(position)
         self._is_alone = len({*tree.agents, ""}) < 3
         self._callers = [] if self._is_alone else _callers(tree)
@@ -114,12 +114,12 @@ class Causes:
         if self._left is None:
             self._left = {}
             for at, call in self._calls.items():
-                for left in conversations.left_spoken(call):
+                for left in conversations.read_spoken(call).left:
                     self._left.setdefault(left, []).append(at)
         call, tree = self._calls[position], self._tree
         return any(
             self._calls[earlier].agent != call.agent and tree.ends[earlier] <= tree.starts[position]
-            for prefix in reversed(conversations.spoken(call))
+            for prefix in reversed(conversations.read_spoken(call).prefixes)
             for earlier in self._left.get(prefix, ())[:_MOST_ALIKE]
         )
 

@@ -30,43 +30,27 @@ class Conversation(NamedTuple):
         return self.prefixes[-1] if self.prefixes else 0
 
 
-def read(call: Call) -> Conversation:
-    """The conversation of a call, one step a message."""
+def read_conversation(
+    observation: Iterable[Message], action: Iterable[Message] = ()
+) -> Conversation:
+    """Return the conversation of a call, one step a message.
+
+    Args:
+        observation: The messages it was given.
+        action: Its choices.
+    """
     found, given = [], 0
-    for message in call.observation:
+    for message in observation:
         given = hash((given, _key(message)))
         found.append(given)
-    prefixes = array("q", found)
-    if not prefixes:
-        return Conversation(prefixes, prefixes)
-    return Conversation(prefixes, array("q", [hash((given, _key(each))) for each in call.action]))
+    left = [hash((given, _key(each))) for each in action] if found else []
+    return Conversation(array("q", found), array("q", left))
 
 
-def running(keys: Iterable[int]) -> Iterable[int]:
-    """The running hashes over hashes of messages."""
-    found = 0
-    for key in keys:
-        found = hash((found, key))
-        yield found
-
-
-def given(messages: Iterable[Message]) -> int:
-    """The running hash of whole messages, as :attr:`Conversation.given`."""
-    found = 0
-    for found in running(map(_key, messages)):  # noqa: B007  # the last one is wanted
-        pass
-    return found
-
-
-def spoken(call: Call) -> list[int]:
-    """As prefixes, of the messages that are no instructions: those differ between agents."""
-    return list(running(_key(each) for each in call.observation if not is_instruction(each)))
-
-
-def left_spoken(call: Call) -> list[int]:
-    """As what a call leaves behind, of the messages that are no instructions."""
-    prefixes = spoken(call)
-    return [hash((prefixes[-1], _key(each))) for each in call.action] if prefixes else []
+def read_spoken(call: Call) -> Conversation:
+    """Return a call's conversation without instructions: those differ between agents."""
+    spoken = [each for each in call.observation if not is_instruction(each)]
+    return read_conversation(spoken, call.action)
 
 
 def own_words(messages: Iterable[Message]) -> set[int]:
