@@ -5,16 +5,16 @@ gone with its connection.
 """
 
 import hashlib
-import io
-import pickle
+import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from types import MappingProxyType
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import orjson
 
+from lightning_otel.formats.transition_rows import transition
 from lightning_otel.types import Trajectory, Transition
 
 
@@ -55,13 +55,25 @@ def by_group(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
         held.execute("COMMIT")
         rows = held.execute("SELECT trajectory FROM kept ORDER BY grouped, place")
         for (packed,) in rows:
-            yield pickle.loads(packed)
+            yield _unpacked(packed)
 
 
 def _packed(trajectory: Trajectory) -> bytes:
-    file = io.BytesIO()
-    pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
-    # The one mapping of Python's own that does not pickle.
-    pickler.dispatch_table = {MappingProxyType: lambda mapping: (dict, (dict(mapping),))}
-    pickler.dump(trajectory)
-    return file.getvalue()
+    try:
+        return orjson.dumps(trajectory, default=_plain)
+    except (TypeError, ValueError):  # an integer beyond 64 bits, or half a surrogate pair
+        return json.dumps(trajectory, default=_plain).encode()
+
+
+def _unpacked(text: bytes) -> Trajectory:
+    try:
+        found = orjson.loads(text)
+    except ValueError:
+        found = json.loads(text)
+    return Trajectory(**{**found, "transitions": tuple(map(transition, found["transitions"]))})
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    return dict(value) if isinstance(value, Mapping) else list(value)
