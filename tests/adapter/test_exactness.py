@@ -1,9 +1,5 @@
 """Tokens held against each other, sampling parameters, and the funnel's words for both."""
 
-import base64
-import struct
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,28 +34,9 @@ def sampled(*logprobs: float) -> dict[str, Any]:
     return token_attributes([1, 2], [3, 4, 5], logprobs)
 
 
-@pytest.mark.parametrize(
-    ("logprobs", "reason"),
-    [
-        ([-1.0, -2.0], exactness.LENGTHS),
-        ([-1.0, -2.0, -3.0, -4.0], exactness.LENGTHS),
-        ([-1.0, NAN, -3.0], exactness.NOT_FINITE),
-        ([-1.0, -INFINITE, -3.0], exactness.NOT_FINITE),
-        ([INFINITE, -INFINITE, -3.0], exactness.NOT_FINITE),
-        ([-1.0, 0.1, -3.0], exactness.POSITIVE),
-        ([-1e308, -1e308, 2.0], exactness.POSITIVE),
-    ],
-    ids=str,
-)
-def test_logprobs_that_cannot_be_right_leave_text_and_a_reason(
-    logprobs: Sequence[float], reason: str
-) -> None:
-    """Nothing is trained on tokens whose logprobs contradict them, and the step says why."""
-    found = transition(sampled(*logprobs))
-
-    assert (found.capture, found.inexact) == ("text", reason)
-    assert not len(found.prompt_ids) + len(found.response_ids) + len(found.logprobs)
-    assert found.action
+def named(*ids: int) -> dict[str, str]:
+    """The ids that a server names beside the logprobs."""
+    return {c.LOGPROB_TOKEN_IDS: encode_ids([ids])}
 
 
 @pytest.mark.parametrize("logprobs", [(), (-1.0, -2.0, 0.0), (-1e308, -1e308, 1.2e-7), (-0.0,) * 3])
@@ -84,25 +61,28 @@ def test_sound_logprobs_or_none_are_exact(logprobs: tuple[float, ...]) -> None:
         ({**sampled(), c.RESPONSE_LOGPROBS: [-1.0]}, exactness.DAMAGED_LOGPROBS),
         (token_attributes([1, -1], [2]), exactness.NEGATIVE_IDS),
         (token_attributes([1], [-2]), exactness.NEGATIVE_IDS),
+        (sampled(-1.0, -2.0), exactness.LENGTHS),
+        (sampled(-1.0, -2.0, -3.0, -4.0), exactness.LENGTHS),
+        (sampled(-1.0, NAN, -3.0), exactness.NOT_FINITE),
+        (sampled(-1.0, -INFINITE, -3.0), exactness.NOT_FINITE),
+        (sampled(INFINITE, -INFINITE, -3.0), exactness.NOT_FINITE),
+        (sampled(-1.0, 0.1, -3.0), exactness.POSITIVE),
+        (sampled(-1e308, -1e308, 2.0), exactness.POSITIVE),
+        ({**sampled(*[-1.0] * 3), **named(3, 4, 6)}, exactness.PAIRING),
+        ({**sampled(*[-1.0] * 3), **named(3, 4)}, exactness.PAIRING),
+        ({**sampled(*[-1.0] * 3), c.LOGPROB_TOKEN_IDS: "@"}, exactness.PAIRING),
+        ({**sampled(*[-1.0] * 3), **named(3, 4, 5)}, ""),
     ],
     ids=str,
 )
 def test_every_text_step_has_its_reason(attributes: dict[str, Any], reason: str) -> None:
-    """What the server did not say, and what cannot be read, are told apart."""
+    """Nothing is trained on tokens that are missing, damaged, or contradicted by their logprobs."""
     found = transition(attributes)
 
-    assert (found.capture, found.inexact) == ("text", reason)
-
-
-def test_ids_beside_the_logprobs_must_be_those_sampled() -> None:
-    """A server that names tokens by id says twice what was sampled: the two must agree."""
-    agreeing = {**sampled(-1.0, -1.0, -1.0), c.LOGPROB_TOKEN_IDS: encode_ids([[3, 4, 5]])}
-    other = {**agreeing, c.LOGPROB_TOKEN_IDS: encode_ids([[3, 4, 6]])}
-    shorter = {**agreeing, c.LOGPROB_TOKEN_IDS: encode_ids([[3, 4]])}
-
-    assert transition(agreeing).capture == "exact"
-    for each in (other, shorter, {**agreeing, c.LOGPROB_TOKEN_IDS: "@"}):
-        assert transition(each).inexact == exactness.PAIRING
+    assert (found.capture, found.inexact) == ("text" if reason else "exact", reason)
+    assert found.action
+    if reason in (exactness.LENGTHS, exactness.NOT_FINITE, exactness.POSITIVE):
+        assert not len(found.prompt_ids) + len(found.response_ids) + len(found.logprobs)
 
 
 def test_sampling_is_what_was_asked_by_its_usual_name() -> None:
@@ -226,10 +206,3 @@ def test_exact_tokens_pass_every_check(
     if not found.inexact:
         assert (list(found.prompt_ids), list(found.response_ids)) == (prompt, response)
         assert list(found.logprobs) == logprobs
-
-
-def test_packed_numbers_are_little_endian_base64() -> None:
-    """What another program packs by the keys' description is read."""
-    ids = base64.b64encode(struct.pack("<3i", 3, 4, 5)).decode()
-
-    assert replace(transition({**sampled(), c.RESPONSE_TOKEN_IDS: ids})).response_ids[2] == 5

@@ -30,20 +30,10 @@ _MOST_AT_ONCE: Final = 64
 """How many agents and tools at work at once are looked at for one call: each one costs."""
 
 
-class Mended(NamedTuple):
-    """Who is whose parent.
-
-    Attributes:
-        parents: Position of each span's parent, or -1; they lead to a root from everywhere.
-        repairs: One for each span whose place is not the one that was recorded, in order.
-    """
-
-    parents: list[int]
-    repairs: tuple[Repair, ...]
-
-
-def mend(spans: Sequence[Span], starts: Sequence[int], ends: Sequence[int]) -> Mended:
-    """The parents of an attempt's spans.
+def mend(
+    spans: Sequence[Span], starts: Sequence[int], ends: Sequence[int]
+) -> tuple[list[int], tuple[Repair, ...]]:
+    """Return the position of each span's parent, or -1, and a repair for each span that moved.
 
     Args:
         spans: The spans, in order of their start.
@@ -83,7 +73,7 @@ def mend(spans: Sequence[Span], starts: Sequence[int], ends: Sequence[int]) -> M
         Repair(spans[position].span_id, spans[position].trace_id, rules[position])
         for position in sorted(rules)
     ]
-    return Mended(parents, tuple(repairs))
+    return parents, tuple(repairs)
 
 
 class _Clocks(NamedTuple):
