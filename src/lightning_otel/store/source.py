@@ -158,11 +158,7 @@ class LocalSource:
     """A catalogue with its segments and Parquet files on this machine's disk."""
 
     def __init__(self, layout: Layout) -> None:
-        """Name the files.
-
-        Args:
-            layout: The store's paths.
-        """
+        """Name the files."""
         self.layout = layout
         self.name = str(layout.catalogue)
 
@@ -251,14 +247,7 @@ def define_views(
     names: Collection[str],
     columns: Collection[str] | None = None,
 ) -> None:
-    """Define ``spans`` over a snapshot, and the views named over ``spans``.
-
-    Args:
-        con: A connection of nobody else.
-        snapshot: What counts.
-        names: Which views.
-        columns: Those of ``spans`` that will be looked at; all by default.
-    """
+    """Define ``spans`` over a snapshot, and the views named; arguments as ``connect`` has them."""
     con.execute("CREATE SCHEMA IF NOT EXISTS reading")
     layout, files = snapshot.layout, snapshot.files
     is_summary = bool(_SUMMARIES & set(names)) and not _is_wide(names, columns)
@@ -352,11 +341,6 @@ def overview(
 ) -> list[dict[str, Any]]:
     """Return the rows of a query over ``rewards``, ``rollouts`` and ``spans`` without content.
 
-    Args:
-        source: Where the spans are.
-        query: One SELECT.
-        parameters: What stands for its question marks.
-
     Raises:
         StoreMissingError: There is no store.
         StoreError: It cannot be read.
@@ -367,15 +351,7 @@ def overview(
 
 
 def rollout_rewards(source: SpanSource) -> dict[str, float]:
-    """Return the reward of each rollout that has one: its last attempt's.
-
-    Args:
-        source: Where the spans are.
-
-    Raises:
-        StoreMissingError: There is no store.
-        StoreError: It cannot be read.
-    """
+    """Return the reward of each rollout that has one: its last attempt's."""
     query = f"SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY rollout_id"
     rows = overview(source, query)
     return {row["rollout_id"]: row["reward"] for row in rows if row["reward"] is not None}
