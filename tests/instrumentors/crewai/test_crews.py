@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.instrumentors.outline import agents_of, assert_each_call_once, calls_of, named, outline
 
-from lightning_otel import Store, auto_trace
+from lightning_otel import Store, auto_trace, provider
 from lightning_otel import conventions as c
 from lightning_otel.demo.policy import Policy, Reply, ToolCall, ToyPolicy
 from lightning_otel.demo.server import DemoServer
@@ -77,44 +78,205 @@ invoke_workflow maths
 """.strip()
 
 
+class Nonsense(ToyPolicy):
+    """Writes nonsense as a tool's arguments, then says sorry."""
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """A call, or a word."""
+        if any(message["role"] == "tool" for message in body["messages"]):
+            return Reply("sorry")
+        call = ToolCall("call_1", "calculator", '{"expression": ')
+        return Reply("", tool_calls=(call,), finish_reason="tool_calls")
+
+
+class Manager(Policy):
+    """Delegates once, then reports; coworkers answer at once."""
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """A call of the delegation tool where there is one and nothing came of it yet."""
+        names = [tool["function"]["name"] for tool in body.get("tools") or ()]
+        is_asked = not any(message["role"] == "tool" for message in body["messages"])
+        if "delegate_work_to_coworker" in names and is_asked:
+            work = {"task": "add up", "context": "none", "coworker": "Ann"}
+            call = ToolCall("call_1", "delegate_work_to_coworker", json.dumps(work))
+            return Reply("", tool_calls=(call,), finish_reason="tool_calls")
+        return Reply("done")
+
+
+class Reasons(Policy):
+    """Asks for a tool in plain words, as models without tool calls do."""
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """The tool first, then the answer to what it observed."""
+        text = json.dumps(body["messages"])
+        if "Observation: 391" in text:
+            return Reply("Thought: I know.\nFinal Answer: 391")
+        return Reply('Thought: sum\nAction: calculator\nAction Input: {"expression": "17*23"}')
+
+
+def person(llm: Any, role: str = "Ann") -> Any:
+    """An agent without a tool."""
+    return crewai.Agent(role=role, goal="g", backstory="b", llm=llm())
+
+
+@tool("calculator")
+def spanned(expression: str) -> str:
+    """Makes a span of the program's own."""
+    with trace.get_tracer("mine").start_as_current_span("mine"):
+        return "391"
+
+
+def async_tasks(llm: Any) -> Any:
+    """Tasks on threads of their own, and one that waits for both."""
+    first, second = person(llm), person(llm, "Bob")
+    tasks = [
+        crewai.Task(
+            name=name,
+            description=f"{name}!",
+            expected_output="x",
+            agent=agent,
+            async_execution=True,
+        )
+        for name, agent in (("one", first), ("two", second))
+    ]
+    last = crewai.Task(
+        name="three", description="end", expected_output="x", agent=first, context=tasks
+    )
+    return crewai.Crew(name="pair", agents=[first, second], tasks=[*tasks, last])
+
+
+def delegating(llm: Any) -> Any:
+    """A manager who lets a coworker do it."""
+    return crewai.Crew(
+        name="firm",
+        agents=[person(llm)],
+        tasks=[crewai.Task(name="sum", description="add", expected_output="x")],
+        process=crewai.Process.hierarchical,
+        manager_llm=llm(),
+    )
+
+
+def guarded(llm: Any) -> Any:
+    """A guardrail that wants another try."""
+    judged: list[str] = []
+
+    def guardrail(output: Any) -> tuple[bool, Any]:
+        judged.append(output.raw)
+        return (len(judged) > 1, output.raw if len(judged) > 1 else "say more")
+
+    agent = person(llm)
+    task = crewai.Task(
+        name="t", description="d", expected_output="x", agent=agent, guardrail=guardrail
+    )
+    return crewai.Crew(name="strict", agents=[agent], tasks=[task])
+
+
+def sums(**more: Any) -> Callable[[Any], Any]:
+    """Makes the crew of one agent, whose tool is the calculator unless another is named."""
+    return lambda llm: one_task_crew(mathematician(llm(), **more))
+
+
+CREWS: dict[str, tuple[Callable[[Any], Any], Policy | None, str]] = {
+    "tool": (sums(), None, ONE_TASK),
+    "streaming model": (
+        lambda llm: one_task_crew(mathematician(llm(stream=True))), None, ONE_TASK
+    ),
+    "time limit": (sums(max_execution_time=30), None, ONE_TASK),
+    "failing tool": (sums(tools=[broken]), None, ONE_TASK),
+    "no arguments": (sums(), Nonsense(), ONE_TASK),
+    "tool asked for in words": (sums(), Reasons(), ONE_TASK),
+    # LiteLLM sends by the openai client. Of a model that it knows no tool calls of: for those it
+    # wants a newer mcp than CrewAI allows.
+    "through LiteLLM": (
+        lambda llm: one_task_crew(mathematician(llm(is_litellm=True))), Reasons(), ONE_TASK
+    ),
+    "program's own span": (
+        sums(tools=[spanned]), None, ONE_TASK.replace("calculator", "calculator\n        mine")
+    ),
+    "async tasks": (async_tasks, None, """
+invoke_workflow pair
+  execute_task one
+    invoke_agent Ann
+      chat toy
+  execute_task three
+    invoke_agent Ann
+      chat toy
+  execute_task two
+    invoke_agent Bob
+      chat toy"""),
+    "delegated": (delegating, Manager(), """
+invoke_workflow firm
+  execute_task sum
+    invoke_agent Crew Manager
+      chat toy
+      execute_tool delegate_work_to_coworker
+        invoke_agent Ann
+          chat toy
+      chat toy"""),
+    "guardrail": (guarded, None, """
+invoke_workflow strict
+  execute_task t
+    invoke_agent Ann
+      chat toy
+    invoke_agent Ann
+      chat toy"""),
+}  # fmt: skip
+"""By name: the crew, who plays its models, and the outline of its work."""
+
+
 @WAYS
+@pytest.mark.parametrize("name", CREWS)
 def test_crew_is_an_outline_of_its_work(
-    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
+    name: str, way: Way, store: Store, facts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each call and tool stands under its agent, that under its task, that under the crew."""
-    with auto_trace(store=store) as recording:
-        result = way(one_task_crew(mathematician(llm())))
+    """Each call and tool stands under its agent, that under its task; nothing else is changed."""
+    make, policy, expected = CREWS[name]
+    if name == "through LiteLLM":
+        pytest.importorskip("litellm", reason="could not import 'litellm'")
+    if name == "tool asked for in words":
+        cls = type(crewai.LLM(model="openai/toy", api_key="k"))
+        monkeypatch.setattr(cls, "supports_function_calling", lambda self: False)
 
-    assert outline(recording) == ONE_TASK
-    assert_each_call_once(recording, server, facts)
+    def run(server: DemoServer) -> tuple[str, Any]:
+        server.policy = policy or server.policy
+
+        def llm(**options: Any) -> Any:
+            return crewai.LLM(model="openai/toy", base_url=server.base_url, api_key="k", **options)
+
+        found = way(make(llm))
+        return found.raw, found.token_usage
+
+    with DemoServer() as plain, DemoServer() as server:
+        with auto_trace(store=store) as recording:
+            result = run(server)
+        if not isinstance(policy, Reasons):  # which reads what CrewAI remembers
+            provider.uninstrument()
+            assert run(plain) == result
+            requests = [[each.request for each in found.log] for found in (plain, server)]
+            if name != "async tasks":
+                assert without_ids(requests[0]) == without_ids(requests[1])
+        facts.server = server
+        if name != "no arguments":
+            assert_each_call_once(recording, server, facts)
+
+    assert outline(recording, is_ordered=name != "async tasks") == expected.strip()
+    if ONE_TASK not in expected:
+        return
     assert agents_of(recording) == ["Mathematician"] * 2
-    called = (server.log[0].response or {})["choices"][0]["message"]["tool_calls"][0]
-    done = dict(named(recording, "execute_tool calculator").attributes)
-    assert done[c.TOOL_CALL_ID] == called["id"]
-    assert done[c.TOOL_ARGUMENTS] == called["function"]["arguments"]
-    assert done[c.TOOL_RESULT] == "391"
-    assert done[c.AGENT_NAME] == "Mathematician"
+    done = named(recording, "execute_tool calculator")
+    asked = (server.log[0].response or {})["choices"][0]["message"].get("tool_calls")
+    if asked and name != "no arguments":
+        assert done.attributes[c.TOOL_CALL_ID] == asked[0]["id"]
+        assert done.attributes[c.TOOL_ARGUMENTS] == asked[0]["function"]["arguments"]
+        assert done.attributes[c.AGENT_NAME] == "Mathematician"
+    if name == "failing tool":
+        assert done.attributes[c.ERROR_TYPE] == "ZeroDivisionError"
+        assert "no 17*23" in str(done.attributes[c.TOOL_RESULT])
+    elif name != "no arguments":
+        assert done.attributes[c.TOOL_RESULT] == "391"
+    assert done.status == ("ERROR" if name in ("failing tool", "no arguments") else "UNSET")
     said = json.loads(str(named(recording, "invoke_workflow maths").attributes[c.OUTPUT_MESSAGES]))
-    assert said[0]["parts"][0]["content"] == result.raw
-
-
-@WAYS
-def test_crew_gives_and_sends_what_it_does_untraced(way: Way, llm: Any, store: Store) -> None:
-    """The same result, usage and requests, byte for byte, as without us."""
-
-    def run() -> tuple[Any, list[Any]]:
-        with DemoServer() as other:
-            model = crewai.LLM(model="openai/toy", base_url=other.base_url, api_key="k")
-            result = way(one_task_crew(mathematician(model)))
-            return result.model_dump(), [exchange.request for exchange in other.log]
-
-    plain, plain_requests = run()
-    with auto_trace(store=store):
-        traced, traced_requests = run()
-
-    assert without_ids(traced_requests) == without_ids(plain_requests)
-    assert traced["raw"] == plain["raw"]
-    assert traced["token_usage"] == plain["token_usage"]
+    assert said[0]["parts"][0]["content"] == result[0]
 
 
 def without_ids(requests: list[Any]) -> str:
@@ -125,18 +287,6 @@ def without_ids(requests: list[Any]) -> str:
             for call in message.get("tool_calls") or ():
                 text = text.replace(call["id"], "call")
     return text
-
-
-def test_streamed_calls_are_recorded_whole(
-    llm: Any, store: Store, server: DemoServer, facts: Any
-) -> None:
-    """A model that streams gives the same outline, and each call's answer put together."""
-    with auto_trace(store=store) as recording:
-        kickoff(one_task_crew(mathematician(llm(stream=True))))
-
-    assert outline(recording) == ONE_TASK
-    assert all(exchange.is_stream for exchange in server.log)
-    assert_each_call_once(recording, server, facts)
 
 
 @WAYS
@@ -162,189 +312,6 @@ def test_crew_that_streams_is_recorded_while_it_is_read(
             raw = asyncio.run(read())
 
     assert raw.startswith("The answer is")
-    assert outline(recording) == ONE_TASK
-    assert_each_call_once(recording, server, facts)
-
-
-@WAYS
-def test_async_tasks_stand_under_their_crew(
-    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
-) -> None:
-    """Tasks on threads of their own are in the one trace, each call under its own agent."""
-    first, second = (
-        crewai.Agent(role=role, goal="g", backstory="b", llm=llm()) for role in ("Ann", "Bob")
-    )
-    tasks = [
-        crewai.Task(
-            name=name,
-            description=f"{name}!",
-            expected_output="x",
-            agent=agent,
-            async_execution=True,
-        )
-        for name, agent in (("one", first), ("two", second))
-    ]
-    last = crewai.Task(
-        name="three", description="end", expected_output="x", agent=first, context=tasks
-    )
-
-    with auto_trace(store=store) as recording:
-        way(crewai.Crew(name="pair", agents=[first, second], tasks=[*tasks, last]))
-
-    assert_each_call_once(recording, server, facts)
-    wanted = """
-invoke_workflow pair
-  execute_task one
-    invoke_agent Ann
-      chat toy
-  execute_task three
-    invoke_agent Ann
-      chat toy
-  execute_task two
-    invoke_agent Bob
-      chat toy
-"""
-    assert outline(recording, is_ordered=False) == wanted.strip()
-
-
-class Manager(Policy):
-    """Delegates once, then reports; coworkers answer at once."""
-
-    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
-        """A call of the delegation tool where there is one and nothing came of it yet."""
-        names = [tool["function"]["name"] for tool in body.get("tools") or ()]
-        is_asked = not any(message["role"] == "tool" for message in body["messages"])
-        if "delegate_work_to_coworker" in names and is_asked:
-            work = {"task": "add up", "context": "none", "coworker": "Ann"}
-            call = ToolCall("call_1", "delegate_work_to_coworker", json.dumps(work))
-            return Reply("", tool_calls=(call,), finish_reason="tool_calls")
-        return Reply("done")
-
-
-@WAYS
-def test_delegated_work_stands_under_the_tool_that_delegates(
-    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
-) -> None:
-    """In a hierarchical crew the coworker's call hangs under the manager's delegation."""
-    server.policy = Manager()
-    ann = crewai.Agent(role="Ann", goal="g", backstory="b", llm=llm())
-    task = crewai.Task(name="sum", description="add", expected_output="x")
-    crew = crewai.Crew(
-        name="firm",
-        agents=[ann],
-        tasks=[task],
-        process=crewai.Process.hierarchical,
-        manager_llm=llm(),
-    )
-
-    with auto_trace(store=store) as recording:
-        way(crew)
-
-    assert_each_call_once(recording, server, facts)
-    wanted = """
-invoke_workflow firm
-  execute_task sum
-    invoke_agent Crew Manager
-      chat toy
-      execute_tool delegate_work_to_coworker
-        invoke_agent Ann
-          chat toy
-      chat toy
-"""
-    assert outline(recording) == wanted.strip()
-
-
-def test_tool_error_is_a_failed_span_and_the_crew_goes_on(
-    llm: Any, store: Store, server: DemoServer, facts: Any
-) -> None:
-    """The model is told of the error, and so is the span."""
-    with auto_trace(store=store) as recording:
-        kickoff(one_task_crew(mathematician(llm(), tools=[broken])))
-
-    assert outline(recording) == ONE_TASK
-    assert_each_call_once(recording, server, facts)
-    failed = named(recording, "execute_tool calculator")
-    assert failed.status == "ERROR"
-    assert failed.attributes[c.ERROR_TYPE] == "ZeroDivisionError"
-    assert "no 17*23" in str(failed.attributes[c.TOOL_RESULT])
-
-
-@WAYS
-def test_guardrail_makes_the_agent_try_again_within_its_task(
-    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
-) -> None:
-    """Each try is an agent span under the one task."""
-    judged: list[str] = []
-
-    def guardrail(output: Any) -> tuple[bool, Any]:
-        judged.append(output.raw)
-        return (len(judged) > 1, output.raw if len(judged) > 1 else "say more")
-
-    agent = crewai.Agent(role="Ann", goal="g", backstory="b", llm=llm())
-    task = crewai.Task(
-        name="t", description="d", expected_output="x", agent=agent, guardrail=guardrail
-    )
-
-    with auto_trace(store=store) as recording:
-        way(crewai.Crew(name="strict", agents=[agent], tasks=[task]))
-
-    assert_each_call_once(recording, server, facts)
-    wanted = """
-invoke_workflow strict
-  execute_task t
-    invoke_agent Ann
-      chat toy
-    invoke_agent Ann
-      chat toy
-"""
-    assert outline(recording) == wanted.strip()
-
-
-class Reasons(Policy):
-    """Asks for a tool in plain words, as models without tool calls do."""
-
-    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
-        """The tool first, then the answer to what it observed."""
-        text = json.dumps(body["messages"])
-        if "Observation: 391" in text:
-            return Reply("Thought: I know.\nFinal Answer: 391")
-        return Reply('Thought: sum\nAction: calculator\nAction Input: {"expression": "17*23"}')
-
-
-def test_tool_asked_for_in_words_is_a_tool_span(
-    llm: Any, store: Store, server: DemoServer, facts: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The way of models that have no tool calls, for which CrewAI parses the text."""
-    server.policy = Reasons()
-    model = llm()
-    monkeypatch.setattr(type(model), "supports_function_calling", lambda self: False)
-
-    with auto_trace(store=store) as recording:
-        result = kickoff(one_task_crew(mathematician(model)))
-
-    assert result.raw == "391"
-    assert outline(recording) == ONE_TASK
-    assert_each_call_once(recording, server, facts)
-    done = named(recording, "execute_tool calculator").attributes
-    assert (done[c.TOOL_ARGUMENTS], done[c.TOOL_RESULT]) == ('{"expression":"17*23"}', "391")
-
-
-@WAYS
-def test_calls_through_litellm_are_recorded_once(
-    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
-) -> None:
-    """LiteLLM sends by the ``openai`` client: one request, one span.
-
-    The model is one that LiteLLM knows no tool calls of: for those it wants a newer ``mcp`` than
-    CrewAI allows.
-    """
-    pytest.importorskip("litellm", reason="could not import 'litellm'")
-    server.policy = Reasons()
-
-    with auto_trace(store=store) as recording:
-        result = way(one_task_crew(mathematician(llm(is_litellm=True))))
-
-    assert result.raw == "391"
     assert outline(recording) == ONE_TASK
     assert_each_call_once(recording, server, facts)
 
@@ -411,17 +378,6 @@ def test_agent_asked_in_an_event_loop_is_one_span(
     assert_each_call_once(recording, server, facts)
 
 
-def test_agent_with_a_time_limit_works_on_a_thread(
-    llm: Any, store: Store, server: DemoServer, facts: Any
-) -> None:
-    """The pool's thread stays under the agent."""
-    with auto_trace(store=store) as recording:
-        kickoff(one_task_crew(mathematician(llm(), max_execution_time=30)))
-
-    assert outline(recording) == ONE_TASK
-    assert_each_call_once(recording, server, facts)
-
-
 def test_flow_holds_its_crews(llm: Any, store: Store, server: DemoServer, facts: Any) -> None:
     """A flow is a workflow span around all that its methods do; agents' own loops are none."""
     from crewai.flow.flow import Flow, listen, start
@@ -456,42 +412,6 @@ def test_each_input_is_a_crew_of_its_own(llm: Any, store: Store, server: DemoSer
     lines = outline(recording).splitlines()
     assert lines.count("invoke_workflow each") == 2
     assert len(lines) == 8
-
-
-def test_program_of_its_own_nests_where_it_stands(llm: Any, store: Store) -> None:
-    """A span the program makes in a tool stands under the tool."""
-    from opentelemetry import trace
-
-    @tool("calculator")
-    def spanned(expression: str) -> str:
-        """Makes a span."""
-        with trace.get_tracer("mine").start_as_current_span("mine"):
-            return "391"
-
-    with auto_trace(store=store) as recording:
-        kickoff(one_task_crew(mathematician(llm(), tools=[spanned])))
-
-    assert "      execute_tool calculator\n        mine\n      chat toy" in outline(recording)
-
-
-def test_arguments_that_are_no_json_do_not_matter(llm: Any, store: Store, server: Any) -> None:
-    """A model that writes nonsense as arguments gets CrewAI's own answer, and a failed span."""
-
-    class Nonsense(ToyPolicy):
-        def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
-            if any(message["role"] == "tool" for message in body["messages"]):
-                return Reply("sorry")
-            call = ToolCall("call_1", "calculator", '{"expression": ')
-            return Reply("", tool_calls=(call,), finish_reason="tool_calls")
-
-    server.policy = Nonsense()
-
-    with auto_trace(store=store) as recording:
-        result = kickoff(one_task_crew(mathematician(llm())))
-
-    assert result.raw == "sorry"
-    assert outline(recording) == ONE_TASK
-    assert named(recording, "execute_tool calculator").status == "ERROR"
 
 
 def test_telemetry_of_crewai_gets_nothing_of_ours(

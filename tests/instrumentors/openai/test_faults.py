@@ -14,6 +14,7 @@ from tests.instrumentors.transport import http
 from lightning_otel import Store, auto_trace, capture, messages, provider, redact
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors import openai as instrumentor
+from lightning_otel.instrumentors import reading
 from lightning_otel.instrumentors.library import LibraryInstrumentor
 from lightning_otel.instrumentors.openai import (
     asking,
@@ -44,6 +45,7 @@ MODULES = [
     media,
     values,
     capture,
+    reading,
 ]
 CLASSES = [request.ModelRequest, body.BodyRecorder, capture.Operation]
 FENCE = {"guarded", "note_fault", "__del__"}
