@@ -94,7 +94,9 @@ DECORATED: list[tuple[Callable[[], Any], str, Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "name", "given", "result"), DECORATED, ids=lambda each: str(each))
+@pytest.mark.parametrize(
+    ("call", "name", "given", "result"), DECORATED, ids=[case[1] for case in DECORATED]
+)
 def test_decorated_function_keeps_arguments_and_result(
     call: Callable[[], Any], name: str, given: Any, result: Any, store: Store
 ) -> None:

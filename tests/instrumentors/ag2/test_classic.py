@@ -88,44 +88,10 @@ invoke_workflow user and assistant
 """.strip()
 
 
-@WAYS
-def test_chat_of_two_is_an_outline_of_their_replies(
-    way: Way, config: dict[str, Any], store: Store, server: DemoServer, facts: Any
-) -> None:
-    """Each reply is an agent span; the call and the tool stand under who made them."""
-    user, assistant = pair(config)
-
-    with auto_trace(store=store) as recording:
-        result = way(user, assistant, message="What is 17*23?")
-
-    assert outline(recording) == PAIR
-    assert_each_call_once(recording, server, facts)
-    assert agents_of(recording) == ["assistant", "assistant"]
-    called = (server.log[0].response or {})["choices"][0]["message"]["tool_calls"][0]
-    done = named(recording, "execute_tool calculator").attributes
-    assert done[c.TOOL_CALL_ID] == called["id"]
-    assert done[c.TOOL_ARGUMENTS] == called["function"]["arguments"]
-    assert (done[c.TOOL_RESULT], done[c.AGENT_NAME]) == ("391", "user")
-    whole = named(recording, "invoke_workflow user and assistant").attributes
-    assert json.loads(str(whole[c.INPUT_MESSAGES]))[0]["parts"][0]["content"] == "What is 17*23?"
-    assert json.loads(str(whole[c.OUTPUT_MESSAGES]))[0]["parts"][0]["content"] == result.summary
-
-
-@WAYS
-def test_chat_gives_and_sends_what_it_does_untraced(way: Way, store: Store) -> None:
-    """The same history, summary, cost and requests as without us."""
-
-    def run() -> tuple[Any, list[Any]]:
-        with DemoServer() as other:
-            result = way(*pair(config_of(other)), message="What is 17*23?")
-            said = [result.chat_history, result.summary, result.cost]
-            return said, [exchange.request for exchange in other.log]
-
-    plain = without_ids(run())
-    with auto_trace(store=store):
-        traced = without_ids(run())
-
-    assert traced == plain
+async def slow(expression: Annotated[str, "what to work out"]) -> str:
+    """Works out an expression; in a plain chat AG2 runs it in a loop on a thread of its own."""
+    await asyncio.sleep(0)
+    return calculator(expression)
 
 
 def without_ids(found: tuple[Any, list[Any]]) -> str:
@@ -138,50 +104,42 @@ def without_ids(found: tuple[Any, list[Any]]) -> str:
 
 
 @WAYS
-def test_tool_error_is_a_failed_span_and_the_chat_goes_on(
-    way: Way, config: dict[str, Any], store: Store, server: DemoServer, facts: Any
+@pytest.mark.parametrize("function", [calculator, broken, slow])
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_chat_of_two_is_an_outline_of_their_replies(
+    is_streaming: bool, function: Any, way: Way, store: Store, facts: Any
 ) -> None:
-    """The model is told of the error, and so is the span."""
-    with auto_trace(store=store) as recording:
-        way(*pair(config, broken), message="What is 17*23?")
+    """Each reply is an agent span, call and tool stand under who made them; nothing is changed."""
 
+    def run(server: DemoServer) -> tuple[Any, list[Any]]:
+        config = config_of(server)
+        config["config_list"][0]["stream"] = is_streaming
+        result = way(*pair(config, function), message="What is 17*23?")
+        said = [result.chat_history, result.summary, result.cost]
+        return said, [exchange.request for exchange in server.log]
+
+    with DemoServer() as plain, DemoServer() as server:
+        untraced = run(plain)
+        with auto_trace(store=store) as recording:
+            traced = run(server)
+        facts.server = server
+        assert_each_call_once(recording, server, facts)
+
+    assert without_ids(traced) == without_ids(untraced)
     assert outline(recording) == PAIR
-    assert_each_call_once(recording, server, facts)
-    failed = named(recording, "execute_tool calculator")
-    assert failed.status == "ERROR"
-    assert failed.status_message == failed.attributes[c.TOOL_RESULT] == "Error: no 17*23"
-
-
-@WAYS
-def test_async_tool_stays_under_who_executes_it(
-    way: Way, config: dict[str, Any], store: Store, server: DemoServer, facts: Any
-) -> None:
-    """In a plain chat AG2 runs it in an event loop on a thread of its own."""
-
-    async def slow(expression: Annotated[str, "what to work out"]) -> str:
-        """Works out an expression."""
-        await asyncio.sleep(0)
-        return calculator(expression)
-
-    with auto_trace(store=store) as recording:
-        way(*pair(config, slow), message="What is 17*23?")
-
-    assert outline(recording) == PAIR
-    assert_each_call_once(recording, server, facts)
-
-
-def test_chat_that_streams_is_recorded_whole(
-    config: dict[str, Any], store: Store, server: DemoServer, facts: Any
-) -> None:
-    """A streaming model gives the same outline, and each answer put together."""
-    config["config_list"][0]["stream"] = True
-
-    with auto_trace(store=store) as recording:
-        sync(*pair(config), message="What is 17*23?")
-
-    assert outline(recording) == PAIR
-    assert all(exchange.is_stream for exchange in server.log)
-    assert_each_call_once(recording, server, facts)
+    assert agents_of(recording) == ["assistant", "assistant"]
+    called = (server.log[0].response or {})["choices"][0]["message"]["tool_calls"][0]
+    tool = named(recording, "execute_tool calculator")
+    done = tool.attributes
+    assert done[c.TOOL_CALL_ID] == called["id"]
+    assert done[c.TOOL_ARGUMENTS] == called["function"]["arguments"]
+    assert done[c.AGENT_NAME] == "user"
+    if function is broken:
+        assert (tool.status, tool.status_message) == ("ERROR", "Error: no 17*23")
+    assert done[c.TOOL_RESULT] == ("Error: no 17*23" if function is broken else "391")
+    whole = named(recording, "invoke_workflow user and assistant").attributes
+    assert json.loads(str(whole[c.INPUT_MESSAGES]))[0]["parts"][0]["content"] == "What is 17*23?"
+    assert json.loads(str(whole[c.OUTPUT_MESSAGES]))[0]["parts"][0]["content"] == traced[0][1]
 
 
 def test_chat_in_the_background_is_in_the_same_trace(

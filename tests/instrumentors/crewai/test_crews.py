@@ -234,7 +234,7 @@ def test_crew_is_an_outline_of_its_work(
     if name == "through LiteLLM":
         pytest.importorskip("litellm", reason="could not import 'litellm'")
     if name == "tool asked for in words":
-        cls = type(crewai.LLM(model="openai/toy", api_key="k"))
+        cls = type(crewai.LLM(model="openai/toy", base_url="http://127.0.0.1/v1", api_key="k"))
         monkeypatch.setattr(cls, "supports_function_calling", lambda self: False)
 
     def run(server: DemoServer) -> tuple[str, Any]:
