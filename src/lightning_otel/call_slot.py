@@ -1,4 +1,4 @@
-"""How a framework and a model's client make one call of one request.
+"""The slot that makes one call of a framework's and a client's view of a request.
 
 The framework knows which agent asks, and opens the call; the client knows what goes over the wire,
 and fills it. Neither knows the other: between them stands a slot, in the context.
@@ -17,7 +17,7 @@ _SLOT_KEY = otel_context.create_key("lightning-otel-call-slot")
 
 
 class CallSlot:
-    """Where a framework's call stands while its model's client may be sending the request.
+    """A framework's call, while its model's client may be sending the request.
 
     The framework puts it into the context it runs the model in. A client's instrumentor claims the
     call instead of starting a second span: structure from the framework, payload from the client.

@@ -55,7 +55,7 @@ _attached_here: ContextVar[Context | None] = ContextVar("lightning-otel-attached
 
 
 class SpanSink(Protocol):
-    """Where recorded spans go; both methods return at once and never raise."""
+    """A sink of recorded spans; both methods return at once and never raise."""
 
     def started(self, span: Any, stamps: Mapping[str, AttributeValue]) -> None:
         """Note a started SDK span, so that it is known if its process dies.
@@ -85,7 +85,7 @@ class Applied(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is being recorded here: travels in OpenTelemetry's context.
+    """The recording in force; it travels in OpenTelemetry's context.
 
     Attributes:
         sink: Receives the spans; None records nothing.
@@ -148,7 +148,7 @@ def set_process_frame(frame: Frame | None) -> None:
 
 
 def capture_everywhere(*, enabled: bool) -> None:
-    """Whether calls outside any recording make spans too, as OpenTelemetry users expect."""
+    """Make spans of calls outside any recording, as OpenTelemetry users expect, or stop."""
     _process.is_global = enabled
 
 
@@ -166,18 +166,18 @@ def refresh_settings() -> None:
 
 
 def content_policy() -> config.Content:
-    """Where message content may go, as last read."""
+    """Return the policy for message content, as last read."""
     return _process.content
 
 
 def asks_for_ids() -> bool:
-    """Whether a request made here asks its server for token ids; only ever where that was told."""
+    """Return whether a request asks its server for token ids."""
     frame = current_frame()
     return _process.asks_for_ids if frame is None else frame.asks_for_ids
 
 
 def applied() -> Applied | None:
-    """What gives a request made here its resources; None where nothing is to be substituted."""
+    """Return the source of a request's resources; None if nothing is to be substituted."""
     frame = current_frame()
     return None if frame is None else frame.applied
 
@@ -284,7 +284,7 @@ def use_tracer(tracer: trace.Tracer) -> None:
 
 
 def faults() -> int:
-    """How many of our own faults were kept from this program so far."""
+    """Count our own faults that were kept from this program so far."""
     return _process.faults
 
 
@@ -308,7 +308,7 @@ def guarded(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | 
 
 
 def is_wanted() -> bool:
-    """Whether a call made here and now should become a span."""
+    """Return whether a call made here and now should become a span."""
     context = otel_context.get_current()
     if current_frame(context) is None and not (_process.is_global or _is_wanted_outside()):
         if debugging.is_on:
@@ -510,7 +510,7 @@ class Operation:
         return Context({**context, _SPAN_KEY: self.span, _OPERATION_KEY: self})
 
     def encloses(self, context: Context) -> bool:
-        """Whether the context is this operation's own, or that of one that stands in it."""
+        """Return whether the context is this operation's own, or one inside it."""
         found = operation_of(context)
         while found is not None and found is not self:
             found = found.outer
@@ -537,7 +537,7 @@ class Operation:
 
     @property
     def is_over(self) -> bool:
-        """Whether the operation was stopped or failed."""
+        """True if the operation was stopped or failed."""
         return self._is_over
 
     def _take(self) -> bool:
@@ -609,12 +609,12 @@ def _valid_text(value: Any) -> Any:
 
 
 def scrubbed(text: str) -> str:
-    """What an error says, without secrets, safe to put on a span."""
+    """Remove secrets from an error's text."""
     return clean(scrub_error(text))
 
 
 def message_of(exc: BaseException) -> str:
-    """What an exception says; its own ``__str__`` may raise, which is no fault of ours."""
+    """Return an exception's message; its own ``__str__`` may raise, which is no fault of ours."""
     try:
         text = str(exc)
     except Exception:  # noqa: BLE001  # whatever it raises must not replace the exception itself

@@ -109,7 +109,7 @@ def _links(
     response_id: str | None,
     match: Mapping[str, AttributeValue] | None = None,
 ) -> list[tuple[str, str]]:
-    """What a reward is linked to: each key, and the text that the span has there."""
+    """Return a reward's link targets: each key, and the text of the span there."""
     ids = ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id))
     matched = [(str(key), matched_text(value)) for key, value in (match or {}).items()]
     return [(key, value) for key, value in (*ids, *matched) if value]
@@ -150,7 +150,7 @@ def _instant(attributes: Mapping[str, AttributeValue]) -> Span:
 
 
 def _given(reward: object, value: object, primary: str | None) -> dict[str, AttributeValue]:
-    """What was given, as attributes: named numbers, or a sequence with its sum."""
+    """Return a reward as attributes: named numbers, or a sequence with its sum."""
     is_named = isinstance(reward, str)
     steps = _sequence(value if is_named else reward)
     if steps is None or (value is not None and not is_named):

@@ -42,7 +42,7 @@ _RANDOM_IDS: Final = ("opentelemetry.sdk.trace.id_generator", "RandomIdGenerator
 
 
 class _Setup:
-    """What was set up in this process: the provider joined, or made by us, and the libraries."""
+    """The setup of this process: the provider, joined or made by us, and the libraries."""
 
     def __init__(self) -> None:
         self.provider: Any = None
@@ -79,7 +79,7 @@ class _Ids:
         return secrets.randbits(128) or self.generate_trace_id()
 
     def is_trace_id_random(self) -> bool:
-        """Whether samplers may draw by them."""
+        """Return whether samplers may draw by trace ids."""
         return True
 
 
@@ -99,7 +99,7 @@ def ensure_provider() -> None:
 
 
 def is_broken() -> bool:
-    """Whether OpenTelemetry could not be set up once: what it refuses it will refuse again.
+    """Return whether OpenTelemetry could not be set up before: it will refuse again.
 
     Its SDK cannot even be imported where a number in its environment is none.
     """
@@ -169,13 +169,13 @@ def leave_otlp_to_the_store() -> None:
 
 
 def wants_otlp() -> bool:
-    """Whether the user's environment asks for spans to be sent out by OTLP."""
+    """Return whether the environment asks for spans to be sent by OTLP."""
     named = config.traces_exporters()
     return "none" not in named and ("otlp" in named or config.has_otlp_endpoint())
 
 
 def has_provider() -> bool:
-    """Whether somebody set a tracer provider."""
+    """Return whether somebody set a tracer provider."""
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
@@ -337,7 +337,7 @@ def enable_retokenization_fix() -> None:
 
 
 def applied_of(store: Any) -> capture.Applied | None:
-    """What gives requests their resources, read beside a store in the background.
+    """Return the source of requests' resources, read beside a store in the background.
 
     Args:
         store: The store; ``LIGHTNING_OTEL_STATE`` goes before it.
@@ -365,7 +365,7 @@ def applied_of(store: Any) -> capture.Applied | None:
 
 
 def start_run_child() -> None:
-    """What ``lightning-otel run`` does first in each Python process of its child."""
+    """Start recording in a Python process under ``lightning-otel run``."""
     if config.is_enabled():
         capture.guarded(start_process)
         capture.guarded(switch_on)

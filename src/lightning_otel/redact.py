@@ -160,7 +160,7 @@ class Rules:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was said goes."""
+        """True if all content goes."""
         return not (self.patterns or self.keys or self.secrets)
 
     def has_key(self, key: str) -> bool:

@@ -92,7 +92,7 @@ _MOST_TRACES: Final = 4096
 
 
 def _is_in_own_trace(span: Span) -> bool:
-    """Whether a span of the program's own opened the trace, which so is a rollout of its own."""
+    """Return whether a span of the program's own opened the trace, which then is a rollout."""
     trace_id = span.context.trace_id
     if (span.parent is None or span.parent.is_remote) and capture.is_of_program(span):
         _own_traces[trace_id] = None

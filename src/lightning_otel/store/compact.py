@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is to be kept; by default everything.
+    """Limits of age, size and failures; by default everything is kept.
 
     Attributes:
         since_ns: Rollouts whose last span ended before this go, Unix nanoseconds.

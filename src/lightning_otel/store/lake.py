@@ -1,4 +1,4 @@
-"""How a lake is named: one string that carries its PostgreSQL, its data path and the local store.
+"""Addresses of lakes: one string with the PostgreSQL, the data path and the local store.
 
 Nothing in here connects anywhere or imports DuckDB: the traced process parses the name to find the
 local store it records into.
@@ -20,7 +20,7 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 
 @dataclass(frozen=True, slots=True)
 class LakeAddress:
-    """Where a lake is.
+    """The address of a lake.
 
     Attributes:
         parameters: libpq's keywords and values, without the password.
@@ -37,7 +37,7 @@ class LakeAddress:
 
     @property
     def conninfo(self) -> str:
-        """What libpq is given; the password is not in it."""
+        """The connection string for libpq, without the password."""
         return " ".join(f"{key}={_quoted(value)}" for key, value in self.parameters.items())
 
     @property

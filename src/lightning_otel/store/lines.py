@@ -292,7 +292,7 @@ def _cut(record: Record, texts: list[_Text], limit: int) -> None:
 
 
 def _skeleton(record: Record) -> bytes:
-    """What is left of a span with more attributes or events than a line can hold."""
+    """Return the rest of a span with more attributes or events than a line can hold."""
     resource = orjson.dumps(record["otel_resource"])
     note = {
         name: {"length": len(record.get(name, ())), "kept": 0}

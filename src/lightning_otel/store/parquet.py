@@ -44,7 +44,7 @@ ORIGIN: Final = "made_from"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a data file was made from, as its footer tells it.
+    """The origin of a data file, kept in its footer.
 
     Attributes:
         segments: Segments that are not to be settled again, and how many of their spans the file

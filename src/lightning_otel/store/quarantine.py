@@ -79,7 +79,7 @@ def _sum(descriptor: int, each: Range) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is known of something damaged.
+    """A note on something damaged.
 
     Attributes:
         name: Its file's name, here and where it was.
@@ -107,7 +107,7 @@ class Note:
 
     @property
     def is_open(self) -> bool:
-        """Whether spans are missing that a repair may get back."""
+        """True if a repair may bring spans back."""
         return self.resolved_us is None
 
 

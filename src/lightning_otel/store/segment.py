@@ -128,7 +128,7 @@ class Segment:
         return is_ours
 
     def is_removed(self) -> bool:
-        """Whether somebody took the file away, and with it all that stood in it."""
+        """Return whether somebody removed the file."""
         try:
             found = os.fstat(self._descriptor)
         except OSError:
@@ -162,7 +162,7 @@ class Segment:
 
 
 class Pace:
-    """How quick a disk is, and how long one that is slow is left alone.
+    """The speed of a disk, and the rest of a slow one.
 
     Attributes:
         rest_until: When it may be asked again, by the monotonic clock; 0 if it is quick.
@@ -176,7 +176,7 @@ class Pace:
         self._long_at = 0.0
 
     def is_resting(self) -> bool:
-        """Whether the disk was slow and is left alone for now."""
+        """Return whether the disk was slow and rests now."""
         return self.rest_until > 0.0 and time.monotonic() < self.rest_until
 
     def work_before(self) -> tuple[float, int] | None:

@@ -1,4 +1,4 @@
-"""What users do to spans before these are written: drop, rename, redact.
+"""Transforms of spans before they are written: drop, rename, redact.
 
 A transform is a plain function that gets a span, a started one too, and gives a span, or None to
 drop it. It runs in the thread that ended the span, before anything of it touches a disk. One that
@@ -105,7 +105,7 @@ class TransformingSink:
 
     @property
     def layout(self) -> Layout | None:
-        """Where the writer writes."""
+        """The layout that the writer writes to."""
         return self.writer.layout
 
     def started(self, span: "ReadableSpan", stamps: "Mapping[str, AttributeValue]") -> None:
@@ -261,7 +261,7 @@ def _tell(exc: Exception) -> None:
 
 
 def drop_record(record: Record) -> Record:
-    """What takes back the start of a dropped span: its ids and its place, and nothing else."""
+    """Make the record that takes a dropped span's start back: its ids and place only."""
     columns = ("trace_id", "span_id", "start_ns", "rollout_id", "process", "sequence")
     return {
         "record": DROPPED,

@@ -76,7 +76,7 @@ class Keeper:
         return done
 
     def _is_worthwhile(self) -> bool:
-        """Whether much waits, or something for long; a little reads as fast where it is."""
+        """Return whether much waits, or something for long; a little reads as fast in segments."""
         now_s, waiting = time.monotonic(), sealed(self._layout)
         if len(waiting) != self._waited:
             self._waited, self._since_s = len(waiting), now_s

@@ -153,7 +153,7 @@ def _plain_items(value: Any, kind: type, within: tuple[int, ...], left: list[int
 
 
 def _is_plain(items: list[Any]) -> bool:
-    """Whether all items are of one kind that JSON knows; quick, as there may be many token ids."""
+    """Return whether all items are of one JSON type; quick, since token ids may be many."""
     kinds = set(map(type, items))
     if kinds == {int}:
         return min(items) in _INTEGERS and max(items) in _INTEGERS

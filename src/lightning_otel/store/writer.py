@@ -317,14 +317,14 @@ class SpanWriter:
         ])  # fmt: skip
 
     def accounting(self) -> n.Accounting:
-        """What became of the spans that ended in this process; its own count, the disk unread."""
+        """Return the accounts of this process's spans from its own counters; reads no disk."""
         with self._turns.alone():
             counts, waiting = self._all_counts(), self._waiting_spans()
             ended = self._written + n.unstored(counts) + waiting
             return n.account({**counts, n.ENDED: ended}, stored=self._written, pending=waiting)
 
     def untold(self) -> dict[str, int]:
-        """What no line of a segment tells yet: spans that wait for the disk, and counts."""
+        """Return the counts that no segment has yet, spans that wait for the disk included."""
         with self._turns.alone():
             untold, waiting = self._untold(), self._waiting_spans()
             ended = waiting + n.unstored(untold)
@@ -341,7 +341,7 @@ class SpanWriter:
         return sum([spans for _, spans in self._waiting.copy()])
 
     def position(self) -> tuple[int, int]:
-        """Where this process's next line will stand: which of its segments, and how far in."""
+        """Return the place of the next line: the number of the segment, and the offset."""
         if self.layout is None:
             return 0, len(self.lines)
         with self._turns.alone():
@@ -449,7 +449,9 @@ class SpanWriter:
         return True
 
     def _is_left_alone(self, *, is_patient: bool) -> bool:
-        """Whether a slow disk rests; what does not fit asks it all the same, so nothing is lost."""
+        """Return whether a slow disk rests; a line that does not fit in memory is written all the
+        same.
+        """
         return (
             self._pace.rest_until > 0.0
             and not is_patient
@@ -616,7 +618,7 @@ class SpanWriter:
 
 
 def _is_id(text: str) -> bool:
-    """Whether a span made by hand may be called so; those of OpenTelemetry must not be zeros."""
+    """Return whether a hand-made span may have this id; OpenTelemetry's must not be zeros."""
     return 0 < len(text) <= _LONGEST_ID
 
 
