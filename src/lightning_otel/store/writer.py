@@ -449,9 +449,7 @@ class SpanWriter:
         return True
 
     def _is_left_alone(self, *, is_patient: bool) -> bool:
-        """Return whether a slow disk rests; a line that does not fit in memory is written all the
-        same.
-        """
+        """Return whether a slow disk rests; what memory cannot hold is written anyway."""
         return (
             self._pace.rest_until > 0.0
             and not is_patient
