@@ -51,7 +51,7 @@ class TraceAdapter(ABC, Generic[T]):
 
     @abstractmethod
     def adapt(self, spans: Iterable[Span]) -> T:
-        """What the spans of whole rollouts are turned into."""
+        """Turn the spans of whole rollouts into something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class TripletAdapter:
         self.comparison()
 
     def comparison(self) -> Advantage | None:
-        """How rollouts are compared; None if no advantages are asked for.
+        """Return the comparison of rollouts; None if no advantages are asked for.
 
         Raises:
             ConfigError: There is no such estimator.
@@ -150,7 +150,7 @@ class TripletAdapter:
         *,
         incomplete: Collection[tuple[str, str]] = (),
     ) -> Sequence[Outcome]:
-        """What each attempt came to, where advantages are asked for; a first pass over many spans.
+        """Return each attempt's outcome, a first pass for advantages over many spans.
 
         Args:
             spans: As :meth:`adapt` takes them; whole rollouts.

@@ -1,4 +1,4 @@
-"""How much better each rollout did than others at its task: one advantage a rollout, then spread.
+"""Advantages: one a rollout, against others at the same task, then spread over its steps.
 
 A rollout's steps share its advantage, and each agent's steps in it share a weight of 1, so that a
 rollout of many steps does not outvote a short one. Where nothing can be compared there is no
@@ -43,7 +43,7 @@ _LONGEST_TASK: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Advantage:
-    """How advantages are computed.
+    """The settings of advantages.
 
     Attributes:
         estimator: ``grpo``: the reward less the group's mean, over its standard deviation;
@@ -157,7 +157,7 @@ def group_of(spans: Sequence[Span], group_by: GroupBy | None) -> str:
 
 
 def _first(spans: Iterable[Span], key: str) -> str:
-    """What the first span that has an attribute has there, in few characters."""
+    """Return an attribute of the first span that has it, shortened."""
     for span in spans:
         if key in span.attributes and (found := matched_text(span.attributes[key])):
             return _short(found)

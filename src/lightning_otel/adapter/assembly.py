@@ -74,7 +74,7 @@ class Adaptation(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What of an attempt can become steps, by position.
+    """The spans of an attempt that can become steps, by position.
 
     Attributes:
         calls: How many calls and actions were recorded, whatever became of them.
@@ -145,7 +145,7 @@ class Assembly:
         )
 
     def _read(self) -> _Read:
-        """What can become steps: calls, each once however often it was recorded, and actions."""
+        """Find the spans that can become steps: calls, each request once, and actions."""
         tree = self._tree
         positions = [i for i, span in enumerate(tree.spans) if is_call(span)]
         unknown = self._drop_unknown(positions)
@@ -222,7 +222,7 @@ class Assembly:
     def _passed_over(
         self, placement: Placement, rewards: Sequence[tuple[int, Reward]]
     ) -> dict[str, int]:
-        """How many calls have a reward that may be for one that was lost after them, as a note."""
+        """Note how many calls have a reward that may belong to a lost call after them."""
         found = credit.passed_over(self._tree, placement, rewards, self._lost)
         return {credit.PASSED_OVER: len(found)} if found else {}
 
@@ -347,7 +347,7 @@ class Assembly:
 def _credited(
     placement: Placement, rewards: Iterable[tuple[int, Reward]], steps: Mapping[int, Call]
 ) -> list[Credited]:
-    """Where each reward went, in the order they were given."""
+    """Return the credited rewards in the order in which they were given."""
     order = {id(reward): position for position, reward in rewards}
     placement.placed.sort(key=lambda placed: order[id(placed.reward)])
     return [

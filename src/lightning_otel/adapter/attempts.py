@@ -136,7 +136,7 @@ def _own(span: Span) -> AttemptKey:
 
 
 def _is_bare(span: Span) -> bool:
-    """Whether a span is a reward and nothing else; only such a one moves, and none is a target."""
+    """Return whether a span is a reward and nothing else; only such a span moves."""
     value = span.attributes.get(c.REWARD_VALUE)
     return (
         value is not None
@@ -146,12 +146,12 @@ def _is_bare(span: Span) -> bool:
 
 
 def _is_lone(span: Span) -> bool:
-    """Whether it is a reward that says nothing of the rollout it belongs to."""
+    """Return whether it is a reward that names no rollout."""
     return _is_bare(span) and span.name == c.SPAN_ANNOTATION
 
 
 def may_move(span: Span) -> bool:
-    """Whether a span is a reward that goes to the attempt it judges, wherever it was given."""
+    """Return whether a reward goes to the attempt it judges, wherever it was given."""
     if c.REWARD_VALUE not in span.attributes or not _is_bare(span):
         return False
     return _FIRST_LINK in span.attributes or text(span.attributes, c.ATTEMPT_ID) is None
@@ -193,7 +193,7 @@ class _Homes:
         return found or own
 
     def _latest(self, name: tuple[str, str | None], reward: Span) -> AttemptKey | None:
-        """Of several attempts that hold it, the latest before the reward, else the first."""
+        """Return the latest attempt before the reward that holds the target, else the first."""
         held = self._places.get(name)
         if held is None:
             return None
@@ -202,7 +202,7 @@ class _Homes:
 
 
 def _named(reward: Span) -> tuple[str, str]:
-    """What a reward's link names: a response rather than a span; empty if it names neither."""
+    """Return the response or span that a reward's link names; empty if it names none."""
     links = read_links(reward.attributes)
     for key in (c.RESPONSE_ID, c.LINK_SPAN_ID):
         if links.get(key):

@@ -43,5 +43,5 @@ def number(value: object) -> float | None:
 
 
 def has_id(span_id: str) -> bool:
-    """Whether an id names a span: OpenTelemetry means none by sixteen zeros."""
+    """Return whether an id names a span; sixteen zeros mean none."""
     return span_id not in _NO_IDS

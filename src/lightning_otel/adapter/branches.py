@@ -1,4 +1,4 @@
-"""Which call follows which: the calls of one agent in one attempt as a forest of paths.
+"""The order of calls: those of one agent in one attempt as a forest of paths.
 
 A call follows the latest earlier one whose conversation it continues. One that continues none
 follows the latest one that had ended before it began, as long as the parts of the tree that hold
@@ -219,7 +219,7 @@ class _History:
         return earlier if has_failed or given in self._gone_on_with else NONE
 
     def is_shortened(self, call: int, latest: int, continued: int) -> bool:
-        """Whether a call goes on with less of the conversation that the latest one held.
+        """Return whether a call goes on with less of the history than the latest one held.
 
         It has fewer messages or tokens than that, and some of what was said in that conversation:
         an answer or tool's result of later than its beginning, or its whole beginning and more.
@@ -277,7 +277,7 @@ def told_by_messages(
 
 
 def _is_counted_otherwise(tree: Tree, earlier: int, later: int) -> bool:
-    """Whether their process counted both, and not the end of one before the start of the other."""
+    """Return whether a process counted both, and not one's end before the other's start."""
     one, other = tree.spans[earlier], tree.spans[later]
     if one.process != other.process or one.end_sequence < 0 or other.sequence < 0:
         return earlier == later
@@ -285,7 +285,7 @@ def _is_counted_otherwise(tree: Tree, earlier: int, later: int) -> bool:
 
 
 def is_known(tree: Tree, earlier: int, later: int) -> bool:
-    """Whether something but clocks says that one call ended before another one began.
+    """Return whether something but clocks says that one call ended before another began.
 
     One process counted both; or it counted the parts of the tree that hold them, and the earlier
     call's part waited for it.

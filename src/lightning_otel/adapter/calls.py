@@ -37,7 +37,7 @@ _HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def is_call(span: Span) -> bool:
-    """Whether the span is a request to a model.
+    """Return whether the span is a request to a model.
 
     A rollout's span is none, whatever is written on it: LiteLLM's callback puts the attributes of
     its calls on the span around them.
@@ -51,7 +51,7 @@ def is_call(span: Span) -> bool:
 
 
 def seems_call(span: Span) -> bool:
-    """Whether a foreign span that is no call tells of a model and its tokens, as calls do."""
+    """Return whether a foreign span that is no call names a model and its tokens."""
     attributes = span.attributes
     if c.REQUEST_MODEL not in attributes and c.RESPONSE_MODEL not in attributes:
         return False
@@ -96,12 +96,12 @@ def read_call(span: Span, agent: str) -> Call | str:
 
 
 def is_failure(reason: str) -> bool:
-    """Whether a reason says that a call came to nothing, so that it may be asked again."""
+    """Return whether a reason says that a call came to nothing and may be asked again."""
     return reason in (ABANDONED, INCOMPLETE) or reason.startswith("failed:")
 
 
 def observation_of(span: Span) -> tuple[Message, ...]:
-    """What a call was asked, instructions first; empty where that cannot be read."""
+    """Return a call's input, instructions first; empty if it cannot be read."""
     given = _messages(span.attributes.get(c.INPUT_MESSAGES))
     return _instructions(span.attributes.get(c.SYSTEM_INSTRUCTIONS)) + given if given else ()
 
@@ -142,5 +142,5 @@ def _instructions(found: object) -> tuple[Message, ...]:
 
 @lru_cache(maxsize=16)
 def _repeated(found: str) -> tuple[Message, ...]:
-    """What an agent sends with every call, parsed once; empty where it cannot be read."""
+    """Parse instructions or tools, which every call repeats, once; empty if unreadable."""
     return _messages(found) or ()

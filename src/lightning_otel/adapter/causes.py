@@ -92,7 +92,7 @@ class Causes:
         return "parallel" if own.is_beside[first] else "start"
 
     def _asks_again(self, own: Links, call: int) -> bool:
-        """Whether a call asks what an earlier one asked in vain, and perhaps a remark more."""
+        """Return whether a call repeats a failed one, with a remark at most."""
         observation, position = own.calls[call].observation, own.positions[call]
         for length, asked in enumerate(own.talks[call].prefixes if self._failed else (), 1):
             if length < len(observation) and conversations.is_own(observation[length]):
@@ -103,14 +103,14 @@ class Causes:
         return False
 
     def _is_over(self, earlier: int, later: int) -> bool:
-        """Whether a call had come to nothing by then; one that never ended may have gone on."""
+        """Return whether a call had failed by then; one that never ended may have gone on."""
         one, other = self._tree.spans[earlier], self._tree.spans[later]
         if one.end_ns is None:
             return "" != one.process != other.process != ""
         return siblings.is_after(self._tree, earlier, later)
 
     def _takes_on(self, position: int) -> bool:
-        """Whether a call begins with another agent's conversation, answer included."""
+        """Return whether a call begins with another agent's history, answer included."""
         if self._left is None:
             self._left = {}
             for at, call in self._calls.items():

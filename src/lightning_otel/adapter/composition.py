@@ -97,7 +97,7 @@ class Composition:
         return found
 
     def _is_shut(self, rewards: Mapping[str, float]) -> bool:
-        """Whether a gate fails."""
+        """Return whether a gate fails."""
         return any(name in rewards and rewards[name] < least for name, least in self.gates.items())
 
 
@@ -120,7 +120,7 @@ def compose_group(compose: Compose, group: Sequence[Mapping[str, float]]) -> lis
 
 
 def missing_part(compose: Compose, rewards: Mapping[str, float]) -> str:
-    """Why a composed reward is missing."""
+    """Return why a composed reward is missing."""
     names = compose.missing(rewards) if isinstance(compose, Composition) else ()
     return MISSING_PART.format(", ".join(names) or "what composes it gave no finite number")
 

@@ -56,7 +56,7 @@ class _Draft:
     chosen: list[int] = field(default_factory=list)
 
     def is_continued_by(self, step: Transition) -> bool:
-        """Whether a step was given all of it, with one of the choices of its last step."""
+        """Return whether a step was given all of it, with one of the last step's choices."""
         given, end = step.observation, len(self.said)
         return (
             len(given) > end
@@ -65,7 +65,7 @@ class _Draft:
         )
 
     def _choice(self, answer: Message) -> int | None:
-        """Which choice of the last step a message repeats."""
+        """Return the choice of the last step that a message repeats."""
         choices = enumerate(self.steps[-1].action)
         return next((index for index, each in choices if is_same(each, answer)), None)
 

@@ -59,12 +59,12 @@ def own_words(messages: Iterable[Message]) -> set[int]:
 
 
 def is_instruction(message: Message) -> bool:
-    """Whether a message tells an agent who it is."""
+    """Return whether a message is an agent's instruction."""
     return message.get("role") in ("system", "developer")
 
 
 def is_own(message: Message) -> bool:
-    """Whether a message was said by the agent or one of its tools."""
+    """Return whether the agent or one of its tools said a message."""
     return message.get("role") in ("assistant", "tool")
 
 
@@ -74,7 +74,7 @@ def is_same(one: Message, other: Message) -> bool:
 
 
 def longest(prefixes: Sequence[int], known: Container[int]) -> int:
-    """How many messages the longest prefix has that is known; 0 if none is."""
+    """Return the length of the longest known prefix; 0 if none is known."""
     for length in range(len(prefixes), 0, -1):
         if prefixes[length - 1] in known:
             return length

@@ -1,4 +1,4 @@
-"""Which call each reward belongs to: explicit link, then parentage, then a rule.
+"""Credit of rewards to calls: by explicit link, then parentage, then a rule.
 
 A rule looks at calls of the reward's agent that had ended before it; a reward given outside any
 agent may judge every agent's. A reward is placed once or reported with a reason; it never slides to
@@ -45,7 +45,7 @@ class Placed(NamedTuple):
 
 @dataclass(slots=True)
 class Placement:
-    """Where rewards went.
+    """The credited rewards, by call.
 
     Attributes:
         rewards: Named rewards of each call, by the call's position in the tree; primary first.
@@ -205,7 +205,7 @@ def _place_by_rule(
         return
 
     def site_of(position: int) -> tuple[str, int]:
-        """What siblings have in common; roots of different traces are none."""
+        """Return the key that siblings share; roots of different traces share none."""
         if rule != "sibling":
             return "", NO_PARENT
         parent = tree.parents[position]

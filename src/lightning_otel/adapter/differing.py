@@ -43,7 +43,7 @@ class Said(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What two outlines came to.
+    """The differences of two outlines.
 
     Attributes:
         figures: Counts, tokens, times, rewards.
@@ -59,7 +59,7 @@ class Difference(NamedTuple):
 
 
 def differ(a: Outline, b: Outline, most_lines: int | None = MOST_LINES) -> Difference:
-    """What differs between two outlines.
+    """Compare two outlines.
 
     Args:
         a: One side.
@@ -74,7 +74,7 @@ def differ(a: Outline, b: Outline, most_lines: int | None = MOST_LINES) -> Diffe
 
 
 def transcript(found: Outline) -> Iterator[str]:
-    """Who said what, a line each, in the order of the outline; nothing twice."""
+    """Yield speakers and words, a line each, in the order of the outline, without repeats."""
     for node in found.nodes:
         get = node.span.attributes.get
         if node.kind == "call":
@@ -90,7 +90,7 @@ def transcript(found: Outline) -> Iterator[str]:
 
 
 def heard(span: Span) -> tuple[Message, ...]:
-    """What is new in what a model was asked: all since its own last answer, but instructions."""
+    """Return a call's new input: the messages after its own last answer, without instructions."""
     found = parse_messages(span.attributes.get(c.INPUT_MESSAGES)) or ()
     answers = [at for at, each in enumerate(found) if each.get("role") == "assistant"]
     new = found[max(answers, default=-1) + 1 :]

@@ -1,4 +1,4 @@
-"""Where re-encoding text would not give the engine's own tokens back, how often, and why.
+"""Tokenizer drift: the places where re-encoded text gives other tokens, and why.
 
 A measurement: its ids are compared and thrown away, and nothing is ever trained on them.
 """
@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
 
     @property
     def template(self) -> str:
-        """What tells its chat template from others."""
+        """The digest of its chat template."""
 
     def encode(self, text: str, /) -> Sequence[int]:
         """The ids of a text, special tokens in it read as such, none added around it."""
@@ -50,7 +50,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far the prompts, or the responses, of one model are from what is made of their text.
+    """The drift of one model's prompts or responses.
 
     Attributes:
         template: The chat template they were rendered with.
@@ -96,7 +96,7 @@ class _Compared(NamedTuple):
 
 
 def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
-    """What becomes of each step's tokens by way of its text: prompt and response, by model.
+    """Re-encode each step's prompt and response, and compare tokens, by model.
 
     Args:
         steps: Transitions, such as ``store.transitions()``; those without token ids are skipped.

@@ -51,7 +51,7 @@ _SHARED: Final = (
 
 
 def reason_of(span: Span) -> str:
-    """Why a record makes no call of its own."""
+    """Return why a record makes no call of its own."""
     return DUPLICATE_OF.format(span.scope) if span.scope else DUPLICATE
 
 
@@ -106,7 +106,7 @@ def _by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
 
 
 def _belongs(tree: Tree, request: _Request, position: int) -> bool:
-    """Whether a record with the request's response id is of that very request.
+    """Return whether a record with the request's response id is of that very request.
 
     A server that repeats its ids answers one call after the other, or several calls of one make
     beside each other. Of one make only a record within another is the same request: LiteLLM tells
@@ -124,7 +124,7 @@ def _belongs(tree: Tree, request: _Request, position: int) -> bool:
 
 
 def _overlap(tree: Tree, earlier: int, later: int) -> bool:
-    """Whether two records have an instant in common, as the process counted or by the clock.
+    """Return whether two records overlap, by the process's count or by the clock.
 
     Some are made after the fact, with the times of the request: by count they come too late.
     """
@@ -200,7 +200,7 @@ def _models_of(span: Span) -> set[str]:
 
 
 def _are_alike(one: Span, other: Span) -> bool | None:
-    """Whether two calls were answered the same; None where that is not known."""
+    """Return whether two calls have the same answer; None if that is unknown."""
     operations = [span.attributes.get(c.OPERATION) for span in (one, other)]
     if c.EMBEDDINGS in operations and operations[0] != operations[1]:
         return False
@@ -246,7 +246,7 @@ def ranked(tree: Tree, members: Sequence[int]) -> list[int]:
 
 
 def _empty_messages(span: Span) -> int:
-    """How many messages a record was given of which it tells nothing."""
+    """Count the messages of a record that say nothing."""
     given = parse_messages(span.attributes.get(c.INPUT_MESSAGES)) or ()
     return sum(not message.get("parts") for message in given)
 

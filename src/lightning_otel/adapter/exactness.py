@@ -1,4 +1,4 @@
-"""Whether what a call's server said of its tokens holds together, and what a trainer should know.
+"""Checks of a call's token ids and log-probabilities, and notes for trainers.
 
 What fails a check is no token data: the call is one of text, with the reason. What is sound and yet
 unlike what a trainer assumes, such as truncating sampling, is a note, and costs nothing.
@@ -109,7 +109,7 @@ def read_tokens(attributes: Mapping[str, Any]) -> Tokens:
 
 
 def fault_of(response_ids: Sequence[int], logprobs: Sequence[float]) -> str:
-    """What is wrong with logprobs of sampled tokens; empty if nothing, or if there are none.
+    """Return the fault of sampled tokens' logprobs; empty if there is none.
 
     Args:
         response_ids: Token ids the model sampled, [R].
@@ -137,7 +137,7 @@ def _first(decode: Callable[[Any], list[Sequence[T]]], packed: object) -> Sequen
 
 
 def sampling_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked of the sampler, and in which mode logprobs were told, by its usual name.
+    """Return the sampling parameters and the mode of the logprobs, by their usual names.
 
     Args:
         attributes: A call's.
@@ -189,7 +189,7 @@ def notes_of(step: Transition) -> list[str]:
 
 
 class Tally(NamedTuple):
-    """How exactly transitions were captured.
+    """Counts of transitions by the exactness of their capture.
 
     Attributes:
         exact: How many with the server's own token ids.

@@ -28,7 +28,7 @@ class Finished:
         self._entered = 0  # how many are in the segment tree; the newest is mostly enough
 
     def __len__(self) -> int:
-        """How many have ended."""
+        """Count the calls that have ended."""
         return len(self._added)
 
     def add(self, call: int) -> None:
@@ -83,7 +83,7 @@ class Finished:
 
     @property
     def size(self) -> int:
-        """How many calls will end."""
+        """The number of calls that will end."""
         return len(self._places)
 
 

@@ -1,4 +1,4 @@
-"""What of a large outline is shown, and what is said of the rest."""
+"""Selection of the nodes of a large outline that are shown, and summaries of the rest."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class Gap(NamedTuple):
     nodes: list[Node]
 
     def told(self) -> str:
-        """How many, and of which kinds."""
+        """Word the number of hidden spans, and their kinds."""
         nodes = self.nodes
         counts = [
             (sum(node.kind == "call" for node in nodes), "call"),
@@ -29,7 +29,7 @@ class Gap(NamedTuple):
 def children_of(
     nodes: Sequence[Node], is_shown: Sequence[bool] | None
 ) -> dict[int, list[int | Gap]]:
-    """What stands below each shown node: shown ones, and gaps with all that is hidden there.
+    """Return the children of each shown node: shown ones, and gaps for the hidden.
 
     Args:
         nodes: Each after its parent.
@@ -53,7 +53,7 @@ def children_of(
 
 
 def salient(nodes: Sequence[Node], limit: int) -> list[bool]:
-    """Which nodes to show where there are more than fit: a part that is a tree of its own.
+    """Choose the nodes to show where too many would not fit; they are a tree of their own.
 
     Those near a root come first, and of many siblings the first and the last ones.
 

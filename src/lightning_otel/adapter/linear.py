@@ -58,7 +58,7 @@ _make: Callable[..., Transition] = maker(Transition)
 
 
 class TokenFacts(NamedTuple):
-    """What a call's tokens say: how it was captured, why not exactly, and what is noted."""
+    """The facts about a call's tokens: exactness, its reason, and notes."""
 
     capture: CaptureLevel
     inexact: str
@@ -66,7 +66,7 @@ class TokenFacts(NamedTuple):
 
 
 class CallFacts(NamedTuple):
-    """What many calls say alike; the names are those of a transition."""
+    """The facts that many calls share, named as those of a transition."""
 
     agent: str
     resource_version: str | None
@@ -265,7 +265,7 @@ class Walk:
 
 @dataclass(slots=True)
 class _AttemptWalk:
-    """What is known of an attempt so far; spans are named by their position."""
+    """The state of the walk over an attempt; positions name spans."""
 
     facts: Walk
     rows: Sequence[Row]

@@ -16,7 +16,7 @@ from lightning_otel.types import Call, Message, Span
 
 
 def is_mark(span: Span) -> bool:
-    """Whether the span is an action or observation marked by hand."""
+    """Return whether the span is an action or observation marked by hand."""
     return span.name in (c.SPAN_ACTION, c.SPAN_OBSERVATION)
 
 
@@ -57,7 +57,7 @@ def _messages(tree: Tree, positions: Sequence[int]) -> tuple[Message, ...]:
 
 
 def message_of(span: Span) -> Message:
-    """What a mark holds: the agent speaks in actions, the world in observations."""
+    """Return a mark's message: the agent speaks in actions, the world in observations."""
     value = span.attributes.get(c.OBJECT_JSON, span.attributes.get(c.OBJECT_LITERAL, ""))
     role = "assistant" if span.name == c.SPAN_ACTION else "user"
     return message(role, [text_part(shown(value))], name=span.attributes.get(c.MARK_NAME))

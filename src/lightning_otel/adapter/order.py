@@ -49,7 +49,7 @@ def _is_counted(span: Span) -> bool:
 
 
 def is_told(earlier: Span, later: Span) -> bool:
-    """Whether one process counted both, and the end of one before the start of the other."""
+    """Return whether one process counted both, one's end before the other's start."""
     return (
         earlier.process == later.process
         and later.sequence >= 0
@@ -58,7 +58,7 @@ def is_told(earlier: Span, later: Span) -> bool:
 
 
 def is_awaited(inner: Span, outer: Span) -> bool:
-    """Whether a span is known to have ended before its parent did, and not by a clock."""
+    """Return whether a span ended before its parent did, by more than a clock."""
     if inner.end_ns is None or outer.end_ns is None:
         return False
     if inner.process == outer.process:
@@ -67,7 +67,7 @@ def is_awaited(inner: Span, outer: Span) -> bool:
 
 
 def needs_causes(found: Ordered, parents: Sequence[int]) -> bool:
-    """Whether something but the clocks has a say in the order."""
+    """Return whether something but the clocks decides the order."""
     if found.is_counted:
         return False
     spans, starts, ends, _ = found

@@ -189,7 +189,7 @@ def label_of(step: Transition, branch: int, attempts: int, agents: int) -> str:
 
 
 def kind_of(span: Span) -> Kind:
-    """What a span is to a person."""
+    """Return a span's kind, for people."""
     if span.name == c.SPAN_ROLLOUT:
         return "rollout"
     if is_call(span):

@@ -15,7 +15,7 @@ P = ParamSpec("P")
 
 
 def maker(kind: Callable[P, T]) -> Callable[P, T]:
-    """What makes instances of a frozen dataclass with slots, by the same arguments.
+    """Return a fast constructor of a frozen dataclass with slots.
 
     Args:
         kind: The class; it may have no ``__post_init__``.

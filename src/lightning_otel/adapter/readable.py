@@ -7,7 +7,7 @@ from lightning_otel.types import Event, Link, Span
 
 
 class ReadableSpan(Protocol):
-    """What is read of a span of OpenTelemetry's SDK."""
+    """The part of the SDK's span that is read."""
 
     @property
     def name(self) -> str:

@@ -109,7 +109,7 @@ def _cut(parents: list[int], rules: dict[int, str]) -> None:
 
 
 def _may_be_enclosed(span: Span, rule: str | None) -> bool:
-    """Whether a root is a call that its own tracer knew no parent of."""
+    """Return whether a root is a call whose tracer knew no parent."""
     if rule in (OTHER_TRACES, NEVER_CAME) or not span.process:
         return False
     return is_call(span) and span.kind not in ("SERVER", "CONSUMER")

@@ -64,7 +64,7 @@ def _steps(found: object) -> tuple[float | None, ...] | None:
 
 
 def link_pairs(attributes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What a span is linked to: each key that is matched, and the value it must have."""
+    """Return a span's links: each matched key with its value."""
     found: list[tuple[str, str]] = []
     while (key := attributes.get(f"{c.LINK_PREFIX}.{len(found)}.key_match")) is not None:
         value = attributes.get(f"{c.LINK_PREFIX}.{len(found)}.value_match", "")
@@ -73,7 +73,7 @@ def link_pairs(attributes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def read_links(attributes: Mapping[str, Any]) -> dict[str, str]:
-    """What a span is linked to, by the key that is matched; of one key the first value counts."""
+    """Return a span's links by matched key; the first value of a key counts."""
     links: dict[str, str] = {}
     for key, value in link_pairs(attributes):
         links.setdefault(key, value)

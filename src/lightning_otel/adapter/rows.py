@@ -57,17 +57,17 @@ def _rows(trajectory: Trajectory, used: set[tuple[object, ...]]) -> Iterator[Tra
 
 
 def is_trainable(step: Transition) -> bool:
-    """Whether a step has the token ids of its prompt and of its response."""
+    """Return whether a step has the token ids of its prompt and response."""
     return len(step.prompt_ids) > 0 and len(step.response_ids) > 0
 
 
 def has_logprobs(step: Transition) -> bool:
-    """Whether a step has a log-probability for each token it sampled."""
+    """Return whether a step has a log-probability for each sampled token."""
     return len(step.logprobs) == len(step.response_ids)
 
 
 def _key(step: Transition) -> tuple[object, ...]:
-    """What tells a step from another; ids alone do not, as broken tracers repeat them."""
+    """Return a key of a step; ids alone do not do, since broken tracers repeat them."""
     return (
         step.trace_id,
         step.span_id,
@@ -92,7 +92,7 @@ class _Row:
         self._logprobs = array("d", step.logprobs if has_logprobs(step) else ())
 
     def fork(self, step: Transition, prompt: Ids) -> RowCause | None:
-        """Why a step cannot be joined; None if it can."""
+        """Return why a step cannot be joined; None if it can."""
         last = self._steps[-1]
         if step.model != last.model:
             return "model"
@@ -127,7 +127,7 @@ class _Row:
 
 
 def last_tokens(row: TrainingRow) -> list[int]:
-    """Where in the completion the last token lies that each step sampled, [steps]."""
+    """Return the position of each step's last sampled token in the completion, [steps]."""
     skipped = len(row.prompt_ids)
     return [len(step.prompt_ids) + len(step.response_ids) - skipped - 1 for step in row.transitions]
 

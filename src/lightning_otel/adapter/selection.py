@@ -1,4 +1,4 @@
-"""Which transitions are wanted: by agent, rollout, time, mode, resource, reward, capture, origin.
+"""Selection of transitions: agent, rollout, time, mode, resource, reward, capture, origin.
 
 Spans that do not count are left out before an adapter sees them; all else is looked at on the
 transitions it made, so that a step keeps its reward, its neighbours and its place whichever others
@@ -41,7 +41,7 @@ class Wanted(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which transitions are wanted; by default all.
+    """A selection of transitions; by default all.
 
     Attributes:
         agents: Names, globs or ``re:…`` of agents. The first that matches a name decides; one that
@@ -108,7 +108,7 @@ class Selection:
         return (span for span in spans if c.RECEIVED not in span.attributes)
 
     def wants_agent(self, name: str) -> bool:
-        """Whether the steps of an agent are wanted."""
+        """Return whether the steps of an agent are wanted."""
         for pattern in self.agents:
             if matches(name, pattern.removeprefix(NOT)):
                 return not pattern.startswith(NOT)
@@ -116,12 +116,12 @@ class Selection:
 
     @property
     def wants_all(self) -> bool:
-        """Whether every step of its rollouts is wanted."""
+        """True if every step of its rollouts is wanted."""
         kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name in _WHOLE}
         return replace(_ALL, **kept) == self
 
     def wants(self, step: Transition) -> bool:
-        """Whether a transition is wanted, as far as it shows."""
+        """Return whether a transition is wanted, as far as it shows."""
         reward = step.reward
         return (
             (not self.agents or self.wants_agent(step.agent))

@@ -1,4 +1,4 @@
-"""Which call followed which by time alone, and which parts of the tree ran side by side.
+"""Sequence of calls by time alone, and parts of the tree that ran side by side.
 
 The calls inside a tool that their own agent runs follow one another, and none outside of it.
 
@@ -17,7 +17,7 @@ NONE: Final = -1
 
 
 def is_after(tree: Tree, earlier: int, later: int) -> bool:
-    """Whether the part of the tree around one call had ended before that of another one began."""
+    """Return whether the part of the tree around one call ended before another's began."""
     meeting = tree.meet(earlier, later)
     if meeting in (earlier, later):
         return False

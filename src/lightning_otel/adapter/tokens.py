@@ -64,7 +64,7 @@ def decode_ids(text: str) -> list[Sequence[int]]:
 
 
 def has_negative(ids: Sequence[int]) -> bool:
-    """Whether one of the ids is below zero, which none of any vocabulary is.
+    """Return whether an id is negative, which no vocabulary has.
 
     Told by the sign bits: looking at each number costs as much as all else done with a call.
     """

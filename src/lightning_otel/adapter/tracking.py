@@ -1,4 +1,4 @@
-"""Which agents a pattern means: whose calls are training data, and what resources were at work.
+"""Patterns of agents: those whose calls are training data, and their resources.
 
 Belongs here: names, globs and regular expressions of agents, and what was named for each. What is
 recorded is not decided here: spans say what was asked for, and are read by it whenever they are.
@@ -25,7 +25,7 @@ Resources = Mapping[str, Mapping[str, object]]
 
 
 def matches(agent: str, pattern: str) -> bool:
-    """Whether a pattern means an agent: by its exact name, as a glob, or as a regular expression.
+    """Match an agent's name with a pattern: the exact name, a glob, or a regular expression.
 
     A pattern that is no valid regular expression, or longer than anyone writes (a glob of brackets
     takes the square of its length), means nobody else: spans are read whoever wrote them.
@@ -49,7 +49,7 @@ def _compiled(pattern: str) -> "re.Pattern[str] | None":
 
 
 def is_tracked(agent: str, patterns: object) -> bool:
-    """Whether an agent's calls are training data: no list, or a pattern of it means the agent."""
+    """Return whether an agent's calls are training data: no patterns, or one that matches.
     if isinstance(patterns, str):
         patterns = (patterns,)
     if not isinstance(patterns, (list, tuple)):

@@ -21,7 +21,7 @@ _make = maker(Transition)
 
 
 class Steps(NamedTuple):
-    """What makes the transitions of an attempt, by position in its tree.
+    """The parts of an attempt's transitions, by position in its tree.
 
     Attributes:
         calls: The calls, in order.
@@ -96,7 +96,7 @@ def _own(tree: Tree, positions: Sequence[int], steps: Steps, tools: Sequence[int
 
 
 def _is_guess(tree: Tree, own: Links, path: Sequence[int]) -> bool:
-    """Whether only clocks say that one of the steps came before the next."""
+    """Return whether only clocks order some of the steps."""
     if tree.is_counted:
         return False
     return not all(

@@ -48,7 +48,7 @@ class Tree:
     is_counted: bool = True
 
     def contains(self, node: int, other: int) -> bool:
-        """Whether a span lies in the subtree of another one, or is that one."""
+        """Return whether a span is another one, or lies in its subtree."""
         return self.first[node] <= self.first[other] <= self.last[node]
 
     def apart(self, nodes: Iterable[int], others: Iterable[int]) -> list[int]:

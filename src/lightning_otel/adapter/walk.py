@@ -23,7 +23,7 @@ class Walk(NamedTuple):
     last: list[int]
 
     def contains(self, node: int, other: int) -> bool:
-        """Whether a node lies in the subtree of another one, or is that one."""
+        """Return whether a node is another one, or lies in its subtree."""
         return self.first[node] <= self.first[other] <= self.last[node]
 
 

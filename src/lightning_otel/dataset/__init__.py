@@ -186,7 +186,7 @@ class Store(SpanStore):
         return Report.total(part.report for part in found)
 
     def step_counts(self) -> Iterator[StepCount]:
-        """How many transitions each rollout came to, and how many of them have a reward.
+        """Count each rollout's transitions, and those with a reward.
 
         There may be several counts of a rollout, which add up.
         """
@@ -256,7 +256,7 @@ class Store(SpanStore):
         return rows(lambda: self._adapt(asked), format, wanted=asked.wanted, options=rest)
 
     def adapt(self, **keywords: Unpack[Keywords]) -> Iterator[Adaptation]:
-        """What the adapter made of a group of rollouts at a time, with where each reward went.
+        """Adapt a group of rollouts at a time, and yield the credit with the result.
 
         Args:
             **keywords: As :meth:`transitions` takes them; of what is wanted, rollouts, times and
@@ -318,7 +318,7 @@ class Store(SpanStore):
 
 
 def _divided(options: Mapping[str, Any], name: str) -> tuple[Asked, dict[str, Any]]:
-    """What is asked of the store, and the rest, which is asked of a format."""
+    """Split the options into the store's and the format's."""
     from lightning_otel import formats
 
     known = Keywords.__annotations__

@@ -39,7 +39,7 @@ Adapter: TypeAlias = Explaining | Adapting | Callable[[Iterable[Span]], Iterable
 
 
 def adapter_of(given: Adapter | str | None, ours: TripletAdapter) -> Explaining:
-    """What adapts spans, by an object, a function or a registered name.
+    """Return the adapter that an object, a function or a registered name stands for.
 
     Args:
         given: One of these.
@@ -109,7 +109,7 @@ class _Named:
         self._adapter = adapter
 
     def explain(self, spans: Iterable[Span], *, incomplete: Incomplete = ()) -> Adaptation:
-        """What it makes of the spans, and a report: its own, or what can be counted of the rest."""
+        """Adapt the spans, with a report: the adapter's own, or what can be counted of the rest."""
         if isinstance(self._adapter, Explaining):
             with _naming_errors(self._name, "failed"):
                 found: Any = self._adapter.explain(spans, incomplete=incomplete)

@@ -56,7 +56,7 @@ def batches(source: SpanSource, wanted: Wanted = _ALL) -> Iterator[Iterator[Span
 
 
 class Clauses(NamedTuple):
-    """Which rollouts are wanted, as SQL over ``spans`` grouped by rollout."""
+    """The wanted rollouts as SQL over ``spans`` grouped by rollout."""
 
     where: str
     having: str

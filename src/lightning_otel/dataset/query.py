@@ -1,4 +1,4 @@
-"""What a store is asked for: how its spans become transitions, and which of them."""
+"""Queries of a store for transitions: how they are made, and which are wanted."""
 
 from dataclasses import fields
 from typing import Any, Final, NamedTuple, cast
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(cls, keywords: Keywords) -> "Asked":
-        """What keywords ask for.
+        """Parse the keywords.
 
         Raises:
             ConfigError: One of them is unknown, or cannot be understood.

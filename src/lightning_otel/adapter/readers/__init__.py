@@ -24,7 +24,7 @@ from lightning_otel.types import Span
 
 
 class Reader(Protocol):
-    """What the module of a convention offers."""
+    """A module that reads one convention."""
 
     @property
     def MARKS(self) -> tuple[str, ...]:  # noqa: N802  # a module's constant

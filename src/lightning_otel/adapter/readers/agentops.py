@@ -35,7 +35,7 @@ MARKS = (_KIND, _CALL_TYPE, _CHAIN)
 
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """What agents and tools are, and their names."""
+    """Return the operation and the names of agents and tools."""
     kind = text(attributes, _KIND) or ""
     if kind == "session":
         return {c.SESSION: True}

@@ -47,7 +47,7 @@ def answered(choices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def reasons(choices: Iterable[Mapping[str, Any]]) -> list[str] | None:
-    """Why each choice ended, of those that did; None if none says."""
+    """Return the finish reason of each choice that has one; None if none has."""
     found = [choice.get("finish_reason") for choice in choices]
     return [reason for reason in found if isinstance(reason, str)] or None
 

@@ -39,7 +39,7 @@ def _listed(node: Any) -> Any:
 
 
 def loaded(text: object) -> Any:
-    """What a JSON text says; None where it is no text or no JSON."""
+    """Parse JSON; return None for anything else."""
     if not isinstance(text, str) or not text:
         return None
     try:

@@ -72,7 +72,7 @@ def _raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _literal(text: object) -> Any:
-    """What a text of Python literals says; None where it is none."""
+    """Parse Python literals; return None for anything else."""
     if not isinstance(text, str):
         return text
     try:

@@ -20,7 +20,7 @@ MARKS = (_KIND,)
 
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """What agents and tools are, and their names."""
+    """Return the operation and the names of agents and tools."""
     operation, key = chat.KINDS.get(text(attributes, _KIND) or "", (None, ""))
     if operation is None:
         return {}
