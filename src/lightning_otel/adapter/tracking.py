@@ -49,7 +49,7 @@ def _compiled(pattern: str) -> "re.Pattern[str] | None":
 
 
 def is_tracked(agent: str, patterns: object) -> bool:
-    """Return whether an agent's calls are training data: no patterns, or one that matches.
+    """Return whether an agent's calls are training data: no patterns, or one that matches."""
     if isinstance(patterns, str):
         patterns = (patterns,)
     if not isinstance(patterns, (list, tuple)):
