@@ -232,18 +232,18 @@ def test_canary_gets_its_share(resources: Resources, weight: float) -> None:
 
 def test_canary_share_is_even_over_tenths(resources: Resources) -> None:
     """Chi-square: keys fall evenly on tenths of the range, and independently for two names."""
-    from lightning_otel.substitution.assigning import _share
+    from lightning_otel.substitution.assigning import _share_of
 
     count = 5000
     for name in ("p", "q"):
         tenths = [0] * 10
         for n in range(count):
-            tenths[int(_share(f"{name}@2\0rollout-{n}") * 10)] += 1
+            tenths[int(_share_of(f"{name}@2\0rollout-{n}") * 10)] += 1
         chi_square = sum((found - count / 10) ** 2 / (count / 10) for found in tenths)
         assert chi_square < 27.88  # 9 degrees of freedom, one in a thousand
 
     both = sum(
-        _share(f"p@2\0rollout-{n}") < 0.5 and _share(f"q@2\0rollout-{n}") < 0.5
+        _share_of(f"p@2\0rollout-{n}") < 0.5 and _share(f"q@2\0rollout-{n}") < 0.5
         for n in range(count)
     )
     assert abs(both - count / 4) < 4 * (count * 0.25 * 0.75) ** 0.5

@@ -396,10 +396,10 @@ class ContentQueue:
         """Keep an ended span's content until each exporter has asked for it."""
         with self._turns.alone():
             self._waiting[span.trace_id, span.span_id] = body, self.exporters
-            self._size += _characters(body)
+            self._size += _count_characters(body)
             while self._size > _CONTENT_LIMIT:
-                self._drop(next(iter(self._waiting)))
-                self._tell()
+                self._drop_ids(next(iter(self._waiting)))
+                self._tell_drop()
 
     def take(self, span: SpanContext) -> Mapping[str, str]:
         """The content of an ended span; nothing if it has none."""
@@ -409,14 +409,14 @@ class ContentQueue:
             if left > 1:
                 self._waiting[ids] = body, left - 1
             elif left:
-                self._drop(ids)
+                self._drop_ids(ids)
         return body
 
-    def _drop(self, ids: tuple[int, int]) -> None:
+    def _drop_ids(self, ids: tuple[int, int]) -> None:
         body, _ = self._waiting.pop(ids)
-        self._size -= _characters(body)
+        self._size -= _count_characters(body)
 
-    def _tell(self) -> None:
+    def _tell_drop(self) -> None:
         if not self._is_told:
             self._is_told = True
             log.warning(
@@ -425,7 +425,7 @@ class ContentQueue:
             )
 
 
-def _characters(body: Mapping[str, str]) -> int:
+def _count_characters(body: Mapping[str, str]) -> int:
     return _ENTRY_SIZE + sum(map(len, body.values()))
 
 
@@ -518,33 +518,33 @@ class Operation:
 
     def stop(self, end_ns: int | None = None) -> None:
         """End the span with what was gathered in ``attributes`` and ``body``."""
-        if self._take():
-            self._end(end_ns)
+        if self._take_end():
+            self._end_span(end_ns)
 
     def fail(self, exc: BaseException) -> None:
         """End the span as failed by an exception, which is the caller's to raise again."""
-        if self._take():
+        if self._take_end():
             self.attributes[c.ERROR_TYPE] = type_name(exc)
             self.span.set_status(Status(StatusCode.ERROR, message_of(exc)))
-            self._end(None)
+            self._end_span(None)
 
     def fail_with(self, error_type: str, message: str) -> None:
         """End the span as failed where there is no exception, such as an error inside a stream."""
-        if self._take():
+        if self._take_end():
             self.attributes[c.ERROR_TYPE] = error_type
             self.span.set_status(Status(StatusCode.ERROR, clean(message)))
-            self._end(None)
+            self._end_span(None)
 
     @property
     def is_over(self) -> bool:
         """True if the operation was stopped or failed."""
         return self._is_over
 
-    def _take(self) -> bool:
+    def _take_end(self) -> bool:
         self._is_over = True
         return self._count_end() == 0
 
-    def _end(self, end_ns: int | None) -> None:
+    def _end_span(self, end_ns: int | None) -> None:
         content = _process.content
         body = (
             {key: scrub(text) if key not in _NUMBERS else text for key, text in self.body.items()}

@@ -73,8 +73,8 @@ def emit_reward(
         ConfigError: The reward is not a finite number, or the primary one is not named; or it is to
             match a span, outside a recording, and no rollout is named to look in.
     """
-    links = _links(span_id, response_id, match)
-    given = _given(reward, score if value is None else value, primary)
+    links = _make_links(span_id, response_id, match)
+    given = _reward_attributes(reward, score if value is None else value, primary)
     found = {**(attributes or {}), **given, **_target_attributes(links, rollout_id)}
     if match and not (rollout_id or span_id or response_id or capture.is_wanted()):
         raise ConfigError(f"match={match!r} is looked for in one rollout; name it: rollout_id=…")
@@ -82,7 +82,7 @@ def emit_reward(
     if has_target and not capture.is_wanted():
         return capture.guarded(_store_apart, found)
     with _in_rollout(rollout_id):
-        return _emit("emit_reward", c.SPAN_ANNOTATION, found)
+        return _emit_span("emit_reward", c.SPAN_ANNOTATION, found)
 
 
 def reward_span(
@@ -100,11 +100,11 @@ def reward_span(
         span_id: The span it judges.
         response_id: The model response it judges.
     """
-    links = _links(span_id, response_id)
-    return _instant({**_value_attributes(values), **_target_attributes(links, rollout_id)})
+    links = _make_links(span_id, response_id)
+    return _make_instant({**_value_attributes(values), **_target_attributes(links, rollout_id)})
 
 
-def _links(
+def _make_links(
     span_id: str | None,
     response_id: str | None,
     match: Mapping[str, AttributeValue] | None = None,
@@ -135,7 +135,7 @@ def _target_attributes(
     return found
 
 
-def _instant(attributes: Mapping[str, AttributeValue]) -> Span:
+def _make_instant(attributes: Mapping[str, AttributeValue]) -> Span:
     now_ns = time.time_ns()
     return Span(
         trace_id=secrets.token_hex(16),
@@ -149,18 +149,20 @@ def _instant(attributes: Mapping[str, AttributeValue]) -> Span:
     )
 
 
-def _given(reward: object, value: object, primary: str | None) -> dict[str, AttributeValue]:
+def _reward_attributes(
+    reward: object, value: object, primary: str | None
+) -> dict[str, AttributeValue]:
     """Return a reward as attributes: named numbers, or a sequence with its sum."""
     is_named = isinstance(reward, str)
-    steps = _sequence(value if is_named else reward)
+    steps = _read_sequence(value if is_named else reward)
     if steps is None or (value is not None and not is_named):
-        return _value_attributes(_named(reward, value, primary))
+        return _value_attributes(_named_rewards(reward, value, primary))
     total = sum(step for step in steps if step is not None)
-    values = _named(reward if is_named else c.PRIMARY_REWARD, total, primary)
+    values = _named_rewards(reward if is_named else c.PRIMARY_REWARD, total, primary)
     return {**_value_attributes(values), c.REWARD_STEPS: json.dumps(steps)}
 
 
-def _named(reward: object, value: object, primary: str | None) -> dict[str, float]:
+def _named_rewards(reward: object, value: object, primary: str | None) -> dict[str, float]:
     """The named numbers of a reward, the primary one first."""
     if isinstance(reward, str):
         values: dict[str, Any] = {reward: value}
@@ -180,22 +182,23 @@ def _named(reward: object, value: object, primary: str | None) -> dict[str, floa
     if first not in values:
         raise ConfigError(f"primary={first!r} is none of the rewards: {', '.join(values)}")
     ordered = {first: values.pop(first), **values}
-    return {name: _finite(name, number) for name, number in ordered.items()}
+    return {name: _check_finite(name, number) for name, number in ordered.items()}
 
 
-def _sequence(given: object) -> list[float | None] | None:
+def _read_sequence(given: object) -> list[float | None] | None:
     """The numbers of a list, with None for a step that has none; None if it is no list."""
     if not isinstance(given, (list, tuple)):
         return None
     steps = [
-        None if each is None else _finite(f"step {index}", each) for index, each in enumerate(given)
+        None if each is None else _check_finite(f"step {index}", each)
+        for index, each in enumerate(given)
     ]
     if all(step is None for step in steps):
         raise ConfigError(f"reward {given!r} has no number for any step; leave it out instead")
     return steps
 
 
-def _finite(name: str, value: Any) -> float:
+def _check_finite(name: str, value: Any) -> float:
     """The number, whichever type it is of: the arrays of one element of many a library, too."""
     try:
         if isinstance(value, (str, bytes, bytearray)):
@@ -221,7 +224,7 @@ def _store_apart(attributes: dict[str, AttributeValue]) -> str | None:
     """Keep a reward with an explicit target in the default store, though nothing records here."""
     if not config.is_enabled():
         return None
-    span = _instant(attributes)
+    span = _make_instant(attributes)
     Store().add([span])
     return span.span_id
 
@@ -230,15 +233,17 @@ def emit_message(
     text: str, *, attributes: Mapping[str, AttributeValue] | None = None
 ) -> str | None:
     """Keep a line of text, as a log line of the rollout; gives the span id."""
-    return _emit("emit_message", c.SPAN_MESSAGE, attributes, {c.MESSAGE_BODY: str(text)})
+    return _emit_span("emit_message", c.SPAN_MESSAGE, attributes, {c.MESSAGE_BODY: str(text)})
 
 
 def emit_object(
     value: object, *, attributes: Mapping[str, AttributeValue] | None = None
 ) -> str | None:
     """Keep any value: text, numbers and bytes as they are, the rest as JSON; gives the span id."""
-    kind, body = _held(value)
-    return _emit("emit_object", c.SPAN_OBJECT, {**(attributes or {}), c.OBJECT_TYPE: kind}, body)
+    kind, body = _typed_text(value)
+    return _emit_span(
+        "emit_object", c.SPAN_OBJECT, {**(attributes or {}), c.OBJECT_TYPE: kind}, body
+    )
 
 
 def emit_action(name: object, value: object = None, /) -> str | None:
@@ -248,7 +253,7 @@ def emit_action(name: object, value: object = None, /) -> str | None:
         name: What kind of action it is; or, if it stands alone, the action itself.
         value: The action.
     """
-    return _mark("emit_action", c.SPAN_ACTION, name, value)
+    return _emit_mark("emit_action", c.SPAN_ACTION, name, value)
 
 
 def emit_observation(name: object, value: object = None, /) -> str | None:
@@ -258,17 +263,17 @@ def emit_observation(name: object, value: object = None, /) -> str | None:
         name: What kind of observation it is; or, if it stands alone, the observation itself.
         value: The observation.
     """
-    return _mark("emit_observation", c.SPAN_OBSERVATION, name, value)
+    return _emit_mark("emit_observation", c.SPAN_OBSERVATION, name, value)
 
 
-def _mark(verb: str, span_name: str, name: object, value: object) -> str | None:
+def _emit_mark(verb: str, span_name: str, name: object, value: object) -> str | None:
     named: dict[str, AttributeValue] = {}
     if value is None:
         value = name
     else:
         named[c.MARK_NAME] = str(name)
-    kind, body = _held(value)
-    return _emit(verb, span_name, {**named, c.OBJECT_TYPE: kind}, body)
+    kind, body = _typed_text(value)
+    return _emit_span(verb, span_name, {**named, c.OBJECT_TYPE: kind}, body)
 
 
 def emit_state(state: State, *, message: str = "") -> str | None:
@@ -280,7 +285,7 @@ def emit_state(state: State, *, message: str = "") -> str | None:
     if state not in _STATES:
         raise ConfigError(f"state is {state!r}; it must be one of {', '.join(_STATES)}")
     body = {c.MESSAGE_BODY: message} if message else {}
-    return _emit("emit_state", c.SPAN_STATE, {c.MARK_NAME: state}, body)
+    return _emit_span("emit_state", c.SPAN_STATE, {c.MARK_NAME: state}, body)
 
 
 def emit_exception(exc: BaseException) -> str | None:
@@ -292,7 +297,7 @@ def emit_exception(exc: BaseException) -> str | None:
         c.EXCEPTION_STACKTRACE: capture.clean(scrub_error("".join(stack))[-_STACK_LIMIT:]),
         c.EXCEPTION_ESCAPED: False,
     }
-    return _emit("emit_exception", c.SPAN_EXCEPTION, attributes, is_error=True)
+    return _emit_span("emit_exception", c.SPAN_EXCEPTION, attributes, is_error=True)
 
 
 class SpanId(str):
@@ -324,26 +329,26 @@ def emit_span(
     Returns:
         The span id, to link rewards to; empty outside a recording.
     """
-    attributes = {str(key): _attribute(value) for key, value in (metadata or {}).items()}
+    attributes = {str(key): _attribute_value(value) for key, value in (metadata or {}).items()}
     if task_id is not None:
         attributes[c.TASK_ID] = str(task_id)
-    return SpanId(_emit("emit_span", name, attributes) or "")
+    return SpanId(_emit_span("emit_span", name, attributes) or "")
 
 
 def json_of(value: object) -> str:
     """A value as JSON text; what JSON does not know becomes its ``repr``."""
-    text = capture.guarded(_json, value)
+    text = capture.guarded(_dump_json, value)
     return text if text is not None else f'"<{type(value).__name__}>"'
 
 
-def _json(value: object) -> str:
+def _dump_json(value: object) -> str:
     try:
         return json.dumps(value, default=repr, ensure_ascii=False)
     except (TypeError, ValueError):  # keys that are no text, or a value that holds itself
         return json.dumps(repr(value), ensure_ascii=False)
 
 
-def _held(value: object) -> tuple[str, dict[str, str]]:
+def _typed_text(value: object) -> tuple[str, dict[str, str]]:
     """A value's type and its text, under the key that says how to read it."""
     # The base class says it: what a subclass shows as its text may be anything.
     if isinstance(value, str):
@@ -359,7 +364,7 @@ def _held(value: object) -> tuple[str, dict[str, str]]:
     return kind_name.removeprefix("builtins."), {c.OBJECT_JSON: json_of(value)}
 
 
-def _attribute(value: object) -> AttributeValue:
+def _attribute_value(value: object) -> AttributeValue:
     if isinstance(value, (str, bool, int, float)):
         return value
     return json_of(value)
@@ -373,7 +378,7 @@ def span_id_of(operation: capture.Operation | None) -> str | None:
     return format(context.span_id, "016x") if context.is_valid else None
 
 
-def _emit(
+def _emit_span(
     verb: str,
     name: str,
     attributes: Mapping[str, AttributeValue] | None,

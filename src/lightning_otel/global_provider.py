@@ -49,7 +49,7 @@ class GlobalProvider(TracerProvider):
         Returns:
             The global provider: this one, unless another was set meanwhile.
         """
-        proxy, find, set_once = trace.get_tracer_provider(), *_functions()
+        proxy, find, set_once = trace.get_tracer_provider(), *_api_functions()
         set_once(self)
         if find() is not self:
             return find()
@@ -73,7 +73,7 @@ class GlobalProvider(TracerProvider):
         return self
 
 
-def _functions() -> tuple[Callable[[], trace.TracerProvider], Callable[[Any], None]]:
+def _api_functions() -> tuple[Callable[[], trace.TracerProvider], Callable[[Any], None]]:
     return trace.get_tracer_provider, trace.set_tracer_provider
 
 
@@ -87,17 +87,17 @@ class _Tracer(trace.Tracer):
         self._found: tuple[Any, trace.Tracer] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._tracer(), name)
+        return getattr(self._current_tracer(), name)
 
     def start_span(self, *args: Any, **options: Any) -> trace.Span:
         """Start a span."""
-        return self._tracer().start_span(*args, **options)
+        return self._current_tracer().start_span(*args, **options)
 
     def start_as_current_span(self, *args: Any, **options: Any) -> Any:
         """Start a span for a block or, as a decorator, for each call."""
-        return _Block(lambda: self._tracer().start_as_current_span(*args, **options))
+        return _Block(lambda: self._current_tracer().start_as_current_span(*args, **options))
 
-    def _tracer(self) -> trace.Tracer:
+    def _current_tracer(self) -> trace.Tracer:
         successor, found = self._provider.successor, self._found
         if found is None or found[0] is not successor:
             made = self._provider.make_tracer(*self._args, **self._options)

@@ -53,7 +53,7 @@ def instant_ns(
     """
     said = f"{name}: {given!r}" if name else repr(given)
     try:
-        found = _read(given, zone, now_ns)
+        found = _read_instant(given, zone, now_ns)
     except (AttributeError, OSError, OverflowError, TypeError, ValueError) as exc:
         raise ConfigError(f"{said} is no time; {FORMS}") from exc
     if isinstance(given, str) and _is_number(given.strip()) and 0 < abs(found) < _LEAST_NS:
@@ -79,7 +79,7 @@ def utc_text(time_ns: int) -> str:
     return f"{whole:%Y-%m-%dT%H:%M:%S}.{nanoseconds:09}Z"
 
 
-def _read(given: Instant, zone: tzinfo | None, now_ns: int | None) -> int:
+def _read_instant(given: Instant, zone: tzinfo | None, now_ns: int | None) -> int:
     if isinstance(given, bool):
         raise TypeError("it is a truth value")
     if isinstance(given, int):

@@ -42,27 +42,27 @@ def one_line(text: object, cells: int | None = None) -> str:
     """Text on one line that moves no cursor and turns no writing, cut as :func:`safe` cuts it."""
     found = text if isinstance(text, str) else str(text)
     found = _UNSAFE.sub(lambda match: " " if match[0] in "\t\n\r" else "\ufffd", found)
-    return found if cells is None else _cut(found, max(1, cells))
+    return found if cells is None else _cut_text(found, max(1, cells))
 
 
 def width_of(text: str) -> int:
     """Return the number of terminal cells of a line."""
-    return sum(map(_cells, text))
+    return sum(map(_count_cells, text))
 
 
-def _cut(text: str, cells: int) -> str:
+def _cut_text(text: str, cells: int) -> str:
     taken = 0
     for index, character in enumerate(text):
-        taken += _cells(character)
+        taken += _count_cells(character)
         if taken > cells:
             kept = text[:index]
-            while kept and sum(map(_cells, kept)) >= cells:
+            while kept and sum(map(_count_cells, kept)) >= cells:
                 kept = kept[:-1]
             return kept.rstrip() + "…"
     return text
 
 
-def _cells(character: str) -> int:
+def _count_cells(character: str) -> int:
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -113,7 +113,7 @@ def _join_or_set() -> None:
     if isinstance(found, trace.ProxyTracerProvider):
         found = _set_provider()
     if found is not _setup.provider and found is not _setup.own:
-        _join(found)
+        _join_provider(found)
 
 
 def _tracer_of(provider: Any) -> trace.Tracer:
@@ -132,7 +132,7 @@ def _set_provider() -> Any:
     ids: Any = _Ids()
     own = GlobalProvider(id_generator=ids)
     own.add_span_processor(FrameSpanProcessor())
-    found = own.install(_join, is_hidden=lambda: capture.process_frame() is not None)
+    found = own.install(_join_provider, is_hidden=lambda: capture.process_frame() is not None)
     if found is own:
         if not _setup.is_otlp_elsewhere and wants_otlp():
             capture.guarded(_send_out, own)
@@ -148,7 +148,7 @@ def _send_out(own: Any) -> None:
     own.add_span_processor(_setup.sender)
 
 
-def _join(provider: Any) -> None:
+def _join_provider(provider: Any) -> None:
     from lightning_otel.exporters.duckdb import FrameSpanProcessor
 
     add = getattr(provider, "add_span_processor", None)

@@ -175,7 +175,7 @@ class Redactor:
         """Take the rules."""
         self._rules = rules
         self._id = redaction_id
-        self._remembered = lru_cache(_REMEMBERED)(self._replace)
+        self._remembered = lru_cache(_REMEMBERED)(self._replace_matches)
         self._counts: Counter[str] = Counter()
 
     def mask(self, span: Span) -> tuple[Span, Mapping[str, int]]:
@@ -184,23 +184,25 @@ class Redactor:
         Where nothing was masked it is the very same span.
         """
         counts = self._counts = Counter()
-        attributes = self._attributes(span.attributes, is_own=True)
+        attributes = self._mask_attributes(span.attributes, is_own=True)
         changed = replace(
             span,
-            name=span.name if span.name in _KNOWN else self._name(span.name),
-            status_message=self._text(span.status_message),
+            name=span.name if span.name in _KNOWN else self._mask_name(span.name),
+            status_message=self._mask_text(span.status_message),
             attributes=attributes,
             events=tuple(
-                Event(self._name(each.name), each.time_ns, self._attributes(each.attributes))
+                Event(
+                    self._mask_name(each.name), each.time_ns, self._mask_attributes(each.attributes)
+                )
                 for each in span.events
             ),
             links=tuple(
-                Link(each.trace_id, each.span_id, self._attributes(each.attributes))
+                Link(each.trace_id, each.span_id, self._mask_attributes(each.attributes))
                 for each in span.links
             ),
             otel_resource=span.otel_resource
             if self._rules.is_whole
-            else self._attributes(span.otel_resource),
+            else self._mask_attributes(span.otel_resource),
         )
         if self._rules.is_whole and _OF_TOKENS & attributes.keys():
             counts[WHOLE] += 1
@@ -214,7 +216,7 @@ class Redactor:
         kept[c.REDACTED] = orjson.dumps(note).decode()
         return replace(changed, attributes=kept), counts
 
-    def _replace(self, text: str) -> tuple[str, int, int]:
+    def _replace_matches(self, text: str) -> tuple[str, int, int]:
         """Return a text without what matches, and how many patterns' and secrets went."""
         patterns = secrets = 0
         for pattern in self._rules.compiled:
@@ -231,26 +233,28 @@ class Redactor:
             secrets, text = int(made != text), made
         return text, patterns, secrets
 
-    def _mask(self, reason: str, value: Any) -> str:
+    def _mask_value(self, reason: str, value: Any) -> str:
         self._counts[reason] += value != MASK
         return MASK
 
-    def _attributes(self, attributes: Mapping[str, Any], *, is_own: bool = False) -> dict[str, Any]:
+    def _mask_attributes(
+        self, attributes: Mapping[str, Any], *, is_own: bool = False
+    ) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in attributes.items():
-            name = key if key in _KNOWN or _is_kept(key) else self._key(key, found)
-            found[name] = self._attribute(key, value, is_own=is_own)
+            name = key if key in _KNOWN or _is_kept(key) else self._mask_key(key, found)
+            found[name] = self._mask_attribute(key, value, is_own=is_own)
         return found
 
-    def _attribute(self, key: str, value: Any, *, is_own: bool) -> Any:
+    def _mask_attribute(self, key: str, value: Any, *, is_own: bool) -> Any:
         is_text = isinstance(value, str)
         if _is_kept(key):
             self._counts[IN_ID] += (
-                is_text and key not in (c.CUT, c.REDACTED) and self._matches(value)
+                is_text and key not in (c.CUT, c.REDACTED) and self._has_match(value)
             )
             return value
         if self._rules.has_key(key):
-            return self._mask(KEY, value)
+            return self._mask_value(KEY, value)
         if is_own and key in _OF_TOKENS:
             return value
         is_known = key in _KNOWN
@@ -262,67 +266,69 @@ class Redactor:
         elif is_known and not isinstance(value, (str, list, tuple, Mapping)):
             return value
         if key in _MESSAGES and is_text and (is_own or self._rules.is_whole):
-            made = self._json(value, is_message=True)
-            return self._text(value, is_json=False) if made is None else made
-        return self._mask(WHOLE, value) if self._rules.is_whole else self._value(value)
+            made = self._mask_json(value, is_message=True)
+            return self._mask_text(value, is_json=False) if made is None else made
+        return self._mask_value(WHOLE, value) if self._rules.is_whole else self._mask_nested(value)
 
-    def _json(self, text: str, *, is_message: bool = False, depth: int = 0) -> str | None:
+    def _mask_json(self, text: str, *, is_message: bool = False, depth: int = 0) -> str | None:
         """Mask within a text that is JSON, whose texts hide behind escapes; None if it is none."""
         try:
             value = orjson.loads(text)
         except ValueError:
             return None
         before = self._counts.total()
-        made = self._value(value, is_message=is_message, depth=depth)
+        made = self._mask_nested(value, is_message=is_message, depth=depth)
         return text if self._counts.total() == before else orjson.dumps(made).decode()
 
-    def _value(self, value: Any, *, is_message: bool = False, depth: int = 0) -> Any:
+    def _mask_nested(self, value: Any, *, is_message: bool = False, depth: int = 0) -> Any:
         if isinstance(value, str):
-            return self._text(value, depth=depth)
+            return self._mask_text(value, depth=depth)
         if isinstance(value, bool) or value is None:
             return value
         if isinstance(value, (int, float)):
-            return self._mask(PATTERN, value) if self._matches(value) else value
+            return self._mask_value(PATTERN, value) if self._has_match(value) else value
         if depth > _DEPTH:
             text = orjson.dumps(value).decode()
-            masked = self._name(text)
+            masked = self._mask_name(text)
             return value if masked == text else masked
         if not isinstance(value, Mapping):
-            return [self._value(each, is_message=is_message, depth=depth + 1) for each in value]
+            return [
+                self._mask_nested(each, is_message=is_message, depth=depth + 1) for each in value
+            ]
         found: dict[str, Any] = {}
         for key, item in value.items():
             if is_message and key in _FORM and isinstance(item, str):
                 found[key] = item
             elif self._rules.has_key(key):
-                found[key] = self._mask(KEY, item)
+                found[key] = self._mask_value(KEY, item)
             else:
-                name = self._key(key, found)
-                found[name] = self._value(item, is_message=is_message, depth=depth + 1)
+                name = self._mask_key(key, found)
+                found[name] = self._mask_nested(item, is_message=is_message, depth=depth + 1)
         return found
 
-    def _key(self, key: str, taken: Mapping[str, Any]) -> str:
+    def _mask_key(self, key: str, taken: Mapping[str, Any]) -> str:
         """Return a key without what the patterns match; another one if two would become one."""
-        name, number = self._name(key), 2
+        name, number = self._mask_name(key), 2
         while name != key and name in taken:
             name, number = f"{MASK}#{number}", number + 1
         return name
 
-    def _name(self, text: str) -> str:
+    def _mask_name(self, text: str) -> str:
         """Return a text that tells what something is: it stays where all that was said goes."""
-        return text if self._rules.is_whole else self._text(text, is_json=False)
+        return text if self._rules.is_whole else self._mask_text(text, is_json=False)
 
-    def _text(self, text: str, *, is_json: bool = True, depth: int = 0) -> str:
+    def _mask_text(self, text: str, *, is_json: bool = True, depth: int = 0) -> str:
         if self._rules.is_whole:
-            return self._mask(WHOLE, text) if text else text
+            return self._mask_value(WHOLE, text) if text else text
         if is_json and text[:1] in ("{", "[") and depth <= _DEPTH:
-            text = self._json(text, depth=depth + 1) or text
-        find = self._remembered if len(text) <= _REMEMBERED else self._replace
+            text = self._mask_json(text, depth=depth + 1) or text
+        find = self._remembered if len(text) <= _REMEMBERED else self._replace_matches
         made, patterns, secrets = find(text)
         self._counts[PATTERN] += patterns
         self._counts[SECRET] += secrets
         return str(made)
 
-    def _matches(self, value: object) -> bool:
+    def _has_match(self, value: object) -> bool:
         return any(pattern.search(str(value)) for pattern in self._rules.compiled)
 
     def _without_spelling(

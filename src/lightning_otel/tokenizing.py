@@ -66,7 +66,7 @@ class TransformersTokenizer:
         refused = importlib.import_module("jinja2").TemplateError
         try:
             text = self._tokenizer.apply_chat_template(
-                [_spoken(item) for item in messages_of(messages)],
+                [_as_template_message(item) for item in messages_of(messages)],
                 tools=tools_of(tools) or None,
                 add_generation_prompt=True,
                 tokenize=False,
@@ -76,19 +76,19 @@ class TransformersTokenizer:
         return str(text)
 
 
-def _spoken(item: Mapping[str, Any]) -> dict[str, Any]:
+def _as_template_message(item: Mapping[str, Any]) -> dict[str, Any]:
     """A chat message as engines hand it to templates: a call's arguments are an object.
 
     Source: vLLM's ``_postprocess_messages``.
     """
     calls = [
-        {**call, "function": {**call["function"], "arguments": _object(call["function"])}}
+        {**call, "function": {**call["function"], "arguments": _function_object(call["function"])}}
         for call in item.get("tool_calls") or ()
     ]
     return {**item, "tool_calls": calls} if calls else dict(item)
 
 
-def _object(function: Mapping[str, Any]) -> object:
+def _function_object(function: Mapping[str, Any]) -> object:
     arguments = function.get("arguments")
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments

@@ -134,7 +134,7 @@ class TripletAdapter:
             incomplete: Rollout and attempt ids of attempts that are only counted: they broke off.
             estimates: Advantages of attempts, where these spans are not all there are to compare.
         """
-        found = self._adapted(spans, incomplete)
+        found = self._adapt_attempts(spans, incomplete)
         how = self.comparison()
         if how is None:
             return found
@@ -156,7 +156,7 @@ class TripletAdapter:
             spans: As :meth:`adapt` takes them; whole rollouts.
             incomplete: As :meth:`explain` takes them.
         """
-        return self._adapted(spans, incomplete).outcomes
+        return self._adapt_attempts(spans, incomplete).outcomes
 
     def estimate(self, outcomes: Iterable[Outcome]) -> dict[AttemptKey, Estimate]:
         """The advantage of each attempt; empty if none is asked for.
@@ -167,7 +167,7 @@ class TripletAdapter:
         how = self.comparison()
         return {} if how is None else advantages.estimate(outcomes, how, self.compose)
 
-    def _adapted(
+    def _adapt_attempts(
         self, spans: Iterable[Span | ReadableSpan], incomplete: Collection[tuple[str, str]]
     ) -> Adaptation:
         attempts, repeated, waiting = sort_out(

@@ -132,7 +132,7 @@ def outcome(
 
 def last_rewards(outcomes: Iterable[Outcome]) -> dict[str, float]:
     """The reward of each rollout that has one: its last attempt's."""
-    last = {each.key.rollout_id: each for each in sorted(outcomes, key=_order)}
+    last = {each.key.rollout_id: each for each in sorted(outcomes, key=_attempt_order)}
     return {name: each.value for name, each in last.items() if each.value is not None}
 
 
@@ -147,24 +147,24 @@ def group_of(spans: Sequence[Span], group_by: GroupBy | None) -> str:
         named = group_by(spans)
         return "" if named is None else str(named)
     if group_by is not None:
-        return _first(spans, group_by)
+        return _first_attribute(spans, group_by)
     rollout = [span for span in spans if span.name == c.SPAN_ROLLOUT]
     for where in (rollout, spans):
         for key in (c.TASK_ID, c.TASK):
-            if found := _first(where, key):
+            if found := _first_attribute(where, key):
                 return found
     return ""
 
 
-def _first(spans: Iterable[Span], key: str) -> str:
+def _first_attribute(spans: Iterable[Span], key: str) -> str:
     """Return an attribute of the first span that has it, shortened."""
     for span in spans:
         if key in span.attributes and (found := matched_text(span.attributes[key])):
-            return _short(found)
+            return _shorten_text(found)
     return ""
 
 
-def _short(text: str) -> str:
+def _shorten_text(text: str) -> str:
     """The text, one order for the keys of a JSON object; a long one by its hash."""
     if text.startswith("{"):
         with contextlib.suppress(ValueError, RecursionError):
@@ -189,7 +189,7 @@ def estimate(
     Raises:
         ConfigError: The function that estimates does not give one finite number for each reward.
     """
-    every = sorted(outcomes, key=_order)
+    every = sorted(outcomes, key=_attempt_order)
     latest = {each.key.rollout_id: each for each in every}
     found: dict[AttemptKey, Estimate] = {}
     groups: dict[str, list[Outcome]] = {}
@@ -205,7 +205,7 @@ def estimate(
     return found
 
 
-def _order(each: Outcome) -> tuple[int, AttemptKey]:
+def _attempt_order(each: Outcome) -> tuple[int, AttemptKey]:
     return each.start_ns, each.key
 
 
@@ -222,7 +222,7 @@ def _of_group(
         reason = ALONE
     else:
         with contextlib.suppress(OverflowError):
-            found = _advantages(_values(members, compose), how)
+            found = _compute_advantages(_reward_values(members, compose), how)
         if not found or not all(map(math.isfinite, found)):
             reason = TOO_LARGE
     given = [None] * len(members) if reason else found
@@ -232,7 +232,7 @@ def _of_group(
     ]
 
 
-def _values(members: Sequence[Outcome], compose: Compose) -> list[float]:
+def _reward_values(members: Sequence[Outcome], compose: Compose) -> list[float]:
     """The rewards of a group's members, which all have one."""
     if compose is primary:
         return [each.value for each in members if each.value is not None]
@@ -240,7 +240,7 @@ def _values(members: Sequence[Outcome], compose: Compose) -> list[float]:
     return [value for value in found if value is not None]
 
 
-def _advantages(values: Sequence[float], how: Advantage) -> Sequence[float]:
+def _compute_advantages(values: Sequence[float], how: Advantage) -> Sequence[float]:
     if not callable(how.estimator):
         return NAMED[how.estimator](values)
     given = [number(value) for value in how.estimator(values)]
@@ -291,13 +291,13 @@ def stamped(
     """
     steps: dict[tuple[AttemptKey, str], set[int]] = {}
     for path in trajectories:
-        own = steps.setdefault((_key(path), path.agent), set())
+        own = steps.setdefault((_attempt_key(path), path.agent), set())
         own.update(map(id, path.transitions))
     made: dict[int, Transition] = {}
     found: list[Trajectory] = []
     dropped: dict[AttemptKey, Dropped] = {}
     for path in trajectories:
-        key = _key(path)
+        key = _attempt_key(path)
         known = estimates.get(key, Estimate("", None, CAME_LATER))
         if known.reason and key not in dropped:
             first = path.transitions[0]
@@ -312,5 +312,5 @@ def stamped(
     return found, list(dropped.values())
 
 
-def _key(path: Trajectory) -> AttemptKey:
+def _attempt_key(path: Trajectory) -> AttemptKey:
     return AttemptKey(path.rollout_id, path.attempt_id)

@@ -114,47 +114,47 @@ class Assembly:
         self._repairs = (*tree.repairs, *others)
         for span in self._repeated:
             if is_call(span):
-                self._drop(span, "call", REPEATED)
+                self._drop_span(span, "call", REPEATED)
             if read_reward(span) is not None:
-                self._drop(span, "reward", REPEATED)
+                self._drop_span(span, "reward", REPEATED)
             if marks.is_mark(span):
-                self._drop(span, "mark", REPEATED)
+                self._drop_span(span, "mark", REPEATED)
 
     def adapt(self) -> Adaptation:
         """Its trajectories, and its part of the report."""
-        read = self._in_told_order(self._read())
-        rewards = self._rewards()
+        read = self._in_told_order(self._read_steps())
+        rewards = self._find_rewards()
         placement = credit.place(self._tree, read.steps, read.others, rewards, self._adapter.credit)
         for reward, reason in placement.unplaced:
-            self._drop(reward.span, "reward", reason)
-        outcome = self._outcome(placement, has_steps=bool(read.steps))
+            self._drop_span(reward.span, "reward", reason)
+        outcome = self._make_outcome(placement, has_steps=bool(read.steps))
         found = trajectories.assemble(
             self._key,
             self._tree,
             trajectories.Steps(read.steps, read.talks, placement.rewards, self._failed),
-            values=self._composed(placement, read.steps),
+            values=self._compose_rewards(placement, read.steps),
             gamma=self._adapter.gamma if self._adapter.credit == "discounted" else None,
             earned=outcome.value,
         )
-        report = self._report(read, placement, rewards, found)
+        report = self._make_report(read, placement, rewards, found)
         return Adaptation(
             found,
             report,
-            _credited(placement, rewards, read.steps),
+            _list_credited(placement, rewards, read.steps),
             (outcome,),
         )
 
-    def _read(self) -> _Read:
+    def _read_steps(self) -> _Read:
         """Find the spans that can become steps: calls, each request once, and actions."""
         tree = self._tree
         positions = [i for i, span in enumerate(tree.spans) if is_call(span)]
         unknown = self._drop_unknown(positions)
         repeated = [duplicates.ranked(tree, each) for each in duplicates.find(tree, positions)]
         stand_in = {i: duplicates.place_of(tree, each) for each in repeated for i in each}
-        calls = self._calls(i for i in positions if i not in stand_in)
+        calls = self._read_calls(i for i in positions if i not in stand_in)
         for each in repeated:
-            self._merge(each, calls)
-        actions = self._actions({call.agent for call in calls.values()})
+            self._merge_records(each, calls)
+        actions = self._read_actions({call.agent for call in calls.values()})
         steps = dict(sorted({**calls, **actions}.items()))
         return _Read(
             len(positions) + unknown + len(actions),
@@ -176,7 +176,7 @@ class Assembly:
         ]
         apart = tree.apart(found, calls) if found else []
         for position in apart:
-            self._lose(position, UNKNOWN, tree.spans[position])
+            self._drop_call(position, UNKNOWN, tree.spans[position])
         return len(apart)
 
     def _in_told_order(self, read: _Read) -> _Read:
@@ -196,7 +196,7 @@ class Assembly:
             {moved[i]: moved[kept] for i, kept in read.others.items()},
         )
 
-    def _report(
+    def _make_report(
         self,
         read: _Read,
         placement: Placement,
@@ -226,7 +226,7 @@ class Assembly:
         found = credit.passed_over(self._tree, placement, rewards, self._lost)
         return {credit.PASSED_OVER: len(found)} if found else {}
 
-    def _composed(self, placement: Placement, steps: Mapping[int, Call]) -> dict[int, float]:
+    def _compose_rewards(self, placement: Placement, steps: Mapping[int, Call]) -> dict[int, float]:
         """The reward of each call that has one."""
         compose = self._adapter.compose
         found: dict[int, float] = {}
@@ -234,12 +234,12 @@ class Assembly:
             value = composition.composed(compose, named)
             if value is None:
                 reason = composition.missing_part(compose, named)
-                self._drop(steps[position].span, "composition", reason)
+                self._drop_span(steps[position].span, "composition", reason)
             else:
                 found[position] = value
         return found
 
-    def _outcome(self, placement: Placement, *, has_steps: bool) -> Outcome:
+    def _make_outcome(self, placement: Placement, *, has_steps: bool) -> Outcome:
         how, spans = self._adapter.comparison(), self._tree.spans
         return advantages.outcome(
             self._key,
@@ -256,9 +256,9 @@ class Assembly:
         spans = self._tree.spans
         calls = [span for span in spans if is_call(span)]
         for span in calls:
-            self._drop(span, "call", reason)
-        for position, _ in self._rewards():
-            self._drop(spans[position], "reward", reason)
+            self._drop_span(span, "call", reason)
+        for position, _ in self._find_rewards():
+            self._drop_span(spans[position], "reward", reason)
         report = Report(
             spans=len(spans),
             calls=len(calls) + sum(map(is_call, self._repeated)),
@@ -266,15 +266,15 @@ class Assembly:
             dropped=tuple(self._dropped),
             repairs=self._repairs,
         )
-        outcome = self._outcome(Placement(), has_steps=False)
+        outcome = self._make_outcome(Placement(), has_steps=False)
         return Adaptation([], report, (), (outcome,))
 
-    def _drop(
+    def _drop_span(
         self, span: Span, noun: Literal["call", "reward", "mark", "composition"], reason: str
     ) -> None:
         self._dropped.append(Dropped(span.span_id, span.trace_id, noun, reason))
 
-    def _calls(self, positions: Iterable[int]) -> dict[int, Call]:
+    def _read_calls(self, positions: Iterable[int]) -> dict[int, Call]:
         """The model calls that can be read, by position."""
         found: dict[int, Call] = {}
         for position in positions:
@@ -283,18 +283,18 @@ class Assembly:
             if isinstance(call, Call):
                 found[position] = call
             else:
-                self._lose(position, call, span)
+                self._drop_call(position, call, span)
         return found
 
-    def _lose(self, position: int, reason: str, span: Span) -> None:
+    def _drop_call(self, position: int, reason: str, span: Span) -> None:
         """Drop a call that cannot be read, by the span it is known by."""
-        self._drop(span, "call", reason)
+        self._drop_span(span, "call", reason)
         if is_failure(reason):
             self._failed.append(position)
         if reason not in _NO_STEP:
             self._lost.append(position)
 
-    def _merge(self, order: list[int], calls: dict[int, Call]) -> None:
+    def _merge_records(self, order: list[int], calls: dict[int, Call]) -> None:
         """Make one call of several records of a request, given the richest first."""
         tree = self._tree
         place, agent = duplicates.place_of(tree, order), duplicates.agent_of(tree, order)
@@ -307,13 +307,13 @@ class Assembly:
                 break
         for position in order[1:]:
             span = tree.spans[position]
-            self._drop(span, "call", duplicates.reason_of(span))
+            self._drop_span(span, "call", duplicates.reason_of(span))
         if isinstance(call, Call):
             calls[place] = call
         else:
-            self._lose(place, call, tree.spans[order[0]])
+            self._drop_call(place, call, tree.spans[order[0]])
 
-    def _actions(self, callers: set[str]) -> dict[int, Call]:
+    def _read_actions(self, callers: set[str]) -> dict[int, Call]:
         """Actions marked by hand, read as calls, by position; agents with calls have none."""
         usable = []
         for position, span in enumerate(self._tree.spans):
@@ -321,30 +321,30 @@ class Assembly:
                 continue
             agent = self._tree.agents[position]
             if agent in callers:
-                self._drop(span, "mark", MARKED_BESIDE_CALLS)
+                self._drop_span(span, "mark", MARKED_BESIDE_CALLS)
             elif span.is_incomplete:
-                self._drop(span, "mark", INCOMPLETE_MARK)
+                self._drop_span(span, "mark", INCOMPLETE_MARK)
             elif not is_tracked(agent, span.attributes.get(c.TRACK_ONLY)):
-                self._drop(span, "mark", NOT_TRACKED)
+                self._drop_span(span, "mark", NOT_TRACKED)
             else:
                 usable.append(position)
         actions, idle = marks.read_marks(self._tree, usable)
         for position in idle:
-            self._drop(self._tree.spans[position], "mark", IDLE_MARK)
+            self._drop_span(self._tree.spans[position], "mark", IDLE_MARK)
         return actions
 
-    def _rewards(self) -> list[tuple[int, Reward]]:
+    def _find_rewards(self) -> list[tuple[int, Reward]]:
         found = []
         for position, span in enumerate(self._tree.spans):
             reward = read_reward(span)
             if isinstance(reward, Reward):
                 found.append((position, reward))
             elif reward is not None:
-                self._drop(span, "reward", reward)
+                self._drop_span(span, "reward", reward)
         return found
 
 
-def _credited(
+def _list_credited(
     placement: Placement, rewards: Iterable[tuple[int, Reward]], steps: Mapping[int, Call]
 ) -> list[Credited]:
     """Return the credited rewards in the order in which they were given."""

@@ -50,11 +50,11 @@ def group(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
 
 def sort_out(spans: Iterable[Span]) -> Attempts:
     """The spans of each attempt, and those that had the ids of others."""
-    kept, others = _unique(spans)
-    members = _grouped(kept.values())
+    kept, others = _drop_repeated(spans)
+    members = _group_spans(kept.values())
     waiting = [key for key, own in members.items() if all(map(_is_lone, own))]
     lone = (span for key in waiting for span in members.pop(key))
-    rewards = sorted(lone, key=lambda span: (_precedence(span), span.trace_id, span.span_id))
+    rewards = sorted(lone, key=lambda span: (_record_rank(span), span.trace_id, span.span_id))
     repeated: dict[AttemptKey, list[Span]] = {}
     if others:
         wanted = {(span.trace_id, span.span_id) for span in others}
@@ -64,20 +64,20 @@ def sort_out(spans: Iterable[Span]) -> Attempts:
             for span in own
             if (ids := (span.trace_id, span.span_id)) in wanted
         }
-        for span in sorted(others, key=_precedence):
+        for span in sorted(others, key=_record_rank):
             if key := owner.get((span.trace_id, span.span_id)):
                 repeated.setdefault(key, []).append(span)
     return Attempts(members, repeated, rewards)
 
 
-def _grouped(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
+def _group_spans(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
     groups: dict[AttemptKey, list[Span]] = {}
     apart: list[Span] = []
     for span in spans:
         if may_move(span):
             apart.append(span)
         else:
-            groups.setdefault(_own(span), []).append(span)
+            groups.setdefault(_own_attempt(span), []).append(span)
     if apart:
         homes = _Homes(groups, apart)
         for span in apart:
@@ -86,23 +86,23 @@ def _grouped(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
     return {key: groups[key] for key in sorted(groups, key=lambda key: (begun[key], key))}
 
 
-def _unique(spans: Iterable[Span]) -> tuple[dict[tuple[str, ...], Span], list[Span]]:
+def _drop_repeated(spans: Iterable[Span]) -> tuple[dict[tuple[str, ...], Span], list[Span]]:
     """Each span once, an ended record of it rather than another; and those with others' ids."""
     found: dict[tuple[str, ...], Span] = {}
     rivals: dict[tuple[str, ...], list[Span]] = {}
     for span in spans:
         key: tuple[str, ...] = (span.trace_id, span.span_id)
         if not has_id(span.span_id):
-            key = (*key, _told(span))
+            key = (*key, _dump_span(span))
         held = found.setdefault(key, span)
         if held is not span:
             rivals.setdefault(key, [held]).append(span)
     others: list[Span] = []
     for key, records in rivals.items():
         by_start: dict[int, Span] = {}
-        for span in sorted(records, key=lambda span: (*_precedence(span), _told(span))):
+        for span in sorted(records, key=lambda span: (*_record_rank(span), _dump_span(span))):
             by_start.setdefault(span.start_ns, span)
-        found[key], *rest = sorted(by_start.values(), key=_precedence)
+        found[key], *rest = sorted(by_start.values(), key=_record_rank)
         others += rest
     # Those without an id have nothing else to be told apart by where they start at one instant.
     nameless = sorted(key for key in found if len(key) > 2)
@@ -110,24 +110,24 @@ def _unique(spans: Iterable[Span]) -> tuple[dict[tuple[str, ...], Span], list[Sp
     return found, others
 
 
-def _told(span: Span) -> str:
+def _dump_span(span: Span) -> str:
     """All that a span says, as far as it can be written."""
-    attributes = [f"{key}={_shown(span.attributes[key])}" for key in sorted(span.attributes)]
-    return "\n".join([_shown(replace(span, attributes={})), *attributes])
+    attributes = [f"{key}={_dump_value(span.attributes[key])}" for key in sorted(span.attributes)]
+    return "\n".join([_dump_value(replace(span, attributes={})), *attributes])
 
 
-def _shown(value: object) -> str:
+def _dump_value(value: object) -> str:
     try:
         return repr(value)
     except (ValueError, RecursionError):  # Python writes no whole number of 5,000 digits
         return hex(value) if isinstance(value, int) else type(value).__name__
 
 
-def _precedence(span: Span) -> tuple[bool, int, str, int, str]:
+def _record_rank(span: Span) -> tuple[bool, int, str, int, str]:
     return span.is_incomplete, span.start_ns, span.process, span.sequence, span.name
 
 
-def _own(span: Span) -> AttemptKey:
+def _own_attempt(span: Span) -> AttemptKey:
     """The attempt a span names; else its trace, and the first attempt."""
     return AttemptKey(
         text(span.attributes, c.ROLLOUT_ID) or span.trace_id,
@@ -165,7 +165,7 @@ class _Homes:
     """
 
     def __init__(self, groups: Mapping[AttemptKey, list[Span]], rewards: Iterable[Span]) -> None:
-        wanted = {name for span in rewards for name in (_named(span), _rollout(span))}
+        wanted = {name for span in rewards for name in (_linked_name(span), _linked_rollout(span))}
         places: dict[tuple[str, str | None], list[tuple[int, AttemptKey]]] = {}
         for key, members in groups.items():
             begun = []
@@ -184,15 +184,15 @@ class _Homes:
 
     def home(self, reward: Span) -> AttemptKey:
         """The attempt a reward judges; its own if what it names is not among the spans."""
-        named, own = _named(reward), _own(reward)
+        named, own = _linked_name(reward), _own_attempt(reward)
         if own in self._holders.get(named, ()):
             return own
-        found = self._latest(named, reward)
+        found = self._latest_attempt(named, reward)
         if found is None and text(reward.attributes, c.ATTEMPT_ID) is None:
-            found = self._latest(_rollout(reward), reward)
+            found = self._latest_attempt(_linked_rollout(reward), reward)
         return found or own
 
-    def _latest(self, name: tuple[str, str | None], reward: Span) -> AttemptKey | None:
+    def _latest_attempt(self, name: tuple[str, str | None], reward: Span) -> AttemptKey | None:
         """Return the latest attempt before the reward that holds the target, else the first."""
         held = self._places.get(name)
         if held is None:
@@ -201,7 +201,7 @@ class _Homes:
         return held[max(before - 1, 0)][1]
 
 
-def _named(reward: Span) -> tuple[str, str]:
+def _linked_name(reward: Span) -> tuple[str, str]:
     """Return the response or span that a reward's link names; empty if it names none."""
     links = read_links(reward.attributes)
     for key in (c.RESPONSE_ID, c.LINK_SPAN_ID):
@@ -210,5 +210,5 @@ def _named(reward: Span) -> tuple[str, str]:
     return "", ""
 
 
-def _rollout(reward: Span) -> tuple[str, str]:
-    return c.ROLLOUT_ID, _own(reward).rollout_id
+def _linked_rollout(reward: Span) -> tuple[str, str]:
+    return c.ROLLOUT_ID, _own_attempt(reward).rollout_id

@@ -102,7 +102,7 @@ def link_calls(
         ):
             history.add(by_end[finished])
             finished += 1
-        _link(found, history, call, by_time[call], tree)
+        _link_call(found, history, call, by_time[call], tree)
     _set_apart(found, tool_of)
     return found
 
@@ -133,7 +133,7 @@ def _set_apart(found: Links, tool_of: Sequence[int]) -> None:
             found.is_beside[call] = 1
 
 
-def _link(found: Links, history: "_History", call: int, latest: int, tree: Tree) -> None:
+def _link_call(found: Links, history: "_History", call: int, latest: int, tree: Tree) -> None:
     """Find what one call follows, given the latest by time, once all before it are linked."""
     previous, is_continued = history.continued_by(call, latest)
     is_plain = is_continued and previous == latest

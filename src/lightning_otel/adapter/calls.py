@@ -65,13 +65,13 @@ def seems_call(span: Span) -> bool:
 
 def read_call(span: Span, agent: str) -> Call | str:
     """The call a span stands for, or the reason why it makes no transition."""
-    reason = _unusable(span, agent)
+    reason = _why_unusable(span, agent)
     if reason:
         return reason
     get = span.attributes.get
     prompt_ids, response_ids, logprobs, inexact = read_tokens(span.attributes)
-    given = _messages(get(c.INPUT_MESSAGES))
-    answered = _messages(get(c.OUTPUT_MESSAGES))
+    given = _read_messages(get(c.INPUT_MESSAGES))
+    answered = _read_messages(get(c.OUTPUT_MESSAGES))
     if answered is None and not len(response_ids) and get(c.OUTPUT_MESSAGES) is not None:
         return CUT if get(c.CUT) else UNREADABLE
     if given is None and not len(prompt_ids):
@@ -85,9 +85,9 @@ def read_call(span: Span, agent: str) -> Call | str:
     return Call(
         span=span,
         agent=agent,
-        observation=_instructions(get(c.SYSTEM_INSTRUCTIONS)) + (given or ()),
+        observation=_read_instructions(get(c.SYSTEM_INSTRUCTIONS)) + (given or ()),
         action=answered or (),
-        tools=_repeated(tools) if isinstance(tools, str) else (),
+        tools=_parse_repeated(tools) if isinstance(tools, str) else (),
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         logprobs=logprobs,
@@ -102,11 +102,11 @@ def is_failure(reason: str) -> bool:
 
 def observation_of(span: Span) -> tuple[Message, ...]:
     """Return a call's input, instructions first; empty if it cannot be read."""
-    given = _messages(span.attributes.get(c.INPUT_MESSAGES))
-    return _instructions(span.attributes.get(c.SYSTEM_INSTRUCTIONS)) + given if given else ()
+    given = _read_messages(span.attributes.get(c.INPUT_MESSAGES))
+    return _read_instructions(span.attributes.get(c.SYSTEM_INSTRUCTIONS)) + given if given else ()
 
 
-def _unusable(span: Span, agent: str) -> str | None:
+def _why_unusable(span: Span, agent: str) -> str | None:
     get = span.attributes.get
     if get(c.OPERATION) == c.EMBEDDINGS:
         return EMBEDDING
@@ -124,7 +124,7 @@ def _unusable(span: Span, agent: str) -> str | None:
     return None
 
 
-def _messages(found: object) -> tuple[Message, ...] | None:
+def _read_messages(found: object) -> tuple[Message, ...] | None:
     if not isinstance(found, str):
         return None
     messages = parse_messages(found)
@@ -135,12 +135,12 @@ def _messages(found: object) -> tuple[Message, ...] | None:
     return messages
 
 
-def _instructions(found: object) -> tuple[Message, ...]:
-    parts = _repeated(found) if isinstance(found, str) and found else ()
+def _read_instructions(found: object) -> tuple[Message, ...]:
+    parts = _parse_repeated(found) if isinstance(found, str) and found else ()
     return (message("system", [dict(part) for part in parts]),) if parts else ()
 
 
 @lru_cache(maxsize=16)
-def _repeated(found: str) -> tuple[Message, ...]:
+def _parse_repeated(found: str) -> tuple[Message, ...]:
     """Parse instructions or tools, which every call repeats, once; empty if unreadable."""
-    return _messages(found) or ()
+    return _read_messages(found) or ()

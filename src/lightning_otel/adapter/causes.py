@@ -40,7 +40,7 @@ class Causes:
                 asked = conversations.read_conversation(observation).given
                 self._failed.setdefault((tree.agents[position], asked), []).append(position)
         self._is_alone = len({*tree.agents, ""}) < 3
-        self._callers = [] if self._is_alone else _callers(tree)
+        self._callers = [] if self._is_alone else _find_callers(tree)
         self._handed: dict[str, int] = {}
         for position, span in enumerate(() if self._is_alone else tree.spans):
             target = text(span.attributes, c.HANDOFF_TARGET)
@@ -65,7 +65,7 @@ class Causes:
             if own.repeats[first] != NONE or self._asks_again(own, first):
                 found.append("retry")
             elif previous == NONE:
-                found.append(self._begin(own, first))
+                found.append(self._first_cause(own, first))
             elif own.is_compacted[first]:
                 found.append("compaction")
             elif own.is_beside[first]:
@@ -78,7 +78,7 @@ class Causes:
                 found.append("parallel")
         return found
 
-    def _begin(self, own: Links, first: int) -> BranchCause:
+    def _first_cause(self, own: Links, first: int) -> BranchCause:
         """The cause of a step that follows none of its agent's."""
         position = own.positions[first]
         if not self._is_alone:
@@ -124,7 +124,7 @@ class Causes:
         )
 
 
-def _callers(tree: Tree) -> list[str]:
+def _find_callers(tree: Tree) -> list[str]:
     """For each span the agent above its own; empty where there is none."""
     found = [""] * len(tree.spans)
     for node in sorted(range(len(tree.spans)), key=tree.first.__getitem__):

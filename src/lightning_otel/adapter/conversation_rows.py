@@ -60,11 +60,11 @@ class _Draft:
         given, end = step.observation, len(self.said)
         return (
             len(given) > end
-            and self._choice(given[end]) is not None
+            and self._find_choice(given[end]) is not None
             and all(map(is_same, self.said, given))
         )
 
-    def _choice(self, answer: Message) -> int | None:
+    def _find_choice(self, answer: Message) -> int | None:
         """Return the choice of the last step that a message repeats."""
         choices = enumerate(self.steps[-1].action)
         return next((index for index, each in choices if is_same(each, answer)), None)
@@ -73,10 +73,10 @@ class _Draft:
         """Take a step that continues it, or its first."""
         if self.steps:
             end = len(self.said)
-            choice = self._choice(step.observation[end]) or 0
+            choice = self._find_choice(step.observation[end]) or 0
             self.chosen.append(choice)
             # As it was answered, for in a request its reasoning is often left out.
-            self.said.append(_answer(self.steps[-1].action[choice]))
+            self.said.append(_as_answer(self.steps[-1].action[choice]))
             self.said += step.observation[end + 1 :]
         else:
             self.said += step.observation
@@ -87,12 +87,12 @@ class _Draft:
         self, trajectory: Trajectory, shared: set[tuple[str, str]]
     ) -> Iterator[Conversation]:
         """The conversation, unless all of its answers were given in others; notes those shared."""
-        own = [index for index, step in enumerate(self.steps) if _name(step) not in shared]
-        shared.update(_name(step) for step in self.steps if step.is_shared)
+        own = [index for index, step in enumerate(self.steps) if _step_id(step) not in shared]
+        shared.update(_step_id(step) for step in self.steps if step.is_shared)
         if not own:
             return
         last = self.steps[-1]
-        turns = chat.turns_of([*self.said, _answer(last.action[0])])
+        turns = chat.turns_of([*self.said, _as_answer(last.action[0])])
         starts = [0]
         for turn in turns:
             starts.append(starts[-1] + len(turn))
@@ -109,27 +109,27 @@ class _Draft:
             answers=tuple(answers[index] for index in own),
             rewards=tuple(rewards[index] for index in own),
             reward=next((value for value in reversed(rewards) if value is not None), None),
-            alternatives=tuple(self._alternatives(own, answers)),
+            alternatives=tuple(self._list_alternatives(own, answers)),
             span_ids=tuple(self.steps[index].span_id for index in own),
             model=last.model,
             resource_version=last.resource_version,
         )
 
-    def _alternatives(
+    def _list_alternatives(
         self, own: Sequence[int], answers: Sequence[int]
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:
         chosen = [*self.chosen, 0]
         for index in own:
             for choice, said in enumerate(self.steps[index].action):
                 if choice != chosen[index]:
-                    for spoken in chat.messages_of([_answer(said)])[:1]:
+                    for spoken in chat.messages_of([_as_answer(said)])[:1]:
                         yield answers[index], spoken
 
 
-def _name(step: Transition) -> tuple[str, str]:
+def _step_id(step: Transition) -> tuple[str, str]:
     return step.trace_id, step.span_id
 
 
-def _answer(item: Message) -> Message:
+def _as_answer(item: Message) -> Message:
     """A choice, which is the assistant's whatever its tracer left out."""
     return item if item.get("role") else {**item, "role": "assistant"}

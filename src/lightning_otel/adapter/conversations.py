@@ -41,9 +41,9 @@ def read_conversation(
     """
     found, given = [], 0
     for message in observation:
-        given = hash((given, _key(message)))
+        given = hash((given, _message_key(message)))
         found.append(given)
-    left = [hash((given, _key(each))) for each in action] if found else []
+    left = [hash((given, _message_key(each))) for each in action] if found else []
     return Conversation(array("q", found), array("q", left))
 
 
@@ -55,7 +55,7 @@ def read_spoken(call: Call) -> Conversation:
 
 def own_words(messages: Iterable[Message]) -> set[int]:
     """Hashes of the messages that agents and their tools said."""
-    return {_key(message) for message in messages if is_own(message)}
+    return {_message_key(message) for message in messages if is_own(message)}
 
 
 def is_instruction(message: Message) -> bool:
@@ -70,7 +70,7 @@ def is_own(message: Message) -> bool:
 
 def is_same(one: Message, other: Message) -> bool:
     """Return whether two messages are one, but for what an answer's repetition leaves out."""
-    return one is other or _key(one) == _key(other)
+    return one is other or _message_key(one) == _message_key(other)
 
 
 def longest(prefixes: Sequence[int], known: Container[int]) -> int:
@@ -81,7 +81,7 @@ def longest(prefixes: Sequence[int], known: Container[int]) -> int:
     return 0
 
 
-def _key(message: Mapping[str, Any]) -> int:
+def _message_key(message: Mapping[str, Any]) -> int:
     """A message without what an answer has and its repetition in the next request has not."""
     kept: list[Any] = []
     try:
@@ -97,7 +97,7 @@ def _key(message: Mapping[str, Any]) -> int:
         parts = message.get("parts")
         if isinstance(parts, list):
             parts = [part for part in parts if not _is_passing(part)]
-        return _hashed([message.get("role"), parts], 0)
+        return _hash_value([message.get("role"), parts], 0)
 
 
 def _is_passing(part: object) -> bool:
@@ -107,14 +107,14 @@ def _is_passing(part: object) -> bool:
     return kind == "reasoning" or (kind == "text" and not part.get("content"))
 
 
-def _hashed(value: object, depth: int) -> int:
+def _hash_value(value: object, depth: int) -> int:
     """A hash of a JSON value; dumping it to text would cost several times as much."""
     if type(value) is str:
         return hash(value)
     if depth >= _MAX_DEPTH:
         return 0
     if isinstance(value, dict):
-        return hash(frozenset([(key, _hashed(item, depth + 1)) for key, item in value.items()]))
+        return hash(frozenset([(key, _hash_value(item, depth + 1)) for key, item in value.items()]))
     if isinstance(value, list):
-        return hash(tuple([_hashed(item, depth + 1) for item in value]))
+        return hash(tuple([_hash_value(item, depth + 1) for item in value]))
     return hash((type(value).__name__, value))

@@ -96,7 +96,7 @@ class Placement:
         for call, values in free if reward.steps else free[-1:]:
             if call not in self.rewards:
                 self.value = (self.value or 0.0) + next(iter(values.values()))
-            self._total(values)
+            self._add_values(values)
         for call, values in free:
             self.rewards.setdefault(call, {}).update(values)
         by = "sequence" if reward.steps else by
@@ -110,11 +110,11 @@ class Placement:
         known = [each for each, reason in self.unplaced if reason != UNKNOWN_TARGET]
         known.sort(key=lambda each: (each.span.start_ns, each.span.span_id))
         for reward in {each.links or each.span.span_id: each for each in reversed(known)}.values():
-            self._total(reward.values)
+            self._add_values(reward.values)
         if known:
             self.value = self.totals[next(iter(known[0].values))]
 
-    def _total(self, values: Mapping[str, float]) -> None:
+    def _add_values(self, values: Mapping[str, float]) -> None:
         for name, number in values.items():
             self.totals[name] = self.totals.get(name, 0.0) + number
 
@@ -233,7 +233,7 @@ def _place_by_rule(
         found: Sequence[int | None] = ()
         if callable(rule):
             by = "custom"
-            found, otherwise = _choose(rule, reward, tuple(before.get(agent, ())), places)
+            found, otherwise = _choose_calls(rule, reward, tuple(before.get(agent, ())), places)
         elif rule == "sibling":
             by, otherwise = rule, NO_SIBLING
             found = [ended.last_within(NO_PARENT)] if ended else ()
@@ -253,7 +253,7 @@ def _place_by_rule(
         done.give(sorted(at for at in found if at is not None), reward, by, otherwise)
 
 
-def _choose(
+def _choose_calls(
     rule: CreditRule, reward: Reward, before: Sequence[Call], places: Mapping[int, int]
 ) -> tuple[list[int], str]:
     """Return the positions of the calls that a user's function chose, or why it chose none."""

@@ -69,7 +69,10 @@ def differ(a: Outline, b: Outline, most_lines: int | None = MOST_LINES) -> Diffe
     one, other = list(transcript(a)), list(transcript(b))
     first, second = one[:most_lines], other[:most_lines]
     return Difference(
-        _figures(a, b), list(_lines(first, second)), len(one) - len(first), len(other) - len(second)
+        _compare_figures(a, b),
+        list(_compare_lines(first, second)),
+        len(one) - len(first),
+        len(other) - len(second),
     )
 
 
@@ -79,14 +82,15 @@ def transcript(found: Outline) -> Iterator[str]:
         get = node.span.attributes.get
         if node.kind == "call":
             for message in heard(node.span):
-                yield f"{message.get('role')}: {_flat(plain_text([message]))}"
+                yield f"{message.get('role')}: {_one_line_of(plain_text([message]))}"
             for message in (parse_messages(get(c.OUTPUT_MESSAGES)) or ())[:1]:
-                yield f"{node.agent or 'assistant'}: {_flat(plain_text([message]))}"
+                yield f"{node.agent or 'assistant'}: {_one_line_of(plain_text([message]))}"
         elif node.kind == "tool":
             name = get(c.TOOL_NAME) or node.span.name
-            yield f"{name}: {_flat(get(c.TOOL_ARGUMENTS))} → {_flat(get(c.TOOL_RESULT))}"
+            given, result = map(_one_line_of, (get(c.TOOL_ARGUMENTS), get(c.TOOL_RESULT)))
+            yield f"{name}: {given} → {result}"
         if node.span.status == "ERROR":
-            yield f"error in {node.span.name}: {_flat(node.span.status_message)}"
+            yield f"error in {node.span.name}: {_one_line_of(node.span.status_message)}"
 
 
 def heard(span: Span) -> tuple[Message, ...]:
@@ -97,38 +101,38 @@ def heard(span: Span) -> tuple[Message, ...]:
     return tuple(each for each in new if each.get("role") != "system")
 
 
-def _figures(a: Outline, b: Outline) -> list[Figure]:
+def _compare_figures(a: Outline, b: Outline) -> list[Figure]:
     of: dict[str, Callable[[Outline], Any]] = {
         "spans": lambda each: len(each.nodes),
-        "calls": lambda each: _count(each, lambda node: node.kind == "call"),
-        "tool calls": lambda each: _count(each, lambda node: node.kind == "tool"),
-        "errors": lambda each: _count(each, lambda node: node.span.status == "ERROR"),
+        "calls": lambda each: _count_nodes(each, lambda node: node.kind == "call"),
+        "tool calls": lambda each: _count_nodes(each, lambda node: node.kind == "tool"),
+        "errors": lambda each: _count_nodes(each, lambda node: node.span.status == "ERROR"),
         "transitions": lambda each: each.report.transitions,
         "exact": lambda each: each.report.exact,
-        "tokens in": lambda each: _sum(each, c.INPUT_TOKENS),
-        "tokens out": lambda each: _sum(each, c.OUTPUT_TOKENS),
-        "seconds": _seconds,
+        "tokens in": lambda each: _sum_attribute(each, c.INPUT_TOKENS),
+        "tokens out": lambda each: _sum_attribute(each, c.OUTPUT_TOKENS),
+        "seconds": _seconds_of,
         "agents": lambda each: ", ".join(sorted({n.agent for n in each.nodes if n.agent})) or None,
-        "models": lambda each: ", ".join(sorted(_models(each))) or None,
+        "models": lambda each: ", ".join(sorted(_find_models(each))) or None,
     }
     found = [Figure(name, ask(a), ask(b)) for name, ask in of.items()]
-    one, other = _rewards(a), _rewards(b)
+    one, other = _read_rewards(a), _read_rewards(b)
     names = list(dict.fromkeys([*one, *other]))
     found += [Figure(f"reward {name}", one.get(name), other.get(name)) for name in names]
     return found
 
 
-def _count(found: Outline, is_one: Callable[[Node], bool]) -> int:
+def _count_nodes(found: Outline, is_one: Callable[[Node], bool]) -> int:
     return sum(map(is_one, found.nodes))
 
 
-def _sum(found: Outline, key: str) -> int | None:
+def _sum_attribute(found: Outline, key: str) -> int | None:
     values = [node.span.attributes.get(key) for node in found.nodes if node.kind == "call"]
     known = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
     return sum(known) if known else None
 
 
-def _seconds(found: Outline) -> float | None:
+def _seconds_of(found: Outline) -> float | None:
     acted = [node.span for node in found.nodes if node.kind != "reward"]
     ends = [span.end_ns for span in acted if span.end_ns is not None]
     if not ends:
@@ -136,19 +140,19 @@ def _seconds(found: Outline) -> float | None:
     return round((max(ends) - min(span.start_ns for span in acted)) / 1e9, 6)
 
 
-def _models(found: Outline) -> set[str]:
+def _find_models(found: Outline) -> set[str]:
     attributes = [node.span.attributes for node in found.nodes if node.kind == "call"]
     names = [each.get(c.RESPONSE_MODEL) or each.get(c.REQUEST_MODEL) for each in attributes]
     return {name for name in names if isinstance(name, str)}
 
 
-def _rewards(found: Outline) -> dict[str, float]:
+def _read_rewards(found: Outline) -> dict[str, float]:
     """The last value of each reward, by name."""
     read = [read_reward(node.span) for node in found.nodes]
     return {k: v for each in read if isinstance(each, Reward) for k, v in each.values.items()}
 
 
-def _lines(a: Sequence[str], b: Sequence[str]) -> Iterator[Said]:
+def _compare_lines(a: Sequence[str], b: Sequence[str]) -> Iterator[Said]:
     for kind, a0, a1, b0, b1 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if kind == "equal":
             yield from (Said(" ", text) for text in a[a0:a1])
@@ -157,5 +161,5 @@ def _lines(a: Sequence[str], b: Sequence[str]) -> Iterator[Said]:
         yield from (Said("+", text) for text in b[b0:b1])
 
 
-def _flat(value: object) -> str:
+def _one_line_of(value: object) -> str:
     return " ".join(str("" if value is None else value).split())

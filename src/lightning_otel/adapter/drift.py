@@ -109,16 +109,16 @@ def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
             skipped += 1
             continue
         model = step.model or ""
-        found.setdefault((model, "prompt"), []).append(_prompt(step, tokenizer))
-        found.setdefault((model, "response"), []).append(_response(step, tokenizer))
+        found.setdefault((model, "prompt"), []).append(_compare_prompt(step, tokenizer))
+        found.setdefault((model, "response"), []).append(_compare_response(step, tokenizer))
     parts = [
-        _drift(model, tokenizer.template, part, compared)
+        _make_drift(model, tokenizer.template, part, compared)
         for (model, part), compared in sorted(found.items())
     ]
     return Drifts(parts, skipped)
 
 
-def _drift(model: str, template: str, part: Part, compared: Sequence[_Compared]) -> Drift:
+def _make_drift(model: str, template: str, part: Part, compared: Sequence[_Compared]) -> Drift:
     causes = Counter(each.cause for each in compared if each.cause is not None)
     count = len(compared)
     return Drift(
@@ -133,7 +133,7 @@ def _drift(model: str, template: str, part: Part, compared: Sequence[_Compared])
     )
 
 
-def _prompt(step: Transition, tokenizer: Tokenizer) -> _Compared:
+def _compare_prompt(step: Transition, tokenizer: Tokenizer) -> _Compared:
     given = list(step.prompt_ids)
     try:
         text = tokenizer.render(step.observation, step.tools)
@@ -141,10 +141,10 @@ def _prompt(step: Transition, tokenizer: Tokenizer) -> _Compared:
         cause: Cause = "retokenisation" if tokenizer.decode(given) == text else "template"
     except _FAULTS:
         return _Compared("other")
-    return _compared(given, again, cause)
+    return _compare_ids(given, again, cause)
 
 
-def _response(step: Transition, tokenizer: Tokenizer) -> _Compared:
+def _compare_response(step: Transition, tokenizer: Tokenizer) -> _Compared:
     given = list(step.response_ids)
     try:
         text = tokenizer.decode(given)
@@ -154,10 +154,10 @@ def _response(step: Transition, tokenizer: Tokenizer) -> _Compared:
         cause: Cause = "retokenisation" if is_text else "other"
     except _FAULTS:
         return _Compared("other")
-    return _compared(given, again, cause)
+    return _compare_ids(given, again, cause)
 
 
-def _compared(given: Sequence[int], again: Sequence[int], cause: Cause) -> _Compared:
+def _compare_ids(given: Sequence[int], again: Sequence[int], cause: Cause) -> _Compared:
     pairs = enumerate(zip(given, again, strict=False))
     same = next((i for i, (one, other) in pairs if one != other), min(len(given), len(again)))
     is_exact = same == len(given) == len(again)

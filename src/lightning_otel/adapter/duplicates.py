@@ -94,7 +94,7 @@ def _by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
         span = tree.spans[position]
         response_id = text(span.attributes, c.RESPONSE_ID)
         held = latest.get(response_id) if response_id is not None else None
-        if held is None or not _belongs(tree, held, position):
+        if held is None or not _is_of_request(tree, held, position):
             held = _Request([], set(), set(), response_id)
             if response_id is not None:
                 latest[response_id] = held
@@ -105,14 +105,14 @@ def _by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
     return requests
 
 
-def _belongs(tree: Tree, request: _Request, position: int) -> bool:
+def _is_of_request(tree: Tree, request: _Request, position: int) -> bool:
     """Return whether a record with the request's response id is of that very request.
 
     A server that repeats its ids answers one call after the other, or several calls of one make
     beside each other. Of one make only a record within another is the same request: LiteLLM tells
     each call on two levels.
     """
-    if not any(_overlap(tree, member, position) for member in request.members):
+    if not any(_do_overlap(tree, member, position) for member in request.members):
         return False
     scope = tree.spans[position].scope
     if not scope or scope not in request.scopes:
@@ -123,7 +123,7 @@ def _belongs(tree: Tree, request: _Request, position: int) -> bool:
     )
 
 
-def _overlap(tree: Tree, earlier: int, later: int) -> bool:
+def _do_overlap(tree: Tree, earlier: int, later: int) -> bool:
     """Return whether two records overlap, by the process's count or by the clock.
 
     Some are made after the fact, with the times of the request: by count they come too late.
@@ -151,7 +151,7 @@ def _join_nested(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
         inner.sort(key=lambda i: (tree.spans[i].status != "ERROR", tree.ends[i]), reverse=True)
         for position in inner:
             if _are_alike(tree.spans[outer], tree.spans[position]) is not False:
-                _join(requests, outer, position)
+                _join_calls(requests, outer, position)
 
 
 def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]) -> None:
@@ -166,16 +166,16 @@ def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
     for alike in asked.values():
         for index, position in enumerate(alike):
             for later in alike[index + 1 : index + 1 + _MOST_BESIDE]:
-                if not _overlap(tree, position, later):
+                if not _do_overlap(tree, position, later):
                     continue
                 are_alike = _are_alike(tree.spans[position], tree.spans[later])
                 is_beside = tree.parents[position] == tree.parents[later]
                 is_one = are_alike or (is_beside and are_alike is None)
-                if is_one and _join(requests, position, later):
+                if is_one and _join_calls(requests, position, later):
                     break
 
 
-def _join(requests: dict[int, _Request], one: int, other: int) -> bool:
+def _join_calls(requests: dict[int, _Request], one: int, other: int) -> bool:
     """Make two calls one request, if nothing speaks against it."""
     kept, joining = requests[one], requests[other]
     if kept is joining:
@@ -211,15 +211,15 @@ def _are_alike(one: Span, other: Span) -> bool | None:
 def _rules_of(span: Span) -> str:
     """The instructions told apart from the messages, as their text would stand among them."""
     parts = parse_messages(span.attributes.get(c.SYSTEM_INSTRUCTIONS)) or ()
-    return _plain([{"role": "system", "parts": parts}])
+    return _join_texts([{"role": "system", "parts": parts}])
 
 
 def _text_of(span: Span, key: str) -> str:
     """Texts and tool calls of messages, whoever said them: makes name the roles differently."""
-    return _plain(parse_messages(span.attributes.get(key)) or ())
+    return _join_texts(parse_messages(span.attributes.get(key)) or ())
 
 
-def _plain(messages: Sequence[Message]) -> str:
+def _join_texts(messages: Sequence[Message]) -> str:
     found = plain_text(messages)
     return "" if NESTED in found else "".join(found.split())
 

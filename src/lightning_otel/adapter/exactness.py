@@ -90,16 +90,16 @@ def read_tokens(attributes: Mapping[str, Any]) -> Tokens:
     Ids without logprobs are exact. What a server gave of the prompt, the response or the logprobs
     alone is kept: it is sound, but not enough.
     """
-    prompt = _first(decode_ids, attributes.get(c.PROMPT_TOKEN_IDS))
-    response = _first(decode_ids, attributes.get(c.RESPONSE_TOKEN_IDS))
+    prompt = _first_choice(decode_ids, attributes.get(c.PROMPT_TOKEN_IDS))
+    response = _first_choice(decode_ids, attributes.get(c.RESPONSE_TOKEN_IDS))
     if prompt is None or response is None:
         return Tokens(inexact=DAMAGED_IDS)
     if has_negative(prompt) or has_negative(response):
         return Tokens(inexact=NEGATIVE_IDS)
-    logprobs = _first(decode_logprobs, attributes.get(c.RESPONSE_LOGPROBS))
+    logprobs = _first_choice(decode_logprobs, attributes.get(c.RESPONSE_LOGPROBS))
     if not len(response):
         return Tokens(prompt, (), logprobs or (), NO_RESPONSE_IDS if len(prompt) else NO_IDS)
-    named = _first(decode_ids, attributes.get(c.LOGPROB_TOKEN_IDS))
+    named = _first_choice(decode_ids, attributes.get(c.LOGPROB_TOKEN_IDS))
     if named is None or (len(named) and list(named) != list(response)):
         return Tokens(inexact=PAIRING)
     fault = DAMAGED_LOGPROBS if logprobs is None else fault_of(response, logprobs)
@@ -126,7 +126,7 @@ def fault_of(response_ids: Sequence[int], logprobs: Sequence[float]) -> str:
     return POSITIVE if max(logprobs) > _ROUNDING else ""
 
 
-def _first(decode: Callable[[Any], list[Sequence[T]]], packed: object) -> Sequence[T] | None:
+def _first_choice(decode: Callable[[Any], list[Sequence[T]]], packed: object) -> Sequence[T] | None:
     """Return numbers of the first choice; none where none are packed, None if they are damaged."""
     if packed is None or packed == "":
         return ()

@@ -118,7 +118,7 @@ def token_facts(facts: str, output_tokens: int | None, texts: Sequence[str | Non
         output_tokens: How many the server counted.
         texts: The prompt's ids, the response's and its logprobs, as they are stored.
     """
-    attributes = _attributes(CALL_KEYS, facts)
+    attributes = _make_attributes(CALL_KEYS, facts)
     given = {key: text for key, text in zip(_TOKENS, texts, strict=True) if text is not None}
     tokens = read_tokens(given)
     step = Transition(
@@ -133,14 +133,14 @@ def token_facts(facts: str, output_tokens: int | None, texts: Sequence[str | Non
     return TokenFacts(step.capture, tokens.inexact, tuple(notes_of(step)))
 
 
-def _attributes(keys: tuple[str, ...], facts: str) -> dict[str, Any]:
+def _make_attributes(keys: tuple[str, ...], facts: str) -> dict[str, Any]:
     pairs = zip(keys, orjson.loads(facts), strict=True)
     return {key: value for key, value in pairs if value is not None}
 
 
 def _call_facts(agent: str, facts: str, tokens: TokenFacts | None) -> CallFacts | None:
     """Read what a call says; None if the general adapter must look closer."""
-    attributes = _attributes(CALL_KEYS, facts)
+    attributes = _make_attributes(CALL_KEYS, facts)
     is_closed = any(key in attributes for key in _TOKENS)
     if is_closed or not is_tracked(agent, attributes.get(c.TRACK_ONLY)):
         return None
@@ -160,7 +160,7 @@ def _call_facts(agent: str, facts: str, tokens: TokenFacts | None) -> CallFacts 
 
 def _reward_facts(facts: str) -> Mapping[str, float] | None:
     """Read the named rewards of a span; None if the general adapter must look closer."""
-    attributes = _attributes(REWARD_KEYS, facts)
+    attributes = _make_attributes(REWARD_KEYS, facts)
     reward = read_reward(Span("", "", None, c.SPAN_ANNOTATION, 0, 0, attributes=attributes))
     return reward.values if isinstance(reward, Reward) else None
 

@@ -37,7 +37,7 @@ def read_marks(tree: Tree, marked: Sequence[int]) -> tuple[dict[int, Call], list
         if span.name == c.SPAN_OBSERVATION:
             seen.setdefault(agent, []).append(position)
             continue
-        observation = _messages(tree, seen.pop(agent, []))
+        observation = _read_messages(tree, seen.pop(agent, []))
         actions[position] = Call(
             span, agent, observation, (message_of(span),), inexact=exactness.MARKED
         )
@@ -46,13 +46,13 @@ def read_marks(tree: Tree, marked: Sequence[int]) -> tuple[dict[int, Call], list
     for agent, positions in seen.items():
         if agent in latest:
             call = actions[latest[agent]]
-            actions[latest[agent]] = replace(call, ending=_messages(tree, positions))
+            actions[latest[agent]] = replace(call, ending=_read_messages(tree, positions))
         else:
             idle += positions
     return actions, idle
 
 
-def _messages(tree: Tree, positions: Sequence[int]) -> tuple[Message, ...]:
+def _read_messages(tree: Tree, positions: Sequence[int]) -> tuple[Message, ...]:
     return tuple(message_of(tree.spans[position]) for position in positions)
 
 

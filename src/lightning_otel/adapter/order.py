@@ -175,58 +175,58 @@ class _Merge:
         for position, span in enumerate(self._spans):
             events += [2 * position] if span.end_ns is None else [2 * position, 2 * position + 1]
         for event in events:
-            self._offer(event)
+            self._queue_event(event)
         by_clock = self._by_clock(events)
         order: list[int] = []
         while len(order) < len(events):
             heap = self._ready or self._held
-            event = self._taken(heap) if heap else next(by_clock)
+            event = self._take_first(heap) if heap else next(by_clock)
             if self._done[event]:
                 continue
             self._done[event] = 1
             order.append(event)
-            time = self._key(event)[0]
+            time = self._event_key(event)[0]
             for follower in self._followers.get(event, ()):
                 self._waits[follower] -= 1
-                self._release(time, follower)
+                self._release_event(time, follower)
             for follower in self._expecting.get(event, ()):
                 self._expects[follower] -= 1
-                self._release(time, follower)
+                self._release_event(time, follower)
         return order
 
     def _by_clock(self, events: Iterable[int]) -> Iterator[int]:
         """For when all wait for one another: sorted only then."""
-        yield from sorted(events, key=self._key)
+        yield from sorted(events, key=self._event_key)
 
-    def _release(self, time: int, follower: int) -> None:
+    def _release_event(self, time: int, follower: int) -> None:
         """Let one event more have come before another."""
         self._floor[follower] = max(self._floor[follower], time)
-        self._offer(follower)
+        self._queue_event(follower)
 
-    def _offer(self, event: int) -> None:
+    def _queue_event(self, event: int) -> None:
         """Queue an event that waits for nothing any more; its clock is set forward if need be."""
         if self._waits[event] > 0 or self._done[event]:
             return
-        key = self._key(event)
+        key = self._event_key(event)
         late = self._floor[event] - key[0]
         if late > 0:
             process = self._spans[event >> 1].process
             self._ahead[process] = self._ahead.get(process, 0) + late
-            key = self._key(event)
+            key = self._event_key(event)
         heappush(self._ready if self._expects[event] <= 0 else self._held, key)
 
-    def _taken(self, heap: list[_Key]) -> int:
+    def _take_first(self, heap: list[_Key]) -> int:
         """The first event of a queue; one whose clock was set forward since queues once more."""
         while True:
             key = heappop(heap)
             event = key[4]
-            late = self._key(event)
+            late = self._event_key(event)
             if late == key or self._is_requeued[event]:
                 return event
             self._is_requeued[event] = 1
             heappush(heap, late)
 
-    def _key(self, event: int) -> _Key:
+    def _event_key(self, event: int) -> _Key:
         span = self._spans[event >> 1]
         is_end = event & 1
         count = span.end_sequence if is_end else span.sequence

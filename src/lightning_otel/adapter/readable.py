@@ -42,28 +42,28 @@ def span_of(given: Span | ReadableSpan) -> Span:
         kind=found.kind.name,
         status=status.status_code.name,
         status_message=status.description or "",
-        attributes=_attributes(found.attributes),
-        events=tuple(_events(found.events)),
-        links=tuple(_links(found.links)),
-        otel_resource=_attributes(found.resource.attributes),
+        attributes=_read_attributes(found.attributes),
+        events=tuple(_read_events(found.events)),
+        links=tuple(_read_links(found.links)),
+        otel_resource=_read_attributes(found.resource.attributes),
         scope=found.instrumentation_scope.name if found.instrumentation_scope else "",
     )
 
 
-def _attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
+def _read_attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
     # The SDK keeps lists as tuples; ours, which were JSON once, are lists.
     return {k: list(v) if isinstance(v, tuple) else v for k, v in (found or {}).items()}
 
 
-def _events(found: Sequence[Any]) -> Iterable[Event]:
+def _read_events(found: Sequence[Any]) -> Iterable[Event]:
     for event in found:
-        yield Event(event.name, event.timestamp, _attributes(event.attributes))
+        yield Event(event.name, event.timestamp, _read_attributes(event.attributes))
 
 
-def _links(found: Sequence[Any]) -> Iterable[Link]:
+def _read_links(found: Sequence[Any]) -> Iterable[Link]:
     for link in found:
         yield Link(
             format(link.context.trace_id, "032x"),
             format(link.context.span_id, "016x"),
-            _attributes(link.attributes),
+            _read_attributes(link.attributes),
         )

@@ -58,7 +58,7 @@ def mend(
             rules.setdefault(position, NO_ID)
     if missing:
         _look_elsewhere(spans, missing, parents, rules)
-    _cut(parents, rules)
+    _cut_loops(parents, rules)
     # Some tracers put calls below the session that holds their agents, too.
     sessions = {position for position, span in enumerate(spans) if c.SESSION in span.attributes}
     homeless = [
@@ -67,8 +67,8 @@ def mend(
         if (parent == NO_PARENT and _may_be_enclosed(spans[position], rules.get(position)))
         or (parent in sessions and is_call(spans[position]))
     ]
-    if homeless and _enclose(spans, _Clocks(starts, ends), homeless, parents, rules):
-        _cut(parents, rules)
+    if homeless and _enclose_calls(spans, _Clocks(starts, ends), homeless, parents, rules):
+        _cut_loops(parents, rules)
     repairs = [
         Repair(spans[position].span_id, spans[position].trace_id, rules[position])
         for position in sorted(rules)
@@ -102,7 +102,7 @@ def _look_elsewhere(
             rules[position] = NEVER_CAME
 
 
-def _cut(parents: list[int], rules: dict[int, str]) -> None:
+def _cut_loops(parents: list[int], rules: dict[int, str]) -> None:
     for position in cycles(parents):
         parents[position] = NO_PARENT
         rules[position] = CIRCLE
@@ -120,7 +120,7 @@ def _is_host(span: Span) -> bool:
     return isinstance(operation, str) and operation in _HOSTS and has_id(span.span_id)
 
 
-def _enclose(
+def _enclose_calls(
     spans: Sequence[Span],
     clocks: _Clocks,
     homeless: Iterable[int],

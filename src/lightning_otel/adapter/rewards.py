@@ -37,7 +37,7 @@ def read_reward(span: Span) -> Reward | str | None:
         values.setdefault(name, value)
         index += 1
         key = f"{c.REWARD_PREFIX}.{index}.value"
-    steps = _steps(attributes[c.REWARD_STEPS]) if c.REWARD_STEPS in attributes else ()
+    steps = _read_sequence(attributes[c.REWARD_STEPS]) if c.REWARD_STEPS in attributes else ()
     if steps is None or (steps and len(values) > 1):
         return NO_SEQUENCE
     return Reward(
@@ -49,7 +49,7 @@ def read_reward(span: Span) -> Reward | str | None:
     )
 
 
-def _steps(found: object) -> tuple[float | None, ...] | None:
+def _read_sequence(found: object) -> tuple[float | None, ...] | None:
     """The numbers of a sequence; None if they cannot be read, or it has none."""
     try:
         given = json.loads(found) if isinstance(found, str) else found

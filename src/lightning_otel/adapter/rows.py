@@ -25,16 +25,16 @@ def rows_of(trajectories: Iterable[Trajectory]) -> Iterator[TrainingRow]:
     """
     used: set[tuple[object, ...]] = set()
     for trajectory in trajectories:
-        yield from _rows(trajectory, used)
+        yield from _join_steps(trajectory, used)
 
 
-def _rows(trajectory: Trajectory, used: set[tuple[object, ...]]) -> Iterator[TrainingRow]:
+def _join_steps(trajectory: Trajectory, used: set[tuple[object, ...]]) -> Iterator[TrainingRow]:
     row: _Row | None = None
     cause: RowCause = "start"
     for step in trajectory.transitions:
         if not is_trainable(step):
             cause = "gap"
-        elif step.is_shared and (key := _key(step)) in used:
+        elif step.is_shared and (key := _step_key(step)) in used:
             cause = "shared"
         else:
             if step.is_shared:
@@ -66,7 +66,7 @@ def has_logprobs(step: Transition) -> bool:
     return len(step.logprobs) == len(step.response_ids)
 
 
-def _key(step: Transition) -> tuple[object, ...]:
+def _step_key(step: Transition) -> tuple[object, ...]:
     """Return a key of a step; ids alone do not do, since broken tracers repeat them."""
     return (
         step.trace_id,
@@ -153,15 +153,15 @@ def token_advantages(row: TrainingRow) -> list[float] | None:
 
     None unless every step has one: a step without is not one that did as well as its group.
     """
-    return _spread(row, [step.advantage for step in row.transitions])
+    return _spread_values(row, [step.advantage for step in row.transitions])
 
 
 def token_weights(row: TrainingRow) -> list[float]:
     """Each step's weight on all it sampled, 0.0 on what was given, [C]."""
-    return _spread(row, [step.weight for step in row.transitions]) or []
+    return _spread_values(row, [step.weight for step in row.transitions]) or []
 
 
-def _spread(row: TrainingRow, values: Sequence[float | None]) -> list[float] | None:
+def _spread_values(row: TrainingRow, values: Sequence[float | None]) -> list[float] | None:
     found = [0.0] * len(row.completion_ids)
     for end, step, value in zip(last_tokens(row), row.transitions, values, strict=True):
         if value is None:

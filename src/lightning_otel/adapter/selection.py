@@ -94,8 +94,8 @@ class Selection:
                 f"{', '.join(get_args(CaptureLevel))}"
             )
         return cls(
-            agents=() if agents is None else _agents(agents),
-            rollout_ids=None if rollouts is None else _texts(rollouts),
+            agents=() if agents is None else _parse_agents(agents),
+            rollout_ids=None if rollouts is None else _parse_texts(rollouts),
             since_ns=None if since is None else instant_ns(since, "since"),
             until_ns=None if until is None else instant_ns(until, "until"),
             **given,
@@ -155,7 +155,7 @@ def _is_like(text: str, pattern: str) -> bool:
     return text == pattern or fnmatchcase(text, pattern)
 
 
-def _agents(given: str | Iterable[str]) -> tuple[str, ...]:
+def _parse_agents(given: str | Iterable[str]) -> tuple[str, ...]:
     patterns = tuple(checked_patterns(given, "agents"))
     checked_patterns([pattern.removeprefix(NOT) for pattern in patterns], "agents")
     if any(pattern.removeprefix(NOT) in ("", REGEX) for pattern in patterns):
@@ -163,7 +163,7 @@ def _agents(given: str | Iterable[str]) -> tuple[str, ...]:
     return patterns
 
 
-def _texts(given: str | Iterable[str]) -> tuple[str, ...]:
+def _parse_texts(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
@@ -179,10 +179,10 @@ def matched(
     """
     if is_call is None and is_reward is None:
         return spans
-    return (_matched(span, is_call, is_reward) for span in spans)
+    return (_match_span(span, is_call, is_reward) for span in spans)
 
 
-def _matched(span: Span, is_call: Matcher | None, is_reward: Matcher | None) -> Span:
+def _match_span(span: Span, is_call: Matcher | None, is_reward: Matcher | None) -> Span:
     found = dict(span.attributes)
     says_call = None if is_call is None else is_call(span)
     says_reward = None if is_reward is None else is_reward(span)

@@ -105,7 +105,7 @@ def by_time(
 
 def _in_turn(tree: Tree, positions: Sequence[int]) -> tuple[list[int], bytearray]:
     index = {position: call for call, position in enumerate(positions)}
-    above = _meetings(tree, positions)
+    above = _find_meetings(tree, positions)
     branches: dict[int, _Branch] = {NO_PARENT: _Branch(NO_PARENT, NO_PARENT, 0)}
     for node, parent in above.items():
         top = node if tree.parents[node] == parent else tree.below(parent, node)
@@ -117,15 +117,15 @@ def _in_turn(tree: Tree, positions: Sequence[int]) -> tuple[list[int], bytearray
         branch, upper = branches[node], branches[above[node]]
         siblings.setdefault(upper.node, []).append(branch)
         upper.end = max(upper.end, branch.end)
-        upper.newest = _later(tree, upper.newest, branch.newest)
+        upper.newest = _later_of(tree, upper.newest, branch.newest)
     for node in (NO_PARENT, *above):  # parents before children
         if node in siblings:
-            _follow(tree, siblings[node], branches[node])
+            _follow_branches(tree, siblings[node], branches[node])
     before = [index.get(branches[position].before, NONE) for position in positions]
     return before, bytearray(branches[position].is_beside for position in positions)
 
 
-def _follow(tree: Tree, siblings: list[_Branch], upper: _Branch) -> None:
+def _follow_branches(tree: Tree, siblings: list[_Branch], upper: _Branch) -> None:
     """Let each branch follow the latest call of those that had ended before it began."""
     by_end = sorted(siblings, key=lambda branch: (branch.end, branch.top))
     finished = 0
@@ -136,7 +136,7 @@ def _follow(tree: Tree, siblings: list[_Branch], upper: _Branch) -> None:
         while by_end[finished].top < branch.top and (
             by_end[finished].end <= tree.starts[branch.top]
         ):
-            newest = _later(tree, newest, by_end[finished].newest)
+            newest = _later_of(tree, newest, by_end[finished].newest)
             finished += 1
         if newest == NONE:  # the first in what holds it, which may run beside others itself
             branch.before = upper.before
@@ -154,14 +154,14 @@ def _mark_beside(tree: Tree, by_start: Sequence[_Branch]) -> None:
         latest = max(latest, branch.end)
 
 
-def _later(tree: Tree, one: int, other: int) -> int:
+def _later_of(tree: Tree, one: int, other: int) -> int:
     """The call that ended later; of two at one instant the later started."""
     if NONE in (one, other):
         return max(one, other)
     return max(one, other, key=lambda call: (tree.ends[call], call))
 
 
-def _meetings(tree: Tree, positions: Sequence[int]) -> dict[int, int]:
+def _find_meetings(tree: Tree, positions: Sequence[int]) -> dict[int, int]:
     """The calls and the spans where they meet, each with the next one above it, parents first."""
     nodes = set(positions)
     for left, right in pairwise(sorted(positions, key=tree.first.__getitem__)):

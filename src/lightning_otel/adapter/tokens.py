@@ -16,14 +16,14 @@ from lightning_otel import conventions as c
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
 
-def _pack(typecode: str, values: Iterable[float]) -> str:
+def _pack_array(typecode: str, values: Iterable[float]) -> str:
     packed = array(typecode, values)
     if _IS_BIG_ENDIAN:
         packed.byteswap()
     return base64.b64encode(packed.tobytes()).decode("ascii")
 
 
-def _unpack(typecode: str, text: str) -> array:  # type: ignore[type-arg]  # int or float by typecode
+def _unpack_array(typecode: str, text: str) -> array:  # type: ignore[type-arg]  # int or float by typecode
     packed = array(typecode)
     packed.frombytes(binascii.a2b_base64(text, strict_mode=True))
     if _IS_BIG_ENDIAN:
@@ -38,7 +38,7 @@ def encode_ids(choices: Iterable[Iterable[int]]) -> str:
         OverflowError: An id does not fit 32 bits.
         TypeError: An id is not an integer.
     """
-    return ",".join(_pack("i", ids) for ids in choices)
+    return ",".join(_pack_array("i", ids) for ids in choices)
 
 
 def sampled_ids(body: Mapping[str, Any], choices: Sequence[object]) -> Sequence[object]:
@@ -60,7 +60,7 @@ def decode_ids(text: str) -> list[Sequence[int]]:
     Raises:
         ValueError: The text is not base64, or not whole numbers of four bytes.
     """
-    return [_unpack("i", part) for part in text.split(",")]
+    return [_unpack_array("i", part) for part in text.split(",")]
 
 
 def has_negative(ids: Sequence[int]) -> bool:
@@ -80,7 +80,7 @@ def encode_logprobs(choices: Iterable[Iterable[float]]) -> str:
     Raises:
         TypeError: A value is not a number.
     """
-    return ",".join(_pack("d", values) for values in choices)
+    return ",".join(_pack_array("d", values) for values in choices)
 
 
 def decode_logprobs(text: str) -> list[Sequence[float]]:
@@ -89,7 +89,7 @@ def decode_logprobs(text: str) -> list[Sequence[float]]:
     Raises:
         ValueError: The text is not base64, or not whole numbers of eight bytes.
     """
-    return [_unpack("d", part) for part in text.split(",")]
+    return [_unpack_array("d", part) for part in text.split(",")]
 
 
 def token_content(

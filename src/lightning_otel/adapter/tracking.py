@@ -36,12 +36,12 @@ def matches(agent: str, pattern: str) -> bool:
         return False
     if not pattern.startswith(REGEX):
         return fnmatchcase(agent, pattern)
-    compiled = _compiled(pattern)
+    compiled = _compile_pattern(pattern)
     return compiled is not None and compiled.search(agent) is not None
 
 
 @lru_cache(maxsize=256)
-def _compiled(pattern: str) -> "re.Pattern[str] | None":
+def _compile_pattern(pattern: str) -> "re.Pattern[str] | None":
     try:
         return re.compile(pattern.removeprefix(REGEX))
     except (re.error, RecursionError, OverflowError):
@@ -65,11 +65,11 @@ def checked_patterns(given: str | Iterable[str], option: str = "track_only") -> 
     """
     patterns = [given] if isinstance(given, str) else list(given)
     for pattern in patterns:
-        _check(pattern, option)
+        _check_pattern(pattern, option)
     return patterns
 
 
-def _check(pattern: object, option: str) -> None:
+def _check_pattern(pattern: object, option: str) -> None:
     if not isinstance(pattern, str):
         raise ConfigError(f"{option} names {pattern!r}; an agent's name, glob or re:… is text")
     if pattern.startswith(REGEX):
@@ -96,14 +96,14 @@ def resources_text(given: object, outer: object = None) -> str:
         raise ConfigError(f"resources is {given!r}; write {{agent: {{resource: version}}}}")
     found: dict[str, dict[str, object]] = {}
     for pattern, versions in given.items():
-        _check(pattern, "resources")
+        _check_pattern(pattern, "resources")
         if not isinstance(versions, Mapping) or not all(isinstance(key, str) for key in versions):
             raise ConfigError(
                 f"resources of {pattern!r} are {versions!r}; write {{resource: version}}, "
                 'and {"*": {…}} for all agents'
             )
         found[pattern] = dict(versions)
-    for pattern, versions in _parsed(outer).items() if isinstance(outer, str) else ():
+    for pattern, versions in _parse_resources(outer).items() if isinstance(outer, str) else ():
         found[pattern] = {**versions, **found.get(pattern, {})}
     try:
         text = json.dumps(found, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -115,7 +115,7 @@ def resources_text(given: object, outer: object = None) -> str:
 
 
 @lru_cache(maxsize=64)
-def _parsed(text: str) -> dict[str, dict[str, object]]:
+def _parse_resources(text: str) -> dict[str, dict[str, object]]:
     """The resources that a text names; none where it cannot be read."""
     try:
         found = json.loads(text)
@@ -129,13 +129,13 @@ def _parsed(text: str) -> dict[str, dict[str, object]]:
 @lru_cache(maxsize=256)
 def _resources_of(agent: str, text: str) -> dict[str, str]:
     versions: dict[str, object] = {}
-    for pattern, held in _parsed(text).items():
+    for pattern, held in _parse_resources(text).items():
         if matches(agent, pattern):
             versions = {**held, **versions}
-    return {name: _version(versions[name]) for name in sorted(versions)}
+    return {name: _version_text(versions[name]) for name in sorted(versions)}
 
 
-def _version(value: object) -> str:
+def _version_text(value: object) -> str:
     if isinstance(value, str):
         return value
     try:

@@ -63,13 +63,13 @@ def assemble(
     names = causes.Causes(tree, steps.calls, steps.failed)
     found: list[Trajectory] = []
     for agent, positions in by_agent.items():
-        own = _own(tree, positions, steps, [at for at in tools if tree.agents[at] == agent])
+        own = _link_calls(tree, positions, steps, [at for at in tools if tree.agents[at] == agent])
         named = [steps.rewards.get(position, {}) for position in positions]
         worth = [values.get(position) for position in positions]
         if gamma is not None:
             worth = credit.discounted(worth, own.before, gamma)
         paths = own.paths()
-        made = _transitions(key, own, paths, named, worth)
+        made = _make_transitions(key, own, paths, named, worth)
         for branch, (path, cause) in enumerate(
             zip(paths, names.name_each(own, paths), strict=True)
         ):
@@ -88,7 +88,7 @@ def assemble(
     return found
 
 
-def _own(tree: Tree, positions: Sequence[int], steps: Steps, tools: Sequence[int]) -> Links:
+def _link_calls(tree: Tree, positions: Sequence[int], steps: Steps, tools: Sequence[int]) -> Links:
     """One agent's calls and how they hang together."""
     calls, talks = [steps.calls[i] for i in positions], [steps.talks[i] for i in positions]
     parting = tools if is_call(calls[0].span) else ()  # marks made inside tools are one episode
@@ -106,7 +106,7 @@ def _is_guess(tree: Tree, own: Links, path: Sequence[int]) -> bool:
     )
 
 
-def _transitions(
+def _make_transitions(
     key: AttemptKey,
     own: Links,
     paths: Sequence[Sequence[int]],

@@ -99,13 +99,13 @@ def build(spans: Iterable[Span], after: Sequence[tuple[Span, Span]] = ()) -> Tre
     known = [(places[id(one)], places[id(other)]) for one, other in after]
     if known or order.needs_causes(found, parents):
         moved = order.by_cause(found, parents, known)
-        found, parents = _rearranged(found, parents, moved)
+        found, parents = _reorder_spans(found, parents, moved)
     walked = walk.walked(parents)
     depths, jumps = walk.jumps(parents, walked.order)
     return Tree(
         spans=found.spans,
         parents=parents,
-        agents=_agents(found.spans, parents, walked.order),
+        agents=_find_agents(found.spans, parents, walked.order),
         first=walked.first,
         last=walked.last,
         depths=depths,
@@ -130,7 +130,7 @@ def reordered(tree: Tree, told: Iterable[tuple[int, int]]) -> tuple[Tree, list[i
     return found, [places[id(span)] for span in spans]
 
 
-def _rearranged(
+def _reorder_spans(
     found: order.Ordered, parents: Sequence[int], moved: Sequence[int]
 ) -> tuple[order.Ordered, list[int]]:
     """The same spans and parents in a new order, given as the old positions."""
@@ -146,7 +146,7 @@ def _rearranged(
     return ordered, [places[parents[old]] for old in moved]
 
 
-def _agents(spans: Sequence[Span], parents: Sequence[int], order: Sequence[int]) -> list[str]:
+def _find_agents(spans: Sequence[Span], parents: Sequence[int], order: Sequence[int]) -> list[str]:
     """The nearest agent's name at or above each span."""
     agents = [""] * len(spans)
     for node in order:  # parents before children

@@ -115,7 +115,7 @@ class Store(SpanStore):
                 return part.steps if is_all else filter(is_wanted, part.steps)
 
             # No part has a name here: it would be held while the next one is read.
-            yield from chain.from_iterable(map(told, self._parts(asked, bodies=bodies)))
+            yield from chain.from_iterable(map(told, self._read_parts(asked, bodies=bodies)))
             table.keep(report)
 
         def query() -> Query:
@@ -128,7 +128,7 @@ class Store(SpanStore):
             return (row(step, branch, columns) for step, branch in steps())
 
         def counts() -> Iterator[int]:
-            for part in self._parts(asked, bodies=False):
+            for part in self._read_parts(asked, bodies=False):
                 yield sum(1 for step in part.steps if is_all or is_wanted(step))
 
         table = Transitions(
@@ -182,7 +182,7 @@ class Store(SpanStore):
         Args:
             **keywords: As :meth:`transitions` takes them.
         """
-        found = self._parts(Asked.of(keywords), bodies=False)
+        found = self._read_parts(Asked.of(keywords), bodies=False)
         return Report.total(part.report for part in found)
 
     def step_counts(self) -> Iterator[StepCount]:
@@ -227,7 +227,7 @@ class Store(SpanStore):
         """
         from lightning_otel.dataset.export import export
 
-        asked, rest = _divided(options, format)
+        asked, rest = _split_options(options, format)
         return export(
             lambda: self._adapt(asked),
             format,
@@ -252,7 +252,7 @@ class Store(SpanStore):
         """
         from lightning_otel.dataset.export import rows
 
-        asked, rest = _divided(options, format)
+        asked, rest = _split_options(options, format)
         return rows(lambda: self._adapt(asked), format, wanted=asked.wanted, options=rest)
 
     def adapt(self, **keywords: Unpack[Keywords]) -> Iterator[Adaptation]:
@@ -284,7 +284,7 @@ class Store(SpanStore):
             for spans in batches(self.source, wanted)
         )
 
-    def _parts(self, asked: Asked, *, bodies: bool) -> "Iterator[Part]":
+    def _read_parts(self, asked: Asked, *, bodies: bool) -> "Iterator[Part]":
         """Each transition once with its branch, and the report, of some rollouts at a time."""
         from lightning_otel.dataset import linear
 
@@ -317,7 +317,7 @@ class Store(SpanStore):
             settle_if_worthwhile(self.layout)
 
 
-def _divided(options: Mapping[str, Any], name: str) -> tuple[Asked, dict[str, Any]]:
+def _split_options(options: Mapping[str, Any], name: str) -> tuple[Asked, dict[str, Any]]:
     """Split the options into the store's and the format's."""
     from lightning_otel import formats
 

@@ -51,7 +51,7 @@ def adapter_of(given: Adapter | str | None, ours: TripletAdapter) -> Explaining:
     """
     if given is None:
         return ours
-    found: Any = _loaded(given) if isinstance(given, str) else given
+    found: Any = _load_adapter(given) if isinstance(given, str) else given
     name = given if isinstance(given, str) else _name_of(given)
     if found is TripletAdapter:
         return ours
@@ -73,7 +73,7 @@ def adapter_of(given: Adapter | str | None, ours: TripletAdapter) -> Explaining:
     return _Named(name, found)
 
 
-def _loaded(name: str) -> object:
+def _load_adapter(name: str) -> object:
     from importlib.metadata import entry_points  # a traced process shall not pay for it
 
     registered = {each.name: each for each in entry_points(group=GROUP)}
@@ -118,13 +118,13 @@ class _Named:
                     f"the adapter {self._name} gave {type(found).__name__} from explain(); "
                     "it must give an Adaptation: trajectories and a report"
                 )
-            return Adaptation(self._trajectories(found[0]), found[-1])
+            return Adaptation(self._check_trajectories(found[0]), found[-1])
         every = list(spans)
         kept = [span for span in every if (span.rollout_id, span.attempt_id) not in incomplete]
         adapt = self._adapter.adapt if isinstance(self._adapter, Adapting) else self._adapter
         with _naming_errors(self._name, "failed"):
             given = adapt(kept)
-        paths = self._trajectories(given)
+        paths = self._check_trajectories(given)
         steps = {id(step): step for path in paths for step in path.transitions}.values()
         report = Report(
             spans=len(every),
@@ -136,7 +136,7 @@ class _Named:
         )
         return Adaptation(paths, report)
 
-    def _trajectories(self, given: Iterable[Any]) -> list[Trajectory]:
+    def _check_trajectories(self, given: Iterable[Any]) -> list[Trajectory]:
         with _naming_errors(self._name, "failed"):
             found = list(given)
         for each in found:

@@ -51,7 +51,7 @@ def batches(source: SpanSource, wanted: Wanted = _ALL) -> Iterator[Iterator[Span
     if source.layout is not None:
         con.execute("SET enable_external_file_cache = false")
         con.execute(f"SET threads = {_THREADS}")  # each reads a row group at once
-    for selection in _selections(source, con, wanted):
+    for selection in _make_selections(source, con, wanted):
         yield map(span_of, source.fetch(complete(con, selection), con).dicts())
 
 
@@ -138,8 +138,8 @@ def hold_moved(con: "duckdb.DuckDBPyConnection", *, is_likely: bool) -> None:
 
 def complete(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Selection:
     """The selection without rewards that left its rollouts, and with those that arrived."""
-    left = _moved(con, "own_rollout", selection)
-    arrived = _moved(con, "home_rollout", selection)
+    left = _find_moved(con, "own_rollout", selection)
+    arrived = _find_moved(con, "home_rollout", selection)
     if not arrived:
         return replace(selection, without=[reward.name for reward in left])
     times = [reward.start_ns for reward in arrived]
@@ -153,7 +153,9 @@ def complete(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Selectio
     return replace(selection, without=[reward.name for reward in left], also=also)
 
 
-def _moved(con: "duckdb.DuckDBPyConnection", column: str, selection: Selection) -> list[_Moved]:
+def _find_moved(
+    con: "duckdb.DuckDBPyConnection", column: str, selection: Selection
+) -> list[_Moved]:
     rows = con.execute(
         "SELECT trace_id, span_id, own_rollout, given_ns FROM moved "
         f"WHERE {column} IN (SELECT unnest(?))",
@@ -162,7 +164,7 @@ def _moved(con: "duckdb.DuckDBPyConnection", column: str, selection: Selection) 
     return [_Moved((trace_id, span_id), own, start_ns) for trace_id, span_id, own, start_ns in rows]
 
 
-def _selections(
+def _make_selections(
     source: SpanSource, con: "duckdb.DuckDBPyConnection", wanted: Wanted
 ) -> Iterator[Selection]:
     """Whole rollouts until they hold enough spans, with the time they lie in."""

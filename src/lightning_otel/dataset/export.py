@@ -132,7 +132,7 @@ def export(
     found.checked(options)
     funnel = _Funnel(wanted, left_out, progress)
     made = formats.made(found, funnel.trajectories(adaptations()), funnel.note, **options)
-    _write(funnel.counted(made), place, kind, found.columns)
+    _write_rows(funnel.counted(made), place, kind, found.columns)
     return funnel.exported(name)
 
 
@@ -172,7 +172,7 @@ def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileK
     raise ConfigError(f"{name} is named as no form that is written; end it in .jsonl or .parquet")
 
 
-def _write(
+def _write_rows(
     rows: Iterable[Row], place: Place, kind: FileKind | None, columns: Mapping[str, str]
 ) -> None:
     if place is None or callable(place):
@@ -181,7 +181,7 @@ def _write(
                 place(row)
         return
     kind, path = kind_of(place, kind), Path(place)
-    _check(path, kind)
+    _check_place(path, kind)
     if kind == "folder":
         _write_folder(rows, path, columns)
     elif _is_stream(path):
@@ -196,7 +196,7 @@ def _write(
                     file.writelines(map(line, rows))
 
 
-def _check(path: Path, kind: FileKind) -> None:
+def _check_place(path: Path, kind: FileKind) -> None:
     """Refuse a place where nothing can be written, before anything is read.
 
     Raises:
@@ -233,7 +233,7 @@ def _write_folder(rows: Iterable[Row], path: Path, columns: Mapping[str, str]) -
         (made / _TABLE).parent.mkdir(mode=0o700)
         write_private(made / _TABLE, b"")
         _write_parquet(rows, made / _TABLE, columns)
-        write_private(made / "README.md", _card(columns).encode())
+        write_private(made / "README.md", _make_card(columns).encode())
         made.replace(final)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -268,7 +268,7 @@ def _write_parquet(rows: Iterable[Row], made: Path, columns: Mapping[str, str]) 
             )
 
 
-def _card(columns: Mapping[str, str]) -> str:
+def _make_card(columns: Mapping[str, str]) -> str:
     """Return the card that says where the rows are; the Parquet file tells their types."""
     return (
         "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n"

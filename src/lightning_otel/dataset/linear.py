@@ -219,7 +219,7 @@ class _Pass:
         try:
             look = f"SELECT 1 FROM narrow WHERE {_MAY_MOVE} LIMIT 1"
             hold_moved(con, is_likely=bool(con.execute(look).fetchall()))
-            con.answered(self._plan)
+            con.answered(self._plan_batches)
         except BaseException:
             self.close()
             raise
@@ -229,7 +229,7 @@ class _Pass:
         self.con.close()
         remove_folder(self.folder)
 
-    def _plan(self) -> None:
+    def _plan_batches(self) -> None:
         con = self.con
         where, having, values = clauses(con, self._wanted)
         is_moved = con.execute("FROM moved LIMIT 1").fetchall()
@@ -248,8 +248,8 @@ class _Pass:
             con.execute(_PART, [batch])
             con.execute(_CHOSEN, [low, high])
             con.execute(_SOUND.format(received=self._wanted.received))
-            walk, linear = self._walk()
-            put = partial(_put, con, walk)
+            walk, linear = self._walk_batch()
+            put = partial(_append_rows, con, walk)
             yield Part(zip(walk.transitions(), repeat(0)), walk.report(), put)
             names = con.execute("SELECT number, rollout FROM part ORDER BY number").fetchall()
             left += [name for number, name in names if number not in linear]
@@ -257,26 +257,28 @@ class _Pass:
             yield part_of(found, bodies=False)
 
     @unswept()
-    def _walk(self) -> tuple[Walk, set[int]]:
+    def _walk_batch(self) -> tuple[Walk, set[int]]:
         """Walk over the batch; return the numbers of the attempts that are linear, too."""
         con = self.con
-        walk = Walk(_tokens(con))
+        walk = Walk(_check_tokens(con))
         attempts = con.execute(_ATTEMPTS).fetchall()
-        rows = _fetched(con, _READ)
+        rows = _fetch_rows(con, _READ)
         linear = {
             number for number, count, *ids in attempts if walk.add(ids, list(islice(rows, count)))
         }
         return walk, linear
 
 
-def _fetched(con: Reader, query: str, values: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
+def _fetch_rows(
+    con: Reader, query: str, values: Sequence[object] = ()
+) -> Iterator[tuple[Any, ...]]:
     cursor = con.cursor()
     cursor.execute(query, values)
     while rows := cursor.fetchmany(_FETCH):
         yield from rows
 
 
-def _tokens(con: Reader) -> dict[int, TokenFacts]:
+def _check_tokens(con: Reader) -> dict[int, TokenFacts]:
     """Check the tokens of calls, a few at a time; none if they do not fit in the memory allowed."""
     import duckdb
 
@@ -289,7 +291,7 @@ def _tokens(con: Reader) -> dict[int, TokenFacts]:
         try:
             return {
                 spot: token_facts(facts, count, texts)
-                for spot, facts, count, *texts in _fetched(con, _TEXTS, times)
+                for spot, facts, count, *texts in _fetch_rows(con, _TEXTS, times)
             }
         except duckdb.OutOfMemoryException:
             return {}
@@ -303,7 +305,7 @@ def _tokens(con: Reader) -> dict[int, TokenFacts]:
         con.execute("RESET disabled_optimizers")
 
 
-def _put(con: Reader, walk: Walk, table: str) -> None:
+def _append_rows(con: Reader, walk: Walk, table: str) -> None:
     """Append the rows of the linear attempts to a table of transitions without bodies."""
     said: dict[tuple[int, int], tuple[int, Step]] = {}  # many steps say the same
     places = [
@@ -312,17 +314,17 @@ def _put(con: Reader, walk: Walk, table: str) -> None:
     ]
     calls = [step.call for _, step in said.values()]
     rewards = [step.rewards for _, step in said.values()]
-    _hold(
+    _hold_columns(
         con,
         "said",
         place=("BIGINT", range(len(said))),
         **{name: ("VARCHAR", map(attrgetter(name), calls)) for name in _SAID},
-        resources=("VARCHAR", (_json(call.resources) for call in calls)),
-        sampling=("VARCHAR", (_json(call.sampling) for call in calls)),
-        rewards=("VARCHAR", map(_json, rewards)),
+        resources=("VARCHAR", (_dump_json(call.resources) for call in calls)),
+        sampling=("VARCHAR", (_dump_json(call.sampling) for call in calls)),
+        rewards=("VARCHAR", map(_dump_json, rewards)),
         reward=("DOUBLE", (next(iter(named.values()), None) for named in rewards)),
     )
-    _hold(
+    _hold_columns(
         con,
         "made",
         spot=("BIGINT", map(attrgetter("spot"), walk.steps)),
@@ -334,12 +336,12 @@ def _put(con: Reader, walk: Walk, table: str) -> None:
     con.execute(_PUT.format(table=table, values=values))
 
 
-def _hold(con: Reader, table: str, **columns: tuple[str, Iterable[Any]]) -> None:
+def _hold_columns(con: Reader, table: str, **columns: tuple[str, Iterable[Any]]) -> None:
     """Make a table of columns; their texts are read in a fifth of the time that lists take."""
     lists = ", ".join(f"unnest(?::JSON::{kind}[]) AS {name}" for name, (kind, _) in columns.items())
-    values = [_json(list(held)) for _, held in columns.values()]
+    values = [_dump_json(list(held)) for _, held in columns.values()]
     con.execute(f"CREATE OR REPLACE TABLE {table} AS SELECT {lists}", values)
 
 
-def _json(found: object) -> str:
+def _dump_json(found: object) -> str:
     return orjson.dumps(found).decode()

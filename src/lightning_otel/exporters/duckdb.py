@@ -42,11 +42,11 @@ class FrameSpanProcessor(SpanProcessor):
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Note that the span started."""
-        capture.guarded(self._start, span, parent_context)
+        capture.guarded(self._start_span, span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Keep the span, durably, before ``end()`` returns."""
-        capture.guarded(self._finish, span)
+        capture.guarded(self._finish_span, span)
 
     def shutdown(self) -> None:
         """Write what waits for a slow disk, seal the segments, and make the ``.duckdb`` file."""
@@ -57,7 +57,7 @@ class FrameSpanProcessor(SpanProcessor):
         """Write what waits in memory, if a disk was slow or full; else nothing is ever pending."""
         return bool(capture.guarded(flush_all))
 
-    def _start(self, span: Span, parent_context: Context | None) -> None:
+    def _start_span(self, span: Span, parent_context: Context | None) -> None:
         frame = capture.current_frame(parent_context)
         context = span.context
         if frame is None or frame.sink is None or not context.trace_flags.sampled:
@@ -72,7 +72,7 @@ class FrameSpanProcessor(SpanProcessor):
                 stamps = {**frame.process_stamps, **stamps}
             sink.started(span, stamps)
 
-    def _finish(self, span: ReadableSpan) -> None:
+    def _finish_span(self, span: ReadableSpan) -> None:
         ids = span.context.trace_id, span.context.span_id
         sink = _open.pop(ids, None)
         if sink is None:
@@ -116,9 +116,9 @@ class LightningSpanProcessor(FrameSpanProcessor):
         """
         self._frame: capture.Frame | None = None
         if config.is_enabled() and config.is_collect_enabled():
-            capture.guarded(self._begin, Layout(store or config.store_path()))
+            capture.guarded(self._begin_writer, Layout(store or config.store_path()))
 
-    def _begin(self, layout: Layout) -> None:
+    def _begin_writer(self, layout: Layout) -> None:
         try:
             writer = writer_for(layout)
         except StoreError as exc:
@@ -168,7 +168,7 @@ class DuckDBSpanExporter(SpanExporter):
             self._is_failing = True
             return SpanExportResult.FAILURE
         for span in spans:
-            capture.guarded(_export, span, writer)
+            capture.guarded(_export_span, span, writer)
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
@@ -187,7 +187,7 @@ class DuckDBSpanExporter(SpanExporter):
         return writer is None or bool(capture.guarded(writer.flush))
 
 
-def _export(span: ReadableSpan, writer: SpanWriter) -> None:
+def _export_span(span: ReadableSpan, writer: SpanWriter) -> None:
     body = capture.content_queue.take(span.context)
     ids = span.context.trace_id, span.context.span_id
     sink = _kept.pop(ids, None) or _open.get(ids)

@@ -33,7 +33,7 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
             },
             "response": response,
             "reward": step.reward,
-            "metadata": _metadata(step),
+            "metadata": _make_metadata(step),
         }
 
 
@@ -46,7 +46,7 @@ def _image_urls(messages: Iterable[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _metadata(step: Transition) -> dict[str, Any]:
+def _make_metadata(step: Transition) -> dict[str, Any]:
     found = {
         "response_id": step.response_id,
         "agent_name": step.agent,

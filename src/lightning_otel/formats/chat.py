@@ -33,12 +33,12 @@ def for_templates(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """
     found = messages_of(messages)
     for item in found:
-        _check(item, TEMPLATE_PARTS)
+        _check_keys(item, TEMPLATE_PARTS)
         item["content"] = _one_text(item)
         if item.get("refusal"):
             item["content"] = "\n".join(filter(None, (item["content"], item.pop("refusal"))))
         for call in item.get("tool_calls", ()):
-            call["function"]["arguments"] = _object(call["function"]["arguments"])
+            call["function"]["arguments"] = _parse_arguments(call["function"]["arguments"])
     return found
 
 
@@ -50,7 +50,7 @@ def for_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """
     found = messages_of(messages)
     for item in found:
-        _check(item, OPENAI_PARTS)
+        _check_keys(item, OPENAI_PARTS)
         item.pop("reasoning_content", None)
     return found
 
@@ -115,7 +115,7 @@ def openai_notes(step: Transition) -> Iterator[LeftOut]:
     yield from other_choices(step)
 
 
-def _check(item: Mapping[str, Any], known: frozenset[str]) -> None:
+def _check_keys(item: Mapping[str, Any], known: frozenset[str]) -> None:
     content = item["content"]
     for part in content if isinstance(content, list) else ():
         if part.get("type") not in known:
@@ -135,7 +135,7 @@ def _one_text(item: Mapping[str, Any]) -> Any:
     return ("" if item["role"] == "assistant" else "\n").join(part["text"] for part in content)
 
 
-def _object(arguments: str) -> Any:
+def _parse_arguments(arguments: str) -> Any:
     """Return arguments as the object that templates write out; text that is none stays text."""
     try:
         found = json.loads(arguments)

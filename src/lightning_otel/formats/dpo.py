@@ -19,10 +19,10 @@ def make(trajectories: Iterable[Trajectory], *, gap: float = 0.0) -> Made:
         trajectories: What is made into rows, group by group.
         gap: By how much at least.
     """
-    return pair_rows(trajectories, gap, _row, other_choices)
+    return pair_rows(trajectories, gap, _make_row, other_choices)
 
 
-def _row(pair: Pair) -> Row:
+def _make_row(pair: Pair) -> Row:
     row, rejected = map(answered, pair)
     row["chosen"] = row.pop("completion")
     return {

@@ -49,23 +49,23 @@ def by_group(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
         for place, trajectory in enumerate(trajectories):
             if trajectory.transitions:
                 grouped = groups.setdefault(group_of(trajectory), place)
-                row = (grouped, place, _packed(trajectory))
+                row = (grouped, place, _pack_trajectory(trajectory))
                 held.execute("INSERT INTO kept VALUES (?, ?, ?)", row)
         held.execute("CREATE INDEX order_of_kept ON kept (grouped, place)")
         held.execute("COMMIT")
         rows = held.execute("SELECT trajectory FROM kept ORDER BY grouped, place")
         for (packed,) in rows:
-            yield _unpacked(packed)
+            yield _unpack_trajectory(packed)
 
 
-def _packed(trajectory: Trajectory) -> bytes:
+def _pack_trajectory(trajectory: Trajectory) -> bytes:
     try:
-        return orjson.dumps(trajectory, default=_plain)
+        return orjson.dumps(trajectory, default=_plain_value)
     except (TypeError, ValueError):  # an integer beyond 64 bits, or half a surrogate pair
-        return json.dumps(trajectory, default=_plain).encode()
+        return json.dumps(trajectory, default=_plain_value).encode()
 
 
-def _unpacked(text: bytes) -> Trajectory:
+def _unpack_trajectory(text: bytes) -> Trajectory:
     try:
         found = orjson.loads(text)
     except ValueError:
@@ -73,7 +73,7 @@ def _unpacked(text: bytes) -> Trajectory:
     return Trajectory(**{**found, "transitions": tuple(map(transition, found["transitions"]))})
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if is_dataclass(value):
         return {each.name: getattr(value, each.name) for each in fields(value)}
     return dict(value) if isinstance(value, Mapping) else list(value)

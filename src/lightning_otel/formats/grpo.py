@@ -20,15 +20,15 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
         trajectories: What is made into rows, group by group.
     """
     for each in compared(trajectories, _is_judged):
-        yield each if isinstance(each, LeftOut) else _row(*each)
+        yield each if isinstance(each, LeftOut) else _make_row(*each)
 
 
 def _is_judged(each: Sequence) -> bool:
-    return each.reward is not None or _advantage(each.row) is not None
+    return each.reward is not None or _row_advantage(each.row) is not None
 
 
-def _row(group_id: str, each: Sequence) -> Row:
-    row, last, advantage = each.row, each.last, _advantage(each.row)
+def _make_row(group_id: str, each: Sequence) -> Row:
+    row, last, advantage = each.row, each.last, _row_advantage(each.row)
     is_even = not isinstance(advantage, list)
     return {
         "prompt_token_ids": list(row.prompt_ids),
@@ -47,7 +47,7 @@ def _row(group_id: str, each: Sequence) -> Row:
     }
 
 
-def _advantage(row: TrainingRow) -> float | list[float] | None:
+def _row_advantage(row: TrainingRow) -> float | list[float] | None:
     """The advantage of all that was sampled; one for each token where steps differ, [C]."""
     values = {step.advantage for step in row.transitions}
     return next(iter(values)) if len(values) == 1 else token_advantages(row)

@@ -25,10 +25,10 @@ def make(trajectories: Iterable[Trajectory], *, gap: float = 0.0) -> Made:
         trajectories: What is made into rows, group by group.
         gap: By how much at least.
     """
-    return pair_rows(trajectories, gap, _row, openai_notes)
+    return pair_rows(trajectories, gap, _make_row, openai_notes)
 
 
-def _row(pair: Pair) -> Row:
+def _make_row(pair: Pair) -> Row:
     given: Row = {"messages": for_openai(pair.chosen.observation)}
     if pair.chosen.tools:
         given["tools"] = openai_tools(pair.chosen.tools)

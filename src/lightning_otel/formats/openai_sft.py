@@ -38,14 +38,14 @@ def make(trajectories: Iterable[Trajectory], *, threshold: float | None = None) 
             raise UnheldError(fault)
         if not has_messages(step):
             raise UnheldError(NO_MESSAGES)
-        given = map(_unweighted, for_openai(step.observation))
+        given = map(_drop_weight, for_openai(step.observation))
         row: Row = {"messages": [*given, answer_for_openai(step)]}
         return {**row, "tools": openai_tools(step.tools)} if step.tools else row
 
     return step_rows(trajectories, row_of, openai_notes)
 
 
-def _unweighted(message: Row) -> Row:
+def _drop_weight(message: Row) -> Row:
     return {**message, "weight": 0} if message["role"] == "assistant" else message
 
 

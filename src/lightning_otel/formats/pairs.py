@@ -70,10 +70,10 @@ def pairs(trajectories: Iterable[Trajectory], gap: float) -> Iterator[Pair | Lef
             else:
                 by_prompt.setdefault(prompt_key(step), []).append(step)
         for steps in by_prompt.values():
-            yield from _paired(steps, gap)
+            yield from _pair_steps(steps, gap)
 
 
-def _paired(steps: list[Transition], gap: float) -> Iterator[Pair | LeftOut]:
+def _pair_steps(steps: list[Transition], gap: float) -> Iterator[Pair | LeftOut]:
     if len(steps) == 1:
         yield LeftOut(steps[0], ALONE)
         return

@@ -20,10 +20,10 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
     Args:
         trajectories: What is made into rows.
     """
-    return step_rows(trajectories, _row)
+    return step_rows(trajectories, _make_row)
 
 
-def _row(step: Transition) -> Row:
+def _make_row(step: Transition) -> Row:
     row = answered(step)
     if step.capture == "exact":
         row["prompt_ids"] = list(step.prompt_ids)

@@ -42,7 +42,7 @@ def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut
                 worth.setdefault((step.trace_id, step.span_id), trajectory.reward)
         for step, _ in distinct(attempt):
             if not is_trainable(step):
-                yield LeftOut(step, _reason(step))
+                yield LeftOut(step, _why_no_ids(step))
         for row in rows_of(attempt):
             first = row.transitions[0]
             yield Sequence(row, worth[first.trace_id, first.span_id])
@@ -69,7 +69,7 @@ def compared(
                 yield group_id, each
 
 
-def _reason(step: Transition) -> str:
+def _why_no_ids(step: Transition) -> str:
     """Why there are no token ids, where it is known more closely, and what to do."""
     what, _, remedy = NO_TOKENS.partition("; ")
     return f"{step.inexact or what}; {remedy}"

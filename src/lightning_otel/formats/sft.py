@@ -36,8 +36,8 @@ def make(trajectories: Iterable[Trajectory], *, threshold: float | None = None) 
         if fault := reward_fault(reward, threshold):
             yield from (LeftOut(step, fault) for step in trajectory.transitions)
             continue
-        for each in _conversations(trajectory.transitions):
-            yield each if isinstance(each, LeftOut) else _row(each, reward)
+        for each in _find_conversations(trajectory.transitions):
+            yield each if isinstance(each, LeftOut) else _make_row(each, reward)
 
 
 class _Conversation(NamedTuple):
@@ -47,7 +47,7 @@ class _Conversation(NamedTuple):
     said: list[Message]
 
 
-def _row(found: _Conversation, reward: float | None) -> Row:
+def _make_row(found: _Conversation, reward: float | None) -> Row:
     last = found.steps[-1]
     row: Row = {"messages": for_templates(found.said)}
     if last.tools:
@@ -55,7 +55,7 @@ def _row(found: _Conversation, reward: float | None) -> Row:
     return {**row, "steps": len(found.steps), **origin(last, reward)}
 
 
-def _conversations(steps: Iterable[Transition]) -> Iterator[_Conversation | LeftOut]:
+def _find_conversations(steps: Iterable[Transition]) -> Iterator[_Conversation | LeftOut]:
     held = _Conversation([], [])
     for step in steps:
         if not has_messages(step):
@@ -87,10 +87,10 @@ def _goes_on(before: Transition, step: Transition) -> bool:
     size = len(before.observation)
     if len(step.observation) <= size or step.observation[:size] != before.observation:
         return False
-    return _plain(step.observation[size]) == _plain(before.action[0])
+    return _drop_reasoning(step.observation[size]) == _drop_reasoning(before.action[0])
 
 
-def _plain(message: Message) -> list[Row]:
+def _drop_reasoning(message: Message) -> list[Row]:
     """Return a message without its reasoning, which few agents send back."""
     try:
         found = for_templates([message])

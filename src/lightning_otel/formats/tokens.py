@@ -34,13 +34,13 @@ def make(trajectories: Iterable[Trajectory], *, threshold: float | None = None) 
         yield {
             "input_ids": [*row.prompt_ids, *row.completion_ids],
             # The trainer looks at masks only if its settings say so, at labels always.
-            "labels": [_IGNORED] * len(row.prompt_ids) + _labels(row),
+            "labels": [_IGNORED] * len(row.prompt_ids) + _make_labels(row),
             "steps": len(row.transitions),
             **origin(each.last, reward),
         }
 
 
-def _labels(row: TrainingRow) -> list[int]:
+def _make_labels(row: TrainingRow) -> list[int]:
     pairs = zip(row.completion_ids, row.loss_mask, strict=True)
     return [token if kept else _IGNORED for token, kept in pairs]
 

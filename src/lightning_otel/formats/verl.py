@@ -70,10 +70,10 @@ def data_proto(
         raise NotInstalledError(
             f"this needs verl ({exc}); install it with: pip install verl"
         ) from exc
-    tensors, attention = _tensors(
+    tensors, attention = _make_tensors(
         held,
-        _width(held, "prompt_ids", max_prompt_length),
-        _width(held, "response_ids", max_response_length),
+        _pad_width(held, "prompt_ids", max_prompt_length),
+        _pad_width(held, "response_ids", max_response_length),
         pad_token_id,
     )
     made = {name: torch.tensor(values) for name, values in tensors.items()}
@@ -85,29 +85,31 @@ def data_proto(
     return verl.DataProto.from_dict(tensors=made, non_tensors=others)
 
 
-def _tensors(
+def _make_tensors(
     held: Sequence[Mapping[str, Any]], width: int, length: int, pad_token_id: int
 ) -> tuple[dict[str, list[list[Any]]], list[list[int]]]:
     """The tensors by name, and where they hold a token and not padding, [B, P + R]."""
-    scores = [_last(row["reward"], len(row["response_ids"])) for row in held]
+    scores = [_on_last_token(row["reward"], len(row["response_ids"])) for row in held]
     tensors = {
-        "prompts": _left([row["prompt_ids"] for row in held], width, pad_token_id),
-        "responses": _right([row["response_ids"] for row in held], length, pad_token_id),
-        "response_mask": _right([row["response_mask"] for row in held], length, 0),
-        "token_level_scores": _right(scores, length, 0.0),
-        "token_level_rewards": _right(scores, length, 0.0),
+        "prompts": _pad_left([row["prompt_ids"] for row in held], width, pad_token_id),
+        "responses": _pad_right([row["response_ids"] for row in held], length, pad_token_id),
+        "response_mask": _pad_right([row["response_mask"] for row in held], length, 0),
+        "token_level_scores": _pad_right(scores, length, 0.0),
+        "token_level_rewards": _pad_right(scores, length, 0.0),
     }
     if _has_logprobs(held):
-        tensors["rollout_log_probs"] = _right([r["rollout_log_probs"] for r in held], length, 0.0)
-    given = _left([[1] * len(row["prompt_ids"]) for row in held], width, 0)
-    sampled = _right([[1] * len(row["response_ids"]) for row in held], length, 0)
+        tensors["rollout_log_probs"] = _pad_right(
+            [r["rollout_log_probs"] for r in held], length, 0.0
+        )
+    given = _pad_left([[1] * len(row["prompt_ids"]) for row in held], width, 0)
+    sampled = _pad_right([[1] * len(row["response_ids"]) for row in held], length, 0)
     attention = [before + after for before, after in zip(given, sampled, strict=True)]
     both = zip(tensors["prompts"], tensors["responses"], strict=True)
     tensors["input_ids"] = [before + after for before, after in both]
     return tensors, attention
 
 
-def _width(rows: Sequence[Mapping[str, Any]], name: str, limit: int | None) -> int:
+def _pad_width(rows: Sequence[Mapping[str, Any]], name: str, limit: int | None) -> int:
     longest = max(len(row[name]) for row in rows)
     if limit is None or longest <= limit:
         return limit or longest
@@ -128,15 +130,15 @@ def _has_logprobs(rows: Sequence[Mapping[str, Any]]) -> bool:
     return not missing
 
 
-def _left(rows: Sequence[Sequence[Any]], width: int, padding: Any) -> list[list[Any]]:
+def _pad_left(rows: Sequence[Sequence[Any]], width: int, padding: Any) -> list[list[Any]]:
     return [[padding] * (width - len(row)) + list(row) for row in rows]
 
 
-def _right(rows: Sequence[Sequence[Any]], width: int, padding: Any) -> list[list[Any]]:
+def _pad_right(rows: Sequence[Sequence[Any]], width: int, padding: Any) -> list[list[Any]]:
     return [list(row) + [padding] * (width - len(row)) for row in rows]
 
 
-def _last(value: float, length: int) -> list[float]:
+def _on_last_token(value: float, length: int) -> list[float]:
     return [0.0] * (length - 1) + [float(value)]
 
 

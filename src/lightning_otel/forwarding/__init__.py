@@ -98,13 +98,13 @@ class Forwarder:
                 if not spans:
                     return True
                 self._parts = [spans]
-            if not self._deliver():
+            if not self._deliver_spans():
                 return False
 
     def probe(self) -> None:
         """Ask the endpoint with an empty request, to know early whether it answers."""
         with suppress_instrumentation():
-            self._note(self._ask(b""))
+            self._note_answer(self._send_body(b""))
 
     def hurry(self) -> None:
         """From now on try once and do not wait to try again; from any thread."""
@@ -116,7 +116,7 @@ class Forwarder:
         asked_ns = self._asked_ns
         return (time.monotonic_ns() - asked_ns) / 1e9 if asked_ns else 0.0
 
-    def _deliver(self) -> bool:
+    def _deliver_spans(self) -> bool:
         """Return whether the endpoint gave its last word on each span in hand."""
         while self._parts:
             part = self._parts[-1]
@@ -128,10 +128,10 @@ class Forwarder:
                 half = len(part) // 2
                 self._parts += [part[half:], part[:half]]
             else:
-                self._settle(part, answer)
+                self._settle_part(part, answer)
         return True
 
-    def _settle(self, part: list[Span], answer: Answer) -> None:
+    def _settle_part(self, part: list[Span], answer: Answer) -> None:
         """Count what became of some spans, and note that they are dealt with."""
         rejected = len(part)
         if answer.verdict is Verdict.DELIVERED:
@@ -149,25 +149,28 @@ class Forwarder:
             return Answer(Verdict.BAD, str(exc))
         is_last_try = self._hurried.is_set()
         while True:
-            answer = self._ask(body)
-            if answer.verdict is Verdict.BAD and self._ask(b"").verdict is not Verdict.DELIVERED:
+            answer = self._send_body(body)
+            if (
+                answer.verdict is Verdict.BAD
+                and self._send_body(b"").verdict is not Verdict.DELIVERED
+            ):
                 # Not even nothing at all is good: it is not the spans' fault.
                 answer = Answer(Verdict.LATER, answer.reason)
-            self._note(answer)
+            self._note_answer(answer)
             if answer.verdict is not Verdict.LATER:
                 return answer
             if is_last_try:
                 return None
             is_last_try = self._wait(self._wait_s(answer)) or self._hurried.is_set()
 
-    def _ask(self, body: bytes) -> Answer:
+    def _send_body(self, body: bytes) -> Answer:
         self._asked_ns = time.monotonic_ns()
         try:
             return self._sender.send(body)
         finally:
             self._asked_ns = 0
 
-    def _note(self, answer: Answer) -> None:
+    def _note_answer(self, answer: Answer) -> None:
         complaint = answer.reason if answer.verdict is Verdict.LATER else ""
         self.is_answering = not answer.is_silent
         self._tries = self._tries + 1 if complaint else 0

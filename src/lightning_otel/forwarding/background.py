@@ -41,10 +41,10 @@ class Background:
         self._follower = follower
         self._is_done = False
         self.error: LightningOtelError | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         try:
             self.forwarder.probe()
             self._is_done = self.forwarder.run()
@@ -102,7 +102,7 @@ class ForwardingProcessor(SpanProcessor):
                 if (os.getpid(), writer) in self._begun:
                     return
                 since_ns = (span.start_time or time.time_ns()) - _EARLIER_NS
-                begun = capture.guarded(self._begin, writer, since_ns)
+                begun = capture.guarded(self._begin_background, writer, since_ns)
                 self._begun[os.getpid(), writer] = begun
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -113,13 +113,13 @@ class ForwardingProcessor(SpanProcessor):
         self._is_over = True
         for (pid, writer), forwarding in list(self._begun.items()):
             if pid == os.getpid() and forwarding is not None:
-                capture.guarded(_finish, forwarding, writer)
+                capture.guarded(_finish_forwarding, forwarding, writer)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Do nothing: what is to be sent is in the store."""
         return True
 
-    def _begin(self, writer: SpanWriter, since_ns: int) -> Background | None:
+    def _begin_background(self, writer: SpanWriter, since_ns: int) -> Background | None:
         endpoint = config.otlp_endpoint()
         if endpoint is None or writer.layout is None or self._is_over:
             return None
@@ -127,16 +127,18 @@ class ForwardingProcessor(SpanProcessor):
         sender = sender_for(endpoint)
         follower = follower_of_process(writer.layout, name_of(writer), since_ns)
         is_allowed = config.content().is_exported
-        forwarder = Forwarder(follower, sender, with_content=is_allowed, on_complaint=_complain)
+        forwarder = Forwarder(
+            follower, sender, with_content=is_allowed, on_complaint=_log_complaint
+        )
         return Background(forwarder, follower)
 
 
-def _complain(complaint: str) -> None:
+def _log_complaint(complaint: str) -> None:
     if complaint:
         log.warning("no span can be sent by OTLP, they are all kept here: %s", complaint)
 
 
-def _finish(forwarding: Background, writer: SpanWriter) -> None:
+def _finish_forwarding(forwarding: Background, writer: SpanWriter) -> None:
     if not forwarding.finish(is_whole=True):
         log.warning(
             "spans were not sent by OTLP: %s; send them with: lightning-otel forward --name %s",

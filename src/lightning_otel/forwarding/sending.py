@@ -110,12 +110,12 @@ class HttpSender:
                 allow_redirects=False,
                 stream=True,
             ) as answer:
-                return _read(answer)
+                return _read_answer(answer)
         except (*self._failures, OSError, ValueError) as exc:
-            return Answer(Verdict.LATER, _reason(exc), is_silent=True)
+            return Answer(Verdict.LATER, _innermost_cause(exc), is_silent=True)
 
 
-def _read(answer: Any) -> Answer:
+def _read_answer(answer: Any) -> Answer:
     # Decompressed as it is read, and never more than so much of it.
     answer.raw.decode_content = True
     text: bytes = answer.raw.read(_MAX_ANSWER_BYTES + 1)
@@ -124,8 +124,8 @@ def _read(answer: Any) -> Answer:
     if len(text) > _MAX_ANSWER_BYTES:
         text, reason = b"", f"{reason}: an answer of more than {_MAX_ANSWER_BYTES} bytes"
     elif 200 <= status < 300:
-        return _taken(text, kind)
-    elif message := _message(text, kind):
+        return _read_success(text, kind)
+    elif message := _read_failure(text, kind):
         reason = f"{reason}: {message}"
     elif 300 <= status < 400 and (place := answer.headers.get("Location")):
         reason = f"{reason}, a redirect to {place}"
@@ -133,7 +133,7 @@ def _read(answer: Any) -> Answer:
     return Answer(_VERDICTS.get(status, Verdict.LATER), reason[:_MAX_REASON], wait_s=wait_s)
 
 
-def _taken(text: bytes, kind: str) -> Answer:
+def _read_success(text: bytes, kind: str) -> Answer:
     """Return what an answer of success says, if it is OTLP's at all."""
     response = ExportTraceServiceResponse()
     try:
@@ -152,7 +152,7 @@ def _taken(text: bytes, kind: str) -> Answer:
     return Answer(Verdict.DELIVERED, reason, rejected=partial.rejected_spans)
 
 
-def _message(text: bytes, kind: str) -> str:
+def _read_failure(text: bytes, kind: str) -> str:
     """Return what an answer of failure says, on one line."""
     if kind == "application/x-protobuf":
         from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # has no stubs
@@ -178,7 +178,7 @@ def _wait_s(text: str | None) -> float:
         return 0.0
 
 
-def _reason(exc: BaseException) -> str:
+def _innermost_cause(exc: BaseException) -> str:
     """Return the innermost cause, as the system says it."""
     text = str(exc)
     if "BadStatusLine('\\x00\\x00" in text:  # settings of HTTP/2, which gRPC speaks
@@ -206,7 +206,7 @@ class GrpcSender:
         is_secure = parts.scheme == "https" or (parts.scheme != "http" and not endpoint.is_insecure)
         if is_secure:
             files = (endpoint.certificate, endpoint.client_key, endpoint.client_certificate)
-            credentials = grpc.ssl_channel_credentials(*map(_content, files))
+            credentials = grpc.ssl_channel_credentials(*map(_read_file, files))
             channel = grpc.secure_channel(parts.netloc, credentials, compression=algorithm)
         else:
             channel = grpc.insecure_channel(parts.netloc, compression=algorithm)
@@ -225,10 +225,10 @@ class GrpcSender:
             if exc.code() is code.RESOURCE_EXHAUSTED and "larger than max" in (exc.details() or ""):
                 return Answer(Verdict.TOO_LARGE, reason)
             return Answer(Verdict.LATER, reason, is_silent=True)
-        return _taken(text, "application/x-protobuf")
+        return _read_success(text, "application/x-protobuf")
 
 
-def _content(path: str) -> bytes | None:
+def _read_file(path: str) -> bytes | None:
     if not path:
         return None
     with open(path, "rb") as file:

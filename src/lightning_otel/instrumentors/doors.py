@@ -104,7 +104,7 @@ def around(begin: Begin) -> Make:
                 del run  # it may know the exception, whose traceback knows this frame
                 raise
             if inspect.iscoroutine(result):
-                return _awaited(run, result)
+                return _await_run(run, result)
             capture.guarded(run.returned, result)
             return result
 
@@ -118,14 +118,14 @@ def _around_async(begin: Begin, original: Any) -> Any:
         run = capture.guarded(begin, args, kwargs)
         if run is None:
             return await original(*args, **kwargs)
-        work = _awaited(run, original(*args, **kwargs))
+        work = _await_run(run, original(*args, **kwargs))
         del run  # as above
         return await work
 
     return function
 
 
-async def _awaited(run: Run, coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def _await_run(run: Run, coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         with run.active():
             result = await coroutine
@@ -145,7 +145,7 @@ def around_steps(begin: Begin) -> Make:
 
     def make(original: Any) -> Any:
         if inspect.isgeneratorfunction(original):
-            return _walked(begin, original)
+            return _walk_generator(begin, original)
         if inspect.isasyncgenfunction(original):
             return _walked_async(begin, original)
 
@@ -160,11 +160,11 @@ def around_steps(begin: Begin) -> Make:
     return make
 
 
-def _active(run: Run | None) -> AbstractContextManager[None]:
+def _active_context(run: Run | None) -> AbstractContextManager[None]:
     return nullcontext() if run is None else run.active()
 
 
-def _tell(run: Run | None, name: str, *given: Any) -> None:
+def _notify_run(run: Run | None, name: str, *given: Any) -> None:
     if run is not None:
         capture.guarded(getattr(run, name), *given)
 
@@ -177,7 +177,7 @@ async def _tell_async(run: Run | None, name: str, *given: Any) -> None:
             capture.note_fault()
 
 
-def _walked(begin: Begin, original: Any) -> Callable[..., Generator[Any, Any, Any]]:
+def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any, Any, Any]]:
     """Return a generator function that goes through another's generator step by step.
 
     What is sent or thrown into ours reaches the other.
@@ -191,22 +191,22 @@ def _walked(begin: Begin, original: Any) -> Callable[..., Generator[Any, Any, An
         try:
             while True:
                 try:
-                    with _active(run):
+                    with _active_context(run):
                         item = step()
                 except StopIteration as end:
                     if left is None:
-                        _tell(run, "stop_with", end.value)
+                        _notify_run(run, "stop_with", end.value)
                     else:
-                        _tell(run, "fail", left)
+                        _notify_run(run, "fail", left)
                     return end.value
                 except BaseException as exc:
-                    _tell(run, "fail", exc)
+                    _notify_run(run, "fail", exc)
                     raise
-                _tell(run, "saw", item)
+                _notify_run(run, "saw", item)
                 try:
                     sent = yield item
                 except BaseException as exc:  # noqa: BLE001  # handed on, not swallowed
-                    _tell(run, "interrupted", exc)
+                    _notify_run(run, "interrupted", exc)
                     left = exc if isinstance(exc, GeneratorExit) else None
                     step = functools.partial(inner.throw, exc)
                 else:
@@ -226,7 +226,7 @@ def _walked_async(begin: Begin, original: Any) -> Callable[..., AsyncGenerator[A
         try:
             while True:
                 try:
-                    with _active(run):
+                    with _active_context(run):
                         item = await step()
                 except StopAsyncIteration:
                     if left is None:
@@ -237,15 +237,15 @@ def _walked_async(begin: Begin, original: Any) -> Callable[..., AsyncGenerator[A
                 except BaseException as exc:
                     # Closed at a yield it may still await; closed while it awaits it may not.
                     if isinstance(exc, GeneratorExit) and exc is not left:
-                        _tell(run, "fail", exc)
+                        _notify_run(run, "fail", exc)
                     else:
                         await _tell_async(run, "fail", exc)
                     raise
-                _tell(run, "saw", item)
+                _notify_run(run, "saw", item)
                 try:
                     sent = yield item
                 except BaseException as exc:  # noqa: BLE001  # handed on, not swallowed
-                    _tell(run, "interrupted", exc)
+                    _notify_run(run, "interrupted", exc)
                     left = exc if isinstance(exc, GeneratorExit) else None
                     step = functools.partial(inner.athrow, exc)
                 else:

@@ -105,11 +105,11 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         Another tool that was switched on first may have put its wrapper into the subclass, around
         the bare method that was inherited then: it never asks what stands in the owner now.
         """
-        bare = {id(each) for each in _chain(owner.__dict__[name]) if not hasattr(each, MARK)}
+        bare = {id(each) for each in _walk_wrapped(owner.__dict__[name]) if not hasattr(each, MARK)}
         for subclass in subclasses_of(owner):
             found = subclass.__dict__.get(name)
             is_past = found is not None and not hasattr(found, MARK)
-            if is_past and any(id(each) in bare for each in _chain(found)):
+            if is_past and any(id(each) in bare for each in _walk_wrapped(found)):
                 self.wrap(subclass, name, make)
 
     def _instrument(self, **kwargs: Any) -> None:
@@ -163,7 +163,7 @@ def as_function(owner: Any, original: Any) -> Any:
     return method
 
 
-def _chain(function: Any) -> Iterator[Any]:
+def _walk_wrapped(function: Any) -> Iterator[Any]:
     """A function, what it wraps, and so on; a wrapper shows our mark if ours is beneath it."""
     while function is not None:
         yield function

@@ -146,13 +146,13 @@ def tool_step(
 
 def given(text: str | None) -> dict[str, str]:
     """The content of a step that was told this."""
-    return {} if text is None else {c.INPUT_MESSAGES: _message("user", text)}
+    return {} if text is None else {c.INPUT_MESSAGES: _make_message("user", text)}
 
 
 def answered(text: str | None) -> dict[str, str]:
     """The content of a step that gave this."""
-    return {} if text is None else {c.OUTPUT_MESSAGES: _message("assistant", text)}
+    return {} if text is None else {c.OUTPUT_MESSAGES: _make_message("assistant", text)}
 
 
-def _message(role: str, text: str) -> str:
+def _make_message(role: str, text: str) -> str:
     return text_of([message(role, [text_part(text)])])

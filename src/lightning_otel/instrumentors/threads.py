@@ -19,7 +19,7 @@ _REPLACED: Final = ((threading.Thread, "start"), (ThreadPoolExecutor, "submit"))
 
 def carry_context() -> None:
     """Wrap ``Thread.start`` and ``ThreadPoolExecutor.submit``; harmless if done before."""
-    for (owner, name), make in zip(_REPLACED, (_start, _submit), strict=True):
+    for (owner, name), make in zip(_REPLACED, (_patch_start, _patch_submit), strict=True):
         replace(owner, name, make)
 
 
@@ -29,7 +29,7 @@ def leave_context() -> None:
         restore(owner, name)
 
 
-def _start(original: Any) -> Any:
+def _patch_start(original: Any) -> Any:
     def start(self: threading.Thread) -> None:
         context = otel_context.get_current()
         if not context:
@@ -56,15 +56,15 @@ def _run_within(thread: threading.Thread, context: Context) -> None:
     thread.run = run_in_context  # type: ignore[method-assign]  # subclasses override run; this reaches them too
 
 
-def _submit(original: Any) -> Any:
+def _patch_submit(original: Any) -> Any:
     def submit(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> "Future[Any]":
         # Attached even if empty: a worker's own context is that of whoever made it start.
         context = otel_context.get_current()
-        return original(self, _call, context, fn, args, kwargs)  # type: ignore[no-any-return]  # a Future
+        return original(self, _call_within, context, fn, args, kwargs)  # type: ignore[no-any-return]  # a Future
 
     return submit
 
 
-def _call(context: Context, fn: Any, args: Any, kwargs: Any) -> Any:
+def _call_within(context: Context, fn: Any, args: Any, kwargs: Any) -> Any:
     with capture.attached(context):
         return fn(*args, **kwargs)

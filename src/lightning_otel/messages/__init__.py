@@ -24,11 +24,11 @@ Part: TypeAlias = dict[str, Any]
 _CALLS: Final = frozenset({"function_call", "custom_tool_call"})
 
 
-def _refuse(constant: str) -> NoReturn:
+def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-_STRICT: Final = json.JSONDecoder(parse_constant=_refuse)
+_STRICT: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def reasoning_part(content: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def parse_messages(text: object) -> tuple[Message, ...] | None:
     if not isinstance(text, str) or not text:
         return None
     try:
-        found = _loads(text)
+        found = _load_messages(text)
     except (ValueError, RecursionError):
         return None
     if type(found) is not list or not all(type(item) is dict for item in found):
@@ -86,7 +86,7 @@ def parse_messages(text: object) -> tuple[Message, ...] | None:
     return tuple(found)
 
 
-def _loads(text: str) -> object:
+def _load_messages(text: str) -> object:
     """JSON of messages; of the two parsers the quick one wherever both say the same.
 
     Half of an adaptation is spent here. The quick one takes a whole number of more than 64 bits for
@@ -141,7 +141,7 @@ def read_message(
     role, content = str(item.get("role") or role), item.get("content")
     if role in ("tool", "function") or "tool_call_id" in item:
         call_id = item.get("tool_call_id", item.get("id")) or None
-        return message("tool", [tool_response_part(call_id, _response(content))], **extra)
+        return message("tool", [tool_response_part(call_id, _unwrap_response(content))], **extra)
     parts = []
     reasoning = item.get("reasoning_content") or item.get("reasoning")
     if isinstance(reasoning, str):
@@ -155,7 +155,7 @@ def read_message(
     return message(role, parts, name=item.get("name"), **extra)
 
 
-def _response(content: object) -> object:
+def _unwrap_response(content: object) -> object:
     """Return a tool's answer: a list that holds one text is that text."""
     if isinstance(content, (list, tuple)) and len(content) == 1:
         (only,) = content_parts(content)

@@ -30,7 +30,7 @@ def messages_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 def turns_of(messages: Iterable[Message]) -> list[list[dict[str, Any]]]:
     """The same, with what each message became in a list of its own."""
-    found = [_spoken(item) for item in messages]
+    found = [_to_chat(item) for item in messages]
     _name_calls([spoken for turn in found for spoken in turn])
     return found
 
@@ -54,7 +54,7 @@ def tools_of(definitions: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _spoken(item: Message) -> list[dict[str, Any]]:
+def _to_chat(item: Message) -> list[dict[str, Any]]:
     """A message as one of the chat API, or as several where tools answered in it."""
     held = item.get("parts")
     if not isinstance(held, (list, tuple)):
@@ -62,9 +62,9 @@ def _spoken(item: Message) -> list[dict[str, Any]]:
         held = item["parts"]
     parts = [part_of(part) for part in held]
     kinds = {str(part.get("type")) for part in parts}
-    role = _role(item, kinds)
+    role = _role_of(item, kinds)
     if "tool_call_response" not in kinds:
-        return [_tool_text(item, parts) if role == "tool" else _turn(role, item, parts)]
+        return [_tool_text(item, parts) if role == "tool" else _make_turn(role, item, parts)]
     found: list[dict[str, Any]] = []
     run: list[Mapping[str, Any]] = []
     for part in [*parts, None]:
@@ -72,14 +72,14 @@ def _spoken(item: Message) -> list[dict[str, Any]]:
             run.append(part)
             continue
         if run:
-            found.append(_turn("user" if role == "tool" else role, item, run))
+            found.append(_make_turn("user" if role == "tool" else role, item, run))
             run = []
         if part is not None:
-            found.append(_result(part.get("id"), _answer(part.get("response"))))
+            found.append(_make_result(part.get("id"), _tool_content(part.get("response"))))
     return found
 
 
-def _role(item: Message, kinds: set[str]) -> str:
+def _role_of(item: Message, kinds: set[str]) -> str:
     """The role, or what a message that says none can only have."""
     role = item.get("role")
     if isinstance(role, str) and role:
@@ -89,7 +89,7 @@ def _role(item: Message, kinds: set[str]) -> str:
     return "assistant" if kinds & {"tool_call", "reasoning", "refusal"} else "user"
 
 
-def _turn(role: str, item: Message, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _make_turn(role: str, item: Message, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What somebody said at once: content, reasoning, refusal and tool calls."""
     content: list[dict[str, Any]] = []
     thought: list[str] = []
@@ -102,14 +102,14 @@ def _turn(role: str, item: Message, parts: Sequence[Mapping[str, Any]]) -> dict[
         elif kind == "refusal":
             refused.append(plain(part.get("content")))
         elif kind == "tool_call":
-            calls.append(_call(part))
+            calls.append(_make_call(part))
         else:
             content.append(content_of(part))
     found: dict[str, Any] = {"role": role}
     if isinstance(item.get("name"), str):
         found["name"] = item["name"]
     is_silent = not content and bool(calls or refused)
-    found["content"] = None if is_silent else _joined(content)
+    found["content"] = None if is_silent else _join_content(content)
     if thought:
         found["reasoning_content"] = "\n".join(thought)
     if refused:
@@ -119,7 +119,7 @@ def _turn(role: str, item: Message, parts: Sequence[Mapping[str, Any]]) -> dict[
     return found
 
 
-def _joined(content: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def _join_content(content: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """A text where there is nothing else, as most servers and templates take no other."""
     said = [part for part in content if part.get("type") != "text" or part["text"]]
     if not said:
@@ -127,7 +127,7 @@ def _joined(content: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return said[0]["text"] if len(said) == 1 and said[0].get("type") == "text" else said
 
 
-def _call(part: Mapping[str, Any]) -> dict[str, Any]:
+def _make_call(part: Mapping[str, Any]) -> dict[str, Any]:
     name = part.get("name")
     arguments = part.get("arguments")
     if arguments is None:
@@ -137,29 +137,29 @@ def _call(part: Mapping[str, Any]) -> dict[str, Any]:
     else:
         text = dumped(arguments)
     function = {"name": name if isinstance(name, str) else "", "arguments": text}
-    return {"id": _id(part.get("id")), "type": "function", "function": function}
+    return {"id": _call_id(part.get("id")), "type": "function", "function": function}
 
 
 def _tool_text(item: Message, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A tool's answer that a tracer wrote as plain parts."""
     call_id = item.get("tool_call_id", item.get("id"))
-    return _result(call_id, _joined([content_of(part) for part in parts]))
+    return _make_result(call_id, _join_content([content_of(part) for part in parts]))
 
 
-def _result(call_id: object, content: object) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": _id(call_id), "content": content}
+def _make_result(call_id: object, content: object) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": _call_id(call_id), "content": content}
 
 
-def _id(found: object) -> str:
+def _call_id(found: object) -> str:
     return "" if found is None else str(found)
 
 
-def _answer(response: object) -> str | list[dict[str, Any]]:
+def _tool_content(response: object) -> str | list[dict[str, Any]]:
     """What a tool answered: text, parts of the chat API, or anything else as JSON text."""
     if isinstance(response, (list, tuple)) and response:
         objects = [part for part in response if isinstance(part, Mapping)]
         if len(objects) == len(response) and all(isinstance(p.get("type"), str) for p in objects):
-            return _joined([content_of(part_of(part)) for part in objects])
+            return _join_content([content_of(part_of(part)) for part in objects])
     return "" if response is None else plain(response)
 
 

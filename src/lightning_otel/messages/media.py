@@ -29,29 +29,29 @@ def content_of(part: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "text":
         return {"type": "text", "text": plain(part.get("content"))}
     if kind == "uri" and isinstance(part.get("uri"), str):
-        return _linked(str(modality), part["uri"], part)
+        return _make_uri(str(modality), part["uri"], part)
     if kind == "blob" and isinstance(part.get("content"), str):
         mime_type = str(part.get("mime_type") or "")
         if modality == "audio":
             form = mime_type.partition("/")[2] or "wav"
             held = {"data": part["content"], "format": "mp3" if form == "mpeg" else form}
             return {"type": "input_audio", "input_audio": held}
-        return _linked(str(modality), f"data:{mime_type}{_BASE64}{part['content']}", part)
+        return _make_uri(str(modality), f"data:{mime_type}{_BASE64}{part['content']}", part)
     if kind == "file" and isinstance(part.get("file_id"), str):
         name = "image_file" if modality == "image" else "file"
-        return {"type": name, name: _named({"file_id": part["file_id"]}, part)}
+        return {"type": name, name: _make_named({"file_id": part["file_id"]}, part)}
     return dict(part)
 
 
-def _linked(modality: str, url: str, part: Mapping[str, Any]) -> dict[str, Any]:
+def _make_uri(modality: str, url: str, part: Mapping[str, Any]) -> dict[str, Any]:
     if modality in _URLS.values():
         held = {"url": url, **({"detail": part["detail"]} if "detail" in part else {})}
         return {"type": f"{modality}_url", f"{modality}_url": held}
     key = "file_data" if url.startswith("data:") else "file_url"
-    return {"type": "file", "file": _named({key: url}, part)}
+    return {"type": "file", "file": _make_named({key: url}, part)}
 
 
-def _named(file: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+def _make_named(file: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
     return {**file, **({"filename": part["filename"]} if "filename" in part else {})}
 
 
@@ -70,7 +70,7 @@ def part_of(part: object) -> dict[str, Any]:
         url = held.get("url") or part.get("image_url")
         extra = {"detail": held["detail"]} if "detail" in held else {}
         if isinstance(url, str):
-            return _media(_URLS.get(kind, "image"), url) | extra
+            return _make_media(_URLS.get(kind, "image"), url) | extra
     file_id = held.get("file_id") if kind == "image_file" else part.get("file_id")
     if kind in ("image_file", "input_image") and isinstance(file_id, str):
         return {"type": "file", "modality": "image", "file_id": file_id}
@@ -79,19 +79,19 @@ def part_of(part: object) -> dict[str, Any]:
         blob = {"type": "blob", "modality": "audio", "mime_type": mime_type}
         return {**blob, "content": held["data"]}
     if kind in _FILES and "modality" not in part:
-        return _file(held or part)
+        return _make_file(held or part)
     return dict(part)
 
 
-def _file(held: Mapping[str, Any]) -> dict[str, Any]:
+def _make_file(held: Mapping[str, Any]) -> dict[str, Any]:
     extra = {"filename": held["filename"]} if "filename" in held else {}
     if isinstance(held.get("file_id"), str):
         return {"type": "file", "modality": "document", "file_id": held["file_id"], **extra}
     url = held.get("file_data") or held.get("file_url")
-    return _media("document", url) | extra if isinstance(url, str) else dict(held)
+    return _make_media("document", url) | extra if isinstance(url, str) else dict(held)
 
 
-def _media(modality: str, url: str) -> dict[str, Any]:
+def _make_media(modality: str, url: str) -> dict[str, Any]:
     head, mark, data = url.partition(_BASE64)
     if not (mark and head.startswith("data:")):
         return {"type": "uri", "modality": modality, "uri": url}
@@ -112,14 +112,18 @@ def dumped(value: object) -> str:
         try:
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, TypeError):
-            return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
+            return json.dumps(
+                _replace_infinite(value), ensure_ascii=False, allow_nan=False, default=str
+            )
     except RecursionError:
         return '"nested too deeply"'
 
 
-def _finite(value: object) -> object:
+def _replace_infinite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {str(key): _replace_infinite(item) for key, item in value.items()}
+    return (
+        [_replace_infinite(item) for item in value] if isinstance(value, (list, tuple)) else value
+    )

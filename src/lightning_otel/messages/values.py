@@ -40,7 +40,7 @@ def text_of(value: Any) -> str:
     """The value as JSON text, and a string as it is; what is too large or too deep is left out."""
     # By its type, not isinstance, here and below: that asks the value itself for its class.
     if issubclass(type(value), str):
-        return _text(value, TEXT_LIMIT)
+        return _valid_text(value, TEXT_LIMIT)
     plain = _Writer().plain(value, DEPTH_LIMIT)
     try:
         return orjson.dumps(plain).decode()
@@ -62,61 +62,61 @@ class _Writer:
         if value is None or kind is bool or kind is int or kind is float:
             return value
         if issubclass(kind, str):
-            return self._take(value)
+            return self._take_text(value)
         if depth == 0 or self._items <= 0:
             return f"<{kind.__name__}>"
         # By the built-in's own methods: a subclass may have overridden them.
         if issubclass(kind, dict):
-            return self._object(dict.items(value), depth)
+            return self._write_object(dict.items(value), depth)
         if issubclass(kind, list):
-            return self._array(list.__iter__(value), depth)
+            return self._write_array(list.__iter__(value), depth)
         if issubclass(kind, tuple):
-            return self._array(tuple.__iter__(value), depth)
+            return self._write_array(tuple.__iter__(value), depth)
         if issubclass(kind, set):
-            return self._array(set.__iter__(value), depth)
+            return self._write_array(set.__iter__(value), depth)
         if issubclass(kind, frozenset):
-            return self._array(frozenset.__iter__(value), depth)
+            return self._write_array(frozenset.__iter__(value), depth)
         return self._of_class(value, kind, depth)
 
     def _of_class(self, value: Any, kind: Any, depth: int) -> Any:
         if issubclass(kind, enum.Enum):
             return self.plain(value._value_, depth - 1)
-        if _has(kind, "__dataclass_fields__"):
+        if _has_name(kind, "__dataclass_fields__"):
             names = (found.name for found in dataclasses.fields(kind))
-            return self._object(((name, _field(value, name)) for name in names), depth)
-        if _has(kind, "__pydantic_fields__"):
-            held = _field(value, "__dict__")
+            return self._write_object(((name, _read_field(value, name)) for name in names), depth)
+        if _has_name(kind, "__pydantic_fields__"):
+            held = _read_field(value, "__dict__")
             if isinstance(held, dict):
-                return self._object(dict.items(held), depth)
+                return self._write_object(dict.items(held), depth)
         return f"<{kind.__name__}>"
 
-    def _object(self, items: Iterable[tuple[Any, Any]], depth: int) -> dict[str, Any]:
+    def _write_object(self, items: Iterable[tuple[Any, Any]], depth: int) -> dict[str, Any]:
         return {
-            self._key(key): self.plain(value, depth - 1)
+            self._write_key(key): self.plain(value, depth - 1)
             for key, value in islice(items, max(self._items, 0))
         }
 
-    def _array(self, items: Iterable[Any], depth: int) -> list[Any]:
+    def _write_array(self, items: Iterable[Any], depth: int) -> list[Any]:
         return [self.plain(item, depth - 1) for item in islice(items, max(self._items, 0))]
 
-    def _key(self, key: Any) -> str:
+    def _write_key(self, key: Any) -> str:
         if issubclass(type(key), str):
-            return self._take(key)
+            return self._take_text(key)
         is_plain = key is None or type(key) in (bool, int, float)
         return json.dumps(key) if is_plain else f"<{type(key).__name__}>"
 
-    def _take(self, text: str) -> str:
-        taken = _text(text, max(self._characters, 0))
+    def _take_text(self, text: str) -> str:
+        taken = _valid_text(text, max(self._characters, 0))
         self._characters -= len(taken)
         return taken
 
 
-def _has(kind: type, name: str) -> bool:
+def _has_name(kind: type, name: str) -> bool:
     # A metaclass may answer getattr as it likes.
     return any(name in vars(base) for base in kind.__mro__)
 
 
-def _field(value: Any, name: str) -> Any:
+def _read_field(value: Any, name: str) -> Any:
     # Past the class's own __getattribute__ and properties, which may do anything.
     try:
         return object.__getattribute__(value, name)
@@ -124,7 +124,7 @@ def _field(value: Any, name: str) -> Any:
         return None
 
 
-def _text(text: str, limit: int) -> str:
+def _valid_text(text: str, limit: int) -> str:
     """An exact, valid and bounded string."""
     kept = str.__getitem__(text, slice(limit))
     return kept if str.isascii(kept) else kept.encode("utf-8", "replace").decode("utf-8")

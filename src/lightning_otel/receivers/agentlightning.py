@@ -32,14 +32,14 @@ def is_stored_span(document: Object) -> bool:
 def span_of(document: Object, came: str) -> Span | Rejected:
     """Return the span; one that cannot be kept is rejected. One that never ended stays so."""
     try:
-        return sdkjson.span_of(_printed(_relaxed(document)), came)
+        return sdkjson.span_of(_to_printed(_relax_value(document)), came)
     except UnfitError as exc:
         return Rejected(str(exc))
     except RecursionError:
         return Rejected("attribute value is nested too deep")
 
 
-def _printed(found: Object) -> Object:
+def _to_printed(found: Object) -> Object:
     """Return the span as the SDK prints it, which differs in ids, times, resource and scope."""
     named = {
         key: found[field]
@@ -51,40 +51,41 @@ def _printed(found: Object) -> Object:
         if found[field] not in (None, "")
     }
     return {
-        "context": _ids(found),
-        "parent_id": _id(found.get("parent_id"), SPAN_ID_BYTES),
+        "context": _read_ids(found),
+        "parent_id": _read_id(found.get("parent_id"), SPAN_ID_BYTES),
         "name": found.get("name"),
         "kind": str(found.get("kind")),
         "status": found.get("status"),
         "attributes": found.get("attributes"),
         "events": objects(found, "events"),
         "links": [
-            {**link, "context": _ids(inner(link, "context"))} for link in objects(found, "links")
+            {**link, "context": _read_ids(inner(link, "context"))}
+            for link in objects(found, "links")
         ],
         "resource": {"attributes": {**inner(inner(found, "resource"), "attributes"), **named}},
         sdkjson.OURS: {
-            "start_ns": _time(found.get("start_time")),
-            "end_ns": _time(found.get("end_time")),
-            "events_ns": [_time(event.get("timestamp")) for event in objects(found, "events")],
-            "scope": _scope(found.get("instrumentation_scope")),
+            "start_ns": _read_time(found.get("start_time")),
+            "end_ns": _read_time(found.get("end_time")),
+            "events_ns": [_read_time(event.get("timestamp")) for event in objects(found, "events")],
+            "scope": _read_scope(found.get("instrumentation_scope")),
         },
     }
 
 
-def _ids(found: Object) -> Object:
+def _read_ids(found: Object) -> Object:
     return {
-        "trace_id": _id(found.get("trace_id"), TRACE_ID_BYTES),
-        "span_id": _id(found.get("span_id"), SPAN_ID_BYTES),
+        "trace_id": _read_id(found.get("trace_id"), TRACE_ID_BYTES),
+        "span_id": _read_id(found.get("span_id"), SPAN_ID_BYTES),
     }
 
 
-def _id(content: object, size: int) -> str:
+def _read_id(content: object, size: int) -> str:
     """Return an id; its Weave tracer writes UUIDs, of which a span keeps the random half."""
     found = id_bytes(text(content).replace("-", ""))
     return (found[-size:] if len(found) == TRACE_ID_BYTES else found).hex()
 
 
-def _time(content: object) -> int:
+def _read_time(content: object) -> int:
     """Return the nanoseconds of a time in seconds, exact to 0.2 microseconds; 0 for none."""
     if content is None:
         return 0
@@ -100,12 +101,12 @@ def _time(content: object) -> int:
     return whole * 1_000_000_000 + round((content - whole) * 1_000_000_000)
 
 
-def _scope(content: object) -> str:
+def _read_scope(content: object) -> str:
     found = _SCOPE.match(content) if isinstance(content, str) else None
     return found[1].strip() if found else ""
 
 
-def _relaxed(value: Any) -> Any:
+def _relax_value(value: Any) -> Any:
     """Return the plain values of MongoDB's extended JSON, such as ``{"$numberLong": "17"}``.
 
     Raises:
@@ -113,17 +114,17 @@ def _relaxed(value: Any) -> Any:
         RecursionError: It is nested too deep.
     """
     if isinstance(value, list):
-        return [_relaxed(item) for item in value]
+        return [_relax_value(item) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((kind, content),) = value.items()
         if kind in _EXTENDED and isinstance(content, str):
-            return _number(kind, content)
-    return {key: _relaxed(item) for key, item in value.items()}
+            return _read_number(kind, content)
+    return {key: _relax_value(item) for key, item in value.items()}
 
 
-def _number(kind: str, content: str) -> object:
+def _read_number(kind: str, content: str) -> object:
     try:
         if kind == "$numberDouble":
             return float(content)

@@ -106,7 +106,7 @@ def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Reje
     """Yield the spans of a trace request whose JSON was read; what is no span is rejected."""
     for in_resource in objects(request, "resourceSpans"):
         try:
-            resource = Resource(_attributes(inner(in_resource, "resource")), came, limits)
+            resource = Resource(_read_attributes(inner(in_resource, "resource")), came, limits)
         except UnfitError as exc:
             reason = f"resource cannot be read: {exc}"
             for in_scope in objects(in_resource, "scopeSpans"):
@@ -115,10 +115,10 @@ def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Reje
         for in_scope in objects(in_resource, "scopeSpans"):
             scope = inner(in_scope, "scope").get("name")
             for span in items(in_scope, "spans"):
-                yield _span(span, scope if isinstance(scope, str) else "", resource)
+                yield _read_span(span, scope if isinstance(scope, str) else "", resource)
 
 
-def _span(found: object, scope: str, resource: Resource) -> Span | Rejected:
+def _read_span(found: object, scope: str, resource: Resource) -> Span | Rejected:
     if not isinstance(found, dict):
         return Rejected("span is no JSON object")
     status = inner(found, "status")
@@ -134,11 +134,11 @@ def _span(found: object, scope: str, resource: Resource) -> Span | Rejected:
                 integer(found.get("startTimeUnixNano"), "start time"),
                 integer(found.get("endTimeUnixNano"), "end time"),
             ),
-            kind=_number(found.get("kind"), "kind"),
-            status=(_number(status.get("code"), "status"), text(status.get("message"))),
-            attributes=_attributes(found),
-            events=tuple(map(_event, objects(found, "events"))),
-            links=tuple(map(_link, objects(found, "links"))),
+            kind=_read_integer(found.get("kind"), "kind"),
+            status=(_read_integer(status.get("code"), "status"), text(status.get("message"))),
+            attributes=_read_attributes(found),
+            events=tuple(map(_read_event, objects(found, "events"))),
+            links=tuple(map(_read_link, objects(found, "links"))),
             dropped=(
                 integer(found.get("droppedAttributesCount"), "dropped attributes"),
                 integer(found.get("droppedEventsCount"), "dropped events"),
@@ -150,21 +150,23 @@ def _span(found: object, scope: str, resource: Resource) -> Span | Rejected:
         return Rejected(str(exc))
 
 
-def _event(found: Object) -> Event:
+def _read_event(found: Object) -> Event:
     time_ns = integer(found.get("timeUnixNano"), "time of an event")
-    return event_of(text(found.get("name")), time_ns, _attributes(found))
+    return event_of(text(found.get("name")), time_ns, _read_attributes(found))
 
 
-def _link(found: Object) -> Link | None:
+def _read_link(found: Object) -> Link | None:
     ids = id_bytes(found.get("traceId")), id_bytes(found.get("spanId"))
-    return link_of(*ids, _attributes(found))
+    return link_of(*ids, _read_attributes(found))
 
 
-def _attributes(found: Object, key: str = "attributes", depth: int = 0) -> dict[str, Any]:
-    return {text(pair.get("key")): _value(pair.get("value"), depth) for pair in objects(found, key)}
+def _read_attributes(found: Object, key: str = "attributes", depth: int = 0) -> dict[str, Any]:
+    return {
+        text(pair.get("key")): _read_value(pair.get("value"), depth) for pair in objects(found, key)
+    }
 
 
-def _value(found: object, depth: int) -> Any:
+def _read_value(found: object, depth: int) -> Any:
     """Return the value of an attribute; None for none, and for one of an unknown kind."""
     if found is None:
         return None
@@ -178,15 +180,15 @@ def _value(found: object, depth: int) -> Any:
         if kind == "boolValue":
             return content is True or content == "true"
         if kind == "doubleValue":
-            return _double(content)
+            return _read_double(content)
         if kind == "arrayValue":
-            return [_value(item, depth + 1) for item in items(as_object(content), "values")]
+            return [_read_value(item, depth + 1) for item in items(as_object(content), "values")]
         if kind == "kvlistValue":
-            return _attributes(as_object(content), "values", depth + 1)
+            return _read_attributes(as_object(content), "values", depth + 1)
     return None
 
 
-def _double(content: object) -> float:
+def _read_double(content: object) -> float:
     is_named = isinstance(content, str) and content in _NO_NUMBERS
     if isinstance(content, (int, float)) or is_named:
         try:
@@ -196,5 +198,5 @@ def _double(content: object) -> float:
     raise UnfitError("double attribute is no number")
 
 
-def _number(content: object, noun: str) -> int:
+def _read_integer(content: object, noun: str) -> int:
     return integer(_NUMBERS.get(content, content) if isinstance(content, str) else content, noun)

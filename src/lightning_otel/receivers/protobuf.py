@@ -91,43 +91,43 @@ def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterato
     # An empty message takes two bytes: a short body cannot have too many.
     if len(body) > 2 * limits.messages:
         try:
-            _check(body, limits)
+            _check_messages(body, limits)
         except IndexError as exc:
-            raise _malformed() from exc
+            raise _malformed_error() from exc
     try:
         request = _Request.FromString(body)
     except _UNDECODABLE as exc:
-        raise _malformed() from exc
-    return _spans(request, came, limits)
+        raise _malformed_error() from exc
+    return _read_spans(request, came, limits)
 
 
-def _spans(request: Any, came: str, limits: Limits) -> Iterator[Span | Rejected]:
+def _read_spans(request: Any, came: str, limits: Limits) -> Iterator[Span | Rejected]:
     for in_resource in request.resource_spans:
         for in_scope in in_resource.scope_spans:
             try:
-                attributes = _attributes(_Resource.FromString(in_resource.resource).attributes)
-                scope = _text(_Scope.FromString(in_scope.scope).name)
+                attributes = _read_attributes(_Resource.FromString(in_resource.resource).attributes)
+                scope = _decode_text(_Scope.FromString(in_scope.scope).name)
             except _UNDECODABLE:
                 reason = "resource or scope cannot be decoded"
                 yield from (Rejected(reason) for _ in in_scope.spans)
                 continue
             resource = Resource(attributes, came, limits)
             for encoded in in_scope.spans:
-                yield _span(encoded, scope, resource)
+                yield _read_span(encoded, scope, resource)
 
 
-def _span(encoded: bytes, scope: str, resource: Resource) -> Span | Rejected:
+def _read_span(encoded: bytes, scope: str, resource: Resource) -> Span | Rejected:
     try:
         found = _Span.FromString(encoded)
         return resource.span(
             ids=(found.trace_id, found.span_id, found.parent_span_id),
-            name=_text(found.name),
+            name=_decode_text(found.name),
             times=(found.start_time_unix_nano, found.end_time_unix_nano),
             kind=found.kind,
-            status=(found.status.code, _text(found.status.message)),
-            attributes=_attributes(found.attributes),
-            events=tuple(map(_event, found.events)),
-            links=tuple(map(_link, found.links)),
+            status=(found.status.code, _decode_text(found.status.message)),
+            attributes=_read_attributes(found.attributes),
+            events=tuple(map(_read_event, found.events)),
+            links=tuple(map(_read_link, found.links)),
             dropped=(
                 found.dropped_attributes_count,
                 found.dropped_events_count,
@@ -141,35 +141,37 @@ def _span(encoded: bytes, scope: str, resource: Resource) -> Span | Rejected:
         return Rejected(str(exc))
 
 
-def _event(found: Any) -> Event:
-    return event_of(_text(found.name), found.time_unix_nano, _attributes(found.attributes))
+def _read_event(found: Any) -> Event:
+    return event_of(
+        _decode_text(found.name), found.time_unix_nano, _read_attributes(found.attributes)
+    )
 
 
-def _link(found: Any) -> Link | None:
-    return link_of(found.trace_id, found.span_id, _attributes(found.attributes))
+def _read_link(found: Any) -> Link | None:
+    return link_of(found.trace_id, found.span_id, _read_attributes(found.attributes))
 
 
-def _attributes(found: Any) -> dict[str, Any]:
-    return {_text(pair.key): _value(pair.value) for pair in found}
+def _read_attributes(found: Any) -> dict[str, Any]:
+    return {_decode_text(pair.key): _read_value(pair.value) for pair in found}
 
 
-def _value(found: Any) -> Any:
+def _read_value(found: Any) -> Any:
     kind = found.WhichOneof("value")
     if kind is None:
         return None
     content = getattr(found, kind)
     if kind == "string_value":
-        return _text(content)
+        return _decode_text(content)
     if kind == "array_value":
-        return [_value(item) for item in content.values]
+        return [_read_value(item) for item in content.values]
     if kind == "kvlist_value":
-        return _attributes(content.values)
+        return _read_attributes(content.values)
     if kind == "bytes_value":
         return base64.b64encode(content).decode("ascii")
     return content
 
 
-def _text(found: bytes) -> str:
+def _decode_text(found: bytes) -> str:
     """Return a text, with a ``?`` for each byte that is no UTF-8."""
     try:
         return found.decode()
@@ -177,7 +179,7 @@ def _text(found: bytes) -> str:
         return found.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()
 
 
-def _check(body: bytes, limits: Limits) -> None:
+def _check_messages(body: bytes, limits: Limits) -> None:
     """Refuse a trace request of more messages than it may have, without decoding it.
 
     Raises:
@@ -191,18 +193,18 @@ def _check(body: bytes, limits: Limits) -> None:
             if not above:
                 return
             end, schema = above.pop()
-        tag, position = _varint(body, position)
+        tag, position = _read_varint(body, position)
         kind = tag & 7
         if kind == _BYTES:
-            length, position = _varint(body, position)
+            length, position = _read_varint(body, position)
         elif kind == _VARINT:
-            length, position = 0, _varint(body, position)[1]
+            length, position = 0, _read_varint(body, position)[1]
         elif kind in (_FIXED64, _FIXED32):
             length = 8 if kind == _FIXED64 else 4
         else:
-            raise _malformed()
+            raise _malformed_error()
         if position + length > end:
-            raise _malformed()
+            raise _malformed_error()
         inner = schema.get(tag >> 3) if kind == _BYTES else None
         if inner is None:
             position += length
@@ -217,7 +219,7 @@ def _check(body: bytes, limits: Limits) -> None:
             end, schema = position + length, inner
 
 
-def _varint(body: bytes, position: int) -> tuple[int, int]:
+def _read_varint(body: bytes, position: int) -> tuple[int, int]:
     """Return the number at a position, and its end."""
     number = body[position]
     if number < 128:
@@ -228,8 +230,8 @@ def _varint(body: bytes, position: int) -> tuple[int, int]:
         number |= (byte & 127) << (7 * index)
         if byte < 128:
             return number, position + index + 1
-    raise _malformed()
+    raise _malformed_error()
 
 
-def _malformed() -> ReceiveError:
+def _malformed_error() -> ReceiveError:
     return ReceiveError("the body is not a trace request in protobuf; see the OTLP specification")

@@ -47,17 +47,17 @@ def is_printed_span(document: Object) -> bool:
 def span_of(document: Object, came: str) -> Span | Rejected:
     """Return the span; one that cannot be kept is rejected. One that never ended stays so."""
     try:
-        return _span(document, came)
+        return _read_span(document, came)
     except UnfitError as exc:
         return Rejected(str(exc))
 
 
-def _span(found: Object, came: str) -> Span:
+def _read_span(found: Object, came: str) -> Span:
     context, status, ours = (inner(found, key) for key in ("context", "status", OURS))
     otel_resource = inner(inner(found, "resource"), "attributes")
     attributes = {**as_object(found.get("attributes")), c.RECEIVED: came}
-    end_ns = _time(found.get("end_time"), ours.get("end_ns"))
-    start_ns = _time(found.get("start_time"), ours.get("start_ns"))
+    end_ns = _read_time(found.get("end_time"), ours.get("end_ns"))
+    start_ns = _read_time(found.get("start_time"), ours.get("start_ns"))
     start_ns, last_ns = fit_times(start_ns, end_ns or start_ns, attributes)
     kind, code = text(found.get("kind")).rpartition(".")[2], status.get("status_code")
     return Span(
@@ -71,28 +71,28 @@ def _span(found: Object, came: str) -> Span:
         status=code if code in STATUSES else "UNSET",
         status_message=text(status.get("description")),
         attributes=attributes,
-        events=_events(found, ours),
-        links=tuple(map(_link, objects(found, "links"))),
+        events=_read_events(found, ours),
+        links=tuple(map(_read_link, objects(found, "links"))),
         otel_resource=otel_resource,
         scope=text(ours.get("scope")),
         process=text(ours.get("process")) or process_of(otel_resource),
-        sequence=_position(ours.get("sequence")),
-        end_sequence=_position(ours.get("end_sequence")),
+        sequence=_read_position(ours.get("sequence")),
+        end_sequence=_read_position(ours.get("end_sequence")),
     )
 
 
-def _events(found: Object, ours: Object) -> tuple[Event, ...]:
+def _read_events(found: Object, ours: Object) -> tuple[Event, ...]:
     events = objects(found, "events")
     exact = ours.get("events_ns")
     times = exact if isinstance(exact, list) and len(exact) == len(events) else [None] * len(events)
     return tuple(
         Event(text(each.get("name")), at if at in TIMES else 0, inner(each, "attributes"))
         for each, exact in zip(events, times, strict=True)
-        for at in (_time(each.get("timestamp"), exact),)
+        for at in (_read_time(each.get("timestamp"), exact),)
     )
 
 
-def _link(found: Object) -> Link:
+def _read_link(found: Object) -> Link:
     context = inner(found, "context")
     return Link(
         id_bytes(context.get("trace_id")).hex(),
@@ -101,7 +101,7 @@ def _link(found: Object) -> Link:
     )
 
 
-def _time(printed: object, exact: Any) -> int:
+def _read_time(printed: object, exact: Any) -> int:
     """Nanoseconds; 0 for none."""
     if exact is not None:
         return integer(exact, "time")
@@ -112,7 +112,7 @@ def _time(printed: object, exact: Any) -> int:
     return (found.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
-def _position(content: object) -> int:
+def _read_position(content: object) -> int:
     """The place of a start or end among those of its process; -1 for none."""
     found = -1 if content is None else integer(content, "sequence")
     return found if found in TIMES or not found else -1

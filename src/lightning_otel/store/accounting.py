@@ -25,7 +25,7 @@ def accounting_of(layout: "Layout") -> Accounting:
     Raises:
         StoreError: A file cannot be read.
     """
-    manifest, segments = _snapshot(layout)
+    manifest, segments = _read_segments(layout)
     counts = added(manifest.counts, *(each.counts for each in (*manifest.segments, *segments)))
     stored = _settled_spans(layout, manifest) + sum(each.counts.get(STORED, 0) for each in segments)
     writer = writer_if_any(layout)
@@ -43,7 +43,7 @@ def accounting_by_process(layout: "Layout", since_ns: int = 0) -> dict[str, Acco
     Raises:
         StoreError: A file cannot be read.
     """
-    manifest, segments = _snapshot(layout)
+    manifest, segments = _read_segments(layout)
     found: dict[str, dict[str, int]] = {}
     for each in (*manifest.segments, *segments):
         found[each.process] = added(found.get(each.process, {}), each.counts)
@@ -57,7 +57,7 @@ def accounting_by_process(layout: "Layout", since_ns: int = 0) -> dict[str, Acco
     }
 
 
-def _snapshot(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
+def _read_segments(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
     """Return the manifest, and the counts of the segments it does not name."""
     import duckdb
 

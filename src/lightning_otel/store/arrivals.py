@@ -79,7 +79,7 @@ class _Order:
             self._seen = first - 1
         was_whole = not self._ahead
         self._ahead.update(number for number in numbers if number > self._seen)
-        self._advance()
+        self._advance_heads()
         if self._ahead and was_whole:
             self._since = time.monotonic()
 
@@ -96,13 +96,13 @@ class _Order:
         ):
             self._seen = max(each.number for each in every)
             self._ahead = {number for number in self._ahead if number > self._seen}
-            self._advance()
+            self._advance_heads()
             self._since = time.monotonic()
         last = self._seen if until is None else min(self._seen, until)
         self.held = [each for each in every if each.number > last]
         return sorted((e for e in every if e.number <= last), key=lambda each: each.number)
 
-    def _advance(self) -> None:
+    def _advance_heads(self) -> None:
         while self._seen + 1 in self._ahead:
             self._seen += 1
             self._ahead.discard(self._seen)
@@ -235,14 +235,14 @@ class Arrivals:
             con.execute(f"SET threads = 1; SET memory_limit = '{_MEMORY}'")
             con.execute(f"SET temp_directory = {quoted(spill)}")
             with Reader(con, self._layout, define) as reader:
-                if not self._choose(reader, wanted):
+                if not self._choose_rows(reader, wanted):
                     return
                 processes = self._note_numbers(reader)
                 yield from self._read_rows(reader)
                 for process in processes:
                     yield self._orders[process].ready()
 
-    def _choose(self, con: "duckdb.DuckDBPyConnection", wanted: str) -> bool:
+    def _choose_rows(self, con: "duckdb.DuckDBPyConnection", wanted: str) -> bool:
         """Note in the table ``wanted`` which rows are not known; False if none."""
         con.execute(f"SELECT trace_id, span_id, file_row_number FROM every WHERE {wanted}")
         chosen: list[int] = []

@@ -69,17 +69,17 @@ def ensure_catalogue(layout: Layout) -> None:
     statements = catalogue_statements(layout)
     text = hashlib.sha256("\n".join(statements).encode()).hexdigest()
     empty = layout.data / EMPTY_DATA
-    if _read_stamp(layout) == f"{text} {_state(layout.catalogue)} {_state(empty)}":
+    if _read_stamp(layout) == f"{text} {_file_state(layout.catalogue)} {_file_state(empty)}":
         return
     try:
         with new_connection() as con:
             made = _new_path(layout, EMPTY_DATA)
             con.execute(empty_data_statement(made))  # anew: it names every column of this schema
-            _put(made, empty)
-            _write(con, layout, statements)
+            _put_file(made, empty)
+            _write_catalogue(con, layout, statements)
         made = _new_path(layout, STAMP)
-        write_private(made, f"{text} {_state(layout.catalogue)} {_state(empty)}".encode())
-        _put(made, layout.root / STAMP)
+        write_private(made, f"{text} {_file_state(layout.catalogue)} {_file_state(empty)}".encode())
+        _put_file(made, layout.root / STAMP)
     except (OSError, duckdb.Error):
         log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
 
@@ -106,7 +106,7 @@ def catalogue_statements(
         excluded: Names of files and segments not to be opened: damaged, or settled for good.
         alive: Processes that live; by default those with a segment that nobody settled.
     """
-    macro = _unsettled(layout) if alive is None else alive_statement(alive)
+    macro = _unsettled_sql(layout) if alive is None else alive_statement(alive)
     spans = f"CREATE OR REPLACE VIEW spans AS {_spans_sql(layout, excluded)}"
     return [spans, macro, *view_statements()]
 
@@ -171,7 +171,7 @@ def _is_ahead(time_us: str) -> str:
     return f"({time_us} - epoch_us(now()) BETWEEN 1 AND {FURTHEST_AHEAD_US})"
 
 
-def _unsettled(layout: Layout) -> str:
+def _unsettled_sql(layout: Layout) -> str:
     """Take a process for alive that has a segment nobody settled: as near as SQL comes to locks."""
     manifest = read_ndjson(quoted(str(layout.whole_manifest())), MANIFEST_COLUMNS)
     return rf"""CREATE OR REPLACE MACRO is_alive(process) AS process IN (
@@ -180,7 +180,7 @@ def _unsettled(layout: Layout) -> str:
   WHERE parse_filename(file) NOT IN (SELECT name FROM {manifest} WHERE kind = 'segment'))"""
 
 
-def _state(path: Path) -> str:
+def _file_state(path: Path) -> str:
     """Size and time of change, which tell whether somebody else wrote into it or damaged it."""
     try:
         found = path.stat()
@@ -197,7 +197,9 @@ def _read_stamp(layout: Layout) -> str:
         return ""
 
 
-def _write(con: "duckdb.DuckDBPyConnection", layout: Layout, statements: Iterable[str]) -> None:
+def _write_catalogue(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, statements: Iterable[str]
+) -> None:
     """Put ``X.duckdb`` there by rename: a reader of the old one is not disturbed."""
     made = _new_path(layout, "catalogue.duckdb")
     # In a format that older DuckDB shells read too.
@@ -207,7 +209,7 @@ def _write(con: "duckdb.DuckDBPyConnection", layout: Layout, statements: Iterabl
         con.execute(statement)
     con.execute("USE memory")
     con.execute("DETACH catalogue")
-    _put(made, layout.catalogue)
+    _put_file(made, layout.catalogue)
 
 
 def _new_path(layout: Layout, name: str) -> Path:
@@ -215,6 +217,6 @@ def _new_path(layout: Layout, name: str) -> Path:
     return layout.new / f"{os.getpid()}-{secrets.token_hex(4)}-{name}"
 
 
-def _put(made: Path, final: Path) -> None:
+def _put_file(made: Path, final: Path) -> None:
     made.chmod(0o600)
     os.replace(made, final)

@@ -112,7 +112,7 @@ def compact(
         before = store_bytes(layout)
         segments = len(sealed(layout)) if is_dry_run else settle_as_elected(layout).segments
         with packing_connection(layout.new / SPILL) as con:
-            dropped = _expire(con, layout, retention or Retention())
+            dropped = _find_expired(con, layout, retention or Retention())
             plan = _make_plan(con, layout)
             if is_dry_run:
                 files = sum(map(len, plan.groups))
@@ -150,7 +150,7 @@ def compact_some(
         before = layout.read_manifest().counts
         limit = max_bytes - max_bytes // 10 if is_large and max_bytes is not None else None
         with packing_connection(layout.new / SPILL) as con:
-            _expire(con, layout, Retention(max_bytes=limit))
+            _find_expired(con, layout, Retention(max_bytes=limit))
             plan = _make_plan(con, layout)
             groups = [group for group in plan.groups if plan.touched & {f.name for f in group}]
             small = (group for group in plan.groups if group not in groups and len(group) > 1)
@@ -184,7 +184,7 @@ def store_bytes(layout: Layout) -> int:
     return total_bytes([*files, *layout.unsettled(manifest)])
 
 
-def _expire(
+def _find_expired(
     con: "duckdb.DuckDBPyConnection", layout: Layout, retention: Retention
 ) -> Mapping[str, Expired]:
     """Fill the table ``expired`` with rollouts and the reason for each; count them by reason.
@@ -203,10 +203,10 @@ def _expire(
         """
     )
     for rollout_id in retention.without:
-        if not _add(con, n.ROLLOUT, f"rollout = {quoted(rollout_id)}"):
+        if not _add_expired(con, n.ROLLOUT, f"rollout = {quoted(rollout_id)}"):
             raise NotFoundError(f"no rollout {rollout_id!r}, so nothing was dropped")
     if retention.since_ns is not None:
-        _add(con, n.AGE, f"newest < {retention.since_ns}")
+        _add_expired(con, n.AGE, f"newest < {retention.since_ns}")
     if retention.max_bytes is not None:
         _add_oldest(con, layout, retention.max_bytes)
     closed = sealed(layout)
@@ -221,7 +221,7 @@ def _expire(
     return {reason: Expired(int(rollouts), int(spans)) for reason, rollouts, spans in rows}
 
 
-def _add(con: "duckdb.DuckDBPyConnection", reason: str, where: str) -> int:
+def _add_expired(con: "duckdb.DuckDBPyConnection", reason: str, where: str) -> int:
     """Have rollouts expire that do not yet; gives how many meet the condition."""
     con.execute(
         f"INSERT INTO expired SELECT rollout, {quoted(reason)} FROM held "
@@ -246,7 +246,7 @@ def _add_oldest(con: "duckdb.DuckDBPyConnection", layout: Layout, max_bytes: int
         ASOF JOIN ({groups}) ON filename = path AND file_row_number >= begins GROUP BY 1
         """
     )
-    _add(
+    _add_expired(
         con,
         n.SIZE,
         f"""rollout IN (SELECT rollout FROM (

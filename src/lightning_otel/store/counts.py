@@ -123,8 +123,8 @@ def account(counts: Mapping[str, int], *, stored: int, pending: int = 0) -> Acco
         ended=counts.get(ENDED, 0),
         stored=stored,
         pending=pending,
-        rejected=_under(_REJECTED, counts),
-        dropped=_under(_DROPPED, counts),
+        rejected=_with_prefix(_REJECTED, counts),
+        dropped=_with_prefix(_DROPPED, counts),
         slow_writes=counts.get(SLOW_WRITES, 0),
         slow_held=counts.get(SLOW_HELD, 0),
     )
@@ -143,7 +143,7 @@ def unstored(counts: Mapping[str, int]) -> int:
     return sum(count for name, count in counts.items() if name.startswith((_REJECTED, _DROPPED)))
 
 
-def _under(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
+def _with_prefix(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
     return {
         name.removeprefix(prefix): count
         for name, count in counts.items()

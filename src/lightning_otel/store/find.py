@@ -40,7 +40,7 @@ def find(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
         NotFoundError: Nothing has such an id, or several have.
     """
     if prefix.startswith(LAST):
-        return "rollout", _last(con, prefix)
+        return "rollout", _last_rollout(con, prefix)
     for noun, column in _COLUMNS.items():
         # In order, so that an id that is the prefix itself comes first.
         rows = con.execute(
@@ -58,7 +58,7 @@ def find(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
     raise NotFoundError(f"no rollout, trace, span or response id begins with {prefix!r}")
 
 
-def _last(con: "duckdb.DuckDBPyConnection", named: str) -> str:
+def _last_rollout(con: "duckdb.DuckDBPyConnection", named: str) -> str:
     """The rollout that ``@last`` or ``@last~2`` stands for."""
     found = _BEFORE.fullmatch(named)
     if found is None:

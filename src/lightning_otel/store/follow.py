@@ -66,9 +66,9 @@ class Follower:
         self._mentions = tuple(mentions)
         self._position = Position(layout, name)
         self._stop = threading.Event()
-        self._begin()
+        self._begin_reading()
 
-    def _begin(self) -> None:
+    def _begin_reading(self) -> None:
         self._arrivals = Arrivals(
             self._layout,
             self._position.known,
@@ -102,7 +102,7 @@ class Follower:
             if exc is None:
                 self.commit()
             else:
-                self._write()
+                self._write_position()
         finally:
             self.close()
 
@@ -115,23 +115,23 @@ class Follower:
         last = time.monotonic()
         while not self._stop.is_set():
             began = time.monotonic()
-            if self._fill():
+            if self._fill_queue():
                 try:
-                    yield self._hand()
+                    yield self._hand_span()
                 except GeneratorExit:  # left early: the one in hand may not be dealt with
                     with contextlib.suppress(StoreError):
-                        self._write()
+                        self._write_position()
                     raise
                 self._take_back()
                 last = time.monotonic()
                 continue
-            self._write()
+            self._write_position()
             now = time.monotonic()
             if self.idle_s is not None and now - last >= self.idle_s and not self._is_holding:
                 return
             # A look at very many segments takes its time: it is not all that is done.
             self._stop.wait(max(POLL_S, 5 * (now - began)))
-        self._write()
+        self._write_position()
 
     def batch(self, limit: int = 10_000, *, limit_bytes: int | None = None) -> list[Span]:
         """The spans there are now and that were not delivered yet; empty if there are none.
@@ -144,15 +144,15 @@ class Follower:
         spans: list[Span] = []
         size = 0
         while len(spans) < limit and (limit_bytes is None or size < limit_bytes):
-            if self._fill():
+            if self._fill_queue():
                 size += self._queue[0].size
-                spans.append(self._hand())
+                spans.append(self._hand_span())
             elif self._is_holding and not spans and not self._stop.wait(0.02):
                 continue  # shorter than half a second: a line that comes first is on its way
             else:
                 break
         if not spans:
-            self._write()
+            self._write_position()
         return spans
 
     def commit(self, spans: Iterable[Span] | None = None) -> None:
@@ -169,7 +169,7 @@ class Follower:
             done = {key_of(span.trace_id, span.span_id) for span in spans}
         self._delivered += [key for key in self._in_hand if done is None or key in done]
         self._in_hand = [key for key in self._in_hand if done is not None and key not in done]
-        self._write()
+        self._write_position()
 
     def stop(self) -> None:
         """End the iteration, from any thread."""
@@ -178,7 +178,7 @@ class Follower:
     def rewind(self) -> None:
         """Forget what was delivered: everything comes again."""
         self._position.clear()
-        self._begin()
+        self._begin_reading()
 
     def skip(self) -> None:
         """Pass over all there is: only what is written from now on comes, however old it is."""
@@ -206,7 +206,7 @@ class Follower:
     def _is_holding(self) -> bool:
         return self._arrivals.is_holding
 
-    def _hand(self) -> Span:
+    def _hand_span(self) -> Span:
         found = self._queue.popleft()
         self._in_hand.append(found.key)
         return span_of(found.record)
@@ -216,9 +216,9 @@ class Follower:
         self._delivered += self._in_hand
         self._in_hand = []
         if time.monotonic() - self._committed >= _LEAST_COMMIT_S:
-            self._write()
+            self._write_position()
 
-    def _write(self) -> None:
+    def _write_position(self) -> None:
         """Put the position on disk."""
         files = self._position.files
         if not (self._queue or self._in_hand or self._is_holding):
@@ -229,17 +229,17 @@ class Follower:
             self._delivered = []
         self._committed = time.monotonic()
 
-    def _fill(self) -> bool:
+    def _fill_queue(self) -> bool:
         """Read on until there is a span to hand out; False at the end of all there is now."""
         while not self._queue:
             found = next(self._scan, None)
             if found is None:
                 self._scan = self._arrivals.read()
                 return False
-            self._queue.extend(self._wanted(found))
+            self._queue.extend(self._select_new(found))
         return True
 
-    def _wanted(self, found: list[Ended]) -> Iterator[Ended]:
+    def _select_new(self, found: list[Ended]) -> Iterator[Ended]:
         """Yield those not delivered yet, each once; what is not selected is passed over."""
         known = self._position.known([each.key for each in found]) if found else set()
         for each in found:

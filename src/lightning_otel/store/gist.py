@@ -37,7 +37,7 @@ _ANSWER: Final = 'assistant","parts":['
 _FINISH: Final = '],"finish_reason":'
 
 
-def _says(key: str) -> str:
+def _says_sql(key: str) -> str:
     return f"contains(attributes::VARCHAR, {quoted(key)})"
 
 
@@ -47,12 +47,13 @@ _IS_CALL: Final = f"""(operation IN ({_GENERATIVE}) AND scope = {quoted(c.SCOPE)
   AND starts_with(output_messages, {quoted(_GIVEN + _ANSWER + "{")})
   AND NOT contains(output_messages, {quoted(_BETWEEN)})
   AND json_valid(input_messages) AND json_valid(output_messages)
-  AND NOT {_says(c.ABANDONED)} AND NOT {_says(c.CUT)} AND NOT {_says(c.REWARD_PREFIX + ".")})"""
+  AND NOT {_says_sql(c.ABANDONED)} AND NOT {_says_sql(c.CUT)}
+  AND NOT {_says_sql(c.REWARD_PREFIX + ".")})"""
 _IS_REWARD: Final = f"""(reward IS NOT NULL AND operation IS NULL AND scope = {quoted(c.SCOPE)}
-  AND name = {quoted(c.SPAN_ANNOTATION)} AND NOT {_says(c.LINK_PREFIX + ".")}
-  AND NOT {_says('"lightning.reward.')})"""
+  AND name = {quoted(c.SPAN_ANNOTATION)} AND NOT {_says_sql(c.LINK_PREFIX + ".")}
+  AND NOT {_says_sql('"lightning.reward.')})"""
 _IS_OTHER: Final = f"""(coalesce(operation NOT IN ({_CALLS}), true) AND reward IS NULL
-  AND name NOT IN ({_MARKS}) AND NOT {_says(c.REWARD_PREFIX + ".")}
+  AND name NOT IN ({_MARKS}) AND NOT {_says_sql(c.REWARD_PREFIX + ".")}
   AND (scope = {quoted(c.SCOPE)} OR (operation IS NULL AND agent IS NULL AND model IS NULL)))"""
 
 # What a model said parts the conversation: "said" are the texts between. To the last but one of
@@ -69,17 +70,17 @@ _IS_ODD: Final = f"""(answer IS NULL OR contains(said[-1], '"assistant"')
     AND (contains(input_messages, '\\u006') OR contains(input_messages, '\\u007'))))"""
 
 
-def _values(keys: Iterable[str]) -> str:
+def _values_sql(keys: Iterable[str]) -> str:
     paths = ", ".join(quoted(f'$."{key}"') for key in keys)
     return f"to_json(json_extract(attributes, [{paths}]))::VARCHAR"
 
 
 _FACTS: Final = f"""CASE found
     WHEN {CALL} THEN CASE WHEN contains(otel_resource::VARCHAR, {quoted(c.LOGPROBS_MODE)})
-        OR {_says(c.LOGPROB_TOKEN_IDS)}
-      THEN NULL ELSE {_values(CALL_KEYS)} END
-    WHEN {REWARD} THEN CASE WHEN {_says("null")} OR {_says(f"{c.REWARD_PREFIX}.{REWARDS}.")}
-      THEN NULL ELSE {_values(REWARD_KEYS)} END END"""
+        OR {_says_sql(c.LOGPROB_TOKEN_IDS)}
+      THEN NULL ELSE {_values_sql(CALL_KEYS)} END
+    WHEN {REWARD} THEN CASE WHEN {_says_sql("null")} OR {_says_sql(f"{c.REWARD_PREFIX}.{REWARDS}.")}
+      THEN NULL ELSE {_values_sql(REWARD_KEYS)} END END"""
 
 
 def with_gist(source: str, columns: Iterable[str]) -> str:
@@ -92,7 +93,7 @@ def with_gist(source: str, columns: Iterable[str]) -> str:
     return f"""
 SELECT {", ".join(columns)},
   (CASE WHEN found = {CALL} AND {_IS_ODD} THEN {ODD} ELSE found END
-    + CASE WHEN {_says(c.RECEIVED)} THEN {RECEIVED} ELSE 0 END
+    + CASE WHEN {_says_sql(c.RECEIVED)} THEN {RECEIVED} ELSE 0 END
     + CASE WHEN coalesce(prompt_token_ids, response_token_ids, response_logprobs) IS NULL
       THEN 0 ELSE {TOKENS} END)::TINYINT AS gist_kind,
   CASE WHEN len(said) > 1 THEN hash(list_append(list_append(said[1:-3], said[-2] || ']'),

@@ -38,7 +38,7 @@ class LakeAddress:
     @property
     def conninfo(self) -> str:
         """The connection string for libpq, without the password."""
-        return " ".join(f"{key}={_quoted(value)}" for key, value in self.parameters.items())
+        return " ".join(f"{key}={_quote_value(value)}" for key, value in self.parameters.items())
 
     @property
     def name(self) -> str:
@@ -129,6 +129,6 @@ def _of_words(rest: str) -> dict[str, str]:
     return {key: value for key, value in found.items() if value}
 
 
-def _quoted(value: str) -> str:
+def _quote_value(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

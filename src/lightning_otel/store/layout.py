@@ -83,14 +83,14 @@ class Layout:
 
     def exists(self) -> bool:
         """Say whether a store stands here; settled spans may lie here without a manifest."""
-        is_there = self._stands(self.manifest_path) or self.manifest_copy.exists()
+        is_there = self._stands_there(self.manifest_path) or self.manifest_copy.exists()
         return is_there or any(self.data.glob("spans-*.parquet"))
 
     def has_state(self) -> bool:
         """Say whether a state lies beside it."""
-        return self._stands(self.state_path)
+        return self._stands_there(self.state_path)
 
-    def _stands(self, path: Path) -> bool:
+    def _stands_there(self, path: Path) -> bool:
         try:
             return path.exists()
         except OSError as exc:
@@ -136,7 +136,7 @@ class Layout:
         _add_private(self.root / ".gitignore", b"*\n")
         _add_private(self.live / EMPTY_LIVE, b"")
         if not self.exists():
-            made = self._made(format_manifest(Manifest()))
+            made = self._make_file(format_manifest(Manifest()))
             # Linked, not renamed: a settler may have replaced another process's first manifest.
             with contextlib.suppress(FileExistsError):
                 os.link(made, self.manifest_path)
@@ -196,7 +196,7 @@ class Layout:
             Whether the manifest was replaced.
         """
         text = format_manifest(manifest)
-        copy, made = self._made(text), self._made(text)
+        copy, made = self._make_file(text), self._make_file(text)
         if before_us is not None and now_us() >= before_us:
             copy.unlink()
             made.unlink()
@@ -205,7 +205,7 @@ class Layout:
         os.replace(made, self.manifest_path)
         return True
 
-    def _made(self, text: bytes) -> Path:
+    def _make_file(self, text: bytes) -> Path:
         made = self.new / f"manifest-{os.getpid()}-{time.time_ns()}-{os.urandom(4).hex()}"
         write_private(made, text, is_synced=True)
         return made

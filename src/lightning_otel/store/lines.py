@@ -241,19 +241,19 @@ def reserved_line(counts: Mapping[str, int]) -> bytes:
 
 def _cut_line(record: Record) -> bytes:
     """The line of a record too long to be whole: long texts cut, or all but the narrow columns."""
-    texts = _texts(record)
+    texts = _list_texts(record)
     lengths = [len(text) for _, _, _, text in texts]
     for limit in _CUT_TO:
         if sum([min(length, limit) for length in lengths]) > MAX_RECORD_BYTES:
             continue
-        _cut(record, texts, limit)
+        _cut_texts(record, texts, limit)
         line = checked_line(dumped(record))
         if len(line) <= MAX_RECORD_BYTES:
             return line
-    return _skeleton(repaired(record))
+    return _skeleton_line(repaired(record))
 
 
-def _texts(record: Record) -> list[_Text]:
+def _list_texts(record: Record) -> list[_Text]:
     """All that can be cut: texts, and lists and objects as their JSON."""
     found = [
         (record, column, BODY_COLUMNS.get(column, column), text)
@@ -272,7 +272,7 @@ def _texts(record: Record) -> list[_Text]:
     return found
 
 
-def _cut(record: Record, texts: list[_Text], limit: int) -> None:
+def _cut_texts(record: Record, texts: list[_Text], limit: int) -> None:
     """Cut every text longer than the limit, keeping its length and the kept part's hash."""
     attributes = record["attributes"]
     try:
@@ -291,7 +291,7 @@ def _cut(record: Record, texts: list[_Text], limit: int) -> None:
         attributes[c.CUT] = json_of(note)
 
 
-def _skeleton(record: Record) -> bytes:
+def _skeleton_line(record: Record) -> bytes:
     """Return the rest of a span with more attributes or events than a line can hold."""
     resource = orjson.dumps(record["otel_resource"])
     note = {

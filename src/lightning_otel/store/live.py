@@ -33,7 +33,7 @@ def records_of_others(
     found: list[Record] = []
     for path in layout.segments():
         if not path.name.startswith(f"{process}-"):
-            found += _records(path, since_ns, wanted)
+            found += _read_records(path, since_ns, wanted)
     # Looked at last: what was settled and taken away meanwhile stands in it by now.
     try:
         files = layout.read_manifest().live_files
@@ -68,7 +68,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _records(path: Path, since_ns: int, wanted: Sequence[bytes]) -> Iterator[Record]:
+def _read_records(path: Path, since_ns: int, wanted: Sequence[bytes]) -> Iterator[Record]:
     try:
         if path.stat().st_mtime_ns < since_ns - _COARSE_NS:
             return

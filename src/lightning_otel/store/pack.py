@@ -26,7 +26,7 @@ def pack(con: Reader, path: str | os.PathLike[str]) -> int:
         # In a folder of one's own: nobody else can read what is half made, and all of it goes.
         with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as folder:
             made = Path(folder) / "packed.duckdb"
-            count = _write(con, made)
+            count = _write_pack(con, made)
             made.chmod(0o600)
             os.replace(made, final)
     except (duckdb.Error, OSError) as exc:
@@ -35,7 +35,7 @@ def pack(con: Reader, path: str | os.PathLike[str]) -> int:
     return count
 
 
-def _write(reader: Reader, path: Path) -> int:
+def _write_pack(reader: Reader, path: Path) -> int:
     con = reader.con
     # zstd is both smaller and cheaper than DuckDB's own choice for long texts.
     columns = ", ".join(

@@ -47,15 +47,15 @@ class Position:
         self._lock = -1
         self._db: sqlite3.Connection | None = None
         try:
-            self._open()
+            self._open_file()
         except (OSError, sqlite3.Error) as exc:
             self.close()
-            raise self._error(exc) from exc
+            raise self._make_error(exc) from exc
         except StoreError:
             self.close()
             raise
 
-    def _open(self) -> None:
+    def _open_file(self) -> None:
         path = ""  # a temporary database of SQLite's own
         if self._name is not None:
             self._take_lock()
@@ -96,17 +96,17 @@ class Position:
             for start in range(0, len(every), _AT_ONCE):
                 some = every[start : start + _AT_ONCE]
                 marks = ",".join("?" * len(some))
-                rows = self._opened().execute(
+                rows = self._open_database().execute(
                     f"SELECT key FROM delivered WHERE key IN ({marks})", some
                 )
                 found.update(key for (key,) in rows)
         except sqlite3.Error as exc:
-            raise self._error(exc) from exc
+            raise self._make_error(exc) from exc
         return found
 
     def count(self) -> int:
         """Return how many spans were delivered so far, by all who held this position."""
-        (row,) = self._opened().execute("SELECT count(*) FROM delivered")
+        (row,) = self._open_database().execute("SELECT count(*) FROM delivered")
         return int(row[0])
 
     def write(self, keys: Iterable[Key], files: Iterable[str]) -> None:
@@ -119,7 +119,7 @@ class Position:
         Raises:
             StoreError: The disk refuses it; nothing of it was noted.
         """
-        db, names = self._opened(), set(files)
+        db, names = self._open_database(), set(files)
         try:
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -133,12 +133,14 @@ class Position:
                     db.execute("ROLLBACK")
                 raise
         except sqlite3.Error as exc:
-            raise self._error(exc) from exc
+            raise self._make_error(exc) from exc
         self.files = names
 
     def clear(self) -> None:
         """Forget everything, so that all is delivered again."""
-        self._opened().executescript("BEGIN; DELETE FROM delivered; DELETE FROM files; COMMIT")
+        self._open_database().executescript(
+            "BEGIN; DELETE FROM delivered; DELETE FROM files; COMMIT"
+        )
         self.files = set()
 
     def close(self, *, is_done: bool = False) -> None:
@@ -163,12 +165,12 @@ class Position:
         """Whether it was let go of."""
         return self._db is None
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open_database(self) -> sqlite3.Connection:
         if self._db is None:
             raise StoreError(f"the follower {self._name!r} is closed; follow() again")
         return self._db
 
-    def _error(self, exc: Exception) -> StoreError:
+    def _make_error(self, exc: Exception) -> StoreError:
         return StoreError(
             f"cannot keep the position {self._path}: {exc}; is there room, and may it be written? "
             "A damaged one can be removed: then everything is delivered again"

@@ -49,7 +49,7 @@ def checksum_of(path: Path) -> str:
         block = _SMALLEST_BLOCK
         while block * _MOST_BLOCKS < size - footer:
             block *= 2
-        sums = [_sum(file.fileno(), each) for each in _blocks(size, footer, block)]
+        sums = [_checksum(file.fileno(), each) for each in _split_blocks(size, footer, block)]
     return f"{block:x}.{size:x}.{footer:x}." + "".join(sums)
 
 
@@ -62,18 +62,18 @@ def find_corrupt_ranges(path: Path, checksum: str) -> list[Range]:
             return [(0, max(found, size))]
         return [
             each
-            for number, each in enumerate(_blocks(size, footer, block))
-            if _sum(file.fileno(), each) != sums[8 * number : 8 * number + 8]
+            for number, each in enumerate(_split_blocks(size, footer, block))
+            if _checksum(file.fileno(), each) != sums[8 * number : 8 * number + 8]
         ]
 
 
-def _blocks(size: int, footer: int, block: int) -> list[Range]:
+def _split_blocks(size: int, footer: int, block: int) -> list[Range]:
     body = size - footer
     found = [(first, min(body, first + block)) for first in range(0, body, block)]
     return [*found, (body, size)]
 
 
-def _sum(descriptor: int, each: Range) -> str:
+def _checksum(descriptor: int, each: Range) -> str:
     return f"{zlib.crc32(os.pread(descriptor, each[1] - each[0], each[0])):08x}"
 
 
@@ -117,7 +117,7 @@ def read_notes(layout: Layout) -> list[Note]:
         paths = sorted(layout.quarantine.glob(f"*{_NOTE}"))
     except FileNotFoundError:
         return []
-    return sorted(map(_read, paths), key=lambda note: note.found_us)
+    return sorted(map(_read_note, paths), key=lambda note: note.found_us)
 
 
 def write_note(layout: Layout, note: Note) -> None:
@@ -240,7 +240,7 @@ def put_aside_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> N
     write_note(layout, note)
     for first, end in ranges:
         if end - first >= len(_MARKER) - 1:  # readers step over a shorter one
-            _blank(path, first, end)
+            _blank_range(path, first, end)
 
 
 def keep_manifest(layout: Layout, why: str) -> None:
@@ -256,7 +256,7 @@ def keep_manifest(layout: Layout, why: str) -> None:
     write_note(layout, Note(name, "manifest", why, now, size_bytes=size, resolved_us=now))
 
 
-def _read(path: Path) -> Note:
+def _read_note(path: Path) -> Note:
     name = path.name.removesuffix(_NOTE)
     try:
         found = orjson.loads(path.read_bytes())
@@ -281,7 +281,7 @@ def _is_damaged(line: bytes, *, is_closed: bool) -> bool:
     return record.get("record") not in _CONTROLS and ids != [str, str, int]
 
 
-def _blank(path: Path, first: int, end: int) -> None:
+def _blank_range(path: Path, first: int, end: int) -> None:
     """Write over a range: a record that tells of it, then empty lines, as few as readers hold."""
     filler = (b" " * 1023 + b"\n") * ((end - first) // 1024 + 1)
     with path.open("r+b") as file:

@@ -70,11 +70,11 @@ class Reader(_Connection):
         while True:
             self._is_within = True
             try:
-                self._follow()
+                self._follow_snapshot()
                 return act()
             except duckdb.Error as exc:
                 left -= 1
-                if not self._recovers(exc, is_last=left <= 0):
+                if not self._can_recover(exc, is_last=left <= 0):
                     raise
             finally:
                 self._is_within = False
@@ -119,15 +119,15 @@ class Reader(_Connection):
 
     def fetchall(self) -> list[Any]:
         """Return the rows that are left."""
-        return self._fetched(lambda: self.con.fetchall())
+        return self._fetch_again(lambda: self.con.fetchall())
 
     def fetchone(self) -> tuple[Any, ...] | None:
         """Return the next row, if there is one."""
-        return self._fetched(lambda: self.con.fetchone())
+        return self._fetch_again(lambda: self.con.fetchone())
 
     def fetchmany(self, size: SupportsInt = 1) -> list[Any]:
         """Return the next rows."""
-        return self._fetched(lambda: self.con.fetchmany(size))
+        return self._fetch_again(lambda: self.con.fetchmany(size))
 
     def cursor(self) -> "duckdb.DuckDBPyConnection":
         """Return another one on the same database."""
@@ -148,7 +148,7 @@ class Reader(_Connection):
         """Close it."""
         self.con.close()
 
-    def _fetched(self, fetch: Callable[[], T]) -> T:
+    def _fetch_again(self, fetch: Callable[[], T]) -> T:
         """Fetch; the statement is put again only while nothing of its result was handed out."""
         statement, self._statement = self._statement, None
         tries = 0
@@ -164,7 +164,7 @@ class Reader(_Connection):
 
         return self.answered(act)
 
-    def _follow(self) -> None:
+    def _follow_snapshot(self) -> None:
         """Define the views, unless they show the latest snapshot."""
         if self._layout is None or self._define is None or self._snapshot is not None:
             return
@@ -173,7 +173,7 @@ class Reader(_Connection):
         self._snapshot = snapshot
         warn_of_missing_spans(self._layout)
 
-    def _recovers(self, exc: "duckdb.Error", *, is_last: bool) -> bool:
+    def _can_recover(self, exc: "duckdb.Error", *, is_last: bool) -> bool:
         """Tell whether there is something else to be read now."""
         import duckdb
 

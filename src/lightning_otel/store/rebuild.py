@@ -59,7 +59,7 @@ def restore(layout: Layout) -> None:
     try:
         manifest, source = layout.read_manifest(), "its copy"
     except StoreDamagedError:
-        manifest, source = _rebuild(layout, unreadable), "the data files"
+        manifest, source = _rebuild_manifest(layout, unreadable), "the data files"
     quarantine.keep_manifest(layout, why)
     layout.write_manifest(manifest)
     if unreadable:
@@ -75,7 +75,7 @@ def _find_fault(layout: Layout) -> str:
     return "" if whole == layout.manifest_path else "the manifest was damaged or missing"
 
 
-def _rebuild(layout: Layout, unreadable: dict[str, str]) -> Manifest:
+def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
     """Return what the data files hold: their footers tell which files and segments each replaced.
 
     Args:

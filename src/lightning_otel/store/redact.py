@@ -132,7 +132,7 @@ def redact(
             else:
                 work.carry_out(reason)
         if not is_dry_run:
-            work.done.is_gone = _finish(layout, wait_s, waiting)
+            work.done.is_gone = _wait_for_unlink(layout, wait_s, waiting)
     return work.done
 
 
@@ -214,7 +214,7 @@ class _Work:
 
     def _redact_file(self, con: "duckdb.DuckDBPyConnection", file: DataFile) -> None:
         rewrite = Rewrite(
-            con, self._layout, [file], self._step,
+            con, self._layout, [file], self._count_step,
             transform=self._mask_span, scope=self._where or "true",
         )  # fmt: skip
         if any(rewrite.changes()):
@@ -226,7 +226,7 @@ class _Work:
             else:
                 self.done.files += 1
         else:
-            self._step(file.rows)
+            self._count_step(file.rows)
         self._add_found(is_published=bool(file.publication))
 
     def _mask_spans(self, query: str) -> None:
@@ -236,7 +236,7 @@ class _Work:
             while rows := con.fetchmany(_BATCH):
                 for row in rows:
                     self._mask_span(span_of(dict(zip(COLUMNS, row, strict=True))))
-                self._step(len(rows))
+                self._count_step(len(rows))
 
     def _mask_span(self, span: Span) -> Span:
         masked, counts = self._redactor.mask(span)
@@ -274,7 +274,7 @@ class _Work:
             (self._layout.quarantine / note.name).exists() for note in read_notes(self._layout)
         )
 
-    def _step(self, rows: int) -> None:
+    def _count_step(self, rows: int) -> None:
         self._rows += rows
         if self._progress is not None:
             self._progress(min(self._rows, self._total), self._total)
@@ -312,7 +312,7 @@ def _close_segments(layout: Layout, holds: Callable[[Path], bool]) -> None:
         waiting = [path for path in waiting if path in still]
 
 
-def _finish(layout: Layout, wait_s: float, told: Callable[[float], None] | None) -> bool:
+def _wait_for_unlink(layout: Layout, wait_s: float, told: Callable[[float], None] | None) -> bool:
     """Have the files that hold what was masked unlinked, once no reader can want them any more.
 
     Returns:

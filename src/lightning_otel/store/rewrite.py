@@ -131,7 +131,7 @@ class Rewrite:
             return None
         for thrift in THRIFT:
             try:
-                made = self._write_slices(list(self._gather(SLICE_BYTES // thrift)), thrift)
+                made = self._write_slices(list(self._gather_slices(SLICE_BYTES // thrift)), thrift)
             except duckdb.OutOfMemoryException as exc:
                 log.debug("too wide at a thrift of %d: %s", thrift, exc)
             else:
@@ -141,7 +141,7 @@ class Rewrite:
                 return made
         raise TooWideError
 
-    def _gather(self, slice_bytes: int) -> Iterator[Path]:
+    def _gather_slices(self, slice_bytes: int) -> Iterator[Path]:
         """Write the rows that stay into small files, in their order."""
         for number, rows, spans in self._list_slices(slice_bytes):
             path = self._layout.new / SPILL / f"slice-{number}.parquet"

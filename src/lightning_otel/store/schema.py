@@ -129,11 +129,11 @@ def record_of(
         "provider": provider,
         "model": model or requested,
         "response_id": response_id,
-        "input_tokens": _integer(get(c.INPUT_TOKENS)),
-        "output_tokens": _integer(get(c.OUTPUT_TOKENS)),
+        "input_tokens": _read_integer(get(c.INPUT_TOKENS)),
+        "output_tokens": _read_integer(get(c.OUTPUT_TOKENS)),
         "rollout_id": rollout_id or None,
         "attempt_id": attempt_id or None,
-        "reward": _number(get(c.REWARD_VALUE)),
+        "reward": _read_number(get(c.REWARD_VALUE)),
     }
     if body:
         attributes.update(body)
@@ -149,11 +149,11 @@ def record_of(
     return record
 
 
-def _integer(value: object) -> int | None:
+def _read_integer(value: object) -> int | None:
     return value if type(value) is int and value in _INT64 else None
 
 
-def _number(value: Any) -> float | None:
+def _read_number(value: Any) -> float | None:
     # A bool is no reward, and a NaN or infinity has no JSON.
     if value is None or type(value) is bool or not issubclass(type(value), (int, float)):
         return None
@@ -165,7 +165,7 @@ def _number(value: Any) -> float | None:
 
 def span_of(record: Mapping[str, Any]) -> Span:
     """The span a record (a parsed line, or a row of the view) stands for."""
-    attributes = _object(record.get("attributes"))
+    attributes = _read_object(record.get("attributes"))
     for column, key in BODY_COLUMNS.items():
         text = record.get(column)
         if text is not None:
@@ -183,13 +183,13 @@ def span_of(record: Mapping[str, Any]) -> Span:
         attributes=attributes,
         events=tuple(
             Event(item["name"], item["time_ns"], item["attributes"])
-            for item in _list(record.get("events"))
+            for item in _read_list(record.get("events"))
         ),
         links=tuple(
             Link(item["trace_id"], item["span_id"], item["attributes"])
-            for item in _list(record.get("links"))
+            for item in _read_list(record.get("links"))
         ),
-        otel_resource=_object(record.get("otel_resource")),
+        otel_resource=_read_object(record.get("otel_resource")),
         scope=record["scope"] or "",
         process=record["process"] or "",
         sequence=record["sequence"],
@@ -233,13 +233,13 @@ def record_of_span(span: Span) -> Record:
     )
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _read_object(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         value = orjson.loads(value)
     return dict(value) if value else {}
 
 
-def _list(value: Any) -> list[Any]:
+def _read_list(value: Any) -> list[Any]:
     if isinstance(value, str):
         return orjson.loads(value) if len(value) > 2 else []
     return value or []

@@ -182,7 +182,7 @@ class Pace:
     def work_before(self) -> tuple[float, int] | None:
         """Return the processor time and the waits so far, for a write soon after a long one."""
         if self._watched_until and time.monotonic() < self._watched_until:
-            return time.process_time(), _waits()
+            return time.process_time(), _count_waits()
         return None
 
     def is_slow(self, took_s: float, before: tuple[float, int] | None) -> bool:
@@ -196,7 +196,9 @@ class Pace:
             return False
         self._watched_until = now + 1.0
         is_slow = took_s > SLOW_S
-        is_waiting = before is not None and _waits() != before[1]  # else others had the processor
+        is_waiting = (
+            before is not None and _count_waits() != before[1]
+        )  # else others had the processor
         if before and is_waiting and time.process_time() - before[0] < took_s * _WORK_SHARE:
             left = max(0.0, 1.0 - (now - self._long_at))
             self._long_s, self._long_at = self._long_s * left + took_s, now
@@ -209,7 +211,7 @@ class Pace:
         return is_slow
 
 
-def _waits() -> int:
+def _count_waits() -> int:
     """Return how often this thread gave up the processor of itself, as for a disk."""
     who = getattr(resource, "RUSAGE_THREAD", None)  # Linux and FreeBSD alone
     return time.monotonic_ns() if who is None else resource.getrusage(who).ru_nvcsw

@@ -70,7 +70,7 @@ class Selection:
     def query(self) -> tuple[str, list[Any]]:
         """Return the selection as a SQL query and its parameters."""
         parts = [self] if self.also is None else [self, self.also]
-        found = [part._where() for part in parts]
+        found = [part._where_sql() for part in parts]
         # Not one condition with OR: that would keep DuckDB from leaving out whole row groups.
         select = f"SELECT {projection(self.columns)} FROM spans"
         text = " UNION ALL ".join(f"{select} WHERE {where}" for where, _ in found)
@@ -78,7 +78,7 @@ class Selection:
             text = f"SELECT * FROM ({text}) ORDER BY start_ns, process, sequence"
         return text, [value for _, values in found for value in values]
 
-    def _where(self) -> tuple[str, list[Any]]:
+    def _where_sql(self) -> tuple[str, list[Any]]:
         terms: list[str] = ["true"]
         values: list[Any] = []
         for column, ids in ((ROLLOUT, self.rollout_ids), ("trace_id", self.trace_ids)):
@@ -194,14 +194,14 @@ class LocalSource:
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep complete spans in this process's segment."""
-        _add(self.writer(), spans)
+        _add_spans(self.writer(), spans)
 
     def writer(self) -> SpanWriter:
         """This process's writer of the store, made if it is not there."""
         return writer_for(self.layout)
 
 
-def _add(writer: SpanWriter, spans: Iterable[Span]) -> None:
+def _add_spans(writer: SpanWriter, spans: Iterable[Span]) -> None:
     for span in spans:
         writer.add(span)
 
@@ -256,7 +256,7 @@ def define_views(
         spans = "FROM reading.spans"
     elif snapshot.segments and (is_summary or snapshot.live_bytes <= _HELD_BYTES):
         held = _SUMMARY if is_summary else ", ".join(COLUMNS)
-        _hold(con, "live", f"SELECT {held} FROM ({snapshot.live_sql()})", layout, files)
+        _hold_rows(con, "live", f"SELECT {held} FROM ({snapshot.live_sql()})", layout, files)
         spans = f"SELECT {held} FROM {rows_of(layout, files)} UNION ALL FROM reading.live"
         if is_summary:
             names = set(names) - {"calls"}  # which would show content
@@ -275,7 +275,7 @@ def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None
     told = () if snapshot.is_small else _files_with_gist(con, snapshot)
     others = replace(snapshot, files=tuple(each for each in snapshot.files if each not in told))
     lacking = "reading.spans" if snapshot.is_small else f"({others.spans_sql()})"
-    _hold(con, "lacking", with_gist(lacking, NARROW_COLUMNS), layout, told)
+    _hold_rows(con, "lacking", with_gist(lacking, NARROW_COLUMNS), layout, told)
     parts = ["FROM reading.lacking"]
     if told:
         paths = listed(layout.data / file.name for file in told)
@@ -307,7 +307,7 @@ def _is_wide(names: Collection[str], columns: Collection[str] | None) -> bool:
     return not set(columns) <= _SUMMARY_COLUMNS
 
 
-def _hold(
+def _hold_rows(
     con: "duckdb.DuckDBPyConnection",
     table: str,
     query: str,
@@ -390,7 +390,7 @@ class MemorySource:
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep complete spans in this process's memory."""
-        _add(self._writer, spans)
+        _add_spans(self._writer, spans)
 
     def writer(self) -> SpanWriter:
         """The writer all recordings into this source share."""

@@ -44,7 +44,7 @@ ONE_LINE_EACH: Final = """QUALIFY row_number() OVER (
 """Of the lines of segments about one span: its end, unless it was dropped, else its start."""
 
 
-def _struct(columns: dict[str, str]) -> str:
+def _struct_sql(columns: dict[str, str]) -> str:
     return (
         "{" + ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in columns.items()) + "}"
     )
@@ -55,7 +55,7 @@ def read_ndjson(paths: str, columns: dict[str, str]) -> str:
     # The buffer is twice the object size and one stands open per thread: the default of 16 MiB fits
     # our 8 MiB records.
     return (
-        f"read_json({paths}, format='newline_delimited', columns={_struct(columns)}, "
+        f"read_json({paths}, format='newline_delimited', columns={_struct_sql(columns)}, "
         f"ignore_errors=true, filename=true, maximum_object_size={2 * MAX_RECORD_BYTES})"
     )
 

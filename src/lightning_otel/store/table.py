@@ -105,7 +105,7 @@ class Query:
         def act() -> T:
             return get(con.sql(self._text, params=self._parameters or None))
 
-        return self._answered(lambda: spill(con, act) if self._is_spilled else act())
+        return self._answer_again(lambda: spill(con, act) if self._is_spilled else act())
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a zstd Parquet file.
@@ -161,18 +161,18 @@ class Query:
         def following(rows: list[Any]) -> Iterator[list[Any]]:
             while rows:
                 yield rows
-                rows = self._fetched(lambda: cursor.fetchmany(size))
+                rows = self._fetch_again(lambda: cursor.fetchmany(size))
 
-        return names, following(self._answered(first))
+        return names, following(self._answer_again(first))
 
-    def _answered(self, act: Callable[[], T]) -> T:
+    def _answer_again(self, act: Callable[[], T]) -> T:
         """Read what counts now, again where a part of the store turns out to be damaged or gone."""
         if self._is_used:
             self._con.refresh()
         self._is_used = True
-        return self._fetched(lambda: self._con.attempt(act))
+        return self._fetch_again(lambda: self._con.attempt(act))
 
-    def _fetched(self, act: Callable[[], T]) -> T:
+    def _fetch_again(self, act: Callable[[], T]) -> T:
         import duckdb
 
         try:
@@ -267,7 +267,7 @@ class Table(Generic[T]):
         Raises:
             ConfigError: pandas is not installed.
         """
-        _require("pandas")
+        _import_optional("pandas")
         return self._query().take(lambda relation: relation.df())
 
     def pl(self) -> Any:
@@ -276,7 +276,7 @@ class Table(Generic[T]):
         Raises:
             ConfigError: polars is not installed.
         """
-        polars = _require("polars")
+        polars = _import_optional("polars")
         return polars.DataFrame(self)
 
     def arrow(self) -> Any:
@@ -285,7 +285,7 @@ class Table(Generic[T]):
         Raises:
             ConfigError: pyarrow is not installed.
         """
-        pyarrow = _require("pyarrow")
+        pyarrow = _import_optional("pyarrow")
         return pyarrow.table(self)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
@@ -507,8 +507,8 @@ def check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> None:
         if len(statements) != 1:
             raise QueryError(f"one statement is expected, {len(statements)} were given")
         # EXPLAIN ANALYZE executes what it explains.
-        found = [_kind(each) for each in con.extract_statements(explained(con, query))]
-        kind = _kind(statements[0])
+        found = [_statement_kind(each) for each in con.extract_statements(explained(con, query))]
+        kind = _statement_kind(statements[0])
     except duckdb.Error as exc:
         raise QueryError(f"DuckDB refused the query: {exc}") from exc
     if found != ["SELECT"]:
@@ -518,7 +518,7 @@ def check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> None:
         )
 
 
-def _kind(statement: "duckdb.Statement") -> str:
+def _statement_kind(statement: "duckdb.Statement") -> str:
     try:
         return statement.type.name
     except ValueError:
@@ -529,7 +529,7 @@ def _kind(statement: "duckdb.Statement") -> str:
 def explained(con: "duckdb.DuckDBPyConnection", query: str) -> str:
     """The statement that an EXPLAIN explains; any other statement as it is."""
     (statement,) = con.extract_statements(query)
-    is_explain = _kind(statement) == "EXPLAIN"
+    is_explain = _statement_kind(statement) == "EXPLAIN"
     return _EXPLAIN.sub("", statement.query, count=1) if is_explain else query
 
 
@@ -589,7 +589,7 @@ def line(row: Mapping[str, Any]) -> bytes:
         return text.encode("utf-8", "replace") + b"\n"
 
 
-def _require(name: str) -> Any:
+def _import_optional(name: str) -> Any:
     import importlib
 
     try:

@@ -185,11 +185,11 @@ def transformed(record: Record, transforms: Sequence[Transform]) -> tuple[Record
     before = span_of({"status_message": "", **dict.fromkeys(BODY_COLUMNS), **record})
     after: Span | None = None
     if getattr(_within, "is_entered", False):  # what a transform itself records is not let out
-        after, is_failed = _emptied(before), True
+        after, is_failed = _empty_span(before), True
     else:
         _within.is_entered = True
         try:
-            after, is_failed = _applied(before, transforms)
+            after, is_failed = _apply_transforms(before, transforms)
         finally:
             _within.is_entered = False
     if after is None:
@@ -209,7 +209,7 @@ def transformed(record: Record, transforms: Sequence[Transform]) -> tuple[Record
     return made, is_failed
 
 
-def _applied(span: Span, transforms: Sequence[Transform]) -> tuple[Span | None, bool]:
+def _apply_transforms(span: Span, transforms: Sequence[Transform]) -> tuple[Span | None, bool]:
     found = span
     try:
         for transform in (*everywhere, *transforms):
@@ -221,12 +221,12 @@ def _applied(span: Span, transforms: Sequence[Transform]) -> tuple[Span | None, 
             found = made
         record_of_span(found)  # refused here, not by whoever writes it
     except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
-        _tell(exc)
-        return _emptied(span), True
+        _log_failure(exc)
+        return _empty_span(span), True
     return found, False
 
 
-def _emptied(span: Span) -> Span:
+def _empty_span(span: Span) -> Span:
     """The span with all that may be content replaced."""
     return replace(
         span,
@@ -247,7 +247,7 @@ def _emptied(span: Span) -> Span:
     )
 
 
-def _tell(exc: Exception) -> None:
+def _log_failure(exc: Exception) -> None:
     global _told
     if not _told:
         _told = True

@@ -40,7 +40,7 @@ def plain(value: Any) -> Any:
     """
     if type(value) in (tuple, list) and _is_plain(value):  # as nearly every list on a span is
         return list(value)
-    return _plain(value, (), [_MAX_ITEMS])
+    return _plain_value(value, (), [_MAX_ITEMS])
 
 
 def make_plain(attributes: dict[str, Any]) -> int:
@@ -64,7 +64,7 @@ def repaired(value: Any) -> Any:
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
-        return {repaired(_key(key)): repaired(item) for key, item in value.items()}
+        return {repaired(_plain_key(key)): repaired(item) for key, item in value.items()}
     if isinstance(value, list):
         return [repaired(item) for item in value]
     return value if isinstance(value, orjson.Fragment) else plain(value)
@@ -111,7 +111,7 @@ def fragment_of(attributes: Mapping[str, Any]) -> orjson.Fragment:
     return orjson.Fragment(json_of(plain(dict(attributes))))
 
 
-def _plain(value: Any, within: tuple[int, ...], left: list[int]) -> Any:
+def _plain_value(value: Any, within: tuple[int, ...], left: list[int]) -> Any:
     """As :func:`plain`, ``within`` containers of these ids and with so many items left."""
     kind = type(value)
     if kind in _TEXTS:
@@ -122,13 +122,13 @@ def _plain(value: Any, within: tuple[int, ...], left: list[int]) -> Any:
         return str.__str__(value)
     if issubclass(kind, int):
         number = int.__index__(value)
-        return number if number in _INTEGERS else _digits(number)
+        return number if number in _INTEGERS else _shorten_digits(number)
     if issubclass(kind, float):
         return float.__float__(value) if math.isfinite(value) else _name_of(value)
     if issubclass(kind, (bytes, bytearray, memoryview)):
         return base64.b64encode(bytes(value)).decode("ascii")
     if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
-        return _plain(value.tolist(), within, left)
+        return _plain_value(value.tolist(), within, left)
     return _plain_items(value, kind, within, left)
 
 
@@ -148,8 +148,8 @@ def _plain_items(value: Any, kind: type, within: tuple[int, ...], left: list[int
         return f"<{kind.__name__} of too many items>"
     inner = (*within, id(value))
     if base is dict:
-        return {_key(key): _plain(item, inner, left) for key, item in items}
-    return [_plain(item, inner, left) for item in items]
+        return {_plain_key(key): _plain_value(item, inner, left) for key, item in items}
+    return [_plain_value(item, inner, left) for item in items]
 
 
 def _is_plain(items: list[Any]) -> bool:
@@ -160,12 +160,12 @@ def _is_plain(items: list[Any]) -> bool:
     return kinds == {str} or (kinds == {float} and all(map(math.isfinite, items)))
 
 
-def _key(key: object) -> str:
+def _plain_key(key: object) -> str:
     found = plain(key)
     return found if type(found) is str else json_of(found)
 
 
-def _digits(number: int) -> str:
+def _shorten_digits(number: int) -> str:
     # Python refuses to print integers of more than 4,300 digits in decimal.
     return str(number) if number.bit_length() < 10_000 else hex(number)
 

@@ -74,16 +74,16 @@ MAY_MOVE: Final = f"""{BARE} AND
 _LINKS: Final = 4
 
 
-def _links(field: str) -> str:
+def _links_sql(field: str) -> str:
     paths = [quoted(f'$."{c.LINK_PREFIX}.{index}.{field}"') for index in range(_LINKS)]
     return f"json_extract_string(links, [{', '.join(paths)}])"
 
 
-def _linked(key: str) -> str:
+def _linked_sql(key: str) -> str:
     return f"nullif(link_values[list_position(link_keys, {quoted(key)})], '')"
 
 
-def _nearest(column: str) -> str:
+def _nearest_sql(column: str) -> str:
     """Of several attempts that hold what a reward names, the latest before it, else the first."""
     order = "PARTITION BY kind, id ORDER BY start_ns, is_reward, rollout, attempt"
     target = f"CASE WHEN NOT is_reward THEN {column} END"
@@ -111,8 +111,8 @@ given AS MATERIALIZED (
 ),
 bare AS (FROM given WHERE is_bare AND (attempt_id IS NULL OR links IS NOT NULL)),
 linked AS (
-  SELECT *, {_linked(c.RESPONSE_ID)} AS response, {_linked(c.LINK_SPAN_ID)} AS span FROM (
-    SELECT *, {_links("key_match")} AS link_keys, {_links("value_match")} AS link_values
+  SELECT *, {_linked_sql(c.RESPONSE_ID)} AS response, {_linked_sql(c.LINK_SPAN_ID)} AS span FROM (
+    SELECT *, {_links_sql("key_match")} AS link_keys, {_links_sql("value_match")} AS link_values
     FROM bare WHERE links IS NOT NULL)
 ),
 named AS MATERIALIZED (
@@ -150,7 +150,8 @@ found AS (
   SELECT kind, trace_id, span_id, is_reward, rollout AS own_rollout, start_ns,
     CASE WHEN is_own THEN rollout ELSE near_rollout END AS rollout,
     CASE WHEN is_own THEN attempt ELSE near_attempt END AS attempt
-  FROM (SELECT *, {_nearest("rollout")} AS near_rollout, {_nearest("attempt")} AS near_attempt,
+  FROM (SELECT *, {_nearest_sql("rollout")} AS near_rollout,
+    {_nearest_sql("attempt")} AS near_attempt,
     kind <> 'rollout' AND bool_or(NOT is_reward) OVER (PARTITION BY kind, id, rollout, attempt)
       AS is_own FROM events)
 ),

@@ -151,7 +151,7 @@ class SpanWriter:
             record, _ = transformed(record, transforms)
         if record:
             begun.line = line_of(record)
-            self._append(begun.line, 0)
+            self._append_line(begun.line, 0)
 
     def ended(
         self,
@@ -165,7 +165,7 @@ class SpanWriter:
         ids = context.trace_id, context.span_id
         begun = self._open.pop(ids, None)
         if begun is not None:
-            self._keep(span, body, begun, transforms)
+            self._keep_record(span, body, begun, transforms)
         else:
             self.refused(n.INVALID_ID if 0 in ids else n.FOREIGN)
 
@@ -173,7 +173,7 @@ class SpanWriter:
         """Keep an ended span whose start we did not see, as an exporter gets it."""
         self._forget_if_forked()
         if span.context.is_valid:
-            self._keep(span, body, _OpenSpan(self._next(), _NO_STAMPS))
+            self._keep_record(span, body, _OpenSpan(self._next(), _NO_STAMPS))
         else:
             self.refused(n.INVALID_ID)
 
@@ -186,13 +186,13 @@ class SpanWriter:
         spans = 0 if span.end_ns is None else 1
         try:
             record = record_of_span(span)
-            if everywhere and not self._transform(record, ()):
+            if everywhere and not self._transform_record(record, ()):
                 return
             line = line_of(record)
         except BaseException:
             self.refused(n.FAULT, spans)
             raise
-        self._append(line, spans)
+        self._append_line(line, spans)
 
     def take(self, spans: Iterable[Span]) -> None:
         """Keep spans that somebody else holds until we have them: with few writes, or not at all.
@@ -217,10 +217,10 @@ class SpanWriter:
             size += len(lines[-1])
             ended += span.end_ns is not None
             if size >= _CHUNK_BYTES:
-                self._take(b"".join(lines), ended)
+                self._take_lines(b"".join(lines), ended)
                 lines, size, ended = [], 0, 0
         if lines:
-            self._take(b"".join(lines), ended)
+            self._take_lines(b"".join(lines), ended)
         if dropped:  # not before: where the disk refused the others, all of them come again
             self.refused(n.TRANSFORM, dropped)
 
@@ -249,7 +249,7 @@ class SpanWriter:
         found = (parsed(line) for line in lines if any(text in line for text in wanted))
         return [record for record in found if "span_id" in record]
 
-    def _keep(
+    def _keep_record(
         self,
         span: "ReadableSpan",
         body: Mapping[str, str],
@@ -263,21 +263,21 @@ class SpanWriter:
             if begun.began_ns is not None and record["end_ns"] < record["start_ns"]:
                 # The wall clock was set back meanwhile.
                 record["end_ns"] = record["start_ns"] + time.monotonic_ns() - begun.began_ns
-            if (transforms or everywhere) and not self._transform(record, transforms):
+            if (transforms or everywhere) and not self._transform_record(record, transforms):
                 return
             line = line_of(record)
         except BaseException:  # a fault of ours, or Ctrl-C
             self.refused(n.FAULT)
             raise
-        self._append(line, spans=1)
+        self._append_line(line, spans=1)
 
-    def _transform(self, record: Record, transforms: Sequence[Transform]) -> bool:
+    def _transform_record(self, record: Record, transforms: Sequence[Transform]) -> bool:
         """Let an ended span pass through transforms; False if one dropped it."""
         drop = drop_record(record)
         kept, is_failed = transformed(record, transforms)
         if kept is None:
             self.refused(n.TRANSFORM)
-            self._append(control_line(**drop), spans=0)
+            self._append_line(control_line(**drop), spans=0)
             return False
         if is_failed:
             self.note(n.TRANSFORM_FAILED)
@@ -326,14 +326,14 @@ class SpanWriter:
     def untold(self) -> dict[str, int]:
         """Return the counts that no segment has yet, spans that wait for the disk included."""
         with self._turns.alone():
-            untold, waiting = self._untold(), self._waiting_spans()
+            untold, waiting = self._untold_counts(), self._waiting_spans()
             ended = waiting + n.unstored(untold)
             return n.added(untold, {n.PENDING: waiting, n.ENDED: ended})
 
     def _all_counts(self) -> dict[str, int]:
         return n.added(self._counts, *({name: count} for name, count in self._noted.copy()))
 
-    def _untold(self) -> dict[str, int]:
+    def _untold_counts(self) -> dict[str, int]:
         told = n.added(self._told, self._told_here)
         return n.added(self._all_counts(), {name: -count for name, count in told.items()})
 
@@ -368,14 +368,14 @@ class SpanWriter:
                 return
             lost, segment = 0, self.segment
             if not is_flushed:
-                counts = n.added(self._untold(), {n.DISK: self._waiting_spans()})
+                counts = n.added(self._untold_counts(), {n.DISK: self._waiting_spans()})
                 lost = counts.get(n.DISK, 0)
                 if segment is not None:
                     ended = self._ended_here() + n.unstored(counts)
                     segment.write_last_word({**counts, n.ENDED: ended})
             elif segment is not None and not self._open:
                 with contextlib.suppress(OSError):  # no room: the free lock says the same
-                    self._seal(segment, is_rotated=False)
+                    self._seal_segment(segment, is_rotated=False)
                 self._go_on_in(None)
                 segment.close()
             lost, self._told_lost = lost - self._told_lost, lost
@@ -390,7 +390,7 @@ class SpanWriter:
         with self._turns.alone() as is_alone:
             is_free = is_alone and self._writing_thread != get_ident()
             if self.segment is not None and is_free:
-                self._rotate(self.segment)
+                self._rotate_segment(self.segment)
 
     def forget(self) -> None:
         """Start anew in a forked child: its parent's segment, lock and open spans are not ours."""
@@ -403,7 +403,7 @@ class SpanWriter:
         if os.getpid() != self.pid:
             self.forget()
 
-    def _append(self, line: bytes, spans: int) -> None:
+    def _append_line(self, line: bytes, spans: int) -> None:
         if self.layout is None:
             self.lines.append(line)
             self._written += spans
@@ -463,12 +463,12 @@ class SpanWriter:
             while self._waiting and not self._is_left_alone(is_patient=is_patient):
                 text, spans, count = self._first_lines()
                 try:
-                    self._put(text, spans, count)
+                    self._write_lines(text, spans, count)
                 except OSError:
                     if count == 1:
                         raise
                     # A disk that is nearly full may have room for one.
-                    self._put(*self._waiting[0], 1)
+                    self._write_lines(*self._waiting[0], 1)
             if self._noted and not (self._waiting or self._is_left_alone(is_patient=is_patient)):
                 self._tell_counts()
             self._rotate_if_due()
@@ -502,14 +502,14 @@ class SpanWriter:
 
     def _tell_counts(self) -> None:
         noted = self._noted.copy()
-        untold = self._untold()
+        untold = self._untold_counts()
         if untold:
-            self._put(control_line("count", counts=untold), 0)
+            self._write_lines(control_line("count", counts=untold), 0)
         self._told_here = n.added(self._told_here, untold)
         self._counts = n.added(self._counts, *({name: count} for name, count in noted))
         del self._noted[: len(noted)]
 
-    def _put(self, text: bytes, spans: int, count: int = 0) -> None:
+    def _write_lines(self, text: bytes, spans: int, count: int = 0) -> None:
         """Write lines, of which so many wait."""
         pace, size = self._pace, len(text)
         before = pace.work_before()
@@ -564,9 +564,9 @@ class SpanWriter:
     def _rotate_if_due(self) -> None:
         segment = self.segment
         if segment and (segment.size_bytes >= ROTATE_BYTES or segment.is_asked_to_close):
-            self._rotate(segment)
+            self._rotate_segment(segment)
 
-    def _rotate(self, full: Segment) -> None:
+    def _rotate_segment(self, full: Segment) -> None:
         """Go on in a new segment; if there is no room for it and the seal, go on in the old one.
 
         Without the seal, the open spans of the old one would be taken for those of a dead process.
@@ -574,7 +574,7 @@ class SpanWriter:
         fresh = None
         try:
             fresh = self._new_segment() if self._open else None
-            self._seal(full, is_rotated=True)
+            self._seal_segment(full, is_rotated=True)
         except OSError:
             if fresh is not None:
                 fresh.remove()
@@ -582,7 +582,7 @@ class SpanWriter:
         self._go_on_in(fresh)
         full.close()
 
-    def _seal(self, segment: Segment, *, is_rotated: bool) -> None:
+    def _seal_segment(self, segment: Segment, *, is_rotated: bool) -> None:
         counts = {n.ENDED: self._ended_here()}
         segment.append(control_line("seal", rotated=is_rotated, counts=counts))
 
@@ -594,7 +594,7 @@ class SpanWriter:
         if segment is not None:
             self.paths.append(segment.path)
 
-    def _take(self, lines: bytes, spans: int) -> None:
+    def _take_lines(self, lines: bytes, spans: int) -> None:
         """Write lines that somebody else holds until they are here.
 
         Raises:
@@ -609,7 +609,7 @@ class SpanWriter:
                 raise TimeoutError("a write into the store hangs")
             self._writing_thread = get_ident()
             try:
-                self._put(lines, spans)
+                self._write_lines(lines, spans)
                 self._rotate_if_due()
             finally:
                 self._writing_thread = 0

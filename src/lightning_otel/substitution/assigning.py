@@ -31,12 +31,12 @@ def chosen(standing: Standing, key: str) -> Resource | None:
     larger weight all that had it keep it.
     """
     canary = standing.canary
-    if canary is not None and _share(f"{canary}\0{key}") < standing.weight:
+    if canary is not None and _share_of(f"{canary}\0{key}") < standing.weight:
         return canary
     return standing.live
 
 
-def _share(text: str) -> float:
+def _share_of(text: str) -> float:
     """A number from 0 to 1 that a text always has, spread evenly over texts."""
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64

@@ -69,12 +69,12 @@ def substituted(applied: capture.Applied, client: Any, options: Any) -> Substitu
     agent = _acting_agent(stamps)
     named = resources_of(agent or "", stamps.get(c.RESOURCES))
     pinned, foreign = pins(named, agent)
-    found = applied.given(_key(stamps), agent, pinned)
+    found = applied.given(_canary_key(stamps), agent, pinned)
     given = Given.of({name: found[name] for name in found if name not in foreign})
     if given.prompt is None and given.endpoint is None:
         return None
     try:
-        made, used = _made(given, client, options, path, getattr(frame, "recording", None))
+        made, used = _make_options(given, client, options, path, getattr(frame, "recording", None))
     except ConfigError as exc:
         if str(exc) not in _told:
             _told.add(str(exc))
@@ -106,7 +106,7 @@ def _agent_on(span: Any) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def _key(stamps: Mapping[str, Any]) -> str:
+def _canary_key(stamps: Mapping[str, Any]) -> str:
     """Return the key of a canary's choice: the rollout, else the trace."""
     rollout_id = stamps.get(c.ROLLOUT_ID)
     if rollout_id is not None:
@@ -114,7 +114,7 @@ def _key(stamps: Mapping[str, Any]) -> str:
     return format(trace.get_current_span().get_span_context().trace_id, "032x")
 
 
-def _made(
+def _make_options(
     given: Given, client: Any, options: Any, path: str, recording: object
 ) -> tuple[Any, list[Resource]]:
     """The options of the request, and what of the given they were made with."""
@@ -128,10 +128,10 @@ def _made(
         changes.update(instruct(given.prompt.prompt, body, getattr(recording, "task", None)))
         used.append(given.prompt)
     if given.endpoint is not None:
-        changes.update(_sampled(given.endpoint.body, body, path))
+        changes.update(_sampling_of(given.endpoint.body, body, path))
         url = given.endpoint.body.get("base_url")
         if isinstance(url, str):
-            _readdress(made, client, url)
+            _change_server(made, client, url)
         used.append(given.endpoint)
     made.json_data = {**options.json_data, **changes}
     if options.extra_json:
@@ -141,7 +141,7 @@ def _made(
     return made, used
 
 
-def _text(prompt: Prompt, own: object, task: object) -> str:
+def _prompt_text(prompt: Prompt, own: object, task: object) -> str:
     """The prompt's text; ``{system_prompt}`` in it is the agent's own, ``{task}`` the task."""
     values: dict[str, Any] = {}
     if task is not None:
@@ -157,7 +157,7 @@ def _instructed_chat(prompt: Prompt, body: Mapping[str, Any], task: object) -> d
     given = body.get("messages")
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ConfigError(f"its messages are {type(given).__name__}; substitution wants a list")
-    return {"messages": _instructed(prompt, given, task, list(prompt.examples), is_needed=True)}
+    return {"messages": _replace_prompt(prompt, given, task, list(prompt.examples), is_needed=True)}
 
 
 def _instructed_responses(prompt: Prompt, body: Mapping[str, Any], task: object) -> dict[str, Any]:
@@ -170,16 +170,16 @@ def _instructed_responses(prompt: Prompt, body: Mapping[str, Any], task: object)
     if not isinstance(items, Sequence) or isinstance(items, str):
         raise ConfigError(f"its input is {type(given).__name__}; substitution wants text or a list")
     own = body.get("instructions")
-    is_in_input = own is None and bool(items) and _role(items[0]) in _SYSTEM
+    is_in_input = own is None and bool(items) and _role_of(items[0]) in _SYSTEM
     found: dict[str, Any] = {}
     if not is_in_input:
-        found["instructions"] = _text(prompt, own, task)
+        found["instructions"] = _prompt_text(prompt, own, task)
     if is_in_input or examples:
-        found["input"] = _instructed(prompt, items, task, examples, is_needed=is_in_input)
+        found["input"] = _replace_prompt(prompt, items, task, examples, is_needed=is_in_input)
     return found
 
 
-def _instructed(
+def _replace_prompt(
     prompt: Prompt, items: Sequence[Any], task: object, examples: list[Any], *, is_needed: bool
 ) -> list[Any]:
     """Messages with another system message and examples after what leads.
@@ -191,17 +191,17 @@ def _instructed(
         examples: What comes before the conversation.
         is_needed: Whether the prompt stands among the messages.
     """
-    lead = next((i for i, each in enumerate(items) if _role(each) not in _SYSTEM), len(items))
+    lead = next((i for i, each in enumerate(items) if _role_of(each) not in _SYSTEM), len(items))
     leading: list[Any] = list(items[:lead])
     if is_needed and leading:
         own = leading[0]
-        leading[0] = {**own, "content": _text(prompt, own.get("content"), task)}
+        leading[0] = {**own, "content": _prompt_text(prompt, own.get("content"), task)}
     elif is_needed:
-        leading = [{"role": "system", "content": _text(prompt, None, task)}]
+        leading = [{"role": "system", "content": _prompt_text(prompt, None, task)}]
     return [*leading, *copy.deepcopy(examples), *items[lead:]]
 
 
-def _role(message: object) -> object:
+def _role_of(message: object) -> object:
     return message.get("role") if isinstance(message, Mapping) else None
 
 
@@ -216,13 +216,13 @@ def _input_message(example: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def _sampled(endpoint: Mapping[str, Any], body: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _sampling_of(endpoint: Mapping[str, Any], body: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Model and sampling, by the names that the request's API has for them."""
     is_responses, is_chat = path.endswith(RESPONSES), path.endswith(CHAT)
     found: dict[str, Any] = {}
     for name, value in endpoint.get("sampling", {}).items():
         if name in _LIMITS:
-            name = "max_output_tokens" if is_responses else _limit(name, body, is_chat=is_chat)
+            name = "max_output_tokens" if is_responses else _limit_name(name, body, is_chat=is_chat)
         elif name == "reasoning_effort" and not is_chat:
             if is_responses:
                 found["reasoning"] = {**(body.get("reasoning") or {}), "effort": value}
@@ -235,7 +235,7 @@ def _sampled(endpoint: Mapping[str, Any], body: Mapping[str, Any], path: str) ->
     return found
 
 
-def _limit(name: str, body: Mapping[str, Any], *, is_chat: bool) -> str:
+def _limit_name(name: str, body: Mapping[str, Any], *, is_chat: bool) -> str:
     """Return the agent's own name for the token limit, since two are refused."""
     if not is_chat:
         return "max_tokens"
@@ -243,7 +243,7 @@ def _limit(name: str, body: Mapping[str, Any], *, is_chat: bool) -> str:
     return said or (name if name in _LIMITS[:2] else _LIMITS[0])
 
 
-def _readdress(options: Any, client: Any, base_url: str) -> None:
+def _change_server(options: Any, client: Any, base_url: str) -> None:
     """Send to another server, which is not told the secrets that the client has for its own."""
     url = str(options.url)
     if urlsplit(url).netloc or any(
@@ -251,7 +251,7 @@ def _readdress(options: Any, client: Any, base_url: str) -> None:
     ):
         raise ConfigError("its client writes whole addresses; leave base_url out of the endpoint")
     options.url = f"{base_url.rstrip('/')}/{url.lstrip('/')}"
-    if _origin(base_url) == _origin(str(client.base_url)):
+    if _origin_of(base_url) == _origin_of(str(client.base_url)):
         return
     # The class that leaves a header out, of the client's own library, which is not imported here.
     omit = getattr(sys.modules.get("openai"), "Omit", str)
@@ -266,7 +266,7 @@ def _readdress(options: Any, client: Any, base_url: str) -> None:
     }
 
 
-def _origin(url: str) -> tuple[str, str | None, int | None]:
+def _origin_of(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     return parts.scheme, parts.hostname, port

@@ -82,7 +82,7 @@ class Watch:
     def start(self) -> None:
         """Begin to read, so that the first request finds it read."""
         if self._read_s is None:
-            self._refresh()
+            self._refresh_loop()
 
     def held(self, standings: Mapping[str, Standing] | None = None) -> "Held":
         """Return the versions of one rollout.
@@ -123,15 +123,15 @@ class Watch:
         """
         new = [pin for pin in pinned.items() if pin not in self._pinned]
         if new:
-            self._learn(new)
+            self._read_versions(new)
         read_s, now_s = self._read_s, time.monotonic()
         is_pin_unread = any(self._pinned[pin] is None for pin in pinned.items())
         if read_s is None or now_s - read_s >= FRESH_S or is_pin_unread:
-            self._refresh()
+            self._refresh_loop()
             if read_s is None:
-                self._wait(FIRST_S)
+                self._wait_for_read(FIRST_S)
             elif is_pin_unread or now_s - read_s >= STALE_S:
-                self._wait(CATCH_UP_S)
+                self._wait_for_read(CATCH_UP_S)
         self._catch_up()
         held = {name: self._pinned[name, version] for name, version in pinned.items()}
         found = {name: resource for name, resource in held.items() if resource is not None}
@@ -146,10 +146,10 @@ class Watch:
             if self._asked_s >= changed_s():
                 return
             if self._begun_s < changed_s():
-                self._refresh(is_urgent=True)
-            self._wait(FIRST_S)
+                self._refresh_loop(is_urgent=True)
+            self._wait_for_read(FIRST_S)
 
-    def _learn(self, new: Sequence[tuple[str, int]]) -> None:
+    def _read_versions(self, new: Sequence[tuple[str, int]]) -> None:
         """Read versions that were never asked for, at once.
 
         A request that is held to one would else be made with what the agent wrote, and what it
@@ -158,18 +158,18 @@ class Watch:
         self._pinned.update(dict.fromkeys(new))
         end_s = time.monotonic() + FIRST_S
         for _ in range(2):  # what is being read already may not know of them
-            self._refresh(is_urgent=True)
+            self._refresh_loop(is_urgent=True)
             self._done.wait(max(0.0, end_s - time.monotonic()))
             if all(self._pinned[pin] is not None for pin in new):
                 return
 
-    def _wait(self, limit_s: float) -> None:
+    def _wait_for_read(self, limit_s: float) -> None:
         # Counted from when the reading began: where a database hangs, few requests wait at all.
         left_s = self._begun_s + limit_s - time.monotonic()
         if left_s > 0:
             self._done.wait(left_s)
 
-    def _refresh(self, *, is_urgent: bool = False) -> None:
+    def _refresh_loop(self, *, is_urgent: bool = False) -> None:
         with self._lock:
             is_fresh = time.monotonic() - self._tried_s < FRESH_S
             if self._is_reading or (is_fresh and not is_urgent):
@@ -177,12 +177,14 @@ class Watch:
             self._is_reading, self._begun_s = True, time.monotonic()
             self._done.clear()
         try:
-            threading.Thread(target=self._read, name="lightning-otel-apply", daemon=True).start()
+            threading.Thread(
+                target=self._read_standings, name="lightning-otel-apply", daemon=True
+            ).start()
         except RuntimeError:  # the interpreter is ending
             self._is_reading = False
             self._done.set()
 
-    def _read(self) -> None:
+    def _read_standings(self) -> None:
         try:
             # What others' instrumentors make of a database's calls is no part of the agent's work.
             with suppress_instrumentation():

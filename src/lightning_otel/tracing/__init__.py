@@ -64,11 +64,11 @@ class Traced(Block[Scope]):
 
     def __enter__(self) -> Recording:
         """Begin; gives the recording."""
-        return self._enter().recording
+        return self._enter_block().recording
 
     async def __aenter__(self) -> Recording:
         """Begin; gives the recording."""
-        return self._enter().recording
+        return self._enter_block().recording
 
     def _begin(self) -> Scope:
         self._is_used = True
@@ -96,7 +96,7 @@ def _spells_out_options(function: F) -> F:
     return function
 
 
-def _check(function: str, options: Options) -> None:
+def _check_options(function: str, options: Options) -> None:
     for name in options.keys() - Options.__annotations__.keys():
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
@@ -143,7 +143,7 @@ def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
             that form, or a transform is no function; this is said here, and never in the midst of
             the program.
     """
-    _check("auto_trace", options)
+    _check_options("auto_trace", options)
     if function is None:
         return Traced(options)
     if not is_function(function):
@@ -164,5 +164,5 @@ def context(**options: Unpack[Options]) -> Traced:
     Raises:
         ConfigError: As for :func:`auto_trace`.
     """
-    _check("context", options)
+    _check_options("context", options)
     return Traced(options, has_root=False)

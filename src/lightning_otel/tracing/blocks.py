@@ -85,7 +85,7 @@ class Block(ABC, Generic[L]):
             wrapper = functools.wraps(function)(each_call(function, self._begin_call(function)))
         return wrapper  # type: ignore[no-any-return]  # the same kind of function
 
-    def _enter(self) -> L:
+    def _enter_block(self) -> L:
         entered = self._begin()
         manager = entered.active()
         manager.__enter__()

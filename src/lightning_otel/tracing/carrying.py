@@ -63,7 +63,7 @@ class _Carried:
         self._pid = os.getpid()
         self._luggage = None
         if self._context is not None:
-            self._luggage = capture.guarded(_packed, self._context)
+            self._luggage = capture.guarded(_pack_context, self._context)
         functools.update_wrapper(self, function, updated=())
 
     def __getstate__(self) -> tuple[Callable[..., Any], _Luggage | None]:
@@ -84,7 +84,7 @@ class _Carried:
         context = self._context
         if self._pid != os.getpid():
             # A forked child holds its parent's context, whose writer and spans are the parent's.
-            context = capture.guarded(_unpacked, self._luggage) if self._luggage else None
+            context = capture.guarded(_unpack_context, self._luggage) if self._luggage else None
         return None if context is None else Within(context)
 
 
@@ -107,7 +107,7 @@ def carried(function: F) -> F:
     return _Carried(function)  # type: ignore[return-value]  # called as the function is
 
 
-def _packed(context: Context) -> _Luggage:
+def _pack_context(context: Context) -> _Luggage:
     parent: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(parent, context)
     frame = capture.current_frame(context)
@@ -123,7 +123,7 @@ def _packed(context: Context) -> _Luggage:
     return _Luggage(store, stamps, parent, names, frame.asks_for_ids, applies, standings)
 
 
-def _unpacked(luggage: _Luggage) -> Context:
+def _unpack_context(luggage: _Luggage) -> Context:
     """A context of this process that goes on with what was taken along."""
     # From an empty one: what a forked worker's context holds is that of who happened to start it.
     parent = TraceContextTextMapPropagator().extract(luggage.parent, Context())

@@ -30,7 +30,7 @@ class Operation(Lifetime):
         self.output: object = None
         self._span: capture.Operation | None = None
         if capture.is_wanted():
-            self._span = capture.guarded(_started, name, inputs)
+            self._span = capture.guarded(_start_operation, name, inputs)
 
     @property
     def span_id(self) -> str | None:
@@ -47,15 +47,15 @@ class Operation(Lifetime):
         """End the span; later calls do nothing."""
         if self._span is not None:
             output = self.output if result is None else result
-            capture.guarded(_ended, self._span, exc, output)
+            capture.guarded(_end_operation, self._span, exc, output)
 
 
-def _started(name: str, inputs: Mapping[str, object]) -> capture.Operation:
+def _start_operation(name: str, inputs: Mapping[str, object]) -> capture.Operation:
     body = {c.OPERATION_INPUT: json_of(inputs)} if inputs else {}
     return capture.Operation(c.SPAN_OPERATION, SpanKind.INTERNAL, {c.OPERATION_NAME: name}, body)
 
 
-def _ended(span: capture.Operation, exc: BaseException | None, output: object) -> None:
+def _end_operation(span: capture.Operation, exc: BaseException | None, output: object) -> None:
     if output is not None:
         span.body[c.OPERATION_OUTPUT] = json_of(output)
     if exc is None or is_clean(exc):
@@ -74,18 +74,18 @@ class OperationBlock(Block[Operation]):
 
     def __enter__(self) -> Operation:
         """Begin; gives the operation."""
-        return self._enter()
+        return self._enter_block()
 
     async def __aenter__(self) -> Operation:
         """Begin; gives the operation."""
-        return self._enter()
+        return self._enter_block()
 
     def _begin(self) -> Operation:
         return Operation(self._name or "operation", self._inputs)
 
     def _begin_call(self, function: Callable[..., Any]) -> Begin:
         name = self._name or str(getattr(function, "__qualname__", "operation"))
-        arguments = _reader(function)
+        arguments = _argument_reader(function)
 
         def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Operation:
             return Operation(name, {**self._inputs, **arguments(args, kwargs)})
@@ -93,7 +93,7 @@ class OperationBlock(Block[Operation]):
         return begin
 
 
-def _reader(
+def _argument_reader(
     function: Callable[..., Any],
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, object]]:
     """Names the arguments of a call; ``self`` and ``cls`` are no inputs."""

@@ -116,7 +116,7 @@ class Recording:
         # A reward that names no attempt, or something of another one, belongs to what it judges.
         found = group(found).get(AttemptKey(self.rollout_id, self.attempt_id), [])
         found.sort(key=lambda span: (span.start_ns, span.process, span.sequence))
-        return _part(found, self.span_id) if self._is_part else found
+        return _part_below(found, self.span_id) if self._is_part else found
 
     def _live_spans(self) -> list[Span] | None:
         """The rollout's spans, and rewards linked to whatever; None if the store must be asked."""
@@ -146,28 +146,28 @@ class Recording:
     def _is_link_open(self, spans: list[Span]) -> bool:
         """Whether a reward of the rollout may have left it for a span that is not among these."""
         own = [span for span in spans if span.rollout_id == self.rollout_id]
-        known = _linkable(own)
+        known = _linkable_ids(own)
         return any(
             not known.issuperset(target)
             for span in own
-            if c.REWARD_VALUE in span.attributes and (target := _targets(span))
+            if c.REWARD_VALUE in span.attributes and (target := _link_targets(span))
         )
 
     def trajectories(
         self, *, credit: Credit | CreditRule = "previous", gamma: float = 0.99
     ) -> list[Trajectory]:
         """The rollout's trajectories so far."""
-        return self._adapt(credit, gamma).trajectories
+        return self._adapt_spans(credit, gamma).trajectories
 
     def report(self, *, credit: Credit | CreditRule = "previous", gamma: float = 0.99) -> Report:
         """What became of the rollout's calls and rewards, with a reason for each left behind."""
-        return self._adapt(credit, gamma).report
+        return self._adapt_spans(credit, gamma).report
 
-    def _adapt(self, credit: Credit | CreditRule, gamma: float) -> Adaptation:
+    def _adapt_spans(self, credit: Credit | CreditRule, gamma: float) -> Adaptation:
         return TripletAdapter(credit, gamma).explain(self.spans())
 
 
-def _part(spans: list[Span], root_id: str) -> list[Span]:
+def _part_below(spans: list[Span], root_id: str) -> list[Span]:
     """The root, everything below it, and rewards linked to that, in the order given."""
     children: dict[str | None, list[str]] = {}
     for span in spans:
@@ -178,11 +178,11 @@ def _part(spans: list[Span], root_id: str) -> list[Span]:
         new = [child for child in children.get(waiting.pop(), ()) if child not in inside]
         inside.update(new)
         waiting += new
-    known = _linkable(span for span in spans if span.span_id in inside)
-    return [span for span in spans if span.span_id in inside or known & _targets(span)]
+    known = _linkable_ids(span for span in spans if span.span_id in inside)
+    return [span for span in spans if span.span_id in inside or known & _link_targets(span)]
 
 
-def _linkable(spans: Iterable[Span]) -> set[tuple[str, str]]:
+def _linkable_ids(spans: Iterable[Span]) -> set[tuple[str, str]]:
     """What a link may name of the spans."""
     found = set()
     for span in spans:
@@ -191,7 +191,7 @@ def _linkable(spans: Iterable[Span]) -> set[tuple[str, str]]:
     return found
 
 
-def _targets(span: Span) -> set[tuple[str, str]]:
+def _link_targets(span: Span) -> set[tuple[str, str]]:
     """What a span's link names."""
     links = read_links(span.attributes)
     return {(key, links[key]) for key in (c.LINK_SPAN_ID, c.RESPONSE_ID) if links.get(key)}

@@ -95,7 +95,7 @@ class Scope(Lifetime):
 
     def _begin_or_tell(self, name: str, has_root: bool) -> None:  # noqa: FBT001
         try:
-            self._begin(name, has_root)
+            self._begin_root(name, has_root)
         except LightningOtelError as exc:
             if str(exc) not in _told:
                 _told.add(str(exc))
@@ -112,11 +112,11 @@ class Scope(Lifetime):
         if not self.recording.is_part:
             debugging.tell_report(self.recording.rollout_id, self.recording.report())
 
-    def _begin(self, name: str, has_root: bool) -> None:  # noqa: FBT001
+    def _begin_root(self, name: str, has_root: bool) -> None:  # noqa: FBT001
         outer = capture.current_frame()
-        store = self._destination(outer)
-        stamps, is_part = self._stamps(outer.stamps if outer is not None else {})
-        applied = self._applied(outer, store, is_part=is_part)
+        store = self._find_store(outer)
+        stamps, is_part = self._make_stamps(outer.stamps if outer is not None else {})
+        applied = self._find_applied(outer, store, is_part=is_part)
         is_kept = config.is_collect_enabled()
         if not is_kept and applied is None:
             return
@@ -127,7 +127,7 @@ class Scope(Lifetime):
         task = self._options.get("task")
         recording = Recording(store if is_kept else None, rollout_id, attempt_id, task)
         frame = capture.Frame(
-            self._sink(writer, outer) if writer is not None else None,
+            self._make_sink(writer, outer) if writer is not None else None,
             stamps,
             outer.parent if outer else None,
             recording,
@@ -145,7 +145,7 @@ class Scope(Lifetime):
         self._context = context
         self.recording = recording
 
-    def _sink(self, writer: SpanWriter, outer: capture.Frame | None) -> capture.SpanSink:
+    def _make_sink(self, writer: SpanWriter, outer: capture.Frame | None) -> capture.SpanSink:
         """The writer, behind the transforms of the enclosing recordings and this one's."""
         above = outer.sink if outer is not None else None
         inherited = above.transforms if isinstance(above, TransformingSink) else ()
@@ -160,7 +160,7 @@ class Scope(Lifetime):
         is_set = config.is_retokenization_fix_enabled
         return outer.asks_for_ids if outer is not None else is_set()
 
-    def _applied(
+    def _find_applied(
         self, outer: capture.Frame | None, store: Store, *, is_part: bool
     ) -> capture.Applied | None:
         """What gives requests their resources, if that was asked for here, around, or for all.
@@ -176,7 +176,7 @@ class Scope(Lifetime):
         found = capture.guarded(provider.applied_of, store) if named or outer is None else around
         return found.held() if found is not None else None
 
-    def _destination(self, outer: capture.Frame | None) -> Store:
+    def _find_store(self, outer: capture.Frame | None) -> Store:
         """Return the store named here, else the enclosing recording's, else the default one."""
         named = self._options.get("store")
         if isinstance(named, Store):
@@ -188,7 +188,7 @@ class Scope(Lifetime):
             return Store(path)
         return _store_at(path, os.getcwd() if path[:1] != "/" else "")
 
-    def _stamps(
+    def _make_stamps(
         self, outer: Mapping[str, AttributeValue]
     ) -> tuple[dict[str, AttributeValue], bool]:
         """What every span within gets, and whether this is a part of the enclosing rollout."""
@@ -216,30 +216,30 @@ class Scope(Lifetime):
 
     def end(self, exc: BaseException | None = None, result: object = None) -> None:
         """Apply the reward evaluator and end the root span; later calls do nothing."""
-        if not self._take(exc, result):
+        if not self._take_end(exc, result):
             return
         try:
-            with self._judging(), self._guarding_evaluator():
-                reward = self._judged()
+            with self._judge_context(), self._guarding_evaluator():
+                reward = self._judge_rollout()
                 if inspect.isawaitable(reward):
-                    _refuse(reward)
+                    _refuse_awaitable(reward)
                 else:
-                    _keep(reward)
+                    _keep_reward(reward)
         finally:
             self._end_root(exc)
 
     async def finish(self, exc: BaseException | None = None, result: object = None) -> None:
         """As :meth:`end`, and await a reward evaluator that is async."""
-        if not self._take(exc, result):
+        if not self._take_end(exc, result):
             return
         try:
-            with self._judging(), self._guarding_evaluator():
-                reward = self._judged()
-                _keep(await reward if inspect.isawaitable(reward) else reward)
+            with self._judge_context(), self._guarding_evaluator():
+                reward = self._judge_rollout()
+                _keep_reward(await reward if inspect.isawaitable(reward) else reward)
         finally:
             self._end_root(exc)
 
-    def _take(self, exc: BaseException | None, result: object) -> bool:
+    def _take_end(self, exc: BaseException | None, result: object) -> bool:
         self.recording.error = None if is_clean(exc) else exc
         self.recording.result = result
         was_over, self._is_over = self._is_over, True
@@ -247,7 +247,7 @@ class Scope(Lifetime):
             debugging.end(self._options.get("debug"))
         return not was_over and self._context is not None
 
-    def _judging(self) -> AbstractContextManager[None]:
+    def _judge_context(self) -> AbstractContextManager[None]:
         """Makes the rollout's context current for whoever judges it, with no resource applied.
 
         A model that judges is not the agent that is tuned.
@@ -257,7 +257,7 @@ class Scope(Lifetime):
             return self.active()
         return capture.attached(capture.in_frame(replace(frame, applied=None), self._context))
 
-    def _judged(self) -> Any:
+    def _judge_rollout(self) -> Any:
         evaluator = self._options.get("reward_evaluator")
         return evaluator(self.recording) if evaluator is not None else None
 
@@ -274,11 +274,11 @@ class Scope(Lifetime):
 
     def _end_root(self, exc: BaseException | None) -> None:
         try:
-            self._finish(exc)
+            self._finish_rollout(exc)
         finally:
             debugging.end(self._options.get("debug"))
 
-    def _finish(self, exc: BaseException | None) -> None:
+    def _finish_rollout(self, exc: BaseException | None) -> None:
         if self._lost_before is not None:
             self._name_loss(self._lost_before)
         if self._root is None:
@@ -308,7 +308,7 @@ def _root_operation(name: str, task: object) -> capture.Operation:
     return capture.Operation(c.SPAN_ROLLOUT, SpanKind.INTERNAL, {c.OPERATION_NAME: name}, body)
 
 
-def _keep(reward: Any) -> None:
+def _keep_reward(reward: Any) -> None:
     """Emit what an evaluator made of a rollout."""
     if isinstance(reward, Mapping):
         emit_reward(reward, primary=next(iter(reward), None))
@@ -316,7 +316,7 @@ def _keep(reward: Any) -> None:
         emit_reward(reward)
 
 
-def _refuse(reward: Awaitable[Any]) -> None:
+def _refuse_awaitable(reward: Awaitable[Any]) -> None:
     if inspect.iscoroutine(reward):
         reward.close()  # or Python warns that it was never awaited
     log.warning(

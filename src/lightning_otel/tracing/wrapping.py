@@ -52,11 +52,11 @@ def _record_runs(agent: Any, store: Store) -> Any:
     found = agent.model_copy() if has_copy else agent.with_config()
     for name in _RUNS:
         # Past the checks of pydantic, of which many runnables are models.
-        object.__setattr__(found, name, _recorded(getattr(found, name), store))
+        object.__setattr__(found, name, _record_calls(getattr(found, name), store))
     return found
 
 
-def _recorded(run: Callable[..., Any], store: Store) -> Callable[..., Any]:
+def _record_calls(run: Callable[..., Any], store: Store) -> Callable[..., Any]:
     """Return the method, each call of which is a rollout unless it is a part of one there."""
     from lightning_otel.tracing import auto_trace
 

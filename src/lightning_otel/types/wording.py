@@ -14,7 +14,7 @@ NESTED: Final = "(nested too deeply)"
 
 def plain_text(messages: Iterable[Mapping[str, Any]]) -> str:
     """Return the text of messages: texts and tool calls, one line each."""
-    return "\n".join(_line(part) for item in messages for part in _parts(item))
+    return "\n".join(_part_line(part) for item in messages for part in _message_parts(item))
 
 
 def count_noun(count: int, noun: str) -> str:
@@ -47,12 +47,12 @@ def step_row(step: "Transition") -> dict[str, object]:
     }
 
 
-def _parts(item: Mapping[str, Any]) -> Sequence[object]:
+def _message_parts(item: Mapping[str, Any]) -> Sequence[object]:
     found = item.get("parts")
     return found if isinstance(found, (list, tuple)) else ()
 
 
-def _line(part: object) -> str:
+def _part_line(part: object) -> str:
     try:
         if not isinstance(part, Mapping):
             return str(part)

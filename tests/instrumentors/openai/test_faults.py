@@ -52,7 +52,7 @@ FENCE = {"guarded", "note_fault", "__del__"}
 """What keeps faults in cannot be tried by failing itself."""
 HOST = {"_iter_bytes", "_aiter_bytes", "_close", "_aclose", "attached"}
 """What the program's own work runs through: failing there is failing to do it."""
-SET_UP = {"around", "_send", "_send_async"}
+SET_UP = {"around", "_send_request", "_send_async"}
 """What runs when instrumentation is switched on, tried apart."""
 BOUND = {"_begin", "_note_response"}
 """What the wrapped methods hold since then: broken before it is switched on."""

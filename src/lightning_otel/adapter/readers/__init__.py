@@ -70,14 +70,14 @@ def read(spans: Iterable[Span]) -> Iterable[Span]:
     read_so_far: list[Span] = []
     for span in spans:
         if span.scope != c.SCOPE:
-            span = _read(span)
+            span = _read_span(span)
             if agentops.CALLED_TOOL in span.attributes:
                 parts[span.trace_id, span.span_id] = span  # once, though it may be given again
         read_so_far.append(span)
     return agentops.joined(read_so_far, parts.values()) if parts else read_so_far
 
 
-def _read(span: Span) -> Span:
+def _read_span(span: Span) -> Span:
     attributes = span.attributes
     if any(key in attributes for key in _OWN_KEYS):
         return span

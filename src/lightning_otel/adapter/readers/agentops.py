@@ -42,10 +42,10 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     operation, key = chat.KINDS.get(kind, (None, ""))
     if operation is None or _CALL_TYPE in attributes:
         return known({c.AGENT_NAME: text(attributes, _CHAIN)})
-    return known({c.OPERATION: operation, key: _first(attributes, _NAMES[key])})
+    return known({c.OPERATION: operation, key: _first_of(attributes, _NAMES[key])})
 
 
-def _first(attributes: Mapping[str, Any], keys: Iterable[str]) -> str | None:
+def _first_of(attributes: Mapping[str, Any], keys: Iterable[str]) -> str | None:
     return next((found for key in keys if (found := text(attributes, key))), None)
 
 
@@ -58,8 +58,8 @@ def content(span: Span) -> dict[str, Any]:
     if get(_KIND) != "tool":
         return {}
     told = {
-        c.TOOL_ARGUMENTS: _first(span.attributes, _ARGUMENTS),
-        c.TOOL_RESULT: _first(span.attributes, _RESULTS),
+        c.TOOL_ARGUMENTS: _first_of(span.attributes, _ARGUMENTS),
+        c.TOOL_RESULT: _first_of(span.attributes, _RESULTS),
     }
     return known(told) | chat.called(get("agentops.tool.input"), get("agentops.tool.output"))
 
@@ -76,14 +76,14 @@ def joined(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:
         call = part.trace_id, part.parent_span_id or ""
         wanted.setdefault(call, []).append(part.attributes[CALLED_TOOL])
     return [
-        replace(span, attributes=_with(span.attributes, wanted[span.trace_id, span.span_id]))
+        replace(span, attributes=_add_parts(span.attributes, wanted[span.trace_id, span.span_id]))
         if (span.trace_id, span.span_id) in wanted
         else span
         for span in spans
     ]
 
 
-def _with(attributes: Mapping[str, Any], parts: list[Any]) -> dict[str, Any]:
+def _add_parts(attributes: Mapping[str, Any], parts: list[Any]) -> dict[str, Any]:
     """Attributes with further parts in the first answer, unless it has tool calls of its own."""
     answers = objects(loaded(attributes.get(c.OUTPUT_MESSAGES)))
     first = dict(answers[0]) if answers else message("assistant", [])

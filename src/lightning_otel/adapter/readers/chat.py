@@ -63,12 +63,12 @@ def choice_tokens(body: Mapping[str, Any]) -> dict[str, str]:
     choices = objects(body.get("choices"))
     return token_content(
         body.get("prompt_token_ids"),
-        sampled_ids(body, [_ids(choice) for choice in choices]),
+        sampled_ids(body, [_token_ids(choice) for choice in choices]),
         [logprobs_of(object_of(choice.get("logprobs")).get("content")) for choice in choices],
     )
 
 
-def _ids(choice: Mapping[str, Any]) -> object:
+def _token_ids(choice: Mapping[str, Any]) -> object:
     """A choice's token ids; LiteLLM keeps them among what it does not know."""
     held = choice.get("token_ids")
     return held or object_of(choice.get("provider_specific_fields")).get("token_ids")

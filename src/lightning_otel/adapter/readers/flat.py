@@ -23,15 +23,15 @@ def rows(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
                 node = inner
             else:
                 node.setdefault(leaf, value)
-    found = _listed(tree)
+    found = _as_list(tree)
     return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
 
 
-def _listed(node: Any) -> Any:
+def _as_list(node: Any) -> Any:
     """A node whose keys are all numbers as a list; as deep as a key is long."""
     if not isinstance(node, dict):
         return node
-    inner = {key: _listed(value) for key, value in node.items()}
+    inner = {key: _as_list(value) for key, value in node.items()}
     # Longer numbers are nobody's index, and int() refuses very long ones.
     if inner and all(key.isascii() and key.isdigit() and len(key) < 10 for key in inner):
         return [inner[key] for key in sorted(inner, key=int)]

@@ -40,11 +40,11 @@ def content(span: Span) -> dict[str, Any]:
         if isinstance(messages, (list, tuple)) and all(
             isinstance(item, Mapping) for item in messages
         ):
-            found[key] = chat.dump([_spelt(item) for item in messages])
+            found[key] = chat.dump([_normalize_message(item) for item in messages])
     return found
 
 
-def _spelt(item: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize_message(item: Mapping[str, Any]) -> dict[str, Any]:
     """A message without empty fields and texts, and with its tool calls among its parts."""
     kept = {key: value for key, value in item.items() if value is not None}
     reason = kept.get("finish_reason")

@@ -72,9 +72,9 @@ def content(span: Span) -> dict[str, Any]:
     attributes = span.attributes
     found: dict[str, Any] = {}
     if c.INPUT_MESSAGES not in attributes and c.OUTPUT_MESSAGES not in attributes:
-        given, answered = _flattened(attributes)
+        given, answered = _read_flattened(attributes)
         if not given and not answered:
-            given, answered = _told(span)
+            given, answered = _read_events(span)
         if given:
             found[c.INPUT_MESSAGES] = chat.dump(given)
         if answered:
@@ -84,20 +84,20 @@ def content(span: Span) -> dict[str, Any]:
     if c.TOOL_DEFINITIONS not in attributes:
         for prefix in _FUNCTIONS:
             if f"{prefix}.0.name" in attributes:
-                found[c.TOOL_DEFINITIONS] = chat.tools(map(_tool, rows(attributes, prefix)))
+                found[c.TOOL_DEFINITIONS] = chat.tools(map(_read_tool, rows(attributes, prefix)))
     return known(found)
 
 
-def _flattened(attributes: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    given = [chat.said(_loaded(row), role="user") for row in rows(attributes, _PROMPT)]
+def _read_flattened(attributes: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    given = [chat.said(_parse_parts(row), role="user") for row in rows(attributes, _PROMPT)]
     answered = [
-        chat.said(_loaded(row), role="assistant", finish_reason=row.get("finish_reason"))
+        chat.said(_parse_parts(row), role="assistant", finish_reason=row.get("finish_reason"))
         for row in rows(attributes, _COMPLETION)
     ]
     return given, answered
 
 
-def _loaded(row: dict[str, Any]) -> dict[str, Any]:
+def _parse_parts(row: dict[str, Any]) -> dict[str, Any]:
     """A message whose list of parts is JSON text, with the list."""
     text = row.get("content")
     if isinstance(text, str) and text.startswith('[{"type"'):
@@ -106,12 +106,12 @@ def _loaded(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _tool(row: dict[str, Any]) -> dict[str, Any]:
+def _read_tool(row: dict[str, Any]) -> dict[str, Any]:
     parameters = loaded(row.get("parameters"))
     return {**row, "parameters": parameters} if parameters is not None else row
 
 
-def _told(span: Span) -> tuple[list[Any], list[Any]]:
+def _read_events(span: Span) -> tuple[list[Any], list[Any]]:
     """Messages told as events: the body as JSON in one attribute, or its fields as attributes."""
     given, answered = [], []
     for event in span.events:

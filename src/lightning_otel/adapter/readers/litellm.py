@@ -36,7 +36,7 @@ def content(span: Span) -> dict[str, Any]:
     attributes = span.attributes
     for provider in _PROVIDERS:
         if f"{_RAW}{provider}.choices" in attributes:
-            return _raw(attributes, f"{_RAW}{provider}.")
+            return _read_raw(attributes, f"{_RAW}{provider}.")
     held = objects(loaded(attributes.get(c.OUTPUT_MESSAGES)))
     if not held or held[0].get("parts"):
         return {}
@@ -45,9 +45,9 @@ def content(span: Span) -> dict[str, Any]:
     return {c.OUTPUT_MESSAGES: chat.dump([{**held[0], "parts": parts}, *held[1:]])} if parts else {}
 
 
-def _raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _read_raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     body = {
-        name: _literal(attributes.get(prefix + name))
+        name: _parse_literal(attributes.get(prefix + name))
         for name in ("choices", "messages", "tools", "usage", "prompt_token_ids")
     }
     choices, given = objects(body["choices"]), objects(body["messages"])
@@ -71,7 +71,7 @@ def _raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     )
 
 
-def _literal(text: object) -> Any:
+def _parse_literal(text: object) -> Any:
     """Parse Python literals; return None for anything else."""
     if not isinstance(text, str):
         return text

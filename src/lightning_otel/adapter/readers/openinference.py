@@ -81,22 +81,22 @@ def content(span: Span) -> dict[str, Any]:
         return known(
             {c.TOOL_ARGUMENTS: attributes.get(_INPUT), c.TOOL_RESULT: attributes.get(_OUTPUT)}
         )
-    return _call(attributes) if kind == "LLM" else {}
+    return _read_call(attributes) if kind == "LLM" else {}
 
 
-def _call(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _read_call(attributes: Mapping[str, Any]) -> dict[str, Any]:
     output = attributes.get(_OUTPUT)
     told = loaded(output)
     body = object_of(told)
     asked = object_of(loaded(attributes.get(_PARAMETERS)))
     choices = objects(body.get("choices"))
     found: dict[str, Any] = dict(chat.choice_tokens(body))
-    given: list[Any] = _messages(attributes, "llm.input_messages")
-    given = given or _texts(attributes, "user", _PROMPTS, "prompt")
+    given: list[Any] = _read_messages(attributes, "llm.input_messages")
+    given = given or _read_texts(attributes, "user", _PROMPTS, "prompt")
     is_whole = any("message" in each for each in choices)
     answered: list[Any] = chat.answered(choices) if is_whole else []
-    answered = answered or _answers(attributes, body)
-    answered = answered or _texts(attributes, "assistant", "llm.choices", "completion")
+    answered = answered or _read_answers(attributes, body)
+    answered = answered or _read_texts(attributes, "assistant", "llm.choices", "completion")
     prompts = attributes.get(_PROMPTS)
     if not given and not answered and isinstance(prompts, (list, tuple)):  # as of LlamaIndex
         given, answered = chat.texts("user", prompts), chat.texts("assistant", [output])
@@ -112,18 +112,18 @@ def _call(attributes: Mapping[str, Any]) -> dict[str, Any]:
     found[c.RESPONSE_ID] = body["id"] if isinstance(body.get("id"), str) else None
     found[c.FINISH_REASONS] = chat.reasons(choices)
     offered = rows(attributes, "llm.tools")
-    schemas = [loaded(_held(row, "tool").get("json_schema")) for row in offered]
+    schemas = [loaded(_read_mapping(row, "tool").get("json_schema")) for row in offered]
     found[c.TOOL_DEFINITIONS] = chat.tools(schemas)
     return known(found)
 
 
-def _held(row: object, key: str) -> Mapping[str, Any]:
+def _read_mapping(row: object, key: str) -> Mapping[str, Any]:
     return object_of(object_of(row).get(key))
 
 
-def _answers(attributes: Mapping[str, Any], body: Mapping[str, Any]) -> list[Any]:
+def _read_answers(attributes: Mapping[str, Any], body: Mapping[str, Any]) -> list[Any]:
     """The choices; the items of a Responses answer are one, and so is a thought beside a call."""
-    found = _messages(attributes, "llm.output_messages", "assistant")
+    found = _read_messages(attributes, "llm.output_messages", "assistant")
     if isinstance(body.get("output"), list) and len(found) > 1:
         found = [{**found[0], "parts": [part for item in found for part in item["parts"]]}]
     thought = body.get("thought")
@@ -132,10 +132,10 @@ def _answers(attributes: Mapping[str, Any], body: Mapping[str, Any]) -> list[Any
     return found
 
 
-def _messages(attributes: Mapping[str, Any], prefix: str, role: str = "user") -> list[Any]:
+def _read_messages(attributes: Mapping[str, Any], prefix: str, role: str = "user") -> list[Any]:
     found = []
     for row in rows(attributes, prefix):
-        item = dict(_held(row, "message"))
+        item = dict(_read_mapping(row, "message"))
         results = row.get("function")
         if item.get("role") == "function" and isinstance(results, list):  # as of AutoGen
             told = [object_of(loaded(each)) for each in results]
@@ -147,26 +147,28 @@ def _messages(attributes: Mapping[str, Any], prefix: str, role: str = "user") ->
         item.setdefault("content", row.get("thought"))
         calls = item.get("tool_calls")
         if isinstance(calls, list):
-            item["tool_calls"] = [_tool_call(_held(call, "tool_call")) for call in calls]
+            item["tool_calls"] = [_tool_call(_read_mapping(call, "tool_call")) for call in calls]
         parts = item.get("contents")
         if isinstance(parts, list) and not item.get("content"):
-            item["content"] = [_part(_held(part, "message_content")) for part in parts]
+            item["content"] = [_read_part(_read_mapping(part, "message_content")) for part in parts]
         found.append(chat.said(item, role=role))
     return found
 
 
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """A tool call; of one without arguments only the name is told."""
-    return {**call, "function": {"arguments": "{}", **_held(call, "function")}}
+    return {**call, "function": {"arguments": "{}", **_read_mapping(call, "function")}}
 
 
-def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+def _read_part(part: Mapping[str, Any]) -> dict[str, Any]:
     """A part of a message's content; an image is three levels down."""
     if part.get("type") == "image":
-        url = _held(_held(part, "image"), "image").get("url")
+        url = _read_mapping(_read_mapping(part, "image"), "image").get("url")
         return {"type": "uri", "modality": "image", "uri": url}
     return dict(part)
 
 
-def _texts(attributes: Mapping[str, Any], role: str, prefix: str, inner: str) -> list[Any]:
-    return chat.texts(role, [_held(row, inner).get("text") for row in rows(attributes, prefix)])
+def _read_texts(attributes: Mapping[str, Any], role: str, prefix: str, inner: str) -> list[Any]:
+    return chat.texts(
+        role, [_read_mapping(row, inner).get("text") for row in rows(attributes, prefix)]
+    )

@@ -21,11 +21,11 @@ def chat(owner: Any, arguments: Arguments) -> Step | None:
     """The step of a chat: that of a group where its manager is talked to, else of two agents."""
     recipient = arguments.get("recipient")
     said = arguments.get("message")
-    asked = None if said is None else _said(said)
+    asked = None if said is None else _message_text(said)
     if _is_group(recipient):
         # The manager's own reply is the group's talk: the same step, so it is its owner.
-        return workflow_step(recipient, _name(recipient), asked)
-    return workflow_step(object(), f"{_name(owner)} and {_name(recipient)}", asked)
+        return workflow_step(recipient, _agent_name(recipient), asked)
+    return workflow_step(object(), f"{_agent_name(owner)} and {_agent_name(recipient)}", asked)
 
 
 def chat_result(operation: capture.Operation, result: Any) -> None:
@@ -39,16 +39,16 @@ def reply(owner: Any, arguments: Arguments) -> Step | None:
     if messages is None:
         # Not by its index: the agent's own dict would make an entry of it.
         messages = dict.get(owner._oai_messages, arguments.get("sender"))
-    asked = _said(messages[-1]) if type(messages) is list and messages else None
+    asked = _message_text(messages[-1]) if type(messages) is list and messages else None
     if _is_group(owner):
-        return workflow_step(owner, _name(owner), asked)
-    return agent_step(owner, _name(owner), asked)
+        return workflow_step(owner, _agent_name(owner), asked)
+    return agent_step(owner, _agent_name(owner), asked)
 
 
 def reply_result(operation: capture.Operation, result: Any) -> None:
     """Take the reply; an agent may have none."""
     if result is not None:
-        operation.body.update(answered(_said(result)))
+        operation.body.update(answered(_message_text(result)))
 
 
 def tool(owner: Any, arguments: Arguments) -> Step | None:
@@ -60,7 +60,7 @@ def tool(owner: Any, arguments: Arguments) -> Step | None:
         word(asked.get("name")) or "tool",
         asked.get("arguments"),
         call_id=word(arguments.get("call_id")),
-        agent=_name(owner),
+        agent=_agent_name(owner),
     )
 
 
@@ -78,11 +78,11 @@ def _is_group(agent: Any) -> bool:
     return any(cls.__name__ == "GroupChatManager" for cls in type(agent).__mro__)
 
 
-def _name(agent: Any) -> str:
+def _agent_name(agent: Any) -> str:
     return word(getattr(agent, "name", None)) or "agent"
 
 
-def _said(message: Any) -> str:
+def _message_text(message: Any) -> str:
     """A message's words, or all of it where there is more to it, such as calls of tools."""
     if isinstance(message, dict):
         content = message.get("content")

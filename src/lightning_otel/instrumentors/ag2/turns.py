@@ -44,7 +44,7 @@ class _Scope:
 
     async def __aenter__(self) -> Any:
         drive = await self._scope.__aenter__()
-        begin = steps((), lambda agent, _: _turn(agent, self._event), _reply)
+        begin = steps((), lambda agent, _: _record_turn(agent, self._event), _keep_reply)
 
         async def turn(_: Any) -> Any:
             return await drive()
@@ -55,13 +55,13 @@ class _Scope:
         return await self._scope.__aexit__(*exc)
 
 
-def _turn(agent: Any, event: Any) -> Any:
-    asked = _values(getattr(event, "parts", None))
+def _record_turn(agent: Any, event: Any) -> Any:
+    asked = _join_values(getattr(event, "parts", None))
     # Not the agent itself: a turn within its own turn is one of its own.
     return agent_step(object(), word(getattr(agent, "name", None)) or "agent", asked)
 
 
-def _reply(operation: capture.Operation, reply: Any) -> None:
+def _keep_reply(operation: capture.Operation, reply: Any) -> None:
     operation.body.update(answered(word(getattr(reply, "body", None))))
 
 
@@ -93,8 +93,8 @@ def _execute_tool(event: Any, arguments: Any) -> Any:
     return tool_step(object(), name, event.arguments, call_id=word(event.id), agent=None)
 
 
-def _executed(operation: capture.Operation, result: Any) -> None:
-    said = _values(getattr(getattr(result, "result", None), "parts", None))
+def _keep_result(operation: capture.Operation, result: Any) -> None:
+    said = _join_values(getattr(getattr(result, "result", None), "parts", None))
     if said is not None:
         operation.body[c.TOOL_RESULT] = said
     error = getattr(result, "error", None)
@@ -104,18 +104,18 @@ def _executed(operation: capture.Operation, result: Any) -> None:
 
 def _begin_call(args: tuple[Any, ...], _: Any) -> CallStep:
     operation = capture.Operation(c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT})
-    return CallStep(operation, functools.partial(_fill, args[0]))
+    return CallStep(operation, functools.partial(_fill_call, args[0]))
 
 
 async def _call_next(given: Any, call_next: Any, context: Any) -> Any:
     return await call_next(given, context)
 
 
-_execute = around(steps((), _execute_tool, _executed))(_call_next)
+_execute = around(steps((), _execute_tool, _keep_result))(_call_next)
 _ask = around(_begin_call)(_call_next)
 
 
-def _fill(events: Any, operation: capture.Operation, response: Any) -> None:
+def _fill_call(events: Any, operation: capture.Operation, response: Any) -> None:
     """Say what AG2 knows of a call that no instrumented client sent."""
     usage = response.usage
     known = {
@@ -135,28 +135,30 @@ def _fill(events: Any, operation: capture.Operation, response: Any) -> None:
         operation.attributes[c.FINISH_REASONS] = [finish]
     if word(response.model):
         operation.span.update_name(capture.clean(f"{c.CHAT} {response.model}"))
-    operation.body[c.INPUT_MESSAGES] = text_of(_history(events))
-    answer = message("assistant", _answer(response), finish_reason=finish)
+    operation.body[c.INPUT_MESSAGES] = text_of(_read_history(events))
+    answer = message("assistant", _read_answer(response), finish_reason=finish)
     operation.body[c.OUTPUT_MESSAGES] = text_of([answer])
 
 
-def _history(events: Sequence[Any]) -> list[dict[str, Any]]:
+def _read_history(events: Sequence[Any]) -> list[dict[str, Any]]:
     """The messages that AG2's events stand for, told apart by what they hold."""
     found: list[dict[str, Any]] = []
     for event in events:
         if type(getattr(event, "parts", None)) is list:
-            found.append(message("user", [text_part(_values(event.parts) or "")]))
+            found.append(message("user", [text_part(_join_values(event.parts) or "")]))
         elif hasattr(event, "message") and hasattr(event, "tool_calls"):
-            found.append(message("assistant", _answer(event)))
+            found.append(message("assistant", _read_answer(event)))
         elif type(getattr(event, "results", None)) is list:
             found += [
-                message("tool", [tool_response_part(item.parent_id, _values(item.result.parts))])
+                message(
+                    "tool", [tool_response_part(item.parent_id, _join_values(item.result.parts))]
+                )
                 for item in event.results
             ]
     return found
 
 
-def _answer(response: Any) -> list[dict[str, Any]]:
+def _read_answer(response: Any) -> list[dict[str, Any]]:
     text = response.content
     calls = getattr(response.tool_calls, "calls", ())
     return [
@@ -165,7 +167,7 @@ def _answer(response: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _values(parts: Any) -> str | None:
+def _join_values(parts: Any) -> str | None:
     """What the parts of an input or a result say: text as it is, data as JSON."""
     if type(parts) is not list:
         return None

@@ -61,7 +61,7 @@ def begun(
 
 def begin_run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AgentRun:
     """Begin the run of ``BaseChatAgent.run`` or ``run_stream``, which AutoGen has a span of."""
-    return _begin(args[0], kwargs.get("task"), has_native_span=True)
+    return _begin_run(args[0], kwargs.get("task"), has_native_span=True)
 
 
 def begin_messages(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AgentRun | None:
@@ -69,10 +69,10 @@ def begin_messages(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AgentRun
     if otel_context.get_value(_AGENT_KEY) == id(args[0]):
         return None
     messages = named(("messages",), args, kwargs).get("messages")
-    return _begin(args[0], messages, has_native_span=False)
+    return _begin_run(args[0], messages, has_native_span=False)
 
 
-def _begin(agent: Any, task: object, *, has_native_span: bool) -> AgentRun:
+def _begin_run(agent: Any, task: object, *, has_native_span: bool) -> AgentRun:
     given = said.given(task) if capture.content_policy().is_kept else None
     operation = begun(given, name=agent.name, description=agent.description, agent_id=None)
     context = working(runs.inside(operation), agent)

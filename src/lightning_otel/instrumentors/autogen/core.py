@@ -43,7 +43,7 @@ class CoreRun(runs.Run):
     def saw(self, item: Any) -> None:
         """Keep the answer."""
         if capture.content_policy().is_kept:
-            self.operation.body[c.OUTPUT_MESSAGES] = _content(item, "assistant")
+            self.operation.body[c.OUTPUT_MESSAGES] = _message_content(item, "assistant")
 
 
 def metadata(is_wanted: IsWanted) -> Callable[[Any], Any]:
@@ -53,7 +53,7 @@ def metadata(is_wanted: IsWanted) -> Callable[[Any], Any]:
         def get_telemetry_envelope_metadata() -> Any:
             made = original()
             if is_wanted():
-                capture.guarded(setattr, made, _CARRIED, _carried())
+                capture.guarded(setattr, made, _CARRIED, _carry_context())
             return made
 
         return get_telemetry_envelope_metadata
@@ -61,7 +61,7 @@ def metadata(is_wanted: IsWanted) -> Callable[[Any], Any]:
     return make
 
 
-def _carried() -> Carried:
+def _carry_context() -> Carried:
     sender = otel_context.get_current()
     entry = otel_context.get_value(_ENTRY_KEY, sender)
     return Carried(sender, entry if isinstance(entry, Context) else sender)
@@ -69,17 +69,17 @@ def _carried() -> Carried:
 
 def begin_sent(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Within | None:
     """Deliver a message that was sent in the context of its sender, who waits for the answer."""
-    held = _held(named(("message_envelope",), args, kwargs).get("message_envelope"))
+    held = _find_carried(named(("message_envelope",), args, kwargs).get("message_envelope"))
     return None if held is None else Within(held.sender)
 
 
 def begin_published(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Within | None:
     """Deliver a message that was published in the context of the first sender."""
-    held = _held(named(("message_envelope",), args, kwargs).get("message_envelope"))
+    held = _find_carried(named(("message_envelope",), args, kwargs).get("message_envelope"))
     return None if held is None else Within(held.entry)
 
 
-def _held(envelope: object) -> Carried | None:
+def _find_carried(envelope: object) -> Carried | None:
     held = getattr(getattr(envelope, "metadata", None), _CARRIED, None)
     return held if isinstance(held, Carried) else None
 
@@ -100,13 +100,15 @@ def begin_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CoreRun |
             c.AGENT_ID: str(agent.id),
             c.AGENT_DESCRIPTION: said.text_field(agent, "_description"),
         },
-        {c.INPUT_MESSAGES: _content(message, "user")} if capture.content_policy().is_kept else {},
+        {c.INPUT_MESSAGES: _message_content(message, "user")}
+        if capture.content_policy().is_kept
+        else {},
     )
-    entry = _carried().entry
+    entry = _carry_context().entry
     context = otel_context.set_value(_ENTRY_KEY, entry, runs.inside(operation))
     return CoreRun(operation, context)
 
 
-def _content(message: object, role: str) -> str:
+def _message_content(message: object, role: str) -> str:
     content = fields_of(message).get("content", message)
     return dump([{"role": role, "parts": said.parts(content)}])

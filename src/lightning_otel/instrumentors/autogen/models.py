@@ -68,9 +68,9 @@ class ModelRun(runs.Run):
             self._pieces.append(item)
         elif not self.operation.is_over:
             self.is_complete = True
-            self._answered(item)
+            self._keep_answer(item)
 
-    def _answered(self, result: Any) -> None:
+    def _keep_answer(self, result: Any) -> None:
         held = fields_of(result)
         reason = held.get("finish_reason")
         if isinstance(reason, str) and reason != "unknown":
@@ -81,7 +81,7 @@ class ModelRun(runs.Run):
         self.operation.attributes.update(token_counts(held.get("usage"), is_zero_known=False))
         if capture.content_policy().is_kept:
             self.operation.body[c.OUTPUT_MESSAGES] = said.model_answer(result, reason)
-            self.operation.body.update(_logprobs(held.get("logprobs")))
+            self.operation.body.update(_read_logprobs(held.get("logprobs")))
 
     def abandon(self) -> None:
         """End it with what was answered so far."""
@@ -92,7 +92,7 @@ class ModelRun(runs.Run):
         super().abandon()
 
 
-def _logprobs(tokens: object) -> dict[str, str]:
+def _read_logprobs(tokens: object) -> dict[str, str]:
     if not isinstance(tokens, list) or not tokens:
         return {}
     values = [fields_of(token).get("logprob") for token in tokens]
@@ -109,8 +109,8 @@ def begin_call(
     if _is_seen_below(client):
         return None
     outside = capture.parent_context()
-    body = _content(named(("messages",), args, kwargs).get("messages"), kwargs.get("tools"))
-    attributes, name = _attributes(client, kwargs, is_stream=is_stream)
+    body = _request_content(named(("messages",), args, kwargs).get("messages"), kwargs.get("tools"))
+    attributes, name = _request_attributes(client, kwargs, is_stream=is_stream)
     operation = call_slot.start_call(name, attributes, body, parent=outside)
     # Only the slot and not the span: a second request beneath it stands beside the first.
     return ModelRun(operation, call_slot.CallSlot(operation).within(outside))
@@ -125,11 +125,11 @@ def _is_seen_below(client: object) -> bool:
     return hasattr(getattr(found, "request", None), MARK)
 
 
-def _attributes(
+def _request_attributes(
     client: object, kwargs: Mapping[str, Any], *, is_stream: bool
 ) -> tuple[dict[str, AttributeValue], str]:
-    found: dict[str, AttributeValue] = {c.OPERATION: c.CHAT, c.PROVIDER: _provider(client)}
-    model = _model(client)
+    found: dict[str, AttributeValue] = {c.OPERATION: c.CHAT, c.PROVIDER: _provider_of(client)}
+    model = _model_of(client)
     if model is not None:
         found[c.REQUEST_MODEL] = model
     if is_stream:
@@ -145,7 +145,7 @@ def _attributes(
     return found, c.CHAT if model is None else f"{c.CHAT} {model}"
 
 
-def _model(client: object) -> str | None:
+def _model_of(client: object) -> str | None:
     held = fields_of(client)
     arguments = held.get("_create_args")
     if isinstance(arguments, dict) and isinstance(arguments.get("model"), str):
@@ -153,7 +153,7 @@ def _model(client: object) -> str | None:
     return next((held[name] for name in _MODEL_FIELDS if isinstance(held.get(name), str)), None)
 
 
-def _provider(client: object) -> str:
+def _provider_of(client: object) -> str:
     for cls in type(client).__mro__:
         package, _, rest = cls.__module__.partition("autogen_ext.models.")
         if not package and rest:
@@ -161,7 +161,7 @@ def _provider(client: object) -> str:
     return runs.PROVIDER
 
 
-def _content(messages: object, tools: object) -> dict[str, str]:
+def _request_content(messages: object, tools: object) -> dict[str, str]:
     if not capture.content_policy().is_kept:
         return {}
     found = {

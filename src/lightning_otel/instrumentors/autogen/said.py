@@ -27,7 +27,7 @@ def given(task: object) -> str | None:
     if task is None:
         return None
     if isinstance(task, str):
-        return dump([message(_USER, [text_part(_bounded(task))])])
+        return dump([message(_USER, [text_part(_bound_text(task))])])
     items = task if isinstance(task, list | tuple) else [task]
     return dump([_chat_message(item, "user") for item in items])
 
@@ -49,7 +49,7 @@ def _chat_message(item: object, role: str) -> dict[str, Any]:
     return message(role, parts(held.get("content", item)), name=name)
 
 
-def _bounded(value: Any) -> Any:
+def _bound_text(value: Any) -> Any:
     """The value, if it is text no longer than can be kept."""
     # By its own method: a subclass may have overridden it. Of a short text this is the same object.
     return str.__getitem__(value, slice(TEXT_LIMIT)) if isinstance(value, str) else value
@@ -58,20 +58,20 @@ def _bounded(value: Any) -> Any:
 def parts(content: object) -> list[Any]:
     """Text, or a list of texts, images and calls, as parts; of anything else its fields."""
     if isinstance(content, str):
-        return [text_part(_bounded(content))] if content else []
+        return [text_part(_bound_text(content))] if content else []
     if isinstance(content, list | tuple):
-        return [_part(item) for item in content]
+        return [_read_part(item) for item in content]
     return [text_part(text_of(content))]
 
 
-def _part(item: object) -> Any:
+def _read_part(item: object) -> Any:
     if isinstance(item, str):
-        return text_part(_bounded(item))
+        return text_part(_bound_text(item))
     held = fields_of(item)
     if "arguments" in held:
-        return tool_call_part(held.get("id"), held.get("name"), _bounded(held["arguments"]))
+        return tool_call_part(held.get("id"), held.get("name"), _bound_text(held["arguments"]))
     if "call_id" in held:
-        return tool_response_part(held["call_id"], _bounded(held.get("content")))
+        return tool_response_part(held["call_id"], _bound_text(held.get("content")))
     if type(item).__name__ == "Image":
         # Its bytes would have to be encoded anew, with every call of a long chat.
         return {"type": "blob", "modality": "image"}
@@ -110,10 +110,10 @@ def tool_definitions(tools: object) -> str | None:
     """The tools a model was offered, of those that are given as schemas or whose schema is kept."""
     if not isinstance(tools, list | tuple) or not tools:
         return None
-    return text_of([{"type": "function", **_schema(tool)} for tool in tools])
+    return text_of([{"type": "function", **_read_schema(tool)} for tool in tools])
 
 
-def _schema(tool: object) -> Mapping[str, Any]:
+def _read_schema(tool: object) -> Mapping[str, Any]:
     if isinstance(tool, dict):
         return tool
     named = ((key, text_field(tool, f"_{key}")) for key in ("name", "description"))

@@ -54,15 +54,15 @@ class TeamRun(runs.Run):
 
     def stop(self) -> None:
         """End it."""
-        self._forget()
+        self._forget_team()
         super().stop()
 
     def fail(self, exc: BaseException) -> None:
         """End it with what was raised."""
-        self._forget()
+        self._forget_team()
         super().fail(exc)
 
-    def _forget(self) -> None:
+    def _forget_team(self) -> None:
         if _running.get(self._team_id) is self:
             del _running[self._team_id]
 
@@ -85,11 +85,11 @@ def begin_run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TeamRun:
 
 def begin_delivery(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Within | None:
     """Run the method through which a part of a running team gets its messages in the team's."""
-    context = _delivery(args[0])
+    context = _delivery_context(args[0])
     return None if context is None else Within(context)
 
 
-def _delivery(part: Any) -> Context | None:
+def _delivery_context(part: Any) -> Context | None:
     """The context of what a part of a running team does; None if the team's run is not known."""
     run = _running.get(part.id.key)
     if run is None:
@@ -104,14 +104,14 @@ def _delivery(part: Any) -> Context | None:
     return capture.in_frame(replace(frame, stamps={**frame.stamps, c.AGENT_NAME: name}), context)
 
 
-def _place() -> Place | None:
+def _find_place() -> Place | None:
     found = otel_context.get_value(_PLACE_KEY)
     return found if isinstance(found, Place) else None
 
 
 def note_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Keep the message that leaves an agent's container."""
-    place = _place()
+    place = _find_place()
     if place is not None and place.container is args[0]:
         place.last_said = named(("message",), args, kwargs).get("message")
 
@@ -121,7 +121,7 @@ def native_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:
 
     def make(original: Spans) -> Spans:
         def trace_invoke_agent_span(agent_name: str, **kwargs: Any) -> AbstractContextManager[Span]:
-            found = capture.guarded(_turn, agent_name, kwargs) if is_wanted() else None
+            found = capture.guarded(_speaker_turn, agent_name, kwargs) if is_wanted() else None
             return original(agent_name, **kwargs) if found is None else found
 
         return trace_invoke_agent_span
@@ -129,8 +129,8 @@ def native_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:
     return make
 
 
-def _turn(name: str, kwargs: dict[str, Any]) -> AbstractContextManager[Span] | None:
-    place = _place()
+def _speaker_turn(name: str, kwargs: dict[str, Any]) -> AbstractContextManager[Span] | None:
+    place = _find_place()
     if place is None:
         return None
     return turns.Speaking(place, name, kwargs.get("agent_description"), kwargs.get("agent_id"))

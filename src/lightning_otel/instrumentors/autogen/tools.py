@@ -38,7 +38,7 @@ class ToolRun(runs.Run):
         """End it with its result; a workbench gives what its tool raised as a result, too."""
         held = fields_of(self._last)
         if self._last is not None and capture.content_policy().is_kept:
-            capture.guarded(self._keep, held)
+            capture.guarded(self._keep_values, held)
         if held.get("is_error") is True:
             self.operation.fail_with(_ERROR, "")
         super().stop()
@@ -48,7 +48,7 @@ class ToolRun(runs.Run):
         self._last = None
         super().abandon()
 
-    def _keep(self, held: Mapping[str, Any]) -> None:
+    def _keep_values(self, held: Mapping[str, Any]) -> None:
         messages = held.get("messages")
         if "stop_reason" in held and isinstance(messages, list):  # an agent's or a team's result
             self.operation.body[c.TOOL_RESULT] = said.result_text(
@@ -62,16 +62,16 @@ def begin_tool(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ToolRun:
     """Begin the run of ``BaseTool.run_json`` or ``BaseStreamTool.run_json_stream``."""
     given = named(("args", "cancellation_token", "call_id"), args, kwargs)
     name = said.text_field(args[0], "_name")
-    return _begin(args[0], name, given.get("args"), given.get("call_id"))
+    return _begin_tool(args[0], name, given.get("args"), given.get("call_id"))
 
 
 def begin_server_tool(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ToolRun:
     """Begin that of ``McpWorkbench.call_tool``, whose tools are no objects of their own."""
     given = named(("name", "arguments", "cancellation_token", "call_id"), args, kwargs)
-    return _begin(None, given.get("name"), given.get("arguments"), given.get("call_id"))
+    return _begin_tool(None, given.get("name"), given.get("arguments"), given.get("call_id"))
 
 
-def _begin(tool: Any, name: object, arguments: object, call_id: object) -> ToolRun:
+def _begin_tool(tool: Any, name: object, arguments: object, call_id: object) -> ToolRun:
     body = {c.TOOL_ARGUMENTS: text_of(arguments)} if capture.content_policy().is_kept else {}
     operation = runs.start(
         f"{c.EXECUTE_TOOL} {name}",

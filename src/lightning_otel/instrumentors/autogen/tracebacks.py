@@ -35,11 +35,11 @@ def from_exception(owner: Any) -> Callable[[], None]:
 
 def forget_us(exc: BaseException) -> None:
     """Take our frames out of an exception's traceback, and of those that led to it."""
-    for one in _chain(exc):
+    for one in _walk_chain(exc):
         one.__traceback__ = _without_us(one.__traceback__)
 
 
-def _chain(exc: BaseException) -> Iterator[BaseException]:
+def _walk_chain(exc: BaseException) -> Iterator[BaseException]:
     unread: list[BaseException | None] = [exc]
     seen: set[int] = set()
     while unread:

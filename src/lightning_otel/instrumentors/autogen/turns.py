@@ -28,7 +28,7 @@ class Speaking(AbstractContextManager[Span]):
         """
         agent = fields_of(place.container).get("_agent")
         buffer = fields_of(place.container).get("_message_buffer")
-        given = said.given(list(buffer)) if isinstance(buffer, list) and _keeps() else None
+        given = said.given(list(buffer)) if isinstance(buffer, list) and _keeps_content() else None
         operation = agents.begun(given, name=name, description=description, agent_id=agent_id)
         self._run = agents.AgentRun(operation, agents.working(runs.inside(operation), agent))
         self._place = place
@@ -47,18 +47,18 @@ class Speaking(AbstractContextManager[Span]):
         self._attached.__exit__()
         if exc is None:
             # What it said last, it said as its answer.
-            capture.guarded(self._said)
+            capture.guarded(self._keep_message)
             capture.guarded(self._run.stop)
         else:
             capture.guarded(self._run.fail, exc)
 
-    def _said(self) -> None:
+    def _keep_message(self) -> None:
         last, self._place.last_said = self._place.last_said, None
         if last is not None:
             self._run.answered(last)
 
 
-def _keeps() -> bool:
+def _keeps_content() -> bool:
     return capture.content_policy().is_kept
 
 

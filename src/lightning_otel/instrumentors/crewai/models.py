@@ -47,28 +47,28 @@ def begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
         if word(value):
             attributes[key] = value
     name = capture.clean(f"{c.CHAT} {model.model}")
-    body = {c.INPUT_MESSAGES: text_of(_messages(messages))}
-    return CallStep(capture.Operation(name, SpanKind.CLIENT, attributes, body), _ended)
+    body = {c.INPUT_MESSAGES: text_of(_read_messages(messages))}
+    return CallStep(capture.Operation(name, SpanKind.CLIENT, attributes, body), _end_call)
 
 
-def _ended(operation: capture.Operation, result: Any) -> None:
-    operation.body[c.OUTPUT_MESSAGES] = text_of([message("assistant", _answer(result))])
+def _end_call(operation: capture.Operation, result: Any) -> None:
+    operation.body[c.OUTPUT_MESSAGES] = text_of([message("assistant", _read_answer(result))])
 
 
-def _messages(given: Any) -> list[dict[str, Any]]:
+def _read_messages(given: Any) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [message("user", [text_part(given)])]
     if type(given) is not list:
         return []
-    return [_message(item) for item in given if isinstance(item, dict)]
+    return [_read_message(item) for item in given if isinstance(item, dict)]
 
 
-def _message(item: dict[str, Any]) -> dict[str, Any]:
+def _read_message(item: dict[str, Any]) -> dict[str, Any]:
     content = item.get("content")
     return read_message({**item, "content": None if content is None else text_of(content)})
 
 
-def _answer(result: Any) -> list[dict[str, Any]]:
+def _read_answer(result: Any) -> list[dict[str, Any]]:
     """The parts of an answer: calls of tools, or words."""
     if type(result) is not list:
         return [] if result is None else [text_part(text_of(result))]

@@ -23,7 +23,7 @@ def crew(owner: Any, arguments: Arguments) -> Step | None:
     """The step of a crew; a crew that streams calls itself again, not streaming, on a thread."""
     if owner.stream or arguments.get("from_checkpoint") is not None:
         return None
-    return workflow_step(owner, word(owner.name) or "crew", _inputs(arguments))
+    return workflow_step(owner, word(owner.name) or "crew", _read_inputs(arguments))
 
 
 def flow(owner: Any, arguments: Arguments) -> Step | None:
@@ -32,10 +32,10 @@ def flow(owner: Any, arguments: Arguments) -> Step | None:
     is_internal = kind.__module__.partition(".")[0] == "crewai"
     if is_internal or owner.stream or arguments.get("from_checkpoint") is not None:
         return None
-    return workflow_step(owner, word(owner.name) or kind.__name__, _inputs(arguments))
+    return workflow_step(owner, word(owner.name) or kind.__name__, _read_inputs(arguments))
 
 
-def _inputs(arguments: Arguments) -> str | None:
+def _read_inputs(arguments: Arguments) -> str | None:
     inputs = arguments.get("inputs")
     return None if inputs is None else text_of(inputs)
 
@@ -57,7 +57,7 @@ _NAME_LIMIT = 60
 def agent(owner: Any, arguments: Arguments) -> Step | None:
     """The step of an agent at a task; tried again after an error it is still the same."""
     asked = getattr(arguments.get("task"), "description", None)
-    return agent_step(owner, _role(owner) or "agent", word(asked))
+    return agent_step(owner, _role_of(owner) or "agent", word(asked))
 
 
 def agent_alone(owner: Any, arguments: Arguments) -> Step | None:
@@ -73,7 +73,7 @@ def agent_alone_async(owner: Any, arguments: Arguments) -> Step | None:
     """The step of an agent without a crew."""
     if arguments.get("from_checkpoint") is not None:
         return None
-    return agent_step(owner, _role(owner) or "agent", text_of(arguments.get("messages")))
+    return agent_step(owner, _role_of(owner) or "agent", text_of(arguments.get("messages")))
 
 
 def output(operation: capture.Operation, result: Any) -> None:
@@ -102,7 +102,7 @@ def _of_call(call: Any, agent: Any) -> Step | None:
     arguments = field_of(function, "arguments")
     if arguments is None:
         arguments = field_of(call, "input")
-    return tool_step(call, name, arguments, call_id=word(call_id), agent=_role(agent))
+    return tool_step(call, name, arguments, call_id=word(call_id), agent=_role_of(agent))
 
 
 def tool_call_result(operation: capture.Operation, result: Any) -> None:
@@ -126,5 +126,5 @@ def tool_result(operation: capture.Operation, result: Any) -> None:
     operation.body[c.TOOL_RESULT] = text_of(result)
 
 
-def _role(agent: Any) -> str | None:
+def _role_of(agent: Any) -> str | None:
     return word(getattr(agent, "role", None))

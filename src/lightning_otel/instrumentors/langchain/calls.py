@@ -20,7 +20,7 @@ _CHAT: Final = c.CHAT
 _COMPLETION: Final = c.TEXT_COMPLETION
 
 
-def _begin(
+def _begin_call(
     model: Any, operation_name: str, manager: Any, given: Sequence[Any], tools: object
 ) -> ModelCall | None:
     """The call of a run that is ours to record, and that nothing around it records already."""
@@ -80,7 +80,7 @@ def begin_chat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Request | N
     manager = given.get("run_manager")
     if manager is None:
         return None
-    call = _begin(args[0], _CHAT, manager, given["messages"], kwargs.get("tools"))
+    call = _begin_call(args[0], _CHAT, manager, given["messages"], kwargs.get("tools"))
     return None if call is None else _Request(call, manager.run_id, lambda found: found.generations)
 
 
@@ -90,11 +90,11 @@ def begin_completion(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Reque
     if not given.get("run_managers"):
         return None
     manager = given["run_managers"][0]
-    call = _begin(args[0], _COMPLETION, manager, given["prompts"], None)
-    return None if call is None else _Request(call, manager.run_id, _flat)
+    call = _begin_call(args[0], _COMPLETION, manager, given["prompts"], None)
+    return None if call is None else _Request(call, manager.run_id, _flatten_result)
 
 
-def _flat(result: Any) -> list[Any]:
+def _flatten_result(result: Any) -> list[Any]:
     return [item for choices in result.generations for item in choices]
 
 

@@ -127,14 +127,19 @@ class Handler:
             attributes[c.TOOL_CALL_ID] = call_id
         content = {c.TOOL_ARGUMENTS: input_str if inputs is None else inputs}
         capture.guarded(
-            self._start, f"{c.EXECUTE_TOOL} {tool}", attributes, content, run_id, parent_run_id
+            self._start_operation,
+            f"{c.EXECUTE_TOOL} {tool}",
+            attributes,
+            content,
+            run_id,
+            parent_run_id,
         )
 
     def on_tool_end(self, output: object, *, run_id: UUID, **kwargs: Any) -> None:
         """End it with its result."""
         run = runs.take(run_id)
         if run is not None and run.operation is not None:
-            capture.guarded(_put, run.operation, c.TOOL_RESULT, output)
+            capture.guarded(_keep_value, run.operation, c.TOOL_RESULT, output)
             if getattr(output, "status", None) == "error":
                 # The tool's own words to the model, which may be anyone's: they stay in the body.
                 capture.guarded(run.operation.fail_with, "tool_error", "")
@@ -159,19 +164,24 @@ class Handler:
         retriever = name or _serialized_name(serialized) or "retriever"
         content = {c.RETRIEVAL_QUERY: query}
         capture.guarded(
-            self._start, f"{c.RETRIEVAL} {retriever}", attributes, content, run_id, parent_run_id
+            self._start_operation,
+            f"{c.RETRIEVAL} {retriever}",
+            attributes,
+            content,
+            run_id,
+            parent_run_id,
         )
 
     def on_retriever_end(self, documents: object, *, run_id: UUID, **kwargs: Any) -> None:
         """End it with what it found."""
         run = runs.take(run_id)
         if run is not None and run.operation is not None:
-            capture.guarded(_put, run.operation, c.RETRIEVAL_DOCUMENTS, documents)
+            capture.guarded(_keep_value, run.operation, c.RETRIEVAL_DOCUMENTS, documents)
             capture.guarded(run.stop)
 
     on_retriever_error = on_chain_error
 
-    def _start(
+    def _start_operation(
         self,
         name: str,
         attributes: runs.Attributes,
@@ -193,7 +203,7 @@ class Handler:
         if place is not None and place.run_id is None:
             place.take(run_id, run.context)
         for key, value in content.items():
-            capture.guarded(_put, operation, key, value)
+            capture.guarded(_keep_value, operation, key, value)
 
     # --- models, of which only streams are told here ---------------------------------------------
 
@@ -264,7 +274,7 @@ def _serialized_name(serialized: Mapping[str, Any] | None) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _put(operation: capture.Operation, key: str, value: Any) -> None:
+def _keep_value(operation: capture.Operation, key: str, value: Any) -> None:
     """Keep a value beside the span; of LangChain's own wrappers what they hold."""
     if not capture.content_policy().is_kept:
         return

@@ -33,28 +33,28 @@ _CALLS: Final = frozenset({"tool_use", "tool_call", "function_call", "invalid_to
 
 def messages_text(messages: Iterable[Any]) -> str:
     """A prompt's messages; a text is what the user said."""
-    return dump([_message(item) for item in messages])
+    return dump([_read_message(item) for item in messages])
 
 
 def answers_text(generations: Iterable[Any]) -> str:
     """What a model answered, one message for each choice."""
-    return dump([_answer(generation) for generation in generations])
+    return dump([_read_answer(generation) for generation in generations])
 
 
-def _message(item: Any) -> dict[str, Any]:
+def _read_message(item: Any) -> dict[str, Any]:
     if isinstance(item, str):
         return message("user", [text_part(item)])
     held = fields_of(item)
-    role, content = _role(held), held.get("content")
+    role, content = _role_of(held), held.get("content")
     if role == "user" and content and type(content) is str and not held.get("name"):
         # Most messages of a long history are this plain, and each is read anew with every call.
         return {"role": role, "parts": [{"type": "text", "content": content}]}
     if role == "tool":
         return message(role, [tool_response_part(held.get("tool_call_id"), content)])
-    return message(role, _parts(held), name=held.get("name"))
+    return message(role, _read_parts(held), name=held.get("name"))
 
 
-def _role(held: Mapping[str, Any]) -> str:
+def _role_of(held: Mapping[str, Any]) -> str:
     """The conventions' role of a message."""
     kind = held.get("type")
     if not isinstance(kind, str):
@@ -67,13 +67,13 @@ def _role(held: Mapping[str, Any]) -> str:
     return _ROLES.get(kind, kind)
 
 
-def _answer(generation: Any) -> dict[str, Any]:
+def _read_answer(generation: Any) -> dict[str, Any]:
     reason = finish_reason(generation)
     held = fields_of(getattr(generation, "message", None))
     if not held:
         text = getattr(generation, "text", "")
         return message("assistant", [text_part(text)] if text else [], finish_reason=reason)
-    return message(_role(held), _parts(held), finish_reason=reason)
+    return message(_role_of(held), _read_parts(held), finish_reason=reason)
 
 
 def finish_reason(generation: Any) -> str | None:
@@ -93,7 +93,7 @@ def response_metadata(answer: Any) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else _NO_FIELDS
 
 
-def _parts(held: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _read_parts(held: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Reasoning, content and tool calls of a message, in that order."""
     parts: list[dict[str, Any]] = []
     extra, content = held.get("additional_kwargs"), held.get("content")
@@ -104,7 +104,7 @@ def _parts(held: Mapping[str, Any]) -> list[dict[str, Any]]:
         if content:
             parts.append(text_part(content))
     elif isinstance(content, list):
-        parts += [part for block in content if (part := _part(block)) is not None]
+        parts += [part for block in content if (part := _read_part(block)) is not None]
     for name in ("tool_calls", "invalid_tool_calls"):
         calls = held.get(name)
         for call in calls if isinstance(calls, list) else ():
@@ -112,7 +112,7 @@ def _parts(held: Mapping[str, Any]) -> list[dict[str, Any]]:
     return parts
 
 
-def _part(block: object) -> dict[str, Any] | None:
+def _read_part(block: object) -> dict[str, Any] | None:
     if isinstance(block, str):
         return text_part(block)
     if not isinstance(block, dict):
@@ -129,10 +129,10 @@ def tools_text(tools: object) -> str | None:
     """The tools a model was given, as far as their definitions are at hand."""
     if not isinstance(tools, list | tuple) or not tools:
         return None
-    return dump([part for tool in tools for part in flat_tools([tool]) or [_tool(tool)]])
+    return dump([part for tool in tools for part in flat_tools([tool]) or [_read_tool(tool)]])
 
 
-def _tool(tool: Any) -> dict[str, Any]:
+def _read_tool(tool: Any) -> dict[str, Any]:
     # Its schema is not asked for: making one runs code of the program's.
     name, description = getattr(tool, "name", None), getattr(tool, "description", None)
     found = {"type": "function", "name": name if isinstance(name, str) else type(tool).__name__}

@@ -90,14 +90,14 @@ class ModelCall:
     def stop(self, generations: Iterable[Any], model_output: object = None) -> None:
         """End the span with the model's answer."""
         if not self._is_settled:
-            capture.guarded(self._fill, generations, model_output)
+            capture.guarded(self._fill_answer, generations, model_output)
             self.operation.stop()
 
     def fail(self, exc: BaseException, generations: Iterable[Any] = ()) -> None:
         """End the span with what ended the call, and what was said until then."""
         if self._is_settled:
             return
-        capture.guarded(self._fill, generations, None)
+        capture.guarded(self._fill_answer, generations, None)
         if runs.is_control_flow(exc):
             if isinstance(exc, GeneratorExit):
                 self.operation.attributes[c.ABANDONED] = True
@@ -105,10 +105,10 @@ class ModelCall:
         else:
             self.operation.fail(exc)
 
-    def _fill(self, generations: Iterable[Any], model_output: object) -> None:
+    def _fill_answer(self, generations: Iterable[Any], model_output: object) -> None:
         choices = list(generations)
         attributes = self.operation.attributes
-        attributes.update(_sampling(self._metadata))
+        attributes.update(_read_sampling(self._metadata))
         attributes.update(_answer_attributes(choices, model_output))
         if capture.content_policy().is_kept:
             body = self.operation.body
@@ -164,7 +164,7 @@ def generations_of(response: Any) -> list[Any]:
     return choices if isinstance(choices, list) else []
 
 
-def _sampling(metadata: Mapping[str, Any]) -> runs.Attributes:
+def _read_sampling(metadata: Mapping[str, Any]) -> runs.Attributes:
     """How the model was to sample, as far as LangChain knows."""
     found: runs.Attributes = {}
     temperature, limit = metadata.get("ls_temperature"), metadata.get("ls_max_tokens")

@@ -31,10 +31,13 @@ class OpenAIInstrumentor(LibraryInstrumentor):
         return {"openai._base_client": self._patch_clients}
 
     def _patch_clients(self, module: ModuleType) -> None:
-        for client, send in ((module.SyncAPIClient, _send), (module.AsyncAPIClient, _send_async)):
+        for client, send in (
+            (module.SyncAPIClient, _send_request),
+            (module.AsyncAPIClient, _send_async),
+        ):
 
             def request(original: Any, send: Any = send) -> Any:
-                return around(_begin)(functools.wraps(original)(send(original)))
+                return around(_begin_request)(functools.wraps(original)(send(original)))
 
             self.wrap(client, "request", request)
             # OpenInference's, switched on first, stands in ``OpenAI`` and calls the bare method.
@@ -46,7 +49,7 @@ class OpenAIInstrumentor(LibraryInstrumentor):
 _instrumentor = OpenAIInstrumentor()
 
 
-def _begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
+def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
     client, options = args[0], args[2] if len(args) > 2 else kwargs.get("options")
     if options is None or not _instrumentor.is_wanted():
         return None
@@ -66,7 +69,7 @@ def _begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | N
     return request
 
 
-def _send(original: Any) -> Any:
+def _send_request(original: Any) -> Any:
     """Send what is to be sent, and what the agent wrote where the server refuses what is asked."""
 
     def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:

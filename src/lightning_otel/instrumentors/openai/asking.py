@@ -44,10 +44,10 @@ def sent_for(options: Any) -> tuple[Any, Any | None]:
     request = current_request()
     if request is None or request.given is not options:
         return options, None
-    return request.options, capture.guarded(_asking, request, request.options)
+    return request.options, capture.guarded(_add_requests, request, request.options)
 
 
-def _asking(request: ModelRequest, options: Any) -> Any | None:
+def _add_requests(request: ModelRequest, options: Any) -> Any | None:
     """Return a copy of the options that also asks for ids; None where they are sent as they are."""
     if not capture.asks_for_ids() or request.endpoint not in (chat, completions):
         return None
@@ -55,7 +55,9 @@ def _asking(request: ModelRequest, options: Any) -> Any | None:
     if not isinstance(body, Mapping) or options.files or not _may_know(request.client, options):
         return None
     said = {**body, **extra}
-    wanted = {name: value for name, value in _wanted(request, said).items() if name not in said}
+    wanted = {
+        name: value for name, value in _find_wanted(request, said).items() if name not in said
+    }
     if not wanted:
         return None
     asked = copy.copy(options)
@@ -63,7 +65,7 @@ def _asking(request: ModelRequest, options: Any) -> Any | None:
     return asked
 
 
-def _wanted(request: ModelRequest, said: Mapping[str, Any]) -> dict[str, Any]:
+def _find_wanted(request: ModelRequest, said: Mapping[str, Any]) -> dict[str, Any]:
     """What to ask for beside what the agent said."""
     if request.endpoint is completions:
         # An echoed prompt has logprobs too: that answer would be another than the agent asked for.

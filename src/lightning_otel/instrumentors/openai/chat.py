@@ -60,7 +60,7 @@ def _message_json(item: Json) -> str:
     """
     role, content = item.get("role"), item.get("content")
     if content and type(content) is str and type(role) is str:
-        written = _remembered if len(content) <= _LONGEST_REMEMBERED else _written
+        written = _remembered if len(content) <= _LONGEST_REMEMBERED else _write_message
         try:
             if len(item) == 2 and role in _PLAIN:
                 return written(_PLAIN[role], content)
@@ -72,12 +72,12 @@ def _message_json(item: Json) -> str:
     return scrub(fields.dump(fields.read_message(item)))
 
 
-def _written(opening: str, content: str) -> str:
+def _write_message(opening: str, content: str) -> str:
     """The JSON of a message that is one text."""
     return scrub(f"{opening}{orjson.dumps(content).decode()}}}]}}")
 
 
-_remembered: Final = lru_cache(_REMEMBERED)(_written)
+_remembered: Final = lru_cache(_REMEMBERED)(_write_message)
 
 
 def response_attributes(body: Json) -> Attributes:
@@ -92,9 +92,9 @@ def response_attributes(body: Json) -> Attributes:
 def response_content(body: Json) -> dict[str, str]:
     """Messages, token ids and logprobs of the answer."""
     choices = objects(body.get("choices"))
-    sampled = [_sampled(choice) for choice in choices]
+    sampled = [_read_sampled(choice) for choice in choices]
     content = {
-        c.OUTPUT_MESSAGES: fields.dump([_answer(choice) for choice in choices]),
+        c.OUTPUT_MESSAGES: fields.dump([_read_answer(choice) for choice in choices]),
         **token_content(
             fields.prompt_ids_of(body, choices),
             sampled_ids(body, [choice.get("token_ids") for choice in choices]),
@@ -106,12 +106,12 @@ def response_content(body: Json) -> dict[str, str]:
     )
 
 
-def _answer(choice: Json) -> dict[str, Any]:
+def _read_answer(choice: Json) -> dict[str, Any]:
     reason = choice.get("finish_reason")
     return fields.read_message(object_of(choice.get("message")), "assistant", finish_reason=reason)
 
 
-def _sampled(choice: Json) -> list[dict[str, Any]]:
+def _read_sampled(choice: Json) -> list[dict[str, Any]]:
     """What the logprobs say of each sampled token."""
     held = choice.get("logprobs")
     if not isinstance(held, dict):  # as of most calls
@@ -133,10 +133,10 @@ def is_complete(events: Sequence[Json]) -> bool:
 
 def assemble(events: Sequence[Json]) -> Json:
     """The answer that the chunks add up to."""
-    return fields.assembled(events, _choice)
+    return fields.assembled(events, _join_choice)
 
 
-def _choice(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+def _join_choice(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     whole = fields.grown(chunks, _GROWING)
     deltas = [object_of(chunk.get("delta")) for chunk in chunks]
     said = [name for delta in deltas for name in delta]

@@ -62,13 +62,13 @@ def response_content(body: Json) -> dict[str, str]:
         **token_content(
             fields.prompt_ids_of(body, choices),
             [choice.get("token_ids") for choice in choices],
-            [_held(choice, "token_logprobs") for choice in choices],
+            [_read_list(choice, "token_logprobs") for choice in choices],
         ),
     }
-    return fields.add_named_ids(content, [_held(choice, "tokens") for choice in choices])
+    return fields.add_named_ids(content, [_read_list(choice, "tokens") for choice in choices])
 
 
-def _held(choice: Json, name: str) -> list[Any]:
+def _read_list(choice: Json, name: str) -> list[Any]:
     """A list that stands in a choice's logprobs."""
     found = object_of(choice.get("logprobs")).get(name)
     return found if isinstance(found, list) else []

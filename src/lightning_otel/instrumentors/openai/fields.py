@@ -45,10 +45,10 @@ _RESPONSE: Mapping[str, str] = {
 
 def dump(value: object) -> str:
     """Return JSON text of what a client sends or was sent."""
-    return values.dump(value, _sent)
+    return values.dump(value, _as_sent)
 
 
-def _sent(value: Any) -> Any:
+def _as_sent(value: Any) -> Any:
     """Return a value in the form the client sends it in, if it can send it at all."""
     if type(value) is orjson.Fragment:
         return json.loads(orjson.dumps(value))

@@ -33,8 +33,8 @@ class LiteLLMInstrumentor(LibraryInstrumentor):
         return {"litellm.llms.custom_httpx.http_handler": self._patch_handlers}
 
     def _patch_handlers(self, module: ModuleType) -> None:
-        self.wrap_calls(module.HTTPHandler, _begin, "post")
-        self.wrap_calls(module.AsyncHTTPHandler, _begin, "post")
+        self.wrap_calls(module.HTTPHandler, _begin_request, "post")
+        self.wrap_calls(module.AsyncHTTPHandler, _begin_request, "post")
 
 
 class _Address(NamedTuple):
@@ -59,7 +59,7 @@ class _Call(ModelRequest):
         if response.is_closed:
             super().observe(response)
         else:
-            _Recorder(response, self._started_s, self._ended)
+            _Recorder(response, self._started_s, self._end_with_body)
             self._is_streaming = True
 
     def returned(self, result: Any) -> None:
@@ -94,7 +94,7 @@ class _Request:
     extra_json: None = None
 
 
-def _begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
+def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
     given = named(("url", "data", "json"), args[:4], kwargs)
     url, data = given.get("url"), given.get("data")
     if not isinstance(url, str) or endpoint_of("post", url) is None:

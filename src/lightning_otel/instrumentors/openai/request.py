@@ -121,8 +121,8 @@ class ModelRequest(Run):
         model = body.get("model")
         attributes: Attributes = {
             c.OPERATION: endpoint.OPERATION,
-            c.PROVIDER: _provider(type(client)),  # type: ignore[arg-type]  # a class has a hash
-            **_server(client, str(options.url)),
+            c.PROVIDER: _provider_of(type(client)),  # type: ignore[arg-type]  # a class has a hash
+            **_server_of(client, str(options.url)),
         }
         if isinstance(model, str):
             attributes[c.REQUEST_MODEL] = model
@@ -144,27 +144,27 @@ class ModelRequest(Run):
             if response.is_closed:
                 self._response = response
             else:
-                BodyRecorder(response, self._started_s, self._ended)
+                BodyRecorder(response, self._started_s, self._end_with_body)
                 self._is_streaming = True
 
     def returned(self, result: Any) -> None:
         """End the span of a call whose answer is there; a stream's span goes on."""
         if self._is_streaming:
             return
-        body = self._body()
+        body = self._find_body()
         if body is None and hasattr(result, "model_dump_json"):  # a client that hides its response
             body = capture.guarded(lambda: result.model_dump_json().encode())
-        self._ended(body or b"", is_whole=True)
+        self._end_with_body(body or b"", is_whole=True)
 
     def fail(self, exc: BaseException) -> None:
         """End the span with the exception the caller is about to see, and the answer if it came."""
-        self._ended(self._body() or b"", is_whole=True, exc=exc)
+        self._end_with_body(self._find_body() or b"", is_whole=True, exc=exc)
 
-    def _body(self) -> bytes | None:
+    def _find_body(self) -> bytes | None:
         """The answer that has arrived, if it was seen."""
         return None if self._response is None else capture.guarded(lambda: self._response.content)
 
-    def _ended(
+    def _end_with_body(
         self,
         body: bytes,
         *,
@@ -186,7 +186,7 @@ class ModelRequest(Run):
         # Apart, both and the answer's body are freed at once.
         operation.request, self.context, self._response = None, Context(), None
         self.options = self.given = None
-        read = capture.guarded(self._read, body, first_chunk_s)
+        read = capture.guarded(self._read_body, body, first_chunk_s)
         if exc is not None:
             operation.fail(exc)
         elif read is not None and read.error is not None:
@@ -196,7 +196,7 @@ class ModelRequest(Run):
                 operation.attributes[c.ABANDONED] = True
             operation.stop()
 
-    def _read(self, body: bytes, first_chunk_s: float | None) -> "_Read":
+    def _read_body(self, body: bytes, first_chunk_s: float | None) -> "_Read":
         """Put what the body says on the span."""
         answer: Json | None = None
         is_complete = False
@@ -209,10 +209,10 @@ class ModelRequest(Run):
             answer = self.endpoint.assemble(events)
         if answer is None:
             return _Read()
-        capture.guarded(self._take, answer)
+        capture.guarded(self._take_answer, answer)
         return _Read(is_complete=is_complete, error=_error_of(answer))
 
-    def _take(self, answer: Json) -> None:
+    def _take_answer(self, answer: Json) -> None:
         self.operation.attributes.update(self.endpoint.response_attributes(answer))
         if capture.content_policy().is_kept:
             self.operation.body.update(self.endpoint.response_content(answer))
@@ -262,11 +262,11 @@ def _json_object(data: bytes) -> Json | None:
     try:
         found = orjson.loads(data)
     except ValueError:
-        return _lenient(data)
+        return _parse_leniently(data)
     return found if isinstance(found, dict) else None
 
 
-def _lenient(data: bytes) -> Json | None:
+def _parse_leniently(data: bytes) -> Json | None:
     """JSON that orjson refuses and the client accepts, such as an escaped lone surrogate or NaN."""
     try:
         found = json.loads(data)
@@ -283,13 +283,13 @@ def _error_of(answer: Json) -> tuple[str, str] | None:
 
 
 @lru_cache(64)
-def _provider(client: type) -> str:
+def _provider_of(client: type) -> str:
     # By name, not issubclass: the Azure class is known only to a module we do not import.
     is_azure = any(cls.__name__ == "BaseAzureClient" for cls in client.__mro__)
     return "azure.ai.openai" if is_azure else "openai"
 
 
-def _server(client: Any, sent_to: str) -> Attributes:
+def _server_of(client: Any, sent_to: str) -> Attributes:
     url = client.base_url
     host, port = url.host, url.port
     if "://" in sent_to:  # a whole address, which the client's own does not count for

@@ -35,11 +35,11 @@ def request_attributes(body: Json) -> Attributes:
     effort = object_of(body.get("reasoning")).get("effort")
     if isinstance(effort, str):
         found[c.REQUEST_REASONING_LEVEL] = effort
-    found.update(_conversation(body))
+    found.update(_conversation_id(body))
     return found
 
 
-def _conversation(body: Json) -> Attributes:
+def _conversation_id(body: Json) -> Attributes:
     conversation = body.get("conversation")
     held = conversation.get("id") if isinstance(conversation, dict) else conversation
     return {c.CONVERSATION_ID: held} if isinstance(held, str) else {}
@@ -64,7 +64,7 @@ def response_attributes(body: Json) -> Attributes:
     found = {
         **fields.response_scalars(body),
         **token_counts(body.get("usage")),
-        **_conversation(body),
+        **_conversation_id(body),
     }
     reason = _finish_reason(body)
     if reason:
@@ -124,12 +124,12 @@ def assemble(events: Sequence[Json]) -> Json:
                 texts.setdefault(index, []).append(event["delta"])
     if not is_complete(events):
         whole["output"] = [
-            _unfinished(items[index], "".join(texts.get(index, ()))) for index in sorted(items)
+            _unfinished_item(items[index], "".join(texts.get(index, ()))) for index in sorted(items)
         ]
     return whole
 
 
-def _unfinished(item: Json, text: str) -> Json:
+def _unfinished_item(item: Json, text: str) -> Json:
     """An output item with what came of it; one that is done has it all."""
     if item.get("status") == "completed" or not text:
         return item

@@ -50,13 +50,13 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
         _spans.scope = getattr(module, "Scope", None)
         for name in ("SpanImpl", "NoOpSpan"):
             self._wrap_if_there(module, name, "start", around(self.if_wanted(self._span_starts)))
-            self._wrap_if_there(module, name, "finish", around(_finish))
+            self._wrap_if_there(module, name, "finish", around(_finish_stream))
         self._wrap_if_there(module, "NoOpSpan", "set_error", around(_set_error))
 
     def _patch_traces(self, module: ModuleType) -> None:
         for name in ("TraceImpl", "NoOpTrace", "ReattachedTrace"):
             self._wrap_if_there(module, name, "start", around(self.if_wanted(_trace_starts)))
-            self._wrap_if_there(module, name, "finish", around(_finish))
+            self._wrap_if_there(module, name, "finish", around(_finish_stream))
 
     def _patch_provider(self, module: ModuleType) -> None:
         self._wrap_if_there(module, "DefaultTraceProvider", "create_trace", _create_trace)
@@ -90,9 +90,9 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
         for found in subclasses_of(base) if isinstance(base, type) else ():
             own = found.__dict__
             if inspect.iscoroutinefunction(own.get("get_response")):
-                self.wrap_calls(found, _begin, "get_response")
+                self.wrap_calls(found, _begin_call, "get_response")
             if inspect.isfunction(own.get("stream_response")):
-                self.wrap_steps(found, _begin, "stream_response")
+                self.wrap_steps(found, _begin_call, "stream_response")
 
 
 _spans = SdkSpans()
@@ -102,7 +102,7 @@ def _trace_starts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     _spans.start_trace(args[0])
 
 
-def _finish(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _finish_stream(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     _spans.finish(args[0])
 
 
@@ -136,5 +136,5 @@ def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     return Within(otel_context.set_value(SESSION_KEY, known))
 
 
-def _begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> model.ModelCall | None:
+def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> model.ModelCall | None:
     return model.ModelCall.begin(args[0], args[1:], kwargs, _spans.conversation())

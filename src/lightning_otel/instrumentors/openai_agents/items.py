@@ -46,13 +46,13 @@ def of_request(request: Mapping[str, Any]) -> Reading:
     limit = getattr(settings, "max_tokens", None)
     if isinstance(limit, int) and not isinstance(limit, bool):
         attributes[c.REQUEST_MAX_TOKENS] = limit
-    content = {c.INPUT_MESSAGES: dump(_messages(request.get("input"), "user"))}
+    content = {c.INPUT_MESSAGES: dump(_read_messages(request.get("input"), "user"))}
     instructions = request.get("system_instructions")
     if isinstance(instructions, str) and instructions:
         content[c.SYSTEM_INSTRUCTIONS] = dump([text_part(instructions)])
-    tools = [*_each(request.get("tools")), *_each(request.get("handoffs"))]
+    tools = [*_each_item(request.get("tools")), *_each_item(request.get("handoffs"))]
     if tools:
-        content[c.TOOL_DEFINITIONS] = dump([_tool(tool) for tool in tools])
+        content[c.TOOL_DEFINITIONS] = dump([_read_tool(tool) for tool in tools])
     return Reading(attributes, content)
 
 
@@ -62,12 +62,12 @@ def of_response(response: object) -> Reading | None:
         return None
     given = [field_of(response, name) for name in ("response_id", "id")]
     named = [text for text in given if isinstance(text, str) and text != _PLACEHOLDER_ID]
-    attributes = token_counts(_plain(field_of(response, "usage")), is_zero_known=False)
+    attributes = token_counts(_plain_value(field_of(response, "usage")), is_zero_known=False)
     if named:
         attributes[c.RESPONSE_ID] = named[0]
     if isinstance(model := field_of(response, "model"), str):
         attributes[c.RESPONSE_MODEL] = model
-    return Reading(*_answer(field_of(response, "output"), attributes))
+    return Reading(*_read_answer(field_of(response, "output"), attributes))
 
 
 def of_span(data: object) -> Reading | None:
@@ -82,19 +82,19 @@ def of_span(data: object) -> Reading | None:
         content.update(response.content)
     if isinstance(model := getattr(data, "model", None), str):
         attributes[c.REQUEST_MODEL] = model
-    attributes.update(token_counts(_plain(getattr(data, "usage", None)), is_zero_known=False))
+    attributes.update(token_counts(_plain_value(getattr(data, "usage", None)), is_zero_known=False))
     if (given := getattr(data, "input", None)) is not None:
-        content[c.INPUT_MESSAGES] = dump(_messages(given, "user"))
+        content[c.INPUT_MESSAGES] = dump(_read_messages(given, "user"))
     if (answered := getattr(data, "output", None)) is not None:
-        attributes, answer = _answer(answered, attributes)
+        attributes, answer = _read_answer(answered, attributes)
         content.update(answer)
     return Reading(attributes, content)
 
 
-def _answer(
+def _read_answer(
     output: object, attributes: dict[str, AttributeValue]
 ) -> tuple[dict[str, AttributeValue], dict[str, str]]:
-    messages = _messages(output, "assistant")
+    messages = _read_messages(output, "assistant")
     if not messages:
         return attributes, {}
     called = any(part.get("type") == "tool_call" for part in messages[-1]["parts"])
@@ -104,33 +104,33 @@ def _answer(
     return {**attributes, c.FINISH_REASONS: [reason]}, content
 
 
-def _messages(given: object, role: str) -> list[dict[str, Any]]:
+def _read_messages(given: object, role: str) -> list[dict[str, Any]]:
     """Return items as messages; what one turn of the model made is one message."""
-    items = [text_of(given)] if isinstance(given, str) else _plain(given)
+    items = [text_of(given)] if isinstance(given, str) else _plain_value(given)
     return read_items(items if isinstance(items, list) else (), role)
 
 
-def _tool(tool: object) -> dict[str, Any]:
+def _read_tool(tool: object) -> dict[str, Any]:
     """A function tool, or a hand-off, in the conventions' flat form; another tool by its name."""
     found = {
         "type": "function",
-        "name": _first(tool, "tool_name", "name"),
-        "description": _first(tool, "tool_description", "description"),
-        "parameters": _plain(_first(tool, "input_json_schema", "params_json_schema")),
+        "name": _first_item(tool, "tool_name", "name"),
+        "description": _first_item(tool, "tool_description", "description"),
+        "parameters": _plain_value(_first_item(tool, "input_json_schema", "params_json_schema")),
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _first(holder: object, *names: str) -> object:
+def _first_item(holder: object, *names: str) -> object:
     found = (field_of(holder, name) for name in names)
     return next((value for value in found if isinstance(value, (str, dict))), None)
 
 
-def _each(found: object) -> Iterable[Any]:
+def _each_item(found: object) -> Iterable[Any]:
     return found if isinstance(found, (list, tuple)) else ()
 
 
-def _plain(value: object) -> Any:
+def _plain_value(value: object) -> Any:
     """A bounded copy of plain types only; text stays text."""
     if value is None or isinstance(value, str):
         return value

@@ -114,15 +114,15 @@ class SdkSpans:
 
     def innermost(self) -> capture.Operation | None:
         """The operation of the innermost span under way; a model's call is known to the context."""
-        node = self._current()
+        node = self._current_node()
         return node.enclosing() if node is not None else None
 
     def conversation(self) -> str | None:
         """The conversation of what is under way."""
-        node = self._current()
+        node = self._current_node()
         return node.conversation if node is not None else None
 
-    def _current(self) -> Node | None:
+    def _current_node(self) -> Node | None:
         if self.scope is None:
             return None
         for found in (self.scope.get_current_span(), self.scope.get_current_trace()):
@@ -135,9 +135,9 @@ class SdkSpans:
         """Begin what a span stands for, in what the SDK says it stands in."""
         if span in self._nodes or _is_mask(span):
             return
-        current = self._current()
+        current = self._current_node()
         parent = self._named_parent(span) or current
-        node = Node(parent, parent.conversation if parent else _session())
+        node = Node(parent, parent.conversation if parent else _session_id())
         data = span.span_data
         kind = data.type
         context = None
@@ -150,7 +150,7 @@ class SdkSpans:
                 call.data = data
             elif is_current:
                 node.attach(_open_call(node, context))
-        elif (opened := _opened(data)) is not None:
+        elif (opened := _describe_start(data)) is not None:
             name, attributes = opened
             node.is_tool = kind == "function"
             if node.conversation is not None:
@@ -177,11 +177,11 @@ class SdkSpans:
         name, group_id = self._names.get(trace) or (trace.name, getattr(trace, "group_id", None))
         if name == _NO_ID:
             return
-        node = Node(self._current(), group_id if isinstance(group_id, str) else _session())
-        attributes: Attributes = {c.OPERATION: c.INVOKE_WORKFLOW, c.WORKFLOW_NAME: _text(name)}
+        node = Node(self._current_node(), group_id if isinstance(group_id, str) else _session_id())
+        attributes: Attributes = {c.OPERATION: c.INVOKE_WORKFLOW, c.WORKFLOW_NAME: _read_text(name)}
         if node.conversation is not None:
             attributes[c.CONVERSATION_ID] = node.conversation
-        title = capture.clean(f"{c.INVOKE_WORKFLOW} {_text(name)}")
+        title = capture.clean(f"{c.INVOKE_WORKFLOW} {_read_text(name)}")
         if trace.trace_id != _NO_ID:
             node.operation = capture.Operation(title, SpanKind.INTERNAL, attributes)
             self._by_id[trace.trace_id] = node
@@ -207,8 +207,8 @@ class SdkSpans:
             return
         data = getattr(span, "span_data", None)
         if data is not None:
-            capture.guarded(_fill, operation, data)
-        _end(operation, node.failure(), node.error or getattr(span, "error", None))
+            capture.guarded(_fill_operation, operation, data)
+        _end_operation(operation, node.failure(), node.error or getattr(span, "error", None))
 
     def note_error(self, span: Any, error: object) -> None:
         """Keep what the SDK says of a span that forgets it."""
@@ -225,7 +225,7 @@ class SdkSpans:
 
     def note_tool_call(self, context: Any) -> None:
         """Note the id of the call that the tool under way answers."""
-        node = self._current()
+        node = self._current_node()
         call_id = context.tool_call_id
         if node is not None and node.is_tool and isinstance(call_id, str):
             operation = node.enclosing()
@@ -237,11 +237,11 @@ def _is_mask(span: Any) -> bool:
     return span.span_id == _NO_ID and getattr(span.span_data, "name", None) == _MASK
 
 
-def _text(value: object) -> str:
+def _read_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _session() -> str | None:
+def _session_id() -> str | None:
     found = otel_context.get_value(SESSION_KEY)
     return found if isinstance(found, str) else None
 
@@ -254,10 +254,10 @@ def _open_call(node: Node, parent: otel_context.Context | None) -> otel_context.
     return node.operation.slot.within(node.operation.context)
 
 
-def _opened(data: Any) -> tuple[str, Attributes] | None:
+def _describe_start(data: Any) -> tuple[str, Attributes] | None:
     """Name and attributes of what a span stands for; None if it adds nothing of its own."""
     kind = data.type
-    name = _text(getattr(data, "name", None))
+    name = _read_text(getattr(data, "name", None))
     if kind == "agent":
         return f"{c.INVOKE_AGENT} {name}", {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: name}
     if kind == "function":
@@ -275,7 +275,7 @@ def _opened(data: Any) -> tuple[str, Attributes] | None:
     return None
 
 
-def _fill(operation: capture.Operation, data: Any) -> None:
+def _fill_operation(operation: capture.Operation, data: Any) -> None:
     """Put what a span knows at its end on its operation."""
     kind = data.type
     if isinstance(operation, model.CallOperation):
@@ -295,7 +295,7 @@ def _fill(operation: capture.Operation, data: Any) -> None:
         operation.body[c.OPERATION_INPUT] = text_of(data.data)
 
 
-def _end(operation: capture.Operation, exc: BaseException | None, error: object) -> None:
+def _end_operation(operation: capture.Operation, exc: BaseException | None, error: object) -> None:
     if isinstance(operation, model.CallOperation) and operation.is_claimed:
         return  # the client's to end: it may still be reading the answer
     if isinstance(operation, model.CallOperation):
@@ -303,7 +303,7 @@ def _end(operation: capture.Operation, exc: BaseException | None, error: object)
     if exc is not None:
         operation.fail(exc)
     elif isinstance(error, Mapping):
-        kind = _text(error.get("message")) or "error"
+        kind = _read_text(error.get("message")) or "error"
         detail = error.get("data")
         why = detail.get("error") if isinstance(detail, Mapping) else None
         message = f"{kind}: {why}" if isinstance(why, str) else kind

@@ -38,15 +38,15 @@ def source_of(given: str, *, data: str | None = None) -> SpanSource:
 
     scheme = given.partition("://")[0].lower()
     if scheme in clickhouse.SCHEMES:
-        url, window = _windowed(given)
+        url, window = _split_window(given)
         return RemoteSource(clickhouse.ClickHouse(url), window)
     if scheme in http.SCHEMES:
-        url, window = _windowed(given)
+        url, window = _split_window(given)
         return RemoteSource(http.Server(url), window)
     return LocalSource(Layout(given))  # which names the engines there are
 
 
-def _windowed(url: str) -> tuple[str, "Window"]:
+def _split_window(url: str) -> tuple[str, "Window"]:
     """Split a URL into that without ``since`` and ``until``, and the time these name."""
     from lightning_otel.store.engines.remote import Window
 

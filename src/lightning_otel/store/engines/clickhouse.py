@@ -108,8 +108,8 @@ class ClickHouse:
             if at.scheme == "clickhouse+chdb"
             else f"{at.scheme}://{at.place}:{at.port}/{at.database}?table={at.table}"
         )
-        self._table = f"{_quoted(at.database)}.{_quoted(at.table)}"
-        self._times = f"{_quoted(at.database)}.{_quoted(at.table + '_trace_id_ts')}"
+        self._table = f"{_quote_name(at.database)}.{_quote_name(at.table)}"
+        self._times = f"{_quote_name(at.database)}.{_quote_name(at.table + '_trace_id_ts')}"
         self._opened: Any = None
 
     def fetch(self, selection: Selection, path: Path) -> None:
@@ -120,9 +120,9 @@ class ClickHouse:
         """
         if not fetched_columns(selection.columns):
             raise ConfigError("a selection without columns selects nothing; name some")
-        query = collector.select(self._table, self._timed(selection))
+        query = collector.select(self._table, self._add_times(selection))
         with (
-            self._translated(),
+            self._translate_errors(),
             self._client.raw_stream(query, fmt="Parquet", settings=_READING) as body,
             path.open("wb") as file,
         ):
@@ -150,10 +150,11 @@ class ClickHouse:
             path = Path(folder) / "spans.parquet"
             starts = Query(con.cursor(), "SELECT start_ns FROM spans")
             return sum(
-                self._load(con, since, until, path) for since, until in windows(starts, LOAD_SPANS)
+                self._load_spans(con, since, until, path)
+                for since, until in windows(starts, LOAD_SPANS)
             )
 
-    def _load(
+    def _load_spans(
         self, con: "duckdb.DuckDBPyConnection", since_ns: int, until_ns: int, path: Path
     ) -> int:
         """Write the spans that begin between two times and are not there."""
@@ -172,7 +173,7 @@ class ClickHouse:
             "(FORMAT parquet, COMPRESSION zstd)"
         ).fetchall()
         if count:
-            with self._translated():
+            with self._translate_errors():
                 self._client.raw_insert(
                     self._table,
                     list(collector.LOADED),
@@ -183,17 +184,19 @@ class ClickHouse:
         return int(count)
 
     def _make_table(self) -> None:
-        with self._translated():
+        with self._translate_errors():
             # One who may write spans into a table may not be allowed to make one.
             if not self._is_there(self._table):
-                self._client.command(f"CREATE DATABASE IF NOT EXISTS {_quoted(self._at.database)}")
+                self._client.command(
+                    f"CREATE DATABASE IF NOT EXISTS {_quote_name(self._at.database)}"
+                )
                 for statement in collector.table_statements(self._table):
                     self._client.command(statement)
 
     def _is_there(self, table: str) -> bool:
         return bool(int(self._client.command(f"EXISTS TABLE {table}")))
 
-    def _timed(self, selection: Selection) -> Selection:
+    def _add_times(self, selection: Selection) -> Selection:
         """The selection with the time of its traces, from the table that knows it.
 
         Without it a look for one trace reads some of every granule: the key begins with names.
@@ -206,7 +209,7 @@ class ClickHouse:
             "SELECT uniqExact(TraceId), toUnixTimestamp(min(Start)), toUnixTimestamp(max(End)) "
             f"FROM {self._times} WHERE TraceId IN ({listed})"
         )
-        with self._translated():
+        with self._translate_errors():
             if not self._is_there(self._times):
                 return selection
             ((known, start_s, end_s),) = self._client.query(query, settings=_READING).result_rows
@@ -218,11 +221,11 @@ class ClickHouse:
     @property
     def _client(self) -> Any:
         if self._opened is None:
-            self._opened = _open(self._at)
+            self._opened = _open_client(self._at)
         return self._opened
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Translate into our error what the server or the way to it says within a block."""
         try:
             yield
@@ -239,7 +242,7 @@ class ClickHouse:
             raise StoreError(f"{self.name}: {reason}; {hint}") from exc
 
 
-def _open(at: Address) -> Any:
+def _open_client(at: Address) -> Any:
     try:
         clickhouse_connect = importlib.import_module("clickhouse_connect")
     except ImportError as exc:
@@ -259,5 +262,5 @@ def _open(at: Address) -> Any:
     )
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"

@@ -42,7 +42,7 @@ def quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _listed(texts: Collection[str]) -> str:
+def _list_sql(texts: Collection[str]) -> str:
     return ", ".join(map(quoted, texts))
 
 
@@ -100,32 +100,33 @@ def table_statements(table: str) -> list[str]:
 # --- out of the table: the one view, in ClickHouse's SQL ------------------------------------------
 
 
-def _attribute(key: str) -> str:
+def _attribute_sql(key: str) -> str:
     return f"SpanAttributes[{quoted(key)}]"
 
 
-def _text(*keys: str) -> str:
-    found = [f"nullIf({_attribute(key)}, '')" for key in keys]
+def _text_sql(*keys: str) -> str:
+    found = [f"nullIf({_attribute_sql(key)}, '')" for key in keys]
     return f"coalesce({', '.join(found)})" if len(found) > 1 else found[0]
 
 
 def _from_resource(key: str) -> str:
-    return f"coalesce(nullIf({_attribute(key)}, ''), nullIf(ResourceAttributes[{quoted(key)}], ''))"
+    resource = f"ResourceAttributes[{quoted(key)}]"
+    return f"coalesce(nullIf({_attribute_sql(key)}, ''), nullIf({resource}, ''))"
 
 
-def _number(kind: str, key: str) -> str:
-    return f"to{kind}OrNull({_attribute(key)})"
+def _number_sql(kind: str, key: str) -> str:
+    return f"to{kind}OrNull({_attribute_sql(key)})"
 
 
-_FINITE: Final = _number("Float64", c.REWARD_VALUE)
+_FINITE: Final = _number_sql("Float64", c.REWARD_VALUE)
 _DERIVED: Final = {
-    "operation": _text(c.OPERATION),
-    "agent": _text(c.AGENT_NAME),
-    "provider": _text(c.PROVIDER),
-    "model": _text(c.RESPONSE_MODEL, c.REQUEST_MODEL),
-    "response_id": _text(c.RESPONSE_ID),
-    "input_tokens": _number("Int64", c.INPUT_TOKENS),
-    "output_tokens": _number("Int64", c.OUTPUT_TOKENS),
+    "operation": _text_sql(c.OPERATION),
+    "agent": _text_sql(c.AGENT_NAME),
+    "provider": _text_sql(c.PROVIDER),
+    "model": _text_sql(c.RESPONSE_MODEL, c.REQUEST_MODEL),
+    "response_id": _text_sql(c.RESPONSE_ID),
+    "input_tokens": _number_sql("Int64", c.INPUT_TOKENS),
+    "output_tokens": _number_sql("Int64", c.OUTPUT_TOKENS),
     "rollout_id": _from_resource(c.ROLLOUT_ID),
     "attempt_id": _from_resource(c.ATTEMPT_ID),
     "reward": f"if(isFinite({_FINITE}), {_FINITE}, NULL)",
@@ -137,15 +138,15 @@ _DERIVED: Final = {
 _KINDS: Final = {"VARCHAR": "String", "BIGINT": "Int64", "DOUBLE": "Float64"}
 
 
-def _stored(column: str, kind: str) -> str:
-    return f"JSONExtract({_attribute(STORED_KEY)}, {quoted(column)}, 'Nullable({kind})')"
+def _stored_sql(column: str, kind: str) -> str:
+    return f"JSONExtract({_attribute_sql(STORED_KEY)}, {quoted(column)}, 'Nullable({kind})')"
 
 
-def _hot(column: str) -> str:
+def _hot_sql(column: str) -> str:
     kind = _KINDS[NARROW_COLUMNS[column]]
     return (
-        f"if({_attribute(STORED_KEY)} = '', CAST({_DERIVED[column]} AS Nullable({kind})), "
-        f"{_stored(column, kind)})"
+        f"if({_attribute_sql(STORED_KEY)} = '', CAST({_DERIVED[column]} AS Nullable({kind})), "
+        f"{_stored_sql(column, kind)})"
     )
 
 
@@ -167,7 +168,7 @@ def _json_of(attributes: str, without: str = f"k = {quoted(JSON_KEY)}") -> str:
     )
 
 
-_BODY_KEYS: Final = f"[{_listed(tuple(BODY_COLUMNS.values()))}]"
+_BODY_KEYS: Final = f"[{_list_sql(tuple(BODY_COLUMNS.values()))}]"
 _IS_BODY: Final = f"(has({_BODY_KEYS}, k) AND NOT has({_json_keys('SpanAttributes')}, k))"
 _START: Final = "toUnixTimestamp64Nano(Timestamp)"
 _VIEW: Final = {
@@ -177,14 +178,14 @@ _VIEW: Final = {
     "name": "toValidUTF8(SpanName)",
     "kind": "if(SpanKind IN ('', 'Unspecified'), 'INTERNAL', upper(SpanKind))",
     "start_ns": _START,
-    "end_ns": f"multiIf({_stored('is_incomplete', 'Bool')}, NULL, "
-    f"coalesce({_stored('end_ns', 'Int64')}, {_START} + toInt64(Duration)))",
+    "end_ns": f"multiIf({_stored_sql('is_incomplete', 'Bool')}, NULL, "
+    f"coalesce({_stored_sql('end_ns', 'Int64')}, {_START} + toInt64(Duration)))",
     "status": "if(StatusCode = '', 'UNSET', upper(StatusCode))",
     "status_message": "toValidUTF8(StatusMessage)",
-    **{column: _hot(column) for column in _DERIVED},
+    **{column: _hot_sql(column) for column in _DERIVED},
     "scope": "toValidUTF8(ScopeName)",
     "attributes": _json_of(
-        "SpanAttributes", f"k IN ({_listed((STORED_KEY, JSON_KEY))}) OR {_IS_BODY}"
+        "SpanAttributes", f"k IN ({_list_sql((STORED_KEY, JSON_KEY))}) OR {_IS_BODY}"
     ),
     "events": "concat('[', arrayStringConcat(arrayMap((t, n, a) -> concat('{\"name\":', "
     "toJSONString(toValidUTF8(n)), ',\"time_ns\":', toString(toUnixTimestamp64Nano(t)), "
@@ -198,7 +199,7 @@ _VIEW: Final = {
     **{
         column: f"if(mapContains(SpanAttributes, {quoted(key)}) AND NOT "
         f"has({_json_keys('SpanAttributes')}, {quoted(key)}), "
-        f"toValidUTF8({_attribute(key)}), NULL)"
+        f"toValidUTF8({_attribute_sql(key)}), NULL)"
         for column, key in BODY_COLUMNS.items()
     },
 }
@@ -225,21 +226,21 @@ def select(table: str, selection: Selection) -> str:
     renamed = ", ".join(f"{name} AS {name.removesuffix('_')}" for name in names)
     return (
         f"SELECT {renamed} FROM (SELECT {', '.join(wanted)} FROM (SELECT * FROM {table} "
-        f"WHERE {_where(selection)} ORDER BY Timestamp, Duration "
+        f"WHERE {_where_sql(selection)} ORDER BY Timestamp, Duration "
         "LIMIT 1 BY TraceId, SpanId))"
     )
 
 
-def _where(selection: Selection) -> str:
+def _where_sql(selection: Selection) -> str:
     terms = ["true"]
     if selection.trace_ids:
-        terms.append(f"TraceId IN ({_listed(selection.trace_ids)})")
+        terms.append(f"TraceId IN ({_list_sql(selection.trace_ids)})")
     if selection.rollout_ids:
         rollout = f"coalesce(nullIf({_VIEW['rollout_id']}, ''), TraceId)"
-        terms.append(f"{rollout} IN ({_listed(selection.rollout_ids)})")
+        terms.append(f"{rollout} IN ({_list_sql(selection.rollout_ids)})")
     for word, names in (("IN", selection.only), ("NOT IN", selection.without)):
         if names:
-            pairs = ", ".join(f"({_listed(pair)})" for pair in names)
+            pairs = ", ".join(f"({_list_sql(pair)})" for pair in names)
             terms.append(f"(TraceId, SpanId) {word} ({pairs})")
     for sign, time_ns in ((">=", selection.since_ns), ("<=", selection.until_ns)):
         if time_ns is not None:

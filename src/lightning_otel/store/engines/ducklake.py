@@ -79,7 +79,7 @@ class DuckLakeSource:
             StoreVersionError: A newer version published into it.
             StoreError: It cannot be reached.
         """
-        con = self._open()
+        con = self._open_view()
         define_derived(con, views_of(con, query) if query is not None else names)
         return Reader(con)
 
@@ -87,15 +87,15 @@ class DuckLakeSource:
         """Return the selected spans; files that hold none of them are not read."""
         if con is not None and selection.also is None:
             selection = timed(selection, con)
-        traces, times = _bounds(selection)
+        traces, times = _selection_bounds(selection)
         text, values = selection.query()
         # The condition is said again as literals, by which DuckLake leaves out files.
         bounded = f"SELECT * FROM main.spans WHERE {traces} AND {times}"
         if con is None:
-            con = self._open(traces)
+            con = self._open_view(traces)
         return Query(con, f"WITH spans AS NOT MATERIALIZED ({bounded}) {text}", values)
 
-    def _open(self, where: str = "true") -> "duckdb.DuckDBPyConnection":
+    def _open_view(self, where: str = "true") -> "duckdb.DuckDBPyConnection":
         """Return a connection with the view ``spans``; the condition is one of whole traces."""
         with telling(self.address):
             con = attached(self.address, application=_READER, is_read_only=True)
@@ -104,7 +104,7 @@ class DuckLakeSource:
                 f"WHERE database_name = '{LAKE}' AND schema_name = 'main'"
             ).fetchall()
             if {"spans", "published"} - {table for table, _ in rows}:
-                raise StoreMissingError(_missing(self.address))
+                raise StoreMissingError(_missing_message(self.address))
             check_version(con, self.address)
             # A column that the lake has not got yet is empty.
             held = {column for table, column in rows if table == "spans"}
@@ -162,7 +162,7 @@ def attached(
     con = duckdb.connect(config=settings)
     keep_quiet(con)
     # Also httpfs: only the lake's own catalogue knows if its files are on S3.
-    _load(con, _EXTENSIONS)
+    _load_extensions(con, _EXTENSIONS)
     _tell_keys(con)
     conninfo = f"{address.conninfo} application_name='{application}'"
     options = ["META_SECRET 'lake_postgres'", "DATA_INLINING_ROW_LIMIT 0"]
@@ -192,12 +192,12 @@ def data_path(con: "duckdb.DuckDBPyConnection") -> str:
     return str(row[0])
 
 
-def _load(con: "duckdb.DuckDBPyConnection", names: Iterable[str]) -> None:
+def _load_extensions(con: "duckdb.DuckDBPyConnection", names: Iterable[str]) -> None:
     import duckdb
 
     for name in names:
         try:
-            con.execute(f"LOAD {_installed(name)}")
+            con.execute(f"LOAD {_find_extension(name)}")
         except duckdb.Error as exc:
             raise ConfigError(
                 f"a lake needs DuckDB's extension {name}, and there is none for DuckDB "
@@ -205,7 +205,7 @@ def _load(con: "duckdb.DuckDBPyConnection", names: Iterable[str]) -> None:
             ) from exc
 
 
-def _installed(name: str) -> str:
+def _find_extension(name: str) -> str:
     """Return the file that pip put here for this DuckDB, else the name of what a user installed."""
     import duckdb
 
@@ -251,7 +251,7 @@ def telling(address: LakeAddress, verb: str = "read") -> Iterator[None]:
         # A cause would show the secret that its text holds.
         cause = exc if text == " ".join(str(exc).split()) else None
         if "creating a new DuckLake is explicitly disabled" in text:
-            raise StoreMissingError(_missing(address)) from cause
+            raise StoreMissingError(_missing_message(address)) from cause
         if "data_path is not set" in text:
             raise ConfigError(
                 f"there is no lake at {address.name} yet, and nothing says where its files shall "
@@ -271,7 +271,7 @@ def _without_secrets(text: str, address: LakeAddress) -> str:
     return text
 
 
-def _missing(address: LakeAddress) -> str:
+def _missing_message(address: LakeAddress) -> str:
     return (
         f"no lake at {address.name}, or nothing is in it; put spans there with: "
         "lightning-otel publish"
@@ -293,7 +293,7 @@ def check_version(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> Non
         )
 
 
-def _bounds(selection: Selection) -> tuple[str, str]:
+def _selection_bounds(selection: Selection) -> tuple[str, str]:
     """Return what surely holds of the traces, and of the times, of every selected span, in SQL."""
     parts = [selection] if selection.also is None else [selection, selection.also]
     ids = sorted({each for part in parts for each in part.trace_ids})

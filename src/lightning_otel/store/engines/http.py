@@ -80,7 +80,10 @@ class Server:
         names = [each.name for each in fields(Selection) if each.name != "also"]
         selection = replace(selection, columns=list(selection.columns))
         body = orjson.dumps({name: getattr(selection, name) for name in names})
-        with self._post(FETCH_PATH, body, "application/json") as answer, path.open("wb") as file:
+        with (
+            self._post_body(FETCH_PATH, body, "application/json") as answer,
+            path.open("wb") as file,
+        ):
             shutil.copyfileobj(answer, file)
 
     def add(self, spans: Iterable[Span]) -> None:
@@ -100,19 +103,19 @@ class Server:
                 rejected += 1
                 reasons.add(str(exc))
             if len(body) >= ADD_BYTES:
-                rejected += self._send(bytes(body), reasons)
+                rejected += self._send_spans(bytes(body), reasons)
                 body.clear()
         if body:
-            rejected += self._send(bytes(body), reasons)
+            rejected += self._send_spans(bytes(body), reasons)
         if rejected:
             raise StoreError(
                 f"{self.name} rejected {rejected} of {count} spans ({'; '.join(sorted(reasons))}); "
                 "the others are kept"
             )
 
-    def _send(self, body: bytes, reasons: set[str]) -> int:
+    def _send_spans(self, body: bytes, reasons: set[str]) -> int:
         """Return how many spans the server rejected; ``reasons`` is told why."""
-        with self._post(ADD_PATH, body, _PROTOBUF) as answer:
+        with self._post_body(ADD_PATH, body, _PROTOBUF) as answer:
             kind, text = answer.headers.get_content_type(), answer.read()
         try:
             found = ExportTraceServiceResponse.FromString(text).partial_success
@@ -129,7 +132,7 @@ class Server:
         return int(found.rejected_spans)
 
     @contextlib.contextmanager
-    def _post(self, path: str, body: bytes, kind: str) -> Iterator[http.client.HTTPResponse]:
+    def _post_body(self, path: str, body: bytes, kind: str) -> Iterator[http.client.HTTPResponse]:
         token = self._token or config.token()
         headers = {"Content-Type": kind, "Connection": "close"}
         if token:
@@ -142,7 +145,7 @@ class Server:
             connection.request("POST", self._path + path, body, headers)
             answer = connection.getresponse()
             if answer.status != http.HTTPStatus.OK:
-                raise self._refused(answer)
+                raise self._make_error(answer)
             yield answer
         except (OSError, http.client.HTTPException) as exc:
             raise StoreError(
@@ -152,7 +155,7 @@ class Server:
         finally:
             connection.close()
 
-    def _refused(self, answer: http.client.HTTPResponse) -> StoreError:
+    def _make_error(self, answer: http.client.HTTPResponse) -> StoreError:
         text = answer.read(_MAX_REASON_BYTES)
         try:
             reason = str(orjson.loads(text)["message"])

@@ -49,11 +49,11 @@ def request_of(spans: Iterable[Span], *, with_content: bool) -> bytes:
     for span in spans:
         key = repr(span.otel_resource)
         if key not in resources:
-            attributes = _attributes(span.otel_resource, with_content=True)
+            attributes = _encode_attributes(span.otel_resource, with_content=True)
             resources[key] = request.resource_spans.add(resource=Resource(attributes=attributes))
         if (key, span.scope) not in scopes:
             scopes[key, span.scope] = resources[key].scope_spans.add(
-                scope=InstrumentationScope(name=_text(span.scope))
+                scope=InstrumentationScope(name=_encode_text(span.scope))
             )
         scopes[key, span.scope].spans.append(encoded_span(span, with_content=with_content))
     return bytes(request.SerializeToString())
@@ -69,40 +69,40 @@ def encoded_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
     if span.start_ns not in _UINT64 or end_ns not in _UINT64:
         raise UnsendableError(f"times {span.start_ns} and {span.end_ns} are not OTLP's")
     return trace_pb2.Span(
-        trace_id=_id(span.trace_id, 16),
-        span_id=_id(span.span_id, 8),
-        parent_span_id=_id(span.parent_span_id, 8) if span.parent_span_id else b"",
-        name=_text(span.name),
+        trace_id=_encode_id(span.trace_id, 16),
+        span_id=_encode_id(span.span_id, 8),
+        parent_span_id=_encode_id(span.parent_span_id, 8) if span.parent_span_id else b"",
+        name=_encode_text(span.name),
         kind=_KINDS.get(span.kind, 0),  # type: ignore[arg-type]  # the stubs want the enum
         start_time_unix_nano=span.start_ns,
         end_time_unix_nano=end_ns,
-        attributes=_attributes(span.attributes, with_content=with_content),
+        attributes=_encode_attributes(span.attributes, with_content=with_content),
         events=[
             trace_pb2.Span.Event(
-                name=_text(event.name),
+                name=_encode_text(event.name),
                 time_unix_nano=max(0, event.time_ns),
-                attributes=_attributes(event.attributes, with_content=with_content),
+                attributes=_encode_attributes(event.attributes, with_content=with_content),
             )
             for event in span.events
         ],
         links=[
             trace_pb2.Span.Link(
-                trace_id=_id(link.trace_id, 16),
-                span_id=_id(link.span_id, 8),
-                attributes=_attributes(link.attributes, with_content=with_content),
+                trace_id=_encode_id(link.trace_id, 16),
+                span_id=_encode_id(link.span_id, 8),
+                attributes=_encode_attributes(link.attributes, with_content=with_content),
                 flags=_FLAGS,
             )
             for link in span.links
         ],
         status=trace_pb2.Status(
             code=_STATUSES.get(span.status, 0),  # type: ignore[arg-type]  # the stubs want the enum
-            message=_text(span.status_message),
+            message=_encode_text(span.status_message),
         ),
         flags=_FLAGS,
     )
 
 
-def _id(text: str, size: int) -> bytes:
+def _encode_id(text: str, size: int) -> bytes:
     try:
         found = bytes.fromhex(text)
     except ValueError:
@@ -112,15 +112,15 @@ def _id(text: str, size: int) -> bytes:
     return found
 
 
-def _attributes(attributes: Mapping[str, Any], *, with_content: bool) -> list[KeyValue]:
+def _encode_attributes(attributes: Mapping[str, Any], *, with_content: bool) -> list[KeyValue]:
     return [
-        KeyValue(key=_text(key), value=_value(value, _MAX_DEPTH))
+        KeyValue(key=_encode_text(key), value=_encode_value(value, _MAX_DEPTH))
         for key, value in attributes.items()
         if with_content or key not in CONTENT_KEYS
     ]
 
 
-def _value(value: Any, depth: int) -> AnyValue:
+def _encode_value(value: Any, depth: int) -> AnyValue:
     if value is None:
         return AnyValue()
     if isinstance(value, bool):
@@ -133,16 +133,18 @@ def _value(value: Any, depth: int) -> AnyValue:
         return AnyValue(
             kvlist_value=KeyValueList(
                 values=[
-                    KeyValue(key=_text(str(key)), value=_value(item, depth - 1))
+                    KeyValue(key=_encode_text(str(key)), value=_encode_value(item, depth - 1))
                     for key, item in value.items()
                 ]
             )
         )
     if isinstance(value, (list, tuple)) and depth:
-        return AnyValue(array_value=ArrayValue(values=[_value(item, depth - 1) for item in value]))
-    return AnyValue(string_value=_text(value if isinstance(value, str) else str(value)))
+        return AnyValue(
+            array_value=ArrayValue(values=[_encode_value(item, depth - 1) for item in value])
+        )
+    return AnyValue(string_value=_encode_text(value if isinstance(value, str) else str(value)))
 
 
-def _text(text: str) -> str:
+def _encode_text(text: str) -> str:
     """The text without half surrogate pairs, one of which would spoil the whole request."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

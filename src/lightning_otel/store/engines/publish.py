@@ -95,7 +95,7 @@ def publish(layout: Layout, address: LakeAddress, *, is_rest_included: bool = Fa
     with _publisher_elected(layout) as publisher:
         settle(layout, wait_s=_WAIT_S)
         exclude_damage(layout)  # damage stays here
-        planned = _plan(layout, is_rest_included=is_rest_included)
+        planned = _plan_publications(layout, is_rest_included=is_rest_included)
         files = layout.read_manifest().live_files
         with telling(address, "publish into"):
             for left in reversed(range(_TRIES)):
@@ -119,12 +119,12 @@ def _put_missing(
     layout: Layout, address: LakeAddress, publisher: str, planned: set[str], put: dict[str, int]
 ) -> None:
     """Put what is planned and not there into the lake; ``put`` is told the spans of each."""
-    with _opened(layout, address, publisher) as con:
+    with _open_lake(layout, address, publisher) as con:
         rows = con.execute(
             f"SELECT publication FROM {PUBLISHED} WHERE publisher = ?", [publisher]
         ).fetchall()
         for publication in sorted(planned - {name for (name,) in rows}):
-            put[publication] = _put(con, layout, publisher, publication)
+            put[publication] = _put_publication(con, layout, publisher, publication)
 
 
 @contextlib.contextmanager
@@ -153,7 +153,7 @@ def _publisher_elected(layout: Layout) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _plan(layout: Layout, *, is_rest_included: bool) -> set[str]:
+def _plan_publications(layout: Layout, *, is_rest_included: bool) -> set[str]:
     """Note down in the manifest which files go as what; return the names of all publications.
 
     What was noted down stays so: a publisher that comes after a dead one goes on with its files.
@@ -185,7 +185,7 @@ def _plan(layout: Layout, *, is_rest_included: bool) -> set[str]:
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_lake(
     layout: Layout, address: LakeAddress, publisher: str
 ) -> "Iterator[duckdb.DuckDBPyConnection]":
     """Open the lake with its tables, made if need be, and no earlier publisher at it."""
@@ -241,13 +241,15 @@ def _make_tables(con: "duckdb.DuckDBPyConnection") -> None:
                 con.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {name} {kind}")
 
 
-def _put(con: "duckdb.DuckDBPyConnection", layout: Layout, publisher: str, publication: str) -> int:
+def _put_publication(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, publisher: str, publication: str
+) -> int:
     """Write a publication to the data path and register it; return its spans, 0 if none is left."""
     folder = f"{data_path(con)}main/spans"
     place = f"{folder}/spans-{publication}.parquet"
     if "://" not in folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
-    if not _write(con, layout, publication, place):
+    if not _write_files(con, layout, publication, place):
         return 0
     ((spans, first_ns, last_ns),) = con.execute(
         f"SELECT count(*), min(start_ns), max(start_ns) FROM read_parquet({quoted(place)})"
@@ -266,7 +268,9 @@ def _put(con: "duckdb.DuckDBPyConnection", layout: Layout, publisher: str, publi
     return int(spans)
 
 
-def _write(con: "duckdb.DuckDBPyConnection", layout: Layout, publication: str, place: str) -> bool:
+def _write_files(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, publication: str, place: str
+) -> bool:
     """Write a publication's files as one; False if retention has taken all of them away.
 
     Raises:
@@ -281,7 +285,7 @@ def _write(con: "duckdb.DuckDBPyConnection", layout: Layout, publication: str, p
         if not files:
             return False
         try:
-            _copy(con, files, place)
+            _copy_rows(con, files, place)
         except duckdb.Error as exc:
             # Compaction puts others in their place, and takes them away a minute later.
             if find_damage(exc, layout):
@@ -293,7 +297,7 @@ def _write(con: "duckdb.DuckDBPyConnection", layout: Layout, publication: str, p
     raise AssertionError("the last time returns or raises")
 
 
-def _copy(con: "duckdb.DuckDBPyConnection", files: Sequence[Path], place: str) -> None:
+def _copy_rows(con: "duckdb.DuckDBPyConnection", files: Sequence[Path], place: str) -> None:
     listed = ", ".join(quoted(str(file)) for file in files)
     source = f"read_parquet([{listed}], union_by_name = true)"
     held = {row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}

@@ -96,7 +96,7 @@ class RemoteSource:
         define_derived(con, names)
         if columns is None:
             columns = _columns_of(con, query, parameters) if query is not None else tuple(COLUMNS)
-        self._load(con, Selection(columns=columns))
+        self._load_selection(con, Selection(columns=columns))
         return Reader(con)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
@@ -111,7 +111,7 @@ class RemoteSource:
         own = new_connection()
         own.execute(_EMPTY)
         for part in parts:
-            self._load(own, timed(part, con))
+            self._load_selection(own, timed(part, con))
         ordered = Selection(is_ordered=selection.is_ordered, columns=selection.columns)
         return Query(own, *ordered.query())
 
@@ -130,15 +130,15 @@ class RemoteSource:
             "record into a local path and send the spans on by OTLP"
         )
 
-    def _load(self, con: "duckdb.DuckDBPyConnection", selection: Selection) -> None:
+    def _load_selection(self, con: "duckdb.DuckDBPyConnection", selection: Selection) -> None:
         """Fetch the spans into the table, in their columns."""
         import duckdb
 
         selection = replace(
             selection,
             is_ordered=False,
-            since_ns=_later(selection.since_ns, self._window.since_ns),
-            until_ns=_earlier(selection.until_ns, self._window.until_ns),
+            since_ns=_later_of(selection.since_ns, self._window.since_ns),
+            until_ns=_earlier_of(selection.until_ns, self._window.until_ns),
         )
         names = ", ".join(fetched_columns(selection.columns))
         with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
@@ -175,11 +175,11 @@ def timed(selection: Selection, con: "duckdb.DuckDBPyConnection | None") -> Sele
     return replace(selection, since_ns=row[0], until_ns=row[1])
 
 
-def _later(one: int | None, other: int | None) -> int | None:
+def _later_of(one: int | None, other: int | None) -> int | None:
     return other if one is None else one if other is None else max(one, other)
 
 
-def _earlier(one: int | None, other: int | None) -> int | None:
+def _earlier_of(one: int | None, other: int | None) -> int | None:
     return other if one is None else one if other is None else min(one, other)
 
 
