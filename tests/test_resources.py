@@ -243,7 +243,7 @@ def test_canary_share_is_even_over_tenths(resources: Resources) -> None:
         assert chi_square < 27.88  # 9 degrees of freedom, one in a thousand
 
     both = sum(
-        _share_of(f"p@2\0rollout-{n}") < 0.5 and _share(f"q@2\0rollout-{n}") < 0.5
+        _share_of(f"p@2\0rollout-{n}") < 0.5 and _share_of(f"q@2\0rollout-{n}") < 0.5
         for n in range(count)
     )
     assert abs(both - count / 4) < 4 * (count * 0.25 * 0.75) ** 0.5
