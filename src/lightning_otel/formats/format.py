@@ -1,4 +1,4 @@
-"""What a format is: a function from trajectories to rows, and what is known of its rows."""
+"""Formats: functions from trajectories to rows, and descriptions of the rows."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,7 +48,7 @@ Made: TypeAlias = Iterator[Row | LeftOut]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How rows of one shape are made of trajectories.
+    """A format of rows made of trajectories.
 
     Attributes:
         make: Gives rows and what was left out, taking trajectories first and its options by name.

@@ -70,6 +70,6 @@ def compared(
 
 
 def _why_no_ids(step: Transition) -> str:
-    """Why there are no token ids, where it is known more closely, and what to do."""
+    """Return why there are no token ids, if known, and what to do."""
     what, _, remedy = NO_TOKENS.partition("; ")
     return f"{step.inexact or what}; {remedy}"

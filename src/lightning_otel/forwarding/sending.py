@@ -27,7 +27,7 @@ _EXPORT: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 class Verdict(enum.Enum):
-    """What an endpoint made of a request."""
+    """An endpoint's verdict on a request."""
 
     DELIVERED = "delivered"
     LATER = "later"

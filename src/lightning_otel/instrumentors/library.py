@@ -1,4 +1,4 @@
-"""What every instrumentor does alike: replaces a library's methods, and puts them back.
+"""The base of all instrumentors: it replaces a library's methods and restores them.
 
 A library is never imported for it: its methods are replaced when the program imports it.
 """
@@ -59,7 +59,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         return super().instrument(**kwargs)
 
     def is_wanted(self) -> bool:
-        """Whether what happens here and now should become a span."""
+        """Return whether a call here and now should become a span."""
         return self.is_active and capture.is_wanted()
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -145,7 +145,7 @@ def when_imported(library: str, function: Callable[[str], object]) -> None:
 
 
 def as_function(owner: Any, original: Any) -> Any:
-    """What stands in a class or a module as a function that takes its owner first.
+    """Return a method as a function that takes its owner first.
 
     Another tool's wrapper, such as wrapt's, may not be one: called unbound, it takes the instance
     for the first of the method's own arguments.

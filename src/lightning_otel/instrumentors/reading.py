@@ -1,4 +1,4 @@
-"""What the objects of any library say, read past their own methods."""
+"""Readers of any library's objects, past their own methods."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -20,7 +20,7 @@ _COUNTS: Final = (
 
 
 def fields_of(value: object) -> Mapping[str, Any]:
-    """What an object holds, past its properties; empty if it holds nothing by name."""
+    """Return an object's fields, past its properties; empty if it has none."""
     try:
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -29,7 +29,7 @@ def fields_of(value: object) -> Mapping[str, Any]:
 
 
 def field_of(value: Any, name: str) -> Any:
-    """What a dict or an object holds by a name."""
+    """Return a field of a dict or an object."""
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 

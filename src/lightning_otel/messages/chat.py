@@ -90,7 +90,7 @@ def _role_of(item: Message, kinds: set[str]) -> str:
 
 
 def _make_turn(role: str, item: Message, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What somebody said at once: content, reasoning, refusal and tool calls."""
+    """Make one turn: content, reasoning, refusal and tool calls."""
     content: list[dict[str, Any]] = []
     thought: list[str] = []
     refused: list[str] = []
@@ -155,7 +155,7 @@ def _call_id(found: object) -> str:
 
 
 def _tool_content(response: object) -> str | list[dict[str, Any]]:
-    """What a tool answered: text, parts of the chat API, or anything else as JSON text."""
+    """Return a tool's answer: text, parts of the chat API, or anything else as JSON text."""
     if isinstance(response, (list, tuple)) and response:
         objects = [part for part in response if isinstance(part, Mapping)]
         if len(objects) == len(response) and all(isinstance(p.get("type"), str) for p in objects):

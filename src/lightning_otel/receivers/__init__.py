@@ -1,4 +1,4 @@
-"""What comes in from elsewhere becomes spans: OTLP of any form, and Agent Lightning's stores.
+"""Receivers: OTLP of any form, and Agent Lightning's stores, become spans.
 
 Pure decoding with limits, checked before anything is built: no web, no files, no clock. A span that
 cannot be kept is a :class:`Rejected` with its reason and never takes its neighbours with it; only

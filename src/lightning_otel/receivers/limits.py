@@ -1,4 +1,4 @@
-"""How much one request may hold, and its inflation within that."""
+"""Limits of one request, and its inflation within them."""
 
 import gzip
 import io
@@ -13,7 +13,7 @@ _MEMBER: Final = b"\x1f\x8b\x08"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may hold; all of it is checked before the request is decoded.
+    """The limits of one request, all checked before it is decoded.
 
     Attributes:
         body_bytes: Of the body, inflated. Source: the OTLP specification recommends 20 MiB.

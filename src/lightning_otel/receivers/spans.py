@@ -1,4 +1,4 @@
-"""What makes a received span one that can be kept, whatever form it came in."""
+"""Checks that make a received span fit to be kept, whatever form it came in."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,7 +143,7 @@ def named(numbered: int, names: tuple[str, ...]) -> str:
 
 
 def process_of(otel_resource: Mapping[str, Any]) -> str:
-    """Which process made a span, as far as its resource says; empty if it does not."""
+    """Return the process that made a span, by its resource; empty if unknown."""
     instance = otel_resource.get("service.instance.id")
     if isinstance(instance, str) and instance:
         return instance
@@ -161,7 +161,7 @@ def note_left_out(attributes: dict[str, Any], noun: str, kept: int, left_out: in
 
 
 def cut_note(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """What a span says already of what was cut from it."""
+    """Return a span's own note of what was cut from it."""
     try:
         note = orjson.loads(attributes.get(c.CUT, ""))
     except (TypeError, ValueError):

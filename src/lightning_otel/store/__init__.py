@@ -132,7 +132,7 @@ class SpanStore:
             return settle(self.layout)
 
     def accounting(self) -> "Accounting":
-        """What became of every span that ended: stored, pending, rejected or dropped, and why.
+        """Account for every span that ended: stored, pending, rejected or dropped, and why.
 
         Raises:
             StoreMissingError: There is no store.

@@ -146,7 +146,7 @@ class Arrivals:
 
     @property
     def is_holding(self) -> bool:
-        """Whether spans wait for one that ended before them."""
+        """True if spans wait for one that ended before them."""
         return any(order.held for order in self._orders.values())
 
     def read(self) -> Generator[list[Ended], None, None]:

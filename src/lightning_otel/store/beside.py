@@ -1,4 +1,4 @@
-"""Where the small state beside a store lies, told without opening it.
+"""The place of the small state beside a store, found without opening it.
 
 SQLAlchemy, which opens it, takes 13 MB: who has recorded spans and nothing else does without.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def state_place(store: "SpanStore") -> str | None:
-    """Where the state that goes with a store lies, as ``State`` takes it; None if there is none.
+    """Return the place of a store's state, as ``State`` takes it; None if there is none.
 
     A shared one is taken to be there.
     """

@@ -1,4 +1,4 @@
-"""What became of spans that ended, by reason: the numbers that writers and settlers keep.
+"""Counts of ended spans by reason, as writers and settlers keep them.
 
 A count is a whole number under a name, ``rejected.conflict`` say. Counts are added up name by name,
 so they pass from a segment's lines into the manifest, whatever is packed or merged later.
@@ -56,7 +56,7 @@ _DROPPED: Final = "dropped."
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """What became of every span that ended: ``ended = stored + pending + rejected + dropped``.
+    """The accounts of all ended spans: ``ended = stored + pending + rejected + dropped``.
 
     Attributes:
         ended: Spans whose end was handed to a writer, as the writers themselves counted them; for a
@@ -85,7 +85,7 @@ class Accounting:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether every span that ended is accounted for, and no other one."""
+        """True if every ended span is accounted for, and no other."""
         return self.missing == 0
 
     def sentence(self) -> str:
@@ -103,7 +103,7 @@ class Accounting:
         return " + ".join([f"{self.ended} ended = {self.stored} stored", *parts])
 
     def reasons(self) -> list[tuple[str, int]]:
-        """Why spans are not stored, in words, and how many."""
+        """List the reasons for which spans are not stored, in words, with their counts."""
         return [
             (REASONS.get(prefix + reason, reason), count)
             for prefix, counts in ((_REJECTED, self.rejected), (_DROPPED, self.dropped))
@@ -139,7 +139,7 @@ def added(*counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def unstored(counts: Mapping[str, int]) -> int:
-    """How many spans were rejected or dropped."""
+    """Count the rejected and dropped spans."""
     return sum(count for name, count in counts.items() if name.startswith((_REJECTED, _DROPPED)))
 
 

@@ -34,7 +34,7 @@ def rollout_of(con: "duckdb.DuckDBPyConnection", noun: str, whole_id: str) -> st
 
 
 def find(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
-    """What a prefix names, and its whole id.
+    """Return the noun and the whole id that a prefix names.
 
     Raises:
         NotFoundError: Nothing has such an id, or several have.

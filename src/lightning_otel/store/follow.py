@@ -188,7 +188,7 @@ class Follower:
             pass
 
     def count(self) -> int:
-        """How many spans were delivered under this name and committed, passed over ones too."""
+        """Count the spans delivered under this name and committed, those passed over included."""
         return self._position.count()
 
     def close(self, *, is_done: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What processes record while they live, read from their segments without DuckDB."""
+"""Records of living processes, read from their segments without DuckDB."""
 
 import fcntl
 import os

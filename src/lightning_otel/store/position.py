@@ -1,4 +1,4 @@
-"""How far one named consumer has come: which spans it was given, kept on disk beside the store.
+"""The position of one named consumer: the spans it was given, kept on disk beside the store.
 
 What was delivered is a set of span ids, the store's own identity of a span; so it stays right
 whatever settling, compacting or copying does to the files, and for spans received from elsewhere.
@@ -162,7 +162,7 @@ class Position:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was let go of."""
+        """True if it was closed."""
         return self._db is None
 
     def _open_database(self) -> sqlite3.Connection:

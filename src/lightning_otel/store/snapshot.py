@@ -23,7 +23,7 @@ _SMALL_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Which files and segments count.
+    """The files and segments that count.
 
     Attributes:
         layout: The store's paths.
@@ -67,7 +67,7 @@ class Snapshot:
 
     @property
     def is_small(self) -> bool:
-        """Whether all spans fit into a little memory."""
+        """True if all spans fit into a little memory."""
         return self.live_bytes + sum(file.size_bytes for file in self.files) <= _SMALL_BYTES
 
     def live_sql(self) -> str:

@@ -1,4 +1,4 @@
-"""Where spans are read from: what an engine implements, and the local files as the first one."""
+"""Sources of spans: the protocol of engines, and the local files as the first of them."""
 
 import tempfile
 from collections.abc import Collection, Iterable, Sequence
@@ -43,7 +43,7 @@ SpanName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which spans to fetch; an empty tuple or None selects all.
+    """A selection of spans; an empty tuple or None selects all.
 
     Attributes:
         rollout_ids: Whole ids.
@@ -99,7 +99,7 @@ class Selection:
 
 
 def projection(columns: Collection[str]) -> str:
-    """What a SELECT from ``spans`` gives for the columns, in the store's order, in plain SQL."""
+    """Return the columns of a SELECT from ``spans``, in the store's order, in plain SQL."""
     chosen = [name for name in COLUMNS if name in columns]
     if REWARD_ATTRIBUTES in columns and "attributes" not in columns:
         chosen.append(f"CASE WHEN {BARE} THEN attributes END AS attributes")
@@ -111,7 +111,7 @@ class SpanSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Where the spans are, as a person wrote it, without a password."""
+        """The store's name as a person wrote it, without a password."""
 
     @property
     def layout(self) -> Layout | None:

@@ -84,7 +84,7 @@ def _linked_sql(key: str) -> str:
 
 
 def _nearest_sql(column: str) -> str:
-    """Of several attempts that hold what a reward names, the latest before it, else the first."""
+    """Return SQL for the latest attempt before a reward that holds its target, else the first."""
     order = "PARTITION BY kind, id ORDER BY start_ns, is_reward, rollout, attempt"
     target = f"CASE WHEN NOT is_reward THEN {column} END"
     return (

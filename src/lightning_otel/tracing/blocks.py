@@ -51,12 +51,12 @@ L = TypeVar("L", bound=Lifetime)
 
 
 def is_function(value: object) -> bool:
-    """Whether something is to be decorated; the methods of a class that are not yet bound are."""
+    """Return whether to decorate a value: a function, or a class's method not yet bound."""
     return callable(value) or isinstance(value, (staticmethod, classmethod))
 
 
 def is_clean(exc: BaseException | None) -> bool:
-    """Whether an exception is none, or a way of leaving and not a failure."""
+    """Return whether an exception is none, or a way of leaving and no failure."""
     if isinstance(exc, SystemExit):
         return not exc.code
     return exc is None or isinstance(exc, GeneratorExit)
@@ -74,7 +74,7 @@ class Block(ABC, Generic[L]):
 
     @abstractmethod
     def _begin_call(self, function: Callable[..., Any]) -> Begin:
-        """How to begin for each call of a decorated function."""
+        """Return the function that begins each call of a decorated function."""
 
     def __call__(self, function: F) -> F:
         """The function, each call of it a block; generators are while they run."""
@@ -93,7 +93,7 @@ class Block(ABC, Generic[L]):
         return entered
 
     def _leave(self) -> L:
-        """Of several threads' or tasks' entries the one made here, told by its context."""
+        """Take the entry made here, of several threads' or tasks', by its context."""
         here = otel_context.get_current()
         entries = reversed(self._entered.copy())
         found = next((entry for entry in entries if entry[0] is here), self._entered[-1])

@@ -32,7 +32,7 @@ _told: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class _Luggage:
-    """What is taken along to another process.
+    """The context that goes along to another process.
 
     Attributes:
         store: The store's path; None if nothing is recorded there.

@@ -1,4 +1,4 @@
-"""What is known of one rollout: its ids, its spans, and what they come to."""
+"""The recording of one rollout: its ids, spans and results."""
 
 import json
 import time
@@ -76,12 +76,12 @@ class Recording:
 
     @property
     def is_part(self) -> bool:
-        """Whether it is a part of a rollout that goes on."""
+        """True if it is a part of a rollout that goes on."""
         return self._is_part
 
     @property
     def store(self) -> Store:
-        """Where its spans are; an empty store in memory if nothing is recorded."""
+        """The store of its spans; an empty one in memory if nothing is recorded."""
         if self._store is None:
             self._store = Store(":memory:")
         return self._store
@@ -144,7 +144,7 @@ class Recording:
         return None if self._is_link_open(spans) else spans
 
     def _is_link_open(self, spans: list[Span]) -> bool:
-        """Whether a reward of the rollout may have left it for a span that is not among these."""
+        """Return whether a reward of the rollout may have left it for a span that is not here."""
         own = [span for span in spans if span.rollout_id == self.rollout_id]
         known = _linkable_ids(own)
         return any(
@@ -160,7 +160,7 @@ class Recording:
         return self._adapt_spans(credit, gamma).trajectories
 
     def report(self, *, credit: Credit | CreditRule = "previous", gamma: float = 0.99) -> Report:
-        """What became of the rollout's calls and rewards, with a reason for each left behind."""
+        """Report on the rollout's calls and rewards, with a reason for each left out."""
         return self._adapt_spans(credit, gamma).report
 
     def _adapt_spans(self, credit: Credit | CreditRule, gamma: float) -> Adaptation:
@@ -183,7 +183,7 @@ def _part_below(spans: list[Span], root_id: str) -> list[Span]:
 
 
 def _linkable_ids(spans: Iterable[Span]) -> set[tuple[str, str]]:
-    """What a link may name of the spans."""
+    """Return the ids of the spans that links may name."""
     found = set()
     for span in spans:
         found.add((c.LINK_SPAN_ID, span.span_id))
@@ -192,6 +192,6 @@ def _linkable_ids(spans: Iterable[Span]) -> set[tuple[str, str]]:
 
 
 def _link_targets(span: Span) -> set[tuple[str, str]]:
-    """What a span's link names."""
+    """Return the ids that a span's link names."""
     links = read_links(span.attributes)
     return {(key, links[key]) for key in (c.LINK_SPAN_ID, c.RESPONSE_ID) if links.get(key)}

@@ -153,7 +153,9 @@ class Scope(Lifetime):
         return TransformingSink(writer, transforms) if transforms else writer
 
     def _asks_for_ids(self, outer: capture.Frame | None) -> bool:
-        """Whether that was named here, else in the enclosing recording, else for the process."""
+        """Return whether to ask for token ids: by this block, the enclosing recording or the
+        process.
+        """
         named = self._options.get("enable_retokenization_fix")
         if named is not None:
             return bool(named)
@@ -163,7 +165,8 @@ class Scope(Lifetime):
     def _find_applied(
         self, outer: capture.Frame | None, store: Store, *, is_part: bool
     ) -> capture.Applied | None:
-        """What gives requests their resources, if that was asked for here, around, or for all.
+        """Return the source of requests' resources, if this block, an outer one or the process
+        asks.
 
         A rollout is made with one version of each to its end; a part of one with the same.
         """
@@ -191,7 +194,7 @@ class Scope(Lifetime):
     def _make_stamps(
         self, outer: Mapping[str, AttributeValue]
     ) -> tuple[dict[str, AttributeValue], bool]:
-        """What every span within gets, and whether this is a part of the enclosing rollout."""
+        """Return the attributes of every span within, and whether this is a part of a rollout."""
         named: dict[str, AttributeValue] = {
             key: capture.clean(str(value))
             for option, key in _STAMPS.items()

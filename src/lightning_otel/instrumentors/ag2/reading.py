@@ -1,4 +1,4 @@
-"""What the classic API's agents and messages say: who speaks, what was said, what a tool gave."""
+"""Readers of the classic API's agents and messages: names, words, tool results."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -21,7 +21,7 @@ from lightning_otel.messages.values import text_of
 
 
 def wrapped(is_wanted: Any) -> Any:
-    """What is to stand in the place of an agent's ``_turn_scope``, through which each turn goes."""
+    """Return the replacement of an agent's ``_turn_scope``, through which each turn goes."""
 
     def make(original: Any) -> Any:
         def _turn_scope(self: Any, event: Any, **kwargs: Any) -> Any:
@@ -168,7 +168,7 @@ def _read_answer(response: Any) -> list[dict[str, Any]]:
 
 
 def _join_values(parts: Any) -> str | None:
-    """What the parts of an input or a result say: text as it is, data as JSON."""
+    """Join the parts of an input or a result: text as it is, data as JSON."""
     if type(parts) is not list:
         return None
     held = [

@@ -88,7 +88,7 @@ def working(context: Context, agent: object) -> Context:
 
 
 def native_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:
-    """What stands in for AutoGen's own span of a run: nothing, where ours is there."""
+    """Return the replacement of AutoGen's own span of a run: none, if ours is there."""
 
     def make(original: Spans) -> Spans:
         def trace_invoke_agent_span(*args: Any, **kwargs: Any) -> AbstractContextManager[Span]:
@@ -101,7 +101,7 @@ def native_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:
 
 
 def create_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:
-    """What stands in for AutoGen's span of an agent's making.
+    """Return the replacement of AutoGen's span of an agent's creation.
 
     Outside a run that would be a trace of its own, of a span that says nothing.
     """

@@ -47,7 +47,7 @@ class CoreRun(runs.Run):
 
 
 def metadata(is_wanted: IsWanted) -> Callable[[Any], Any]:
-    """What stands in for the function that makes the metadata of a message."""
+    """Return the replacement of the function that makes a message's metadata."""
 
     def make(original: Any) -> Any:
         def get_telemetry_envelope_metadata() -> Any:

@@ -18,7 +18,7 @@ Block = Callable[..., AbstractContextManager[Span]]
 
 
 def trace_block(is_wanted: IsWanted) -> Callable[[Block], Block]:
-    """What stands in for ``TraceHelper.trace_block``."""
+    """Return the replacement of ``TraceHelper.trace_block``."""
 
     def make(original: Block) -> Block:
         def trace_block(self: Any, *args: Any, **kwargs: Any) -> AbstractContextManager[Span]:
@@ -32,7 +32,7 @@ def trace_block(is_wanted: IsWanted) -> Callable[[Block], Block]:
 
 
 def _is_noise(helper: Any) -> bool:
-    """Whether the user asked for these spans neither by AutoGen's switch nor by a provider."""
+    """Return whether neither AutoGen's switch nor a provider asks for these spans."""
     if config.has_chosen_autogen_messaging():
         return False
     provider = helper.tracer_provider

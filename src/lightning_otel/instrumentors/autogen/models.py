@@ -47,7 +47,7 @@ _SCALARS: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
 
 
 def is_left_out(cls: type) -> bool:
-    """Whether a client makes no calls of its own."""
+    """Return whether a client makes no calls of its own."""
     return cls.__module__ in _DELEGATES
 
 
@@ -117,7 +117,7 @@ def begin_call(
 
 
 def _is_seen_below(client: object) -> bool:
-    """Whether every request of a client is a span of the ``openai`` client's own."""
+    """Return whether the ``openai`` client makes a span of every request of a client."""
     if not any(cls.__name__ == _OPENAI_CLIENT for cls in type(client).__mro__):
         return False
     base = sys.modules.get("openai._base_client")

@@ -95,7 +95,7 @@ def inside(operation: capture.Operation) -> Context:
 
 
 def has_span(context: Context) -> bool:
-    """Whether what starts in a context has something to stand in."""
+    """Return whether a context has a span to start below."""
     return trace.get_current_span(context).get_span_context().is_valid
 
 
@@ -117,7 +117,7 @@ class NativeSpan:
 
 
 def take_native() -> "contextlib.AbstractContextManager[Span] | None":
-    """What stands in for AutoGen's own span here, once; None if that is to be made."""
+    """Take the replacement of AutoGen's own span here, once; None if AutoGen makes it."""
     held = otel_context.get_value(_NATIVE_KEY)
     if not isinstance(held, NativeSpan) or held.operation is None:
         return None
@@ -126,5 +126,5 @@ def take_native() -> "contextlib.AbstractContextManager[Span] | None":
 
 
 def no_span() -> "contextlib.AbstractContextManager[Span]":
-    """What stands in for a span of AutoGen's that is not to be."""
+    """Return the replacement of a span of AutoGen's that is not wanted."""
     return contextlib.nullcontext(INVALID_SPAN)

@@ -79,7 +79,7 @@ def _read_part(item: object) -> Any:
 
 
 def model_messages(messages: object) -> str | None:
-    """What a model was asked; None if it is no list, which alone may be read without a trace."""
+    """Return a model's input; None if it is no list: only a list can be read without a trace."""
     if not isinstance(messages, list | tuple):
         return None
     return dump([_model_message(item) for item in messages])
@@ -101,7 +101,7 @@ def _model_message(item: object) -> dict[str, Any]:
 
 
 def model_answer(result: object, finish_reason: str | None) -> str:
-    """What a model answered."""
+    """Return a model's answer."""
     found = _model_message(result)
     return dump([message("assistant", found["parts"], finish_reason=finish_reason)])
 
@@ -121,7 +121,7 @@ def _read_schema(tool: object) -> Mapping[str, Any]:
 
 
 def result_text(messages: Iterable[object], *, is_last_only: bool) -> str:
-    """What a run of agents says to the model that called it as a tool.
+    """Return the text of a run of agents, as the model gets it that called it as a tool.
 
     Source: ``TaskRunnerTool.return_value_as_string`` of ``autogen_agentchat``.
     """

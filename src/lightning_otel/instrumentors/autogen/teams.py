@@ -27,7 +27,7 @@ _running: dict[str, "TeamRun"] = {}
 
 
 def running() -> int:
-    """How many teams are running."""
+    """Count the running teams."""
     return len(_running)
 
 
@@ -117,7 +117,7 @@ def note_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 
 
 def native_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:
-    """What stands in for AutoGen's own span of an agent's turn in a team."""
+    """Return the replacement of AutoGen's own span of an agent's turn in a team."""
 
     def make(original: Spans) -> Spans:
         def trace_invoke_agent_span(agent_name: str, **kwargs: Any) -> AbstractContextManager[Span]:

@@ -63,7 +63,7 @@ def _keeps_content() -> bool:
 
 
 class Place:
-    """Where a team's runtime delivers a message: a participant's container, or the team's manager.
+    """The recipient of a team's message: a participant's container, or the team's manager.
 
     Attributes:
         last_said: The last message its agent gave in this turn.

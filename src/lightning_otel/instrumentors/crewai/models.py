@@ -23,7 +23,7 @@ _BY_OPENAI = "OpenAICompletion"
 
 
 def methods_of(model: Any) -> list[tuple[type, str]]:
-    """Where the model's class has its ways of being called; none where ``openai`` sends for it."""
+    """Return the call methods of a model's class; none if ``openai`` sends its requests."""
     classes = type(model).__mro__
     if any(cls.__name__ == _BY_OPENAI for cls in classes):
         return []

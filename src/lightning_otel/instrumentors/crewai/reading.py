@@ -1,4 +1,4 @@
-"""What CrewAI's objects say of themselves: names, what was asked, what came of it."""
+"""Readers of CrewAI's objects: names, inputs, outputs."""
 
 import asyncio
 import inspect

@@ -51,7 +51,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
         }
 
     def is_wanted(self) -> bool:
-        """Whether a run that starts here and now, and stands in no other, should become a span."""
+        """Return whether a run that starts here, below no other, should become a span."""
         return self.is_everywhere and super().is_wanted()
 
     def handler_for_one(self) -> Handler:

@@ -108,7 +108,7 @@ def begin_stream(operation_name: str) -> Begin:
 
 
 class EventsPlace(StreamPlace):
-    """Where the events of one answer take place: LangChain adds them up itself.
+    """The place of one answer's events, which LangChain adds up itself.
 
     That is ``BaseChatModel._iter_v2_events``, which is given the run as its call's methods are.
     """

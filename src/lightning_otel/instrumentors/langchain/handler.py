@@ -1,4 +1,4 @@
-"""What LangChain tells of its runs, as spans.
+"""The callback handler that makes spans of LangChain's runs.
 
 The handler is run inline and attaches nothing that outlives the block around it. Its methods
 mirror LangChain's; the class that LangChain gets is made of it once LangChain is there.

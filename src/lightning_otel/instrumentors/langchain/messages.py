@@ -37,7 +37,7 @@ def messages_text(messages: Iterable[Any]) -> str:
 
 
 def answers_text(generations: Iterable[Any]) -> str:
-    """What a model answered, one message for each choice."""
+    """Return a model's answer, one message for each choice."""
     return dump([_read_answer(generation) for generation in generations])
 
 
@@ -77,7 +77,7 @@ def _read_answer(generation: Any) -> dict[str, Any]:
 
 
 def finish_reason(generation: Any) -> str | None:
-    """Why a model stopped, where it said so."""
+    """Return why a model stopped, if it said so."""
     answer = getattr(generation, "message", None)
     for told in (getattr(generation, "generation_info", None), response_metadata(answer)):
         if told and isinstance(told, dict):
@@ -88,7 +88,7 @@ def finish_reason(generation: Any) -> str | None:
 
 
 def response_metadata(answer: Any) -> Mapping[str, Any]:
-    """What a model told beside its answer."""
+    """Return the metadata beside a model's answer."""
     found = fields_of(answer).get("response_metadata")
     return found if isinstance(found, dict) else _NO_FIELDS
 

@@ -84,7 +84,7 @@ class ModelCall:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether the span has ended, or is for the client to end that sends the request."""
+        """True if the span has ended, or the client that sends the request will end it."""
         return self.operation.is_claimed or self.operation.is_over
 
     def stop(self, generations: Iterable[Any], model_output: object = None) -> None:
@@ -122,7 +122,7 @@ class ModelCall:
 
 
 class StreamPlace(Place):
-    """Where a model's stream takes place, one step after another.
+    """The place of a model's stream, entered for each of its steps.
 
     Attributes:
         call: Its call; None before it started.
@@ -165,7 +165,7 @@ def generations_of(response: Any) -> list[Any]:
 
 
 def _read_sampling(metadata: Mapping[str, Any]) -> runs.Attributes:
-    """How the model was to sample, as far as LangChain knows."""
+    """Return the sampling parameters, as far as LangChain knows them."""
     found: runs.Attributes = {}
     temperature, limit = metadata.get("ls_temperature"), metadata.get("ls_max_tokens")
     stop = metadata.get("ls_stop")

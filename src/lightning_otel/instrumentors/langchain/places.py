@@ -1,4 +1,4 @@
-"""Where a run takes place: the code of LangChain's around it, entered and left by us.
+"""Places of runs: LangChain's own code around a run, entered and left by us.
 
 LangChain tells a handler that a run starts, and not always that it ended: a cancelled tool, a
 retriever that was interrupted. And it runs tools, retrievers and streams in the context they were

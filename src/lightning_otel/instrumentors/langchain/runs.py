@@ -50,7 +50,7 @@ Attributes = dict[str, AttributeValue]
 
 
 class Call(Protocol):
-    """What a run must know of a model's call."""
+    """A model's call, as its run knows it."""
 
     def stop(self, generations: Iterable[Any], model_output: object = None) -> None:
         """End it with its answer."""
@@ -161,7 +161,7 @@ def take(run_id: Any) -> Run | None:
 
 
 def open_count() -> int:
-    """How many runs are open."""
+    """Count the open runs."""
     return len(_open)
 
 
@@ -177,14 +177,14 @@ def context_in(parent: Run | None) -> Context:
 
 
 def is_control_flow(exc: BaseException) -> bool:
-    """Whether it says that a run was left or interrupted on purpose: no error of the program's."""
+    """Return whether a run was left or interrupted on purpose, which is no error."""
     return isinstance(exc, GeneratorExit) or any(
         cls.__name__ == "GraphBubbleUp" for cls in type(exc).__mro__
     )
 
 
 class Told(NamedTuple):
-    """What LangChain tells of a chain that starts."""
+    """The data of a chain that starts."""
 
     name: str
     run_type: str | None
@@ -244,7 +244,7 @@ def _plain_id(thread_id: object) -> str:
 
 
 def _graph_of(told: Told, parent: Run | None) -> str | None:
-    """Which operation a run is as a graph; metadata pass on to all below, so news count only."""
+    """Return the graph's operation of a run; inherited metadata does not count."""
     if parent is None and not told.is_outermost:
         return None
     agent = told.metadata.get("lc_agent_name")

@@ -66,7 +66,7 @@ def _add_requests(request: ModelRequest, options: Any) -> Any | None:
 
 
 def _find_wanted(request: ModelRequest, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What to ask for beside what the agent said."""
+    """Return the fields to ask for beside the agent's own."""
     if request.endpoint is completions:
         # An echoed prompt has logprobs too: that answer would be another than the agent asked for.
         return {"return_token_ids": True, **({} if said.get("echo") else {"logprobs": 0})}
@@ -76,7 +76,7 @@ def _find_wanted(request: ModelRequest, said: Mapping[str, Any]) -> dict[str, An
 
 
 def _may_know(client: Any, options: Any) -> bool:
-    """Whether the server may know the fields: none that is known not to, or refused them before."""
+    """Return whether the server may know the fields: it is not known to lack or refuse them."""
     # By name, not isinstance: the Azure class is known only to a module we do not import.
     if any(cls.__name__ == "BaseAzureClient" for cls in type(client).__mro__):
         return False
@@ -93,7 +93,7 @@ def server_of(client: Any, options: Any) -> str:
 
 
 def is_refusal(exc: BaseException) -> bool:
-    """Whether an exception of the client's says that the server did not take the request."""
+    """Return whether an exception says that the server refused the request."""
     return getattr(exc, "status_code", None) in _REFUSALS
 
 

@@ -112,7 +112,7 @@ def _read_answer(choice: Json) -> dict[str, Any]:
 
 
 def _read_sampled(choice: Json) -> list[dict[str, Any]]:
-    """What the logprobs say of each sampled token."""
+    """Return the logprobs of each sampled token."""
     held = choice.get("logprobs")
     if not isinstance(held, dict):  # as of most calls
         return []
@@ -120,7 +120,7 @@ def _read_sampled(choice: Json) -> list[dict[str, Any]]:
 
 
 def is_complete(events: Sequence[Json]) -> bool:
-    """Whether the stream said so, or every choice has its finish reason."""
+    """Return whether the stream ended, or every choice has its finish reason."""
     if any(event.get("done") for event in events[-1:]):
         return True
     finished: dict[int, bool] = {}

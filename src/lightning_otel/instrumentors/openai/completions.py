@@ -75,7 +75,7 @@ def _read_list(choice: Json, name: str) -> list[Any]:
 
 
 def is_complete(events: Sequence[Json]) -> bool:
-    """Whether the stream said so."""
+    """Return whether the stream ended."""
     return any(event.get("done") for event in events[-1:])
 
 

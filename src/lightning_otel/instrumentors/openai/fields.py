@@ -1,4 +1,4 @@
-"""What the endpoints' formats have in common: attributes by name, usage, parts, token data."""
+"""Fields that the endpoints' formats share: attributes, usage, parts, token data."""
 
 import itertools
 import json
@@ -107,7 +107,7 @@ def response_scalars(body: Json) -> Attributes:
 
 
 def finish_reasons(body: Json) -> Attributes:
-    """Why each choice ended, of those that did."""
+    """Return the finish reason of each choice that has one."""
     reasons = [choice.get("finish_reason") for choice in objects(body.get("choices"))]
     known = [reason for reason in reasons if isinstance(reason, str)]
     return {c.FINISH_REASONS: known} if known else {}
@@ -189,7 +189,7 @@ def grown(pieces: Sequence[Json], growing: Container[str]) -> dict[str, Any]:
 
 
 def joined(values: list[Any]) -> Any:
-    """What the pieces of one streamed value add up to."""
+    """Join the pieces of one streamed value."""
     if len(values) == 1:
         return values[0]
     kinds = set(map(type, values))

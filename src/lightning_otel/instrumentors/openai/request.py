@@ -25,7 +25,7 @@ Json = Mapping[str, Any]
 
 
 class Endpoint(Protocol):
-    """What a module must know of one endpoint's wire format."""
+    """The wire format of one endpoint."""
 
     OPERATION: str
 
@@ -45,7 +45,7 @@ class Endpoint(Protocol):
         """The whole answer that a stream's events add up to."""
 
     def is_complete(self, events: Sequence[Json]) -> bool:
-        """Whether a stream's events reach to its end."""
+        """Return whether a stream's events reach its end."""
 
 
 _ENDPOINTS: dict[str, Endpoint] = {
@@ -219,7 +219,7 @@ class ModelRequest(Run):
 
 
 class _Read(NamedTuple):
-    """What a body says of how the call ended.
+    """The end of a call, as the body tells it.
 
     Attributes:
         is_complete: Whether a stream said itself that it is over.

@@ -104,7 +104,7 @@ def response_content(body: Json) -> dict[str, str]:
 
 
 def is_complete(events: Sequence[Json]) -> bool:
-    """Whether the event that closes an answer came."""
+    """Return whether the event that closes an answer came."""
     return any(event.get("type") in _FINAL for event in reversed(events))
 
 

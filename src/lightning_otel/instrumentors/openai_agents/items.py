@@ -1,4 +1,4 @@
-"""What the SDK knows of a call, read into attributes and messages.
+"""Readers of the SDK's calls: attributes and messages.
 
 Requests and answers come as items of the Responses API or as chat messages, as plain objects or the
 client's own classes; whatever they are, only plain copies of them are read.
@@ -29,14 +29,14 @@ Json = Mapping[str, Any]
 
 
 class Reading(NamedTuple):
-    """What was read: attributes, and content to keep beside the span."""
+    """Attributes, and the content to keep beside the span."""
 
     attributes: dict[str, AttributeValue]
     content: dict[str, str]
 
 
 def of_request(request: Mapping[str, Any]) -> Reading:
-    """What a model was asked, of the arguments it was asked with."""
+    """Read a model's input from the call's arguments."""
     settings = request.get("model_settings")
     attributes: dict[str, AttributeValue] = {}
     for name, key in _SETTINGS.items():
@@ -57,7 +57,7 @@ def of_request(request: Mapping[str, Any]) -> Reading:
 
 
 def of_response(response: object) -> Reading | None:
-    """What a model answered: the SDK's ``ModelResponse``, or the API's own response object."""
+    """Read a model's answer: the SDK's ``ModelResponse``, or the API's own response object."""
     if response is None:
         return None
     given = [field_of(response, name) for name in ("response_id", "id")]
@@ -71,7 +71,7 @@ def of_response(response: object) -> Reading | None:
 
 
 def of_span(data: object) -> Reading | None:
-    """What the SDK's own span of a call says of it, as far as it was told."""
+    """Read a call from the SDK's own span, as far as it was filled."""
     if data is None:
         return None
     attributes: dict[str, AttributeValue] = {}

@@ -124,7 +124,7 @@ class ModelCall(Run):
 
     @property
     def is_claimed(self) -> bool:
-        """Whether a client is sending the request."""
+        """True if a client is sending the request."""
         return self._operation.is_claimed
 
     def saw(self, item: Any) -> None:

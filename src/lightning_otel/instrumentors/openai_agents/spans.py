@@ -1,4 +1,4 @@
-"""What of the SDK's spans and traces is under way, and the operation each stands for.
+"""The SDK's open spans and traces, and the operation of each.
 
 A span of the SDK that adds nothing of its own, such as a turn, is passed over: what stands in it
 stands in what is around it. The spans themselves are held weakly, and nothing else is kept.

@@ -1,4 +1,4 @@
-"""Which engine holds a store, told from how it is named."""
+"""Engines of stores, chosen by the store's name."""
 
 from datetime import UTC
 from typing import TYPE_CHECKING

@@ -45,7 +45,7 @@ _WRITING: Final = {
 
 
 class Address(NamedTuple):
-    """Where a table is."""
+    """The address of a table."""
 
     scheme: str
     place: str

@@ -62,7 +62,7 @@ _PUBLISHED_COLUMNS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What one publishing did.
+    """The result of a publication.
 
     Attributes:
         spans: How many went into the lake.

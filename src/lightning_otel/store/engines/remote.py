@@ -41,7 +41,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """Where it is, without a password."""
+        """The address, without a password."""
 
     def fetch(self, selection: Selection, path: Path) -> None:
         """Write the selected spans to a Parquet file, each once, in any order.
