@@ -22,7 +22,8 @@ class Limits:
             stand for 877 MB. The Collector's default batch of 8,192 spans with 20 attributes each
             holds 344,064.
         attributes: Of one span.
-        members: Of a gzip; bgzip makes one of each 64 KiB, which are 320 in the longest body.
+        members: Of a gzip, counted by their first three bytes, which occur by chance once in 16 MB.
+            bgzip makes a member of each 64 KiB: 320 of the longest body.
     """
 
     body_bytes: int = 20 << 20

@@ -563,7 +563,13 @@ def test_every_fault_of_ours_sends_the_agents_own_request(
     ]
     places += [(watching.Watch, name) for name in ("given_of", "latest", "_refresh_loop")]
     places += [(watching.Held, "given"), (Given, "of")]
-    not_reached = {"_instructed_responses", "_input_message", "_limit", "stamps", "_begin_anew"}
+    not_reached = {
+        "_instructed_responses",
+        "_input_message",
+        "_limit_name",
+        "stamps",
+        "_begin_anew",
+    }
     not_reached |= {"_read_pin", "_tell_once", "note_change"}
 
     def broken(*_: object, **__: object) -> None:
