@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from lightning_otel import Store
+from lightning_otel import Resources, State, Store
 from lightning_otel.store.layout import Layout
 
 Cli = Callable[..., CompletedProcess[str]]
@@ -364,8 +364,13 @@ _EXTRAS = (
 )
 
 
-def test_a_store_is_looked_at_without_any_extra(kept: Path, tmp_path: Path) -> None:
-    """What a plain installation is for needs nothing but what it brings."""
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_store_is_looked_at_without_any_extra(
+    copy: Path, tmp_path: Path, has_state: bool
+) -> None:
+    """What a plain installation is for needs nothing but what it brings, whatever lies beside."""
+    if has_state:
+        Resources(State(copy)).publish("prompt", "Be brief.")
     commands = (
         ("ls",), ("show", "@last"), ("show", "@last", "--transitions"), ("stats",), ("plot",),
         ("analyze",), ("diff", "@last", "@last~1"), ("tail", "--once"), ("redact", "--list"),
@@ -377,7 +382,7 @@ def test_a_store_is_looked_at_without_any_extra(kept: Path, tmp_path: Path) -> N
         f"for name in {_EXTRAS}: sys.modules[name] = None\n"
         "from lightning_otel.cli import main\n"
         f"for command in {commands}:\n"
-        f"    sys.argv = ['lightning-otel', *command, '--store', {str(kept)!r}]\n"
+        f"    sys.argv = ['lightning-otel', *command, '--store', {str(copy)!r}]\n"
         "    try: main()\n"
         "    except SystemExit as exc:\n"
         "        if exc.code: sys.exit(' '.join(command))\n"

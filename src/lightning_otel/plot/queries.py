@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, get_args
 
 from lightning_otel.adapter.composition import SUCCESS
@@ -85,11 +86,13 @@ def _charts_of_runs(
     """
     place = state_place(store)
     logged: Sequence[str] = ()
-    if place is not None:
-        from lightning_otel.plot import runs
+    # Without SQLAlchemy, the curves of rollouts are drawn alone.
+    if place is not None and (names or is_of_runs or find_spec("sqlalchemy")):
         from lightning_otel.state import State
 
         state = State(place)
+        from lightning_otel.plot import runs
+
         wanted = [runs.newest_run(state) if run == LAST else run for run in query.runs]
         lacking = [run for run in wanted if not run or not runs.logged_metrics(state, (run,))]
         logged = runs.logged_metrics(state, wanted)
