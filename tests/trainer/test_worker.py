@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.trainer.workers import STEPS, WHERE
 
 from lightning_otel import Store
 from lightning_otel.algorithms import Batch, StepResult
+from lightning_otel.algorithms.context import Context
 from lightning_otel.state.requests import Requests, TrainingRequest
 from lightning_otel.trainer import Fit, Trainer, state_of
 from lightning_otel.trainer.worker import TrainingWorker
@@ -48,16 +50,24 @@ def test_kill_of_a_worker_loses_and_repeats_nothing(tmp_path: Path) -> None:
 
 
 class Gated(Ledger):
-    """Waits within its first step."""
+    """Is within its first step until it is told to stop, the first time."""
 
-    def __init__(self, begun: threading.Event, go_on: threading.Event) -> None:
+    def __init__(self, begun: threading.Event) -> None:
         super().__init__(2)
-        self.begun, self.go_on = begun, go_on
+        self.begun = begun
+
+    def run(self, context: Context) -> None:
+        """As ever."""
+        self.context = context
+        super().run(context)
 
     def train_step(self, batch: Batch) -> StepResult:
         """Say that it began, and wait."""
+        is_first = not self.begun.is_set()
         self.begun.set()
-        self.go_on.wait(20)
+        until_s = time.monotonic() + 20
+        while is_first and not self.context.should_stop() and time.monotonic() < until_s:
+            time.sleep(0.01)
         return super().train_step(batch)
 
 
@@ -66,11 +76,11 @@ def test_a_worker_that_is_stopped_gives_its_request_back(store: Store) -> None:
     record(store, {f"task {n}": [1.0, 0.0] for n in range(4)})
     requests = Requests(state_of(store))
     made, _ = requests.put("ledger", settings={"max_iterations": 2})
-    begun, go_on, stop = threading.Event(), threading.Event(), threading.Event()
+    begun, stop = threading.Event(), threading.Event()
     ended: list[tuple[Fit | None, str]] = []
 
     def make(name: str, asked: Mapping[str, Any]) -> Trainer:
-        algorithm = Gated(begun, go_on)
+        algorithm = Gated(begun)
         return Trainer(store=store, algorithm=algorithm, min_batch_size=4, **asked)
 
     def told(request: TrainingRequest, fit: Fit | None, reason: str) -> None:
@@ -81,7 +91,6 @@ def test_a_worker_that_is_stopped_gives_its_request_back(store: Store) -> None:
     first.start()
     assert begun.wait(20)
     stop.set()
-    go_on.set()
     first.join(20)
     given_back = requests.get(made.request_id)
     stop.clear()

@@ -19,10 +19,16 @@ try {
 
 // --- parts: <div data-load="URL"> is filled when it is seen, or its <details> opened -------------
 
-async function load(part) {
+const loads = new WeakMap(); // part → what fills it: who comes second waits for the same
+
+function load(part) {
+  if (!loads.has(part)) loads.set(part, fill(part).finally(() => loads.delete(part)));
+  return loads.get(part);
+}
+
+async function fill(part) {
   const address = part.dataset.load;
-  if (!address || part.dataset.loading) return;
-  part.dataset.loading = "1";
+  if (!address) return;
   try {
     const answer = await fetch(address, { headers: { Accept: "text/html" } });
     const text = await answer.text();
@@ -34,8 +40,6 @@ async function load(part) {
     start(part);
   } catch {
     part.textContent = "This part could not be loaded; reload the page.";
-  } finally {
-    delete part.dataset.loading;
   }
 }
 
