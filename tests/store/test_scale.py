@@ -92,6 +92,7 @@ def damaged_bodies(
 ) -> Store:
     """A store in whose data file no body can be read any more."""
     monkeypatch.setattr(snapshot, "_SMALL_BYTES", 0)  # of a small store all is read at once
+    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)  # else segments are read
     _write(
         store,
         [

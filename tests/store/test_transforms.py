@@ -41,11 +41,6 @@ def redact(span: Span) -> Span:
     return replace(span, attributes=clean, name=span.name.replace(SECRET, "***"))
 
 
-def without_messages(span: Span) -> Span | None:
-    """Nothing of a message."""
-    return None if span.name == c.SPAN_MESSAGE else span
-
-
 def fails(span: Span) -> Span:
     """Raises, and says what it was given."""
     raise ValueError(f"cannot read {span.attributes}")

@@ -106,7 +106,8 @@ class Rewrite:
         """
         self._folder = layout.data if corrupt is None else layout.quarantine
         damaged = find_damaged_files(layout, files, is_thorough=True) if corrupt is None else {}
-        put_damage_aside(layout, damaged)
+        if damaged:
+            put_damage_aside(layout, damaged)
         self.files = tuple(file for file in files if file.name not in damaged)
         self._corrupt = corrupt
         self.counts: dict[str, int] = {}

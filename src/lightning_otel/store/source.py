@@ -251,6 +251,7 @@ def define_views(
     con.execute("CREATE SCHEMA IF NOT EXISTS reading")
     layout, files = snapshot.layout, snapshot.files
     is_summary = bool(_SUMMARIES & set(names)) and not _is_wide(names, columns)
+    live = ""
     if snapshot.is_small:
         con.execute(f"CREATE OR REPLACE TABLE reading.spans AS {snapshot.spans_sql()}")
         spans = "FROM reading.spans"
@@ -260,21 +261,34 @@ def define_views(
         spans = f"SELECT {held} FROM {rows_of(layout, files)} UNION ALL FROM reading.live"
         if is_summary:
             names = set(names) - {"calls"}  # which would show content
+        else:
+            live = "reading.live"
     else:
         spans = snapshot.spans_sql()
     con.execute(f"CREATE OR REPLACE VIEW spans AS {spans}")
     alive = living(layout) if "rollouts" in names else ()
     define_derived(con, set(names) - {NARROW}, alive)
     if NARROW in names:
-        _define_narrow(con, snapshot)
+        _define_narrow(con, snapshot, live)
 
 
-def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
-    """Define the view of narrow columns and the gist; hold that of spans whose file lacks it."""
+def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot, live: str) -> None:
+    """Define the view of narrow columns and the gist; hold that of spans whose file lacks it.
+
+    Args:
+        con: The connection.
+        snapshot: The files and segments.
+        live: A table that holds the segments' spans; empty where they are to be parsed.
+    """
     layout = snapshot.layout
     told = () if snapshot.is_small else _files_with_gist(con, snapshot)
     others = replace(snapshot, files=tuple(each for each in snapshot.files if each not in told))
-    lacking = "reading.spans" if snapshot.is_small else f"({others.spans_sql()})"
+    lacking = f"({others.spans_sql()})"
+    if snapshot.is_small:
+        lacking = "reading.spans"
+    elif live:
+        columns = ", ".join(COLUMNS)
+        lacking = f"(SELECT {columns} FROM {rows_of(layout, others.files)} UNION ALL FROM {live})"
     _hold_rows(con, "lacking", with_gist(lacking, NARROW_COLUMNS), layout, told)
     parts = ["FROM reading.lacking"]
     if told:
