@@ -27,6 +27,14 @@ def safe(text: object, cells: int | None = None) -> str:
     return one_line(text, cells).translate(_ESCAPES)
 
 
+def svg_text(
+    x: float, y: float, text: str, style: str = "", cells: int = 100, *, anchor: str = "start"
+) -> str:
+    """Return a text of an SVG at a place, cut to a number of cells."""
+    placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}"{placed}>{safe(text, cells)}</text>'
+
+
 def csv_cell(value: object, text: str) -> str:
     """The text of a value in CSV, with a quote before what a spreadsheet would run as a formula.
 

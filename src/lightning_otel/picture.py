@@ -10,7 +10,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import number
 from lightning_otel.adapter.gaps import Gap, children_of, salient
 from lightning_otel.adapter.outline import Node, Outline
-from lightning_otel.markup import safe
+from lightning_otel.markup import safe, svg_text
 from lightning_otel.types.wording import count_noun
 
 _WIDTH: Final = 960
@@ -100,7 +100,7 @@ class _Picture:
         )
         yield f"<title>{safe(self._title_text(), 200)}</title>"
         yield f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="6"/>'
-        yield _draw_text(14, 20, self._title_text(), "big", 130)
+        yield svg_text(14, 20, self._title_text(), "big", 130)
         yield from self._draw_scale(foot)
         for row, (item, depth) in enumerate(self._rows):
             yield from self._draw_row(row, item, depth)
@@ -111,7 +111,7 @@ class _Picture:
             y = foot + 14 + 20 * line
             if style.startswith("b"):
                 yield f'<circle class="{style}" cx="20" cy="{y - 4}" r="6"/>'
-            yield _draw_text(34 if style.startswith("b") else 14, y, words, "dim", 140)
+            yield svg_text(34 if style.startswith("b") else 14, y, words, "dim", 140)
         yield "</svg>"
 
     def _title_text(self) -> str:
@@ -161,7 +161,7 @@ class _Picture:
             time_ns = self._start_ns + length * quarter // 4
             x = self._x_of(time_ns)
             yield f'<path class="line" d="M{x:.1f} {_TOP - 6}V{foot - 4}" stroke-dasharray="2 4"/>'
-            yield _draw_text(
+            yield svg_text(
                 x, _TOP - 12, _duration_text(length * quarter // 4), "dim", 12, anchor="middle"
             )
 
@@ -170,13 +170,13 @@ class _Picture:
         x = 14 + min(depth, _DEEPEST) * _INDENT
         cells = int((_NAMES - x) / _CELL)
         if isinstance(item, Gap):
-            yield _draw_text(x, y + 4, item.told(), "dim", cells + 60)
+            yield svg_text(x, y + 4, item.told(), "dim", cells + 60)
             return
         node, bar = self._nodes[item], self._bars[item]
         yield from self._draw_elbow(node, x, y)
         mark = f"{'· ' * (depth > _DEEPEST)}"
         style = "dim" if node.kind == "work" else ""
-        yield _draw_text(x, y + 4, mark + _name_text(node, self._labels[item]), style, cells)
+        yield svg_text(x, y + 4, mark + _name_text(node, self._labels[item]), style, cells)
         yield f"<g><title>{safe(self._tooltip_text(item), 600)}</title>"
         if node.kind == "reward":
             yield from self._draw_diamond(node, bar)
@@ -210,9 +210,7 @@ class _Picture:
             half = _half_width(node)
             place = f'x="{bar.start - half:.1f}" y="{bar.middle - 9:.1f}" width="{2 * half:.1f}"'
             yield f'<rect class="{self._fill_style(node)}" {place} height="18" rx="9"/>'
-            yield _draw_text(
-                bar.start, bar.middle + 4, str(node.step.step), "on", 9, anchor="middle"
-            )
+            yield svg_text(bar.start, bar.middle + 4, str(node.step.step), "on", 9, anchor="middle")
         words, style = self._outcome_text(node)
         if words:
             half = _half_width(node) if is_step else 0.0
@@ -260,7 +258,7 @@ class _Picture:
         if node.left_out:
             words += f" · left out: {node.left_out}"
         if node.credited:  # its arrow leaves to the left
-            yield _draw_text(x + 10, y + 4, words, "good", int((_WIDTH - x - 20) / _CELL))
+            yield svg_text(x + 10, y + 4, words, "good", int((_WIDTH - x - 20) / _CELL))
         else:
             yield _draw_words(words, "dim", x - 6, x + 6, bar)
 
@@ -340,15 +338,8 @@ def _draw_words(words: str, style: str, left: float, right: float, bar: _Bar) ->
     """Words to the right of something, or to its left where they would not fit."""
     after, before = int((_WIDTH - right - 14) / _CELL), int((left - _NAMES - 28) / _CELL)
     if len(words) > after and before > after:
-        return _draw_text(left - 6, bar.middle + 4, words, style, before, anchor="end")
-    return _draw_text(right + 6, bar.middle + 4, words, style, after)
-
-
-def _draw_text(
-    x: float, y: float, text: str, style: str = "", cells: int = 100, *, anchor: str = "start"
-) -> str:
-    placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}"{placed}>{safe(text, cells)}</text>'
+        return svg_text(left - 6, bar.middle + 4, words, style, before, anchor="end")
+    return svg_text(right + 6, bar.middle + 4, words, style, after)
 
 
 def _duration_text(duration_ns: int) -> str:

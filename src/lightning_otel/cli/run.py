@@ -78,6 +78,7 @@ def run(
     code is the program's.
     """
     from lightning_otel import tracing
+    from lightning_otel.messages.values import parse_json
     from lightning_otel.store.transforms import add_named, load_transform
 
     evaluator = _load_evaluator(reward_evaluator) if reward_evaluator else None
@@ -88,7 +89,7 @@ def run(
         import_module("lightning_otel.resources")  # without its libraries no program is started
     opened = _on_disk(store)
     options = tracing.Options(
-        store=opened, rollout_id=rollout_id, task=_json_or_text(task), agent=agent,
+        store=opened, rollout_id=rollout_id, task=parse_json(task), agent=agent,
         reward_evaluator=evaluator,
         enable_retokenization_fix=enable_retokenization_fix or None, apply=apply or None,
         debug=debug or None,
@@ -141,15 +142,6 @@ def _load_evaluator(where: str) -> Any:
         ) from exc
     finally:
         sys.path.pop(0)
-
-
-def _json_or_text(task: str | None) -> object:
-    import json
-
-    try:
-        return json.loads(task) if task is not None else None
-    except ValueError:
-        return task
 
 
 class _Run:

@@ -147,13 +147,13 @@ def around_steps(begin: Begin) -> Make:
         if inspect.isgeneratorfunction(original):
             return _walk_generator(begin, original)
         if inspect.isasyncgenfunction(original):
-            return _walked_async(begin, original)
+            return _walk_async_generator(begin, original)
 
         def function(*args: Any, **kwargs: Any) -> Any:
             inner = original(*args, **kwargs)
             if not hasattr(inner, "athrow"):
                 return inner
-            return _walked_async(lambda *_: begin(args, kwargs), lambda: inner)()
+            return _walk_async_generator(lambda *_: begin(args, kwargs), lambda: inner)()
 
         return function
 
@@ -217,7 +217,7 @@ def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any,
     return function
 
 
-def _walked_async(begin: Begin, original: Any) -> Callable[..., AsyncGenerator[Any, Any]]:
+def _walk_async_generator(begin: Begin, original: Any) -> Callable[..., AsyncGenerator[Any, Any]]:
     async def function(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = original(*args, **kwargs)
         run = capture.guarded(begin, args, kwargs)

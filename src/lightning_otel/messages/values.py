@@ -36,6 +36,14 @@ def dump(value: object, default: Callable[[Any], Any] | None = None) -> str:
         return json.dumps(value, default=default, skipkeys=True)
 
 
+def parse_json(given: object) -> object:
+    """Return the value of a JSON text; anything else, such as a text of others', as it is."""
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        return given
+
+
 def text_of(value: Any) -> str:
     """The value as JSON text, and a string as it is; what is too large or too deep is left out."""
     # By its type, not isinstance, here and below: that asks the value itself for its class.

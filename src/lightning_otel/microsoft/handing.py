@@ -1,6 +1,5 @@
 """Spans and rewards of a store handed over to a running Agent Lightning 0.3 store, each once."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,11 +9,11 @@ from lightning_otel import config
 from lightning_otel import conventions as c
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.attempts import AttemptKey, group
-from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.selection import Selection, Wanted
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.batches import batches
 from lightning_otel.errors import StoreError
+from lightning_otel.messages.values import parse_json
 from lightning_otel.microsoft.calls import as_theirs
 from lightning_otel.microsoft.client import OUR_ATTEMPT, OUR_ROLLOUT, Client
 from lightning_otel.store.engines.otlp import UnsendableError, encoded_span
@@ -188,7 +187,7 @@ class _Handing:
         task = next((found[c.TASK] for found in facts if c.TASK in found), None)
         mode = next((found[c.MODE] for found in facts if c.MODE in found), None)
         begun = self._client.start(
-            _parse_json(task) if self.done.with_content else None,
+            parse_json(task) if self.done.with_content else None,
             mode if mode in get_args(Mode) else None,
             key.rollout_id,
         )
@@ -232,12 +231,3 @@ class _Handing:
 def _drop_number(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Without the number of another store's: it counts the spans it takes by itself."""
     return {key: value for key, value in attributes.items() if key != c.SEQUENCE_ID}
-
-
-def _parse_json(given: object) -> object:
-    if text({"task": given}, "task") is None:
-        return given
-    try:
-        return json.loads(str(given))
-    except ValueError:
-        return given

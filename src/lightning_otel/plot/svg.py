@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from lightning_otel.markup import safe
+from lightning_otel.markup import safe, svg_text
 from lightning_otel.plot.curves import (
     Chart,
     Point,
@@ -68,7 +68,7 @@ def svg(charts: Sequence[Chart], *, is_styled: bool = True) -> str:
         f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="6"/>'
     ]
     if not charts:
-        parts.append(_draw_text(14, 34, "nothing to draw", "dim"))
+        parts.append(svg_text(14, 34, "nothing to draw", "dim"))
     top = 0
     for chart, own in zip(charts, heights, strict=True):
         parts += [f'<g transform="translate(0 {top})">', *_draw_chart(chart), "</g>"]
@@ -101,10 +101,10 @@ class _Place(NamedTuple):
 
 
 def _draw_chart(chart: Chart) -> Iterator[str]:
-    yield _draw_text(14, 24, chart.title, "big", 100)
+    yield svg_text(14, 24, chart.title, "big", 100)
     count = sum(series.count for series in chart.series)
     told = f"{count_noun(count, 'value')}{_word_meaning(chart)}" if count else "no values"
-    yield _draw_text(14, 42, told, "dim", 110)
+    yield svg_text(14, 42, told, "dim", 110)
     foot = _TOP
     if chart.series:
         place = _Place(*chart.reach(), *chart.bounds())
@@ -117,10 +117,10 @@ def _draw_chart(chart: Chart) -> Iterator[str]:
         style = f"s{rank % COLOURS}"
         yield f'<path class="mean {style}" d="M{_LEFT} {foot + 4}h{_SAMPLE}"/>'
         yield f'<circle class="dot {style}" cx="{_LEFT + _SAMPLE / 2}" cy="{foot + 4}" r="4"/>'
-        yield _draw_text(_LEFT + _SAMPLE + 8, foot + 8, words, "", 84)
+        yield svg_text(_LEFT + _SAMPLE + 8, foot + 8, words, "", 84)
         foot += _LINE
     for note in chart.notes:
-        yield _draw_text(_LEFT, foot + 8, note, "dim", 92)
+        yield svg_text(_LEFT, foot + 8, note, "dim", 92)
         foot += _LINE
 
 
@@ -147,14 +147,14 @@ def _draw_scales(chart: Chart, place: _Place) -> Iterator[str]:
     for value, name in zip(marks, labels(marks), strict=True):
         y = place.y(value)
         yield f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>'
-        yield _draw_text(_LEFT - 6, y + 4, name, "dim", 12, anchor="end")
+        yield svg_text(_LEFT - 6, y + 4, name, "dim", 12, anchor="end")
     yield f'<path class="grid" d="M{_LEFT} {_TOP}V{bottom}H{right}"/>'
     places = _label_places(chart, place)
     for x, name in zip(places, axis_labels(chart, places), strict=True):
         yield f'<path class="grid" d="M{place.x(x):.1f} {bottom}v5"/>'
-        yield _draw_text(place.x(x), bottom + 18, name, "dim", 14, anchor="middle")
+        yield svg_text(place.x(x), bottom + 18, name, "dim", 14, anchor="middle")
     middle = (_LEFT + right) / 2
-    yield _draw_text(middle, bottom + 36, axis_title(chart.axis), "dim", 60, anchor="middle")
+    yield svg_text(middle, bottom + 36, axis_title(chart.axis), "dim", 60, anchor="middle")
 
 
 def _label_places(chart: Chart, place: _Place) -> list[float]:
@@ -202,10 +202,3 @@ def _tooltip_text(chart: Chart, series: Series, point: Point, where: str) -> str
     if point.mean_count > 1 and chart.axis != "version":
         moving = f" · moving mean {number(point.mean)} of {point.mean_count:,}"
     return f"{name}{chart.axis} {where} · {number(point.value)}{error} ({values}){moving}"
-
-
-def _draw_text(
-    x: float, y: float, text: str, style: str = "", cells: int = 100, *, anchor: str = "start"
-) -> str:
-    placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}"{placed}>{safe(text, cells)}</text>'

@@ -15,6 +15,7 @@ from lightning_otel.adapter.assembly import INCOMPLETE_ROLLOUT
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import Asked, Keywords
 from lightning_otel.emitters import reward_span
+from lightning_otel.messages.values import parse_json
 from lightning_otel.rewarding.functions import Case, Failure, RewardFunction
 from lightning_otel.rewarding.writing import add_surely, derived_id, identified
 from lightning_otel.store.schema import NARROW_COLUMNS
@@ -255,7 +256,7 @@ def _make_rollout(
     broke_off = status == "incomplete"
     return Rollout(
         rollout_id=rollout_id,
-        task=_parse_json(task),
+        task=parse_json(task),
         status="failed" if broke_off else status,
         reason=INCOMPLETE_ROLLOUT if broke_off else "",
         agent=agents,
@@ -264,13 +265,6 @@ def _make_rollout(
         created_ns=start_ns,
         ended_ns=end_ns,
     )
-
-
-def _parse_json(text: str | None) -> object:
-    try:
-        return None if text is None else json.loads(text)
-    except ValueError:  # of others, who write no JSON there
-        return text
 
 
 def _sum_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Rollouts by HTTP: what is recorded of them, and where they stand in the queue."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Final, Literal
@@ -12,6 +11,7 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
+from lightning_otel.messages.values import parse_json
 from lightning_otel.serve.answers import JSON
 from lightning_otel.serve.api.cursors import cursor_of, instant_of, place_of
 from lightning_otel.serve.api.operation import (
@@ -160,14 +160,7 @@ SELECT total, page.* FROM (SELECT count(*) AS total FROM r) LEFT JOIN (
 
 
 def _make_attempt(row: Mapping[str, Any]) -> AttemptTold:
-    return AttemptTold(**{**row, "task": _parse_json(row["task"])})
-
-
-def _parse_json(text: str | None) -> object:
-    try:
-        return None if text is None else json.loads(text)
-    except ValueError:  # of others, who write no JSON there
-        return text
+    return AttemptTold(**{**row, "task": parse_json(row["task"])})
 
 
 OPERATIONS: Final = (

@@ -16,6 +16,7 @@ from lightning_otel.markup import visible
 from lightning_otel.serve.session import placed
 from lightning_otel.serve.viewer.addresses import path_of, resource_page
 from lightning_otel.serve.viewer.static import address
+from lightning_otel.types.wording import count_noun
 
 
 class Place(NamedTuple):
@@ -91,11 +92,6 @@ def size(length_bytes: int) -> str:
     return f"{length_bytes / 1e6:,.1f} MB"
 
 
-def count(found: int, noun: str) -> str:
-    """A number and its noun, which takes an s where there is not exactly one."""
-    return f"{found:,} {noun}{'' if found == 1 else 's'}"
-
-
 def json_text(value: object, indent: int | None = 2) -> str:
     """A value as JSON for people; it is escaped like any text."""
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
@@ -118,7 +114,7 @@ def _make_environment() -> Environment:
     found.globals |= {
         "static": address,
         "places": PLACES,
-        "count": count,
+        "count": count_noun,
         "path_of": path_of,
         "resource_page": resource_page,
         "program_version": version("lightning-otel"),
