@@ -1,4 +1,7 @@
-"""The recorded conversation as each source told it: `tests/data/make_spans.py` made the files."""
+"""One conversation as each source recorded it.
+
+`tests/data/make_spans.py` of commit 8a7e781 made the files, each in an environment of its own.
+"""
 
 import json
 from pathlib import Path
