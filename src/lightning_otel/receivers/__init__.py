@@ -5,7 +5,79 @@ cannot be kept is a :class:`Rejected` with its reason and never takes its neighb
 what is no batch at all raises.
 """
 
-from lightning_otel.receivers.limits import DEFAULT_LIMITS, Limits
-from lightning_otel.receivers.spans import Rejected
+import gzip
+import io
+import zlib
+from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["DEFAULT_LIMITS", "Limits", "Rejected"]
+from lightning_otel.errors import ReceiveError, TooLargeError
+
+_MEMBER: Final = b"\x1f\x8b\x08"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A span that cannot be kept, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one request, all checked before it is decoded.
+
+    Attributes:
+        body_bytes: Of the body, inflated. Source: the OTLP specification recommends 20 MiB.
+        messages: Of the parts that a decoder makes an object of: spans, attributes, values, events.
+            An empty one takes two bytes on the wire and 175 in memory, so that a gzip of 10 kB can
+            stand for 877 MB. The Collector's default batch of 8,192 spans with 20 attributes each
+            holds 344,064.
+        attributes: Of one span.
+        members: Of a gzip, counted by their first three bytes, which occur by chance once in 16 MB.
+            bgzip makes a member of each 64 KiB: 320 of the longest body.
+    """
+
+    body_bytes: int = 20 << 20
+    messages: int = 400_000
+    attributes: int = 10_000
+    members: int = 1000
+
+    def too_many(self) -> TooLargeError:
+        """Return the refusal of a body of too many parts."""
+        return TooLargeError(
+            f"the body has more than {self.messages} spans, attributes, values and events; "
+            "send fewer spans at once"
+        )
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+def inflated(body: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Return the content of a gzip of one or several members, or of zlib's (``deflate``).
+
+    Raises:
+        ReceiveError: It is neither, or cut off.
+        TooLargeError: There is more in it than a body may hold; no more than that was inflated.
+    """
+    if body.count(_MEMBER) > limits.members:
+        raise TooLargeError(f"the body has more than {limits.members} gzip members; send one")
+    most = limits.body_bytes + 1
+    try:
+        if body.startswith(_MEMBER):
+            found = gzip.GzipFile(fileobj=io.BytesIO(body)).read(most)
+        else:
+            inflating = zlib.decompressobj()
+            found = inflating.decompress(body, most)
+            if len(found) < most and (not inflating.eof or inflating.unused_data):
+                raise EOFError
+    except EOFError as exc:
+        raise ReceiveError("the compressed body is cut off; send it again") from exc
+    except (zlib.error, gzip.BadGzipFile) as exc:
+        raise ReceiveError("the body is not compressed as it says; send it again") from exc
+    if len(found) == most:
+        raise TooLargeError(
+            f"the body is larger than {limits.body_bytes} bytes; send fewer spans at once"
+        )
+    return found

@@ -8,12 +8,21 @@ Source: ``agentlightning/types/tracer.py`` and ``store/collection/mongo.py`` of 
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from lightning_otel import conventions as c
-from lightning_otel.receivers import sdkjson
-from lightning_otel.receivers.fields import Object, id_bytes, inner, objects, text
-from lightning_otel.receivers.spans import SPAN_ID_BYTES, TRACE_ID_BYTES, Rejected, UnfitError
+from lightning_otel.receivers import Rejected, sdkjson
+from lightning_otel.receivers.spans import (
+    SPAN_ID_BYTES,
+    TRACE_ID_BYTES,
+    Object,
+    UnfitError,
+    id_bytes,
+    inner,
+    objects,
+    text,
+)
 from lightning_otel.types import Span
 
 _OWN_FIELDS: Final = ("rollout_id", "attempt_id", "sequence_id", "span_id")
@@ -21,7 +30,12 @@ _SCOPE: Final = re.compile(r"InstrumentationScope\(([^,]*),")
 """How Python printed what pydantic has no type for."""
 _SECONDS_UNTIL: Final = 1e12
 """A time above is in nanoseconds already, as there."""
-_EXTENDED: Final = ("$numberLong", "$numberInt", "$numberDouble", "$oid")
+_EXTENDED: Final[Mapping[str, Callable[[str], Any]]] = {
+    "$numberLong": lambda text: int(text[:20]),
+    "$numberInt": lambda text: int(text[:20]),
+    "$numberDouble": float,
+    "$oid": str,
+}
 
 
 def is_stored_span(document: Object) -> bool:
@@ -41,15 +55,9 @@ def span_of(document: Object, came: str) -> Span | Rejected:
 
 def _to_printed(found: Object) -> Object:
     """Return the span as the SDK prints it, which differs in ids, times, resource and scope."""
-    named = {
-        key: found[field]
-        for key, field in (
-            (c.ROLLOUT_ID, "rollout_id"),
-            (c.ATTEMPT_ID, "attempt_id"),
-            (c.SEQUENCE_ID, "sequence_id"),
-        )
-        if found[field] not in (None, "")
-    }
+    ids = zip((c.ROLLOUT_ID, c.ATTEMPT_ID, c.SEQUENCE_ID), _OWN_FIELDS, strict=False)
+    named = {key: found[field] for key, field in ids if found[field] not in (None, "")}
+    scope = _SCOPE.match(str(found.get("instrumentation_scope")))
     return {
         "context": _read_ids(found),
         "parent_id": _read_id(found.get("parent_id"), SPAN_ID_BYTES),
@@ -67,7 +75,7 @@ def _to_printed(found: Object) -> Object:
             "start_ns": _read_time(found.get("start_time")),
             "end_ns": _read_time(found.get("end_time")),
             "events_ns": [_read_time(event.get("timestamp")) for event in objects(found, "events")],
-            "scope": _read_scope(found.get("instrumentation_scope")),
+            "scope": scope[1].strip() if scope else "",
         },
     }
 
@@ -85,49 +93,28 @@ def _read_id(content: object, size: int) -> str:
     return (found[-size:] if len(found) == TRACE_ID_BYTES else found).hex()
 
 
-def _read_time(content: object) -> int:
+def _read_time(sent: object) -> int:
     """Return the nanoseconds of a time in seconds, exact to 0.2 microseconds; 0 for none."""
-    if content is None:
+    if sent is None:
         return 0
-    if (
-        isinstance(content, bool)
-        or not isinstance(content, (int, float))
-        or not math.isfinite(content)
-    ):
+    if isinstance(sent, bool) or not isinstance(sent, (int, float)) or not math.isfinite(sent):
         raise UnfitError("time is no number")
-    if content > _SECONDS_UNTIL:
-        return round(content)
-    whole = math.floor(content)  # apart: their product would be rounded to 256 ns once more
-    return whole * 1_000_000_000 + round((content - whole) * 1_000_000_000)
-
-
-def _read_scope(content: object) -> str:
-    found = _SCOPE.match(content) if isinstance(content, str) else None
-    return found[1].strip() if found else ""
+    if sent > _SECONDS_UNTIL:
+        return round(sent)
+    whole = math.floor(sent)  # apart: their product would be rounded to 256 ns once more
+    return whole * 1_000_000_000 + round((sent - whole) * 1_000_000_000)
 
 
 def _relax_value(value: Any) -> Any:
-    """Return the plain values of MongoDB's extended JSON, such as ``{"$numberLong": "17"}``.
-
-    Raises:
-        UnfitError: One is not what it says.
-        RecursionError: It is nested too deep.
-    """
+    """Return the plain values of MongoDB's extended JSON, such as ``{"$numberLong": "17"}``."""
     if isinstance(value, list):
         return [_relax_value(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if len(value) == 1:
-        ((kind, content),) = value.items()
-        if kind in _EXTENDED and isinstance(content, str):
-            return _read_number(kind, content)
-    return {key: _relax_value(item) for key, item in value.items()}
-
-
-def _read_number(kind: str, content: str) -> object:
+    kind, content = next(iter(value.items()), ("", None))
+    if len(value) > 1 or kind not in _EXTENDED or not isinstance(content, str):
+        return {key: _relax_value(item) for key, item in value.items()}
     try:
-        if kind == "$numberDouble":
-            return float(content)
-        return content if kind == "$oid" else int(content[:20])
+        return _EXTENDED[kind](content)
     except ValueError as exc:
         raise UnfitError(f"{kind} is no number") from exc

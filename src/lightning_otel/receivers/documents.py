@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from lightning_otel.errors import ReceiveError
-from lightning_otel.receivers import agentlightning, otlpjson, sdkjson
-from lightning_otel.receivers.limits import Limits
-from lightning_otel.receivers.spans import Rejected
+from lightning_otel.receivers import Limits, Rejected, agentlightning, otlpjson, sdkjson
 from lightning_otel.types import Span
 
 IMPORTED: Final = "import"

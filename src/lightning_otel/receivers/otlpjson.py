@@ -15,32 +15,28 @@ from typing import Any, Final
 import orjson
 
 from lightning_otel.errors import ReceiveError
-from lightning_otel.receivers.fields import (
+from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected
+from lightning_otel.receivers.spans import (
+    KINDS,
+    STATUSES,
     Object,
+    Origin,
+    UnfitError,
     as_object,
+    event_of,
     id_bytes,
     inner,
     integer,
     items,
+    link_of,
     objects,
     text,
 )
-from lightning_otel.receivers.limits import DEFAULT_LIMITS, Limits, too_many
-from lightning_otel.receivers.spans import (
-    KINDS,
-    STATUSES,
-    Rejected,
-    Resource,
-    UnfitError,
-    event_of,
-    link_of,
-)
-from lightning_otel.types import Event, Link, Span
+from lightning_otel.types import Span
 
 _MAX_DEPTH: Final = 200
 """Objects and lists within one value; deeper ones are taken by no other reader either."""
 _VALUES_PER_MESSAGE: Final = 2
-_NO_NUMBERS: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 _NUMBERS: Final = {
     "SPAN_KIND_UNSPECIFIED": 0,
     **{f"SPAN_KIND_{name}": number for number, name in enumerate(KINDS) if number},
@@ -76,14 +72,11 @@ def check(body: bytes, limits: Limits) -> None:
     Raises:
         TooLargeError: It has more.
     """
-    # Texts may hold JSON too: counted without them where they matter.
-    if _has_too_many(body, limits) and _has_too_many(_TEXT.sub(b"", body), limits):
-        raise too_many(limits)
-
-
-def _has_too_many(body: bytes, limits: Limits) -> bool:
-    containers = body.count(b"{") + body.count(b"[")
-    return containers > limits.messages or body.count(b",") > limits.messages * _VALUES_PER_MESSAGE
+    for found in (body, _TEXT.sub(b"", body)):  # texts may hold JSON too
+        containers = found.count(b"{") + found.count(b"[")
+        if max(containers, found.count(b",") // _VALUES_PER_MESSAGE) <= limits.messages:
+            return
+    raise limits.too_many()
 
 
 def loaded(body: bytes) -> Any:
@@ -105,59 +98,59 @@ def loaded(body: bytes) -> Any:
 def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Rejected]:
     """Yield the spans of a trace request whose JSON was read; what is no span is rejected."""
     for in_resource in objects(request, "resourceSpans"):
+        origin, reason = None, ""
         try:
-            resource = Resource(_read_attributes(inner(in_resource, "resource")), came, limits)
+            origin = Origin(_read_attributes(inner(in_resource, "resource")), came, limits)
         except UnfitError as exc:
             reason = f"resource cannot be read: {exc}"
-            for in_scope in objects(in_resource, "scopeSpans"):
-                yield from (Rejected(reason) for _ in items(in_scope, "spans"))
-            continue
         for in_scope in objects(in_resource, "scopeSpans"):
             scope = inner(in_scope, "scope").get("name")
             for span in items(in_scope, "spans"):
-                yield _read_span(span, scope if isinstance(scope, str) else "", resource)
+                try:
+                    if origin is None or not isinstance(span, dict):
+                        raise UnfitError(reason or "span is no JSON object")
+                    yield _read_span(span, scope if isinstance(scope, str) else "", origin)
+                except UnfitError as exc:
+                    yield Rejected(str(exc))
 
 
-def _read_span(found: object, scope: str, resource: Resource) -> Span | Rejected:
-    if not isinstance(found, dict):
-        return Rejected("span is no JSON object")
+def _read_span(found: Object, scope: str, origin: Origin) -> Span:
     status = inner(found, "status")
-    try:
-        return resource.span(
-            ids=(
-                id_bytes(found.get("traceId")),
-                id_bytes(found.get("spanId")),
-                id_bytes(found.get("parentSpanId")),
-            ),
-            name=text(found.get("name")),
-            times=(
-                integer(found.get("startTimeUnixNano"), "start time"),
-                integer(found.get("endTimeUnixNano"), "end time"),
-            ),
-            kind=_read_integer(found.get("kind"), "kind"),
-            status=(_read_integer(status.get("code"), "status"), text(status.get("message"))),
-            attributes=_read_attributes(found),
-            events=tuple(map(_read_event, objects(found, "events"))),
-            links=tuple(map(_read_link, objects(found, "links"))),
-            dropped=(
-                integer(found.get("droppedAttributesCount"), "dropped attributes"),
-                integer(found.get("droppedEventsCount"), "dropped events"),
-                integer(found.get("droppedLinksCount"), "dropped links"),
-            ),
-            scope=scope,
-        )
-    except UnfitError as exc:
-        return Rejected(str(exc))
-
-
-def _read_event(found: Object) -> Event:
-    time_ns = integer(found.get("timeUnixNano"), "time of an event")
-    return event_of(text(found.get("name")), time_ns, _read_attributes(found))
-
-
-def _read_link(found: Object) -> Link | None:
-    ids = id_bytes(found.get("traceId")), id_bytes(found.get("spanId"))
-    return link_of(*ids, _read_attributes(found))
+    return origin.span(
+        ids=(
+            id_bytes(found.get("traceId")),
+            id_bytes(found.get("spanId")),
+            id_bytes(found.get("parentSpanId")),
+        ),
+        name=text(found.get("name")),
+        times=(
+            integer(found.get("startTimeUnixNano"), "start time"),
+            integer(found.get("endTimeUnixNano"), "end time"),
+        ),
+        kind=_read_enumeration(found.get("kind"), "kind"),
+        status=(_read_enumeration(status.get("code"), "status"), text(status.get("message"))),
+        attributes=_read_attributes(found),
+        events=tuple(
+            event_of(
+                text(each.get("name")),
+                integer(each.get("timeUnixNano"), "time of an event"),
+                _read_attributes(each),
+            )
+            for each in objects(found, "events")
+        ),
+        links=[
+            link_of(
+                id_bytes(each.get("traceId")), id_bytes(each.get("spanId")), _read_attributes(each)
+            )
+            for each in objects(found, "links")
+        ],
+        dropped=(
+            integer(found.get("droppedAttributesCount"), "dropped attributes"),
+            integer(found.get("droppedEventsCount"), "dropped events"),
+            integer(found.get("droppedLinksCount"), "dropped links"),
+        ),
+        scope=scope,
+    )
 
 
 def _read_attributes(found: Object, key: str = "attributes", depth: int = 0) -> dict[str, Any]:
@@ -189,14 +182,13 @@ def _read_value(found: object, depth: int) -> Any:
 
 
 def _read_double(content: object) -> float:
-    is_named = isinstance(content, str) and content in _NO_NUMBERS
-    if isinstance(content, (int, float)) or is_named:
+    if isinstance(content, (int, float)) or content in ("NaN", "Infinity", "-Infinity"):
         try:
-            return float(content)  # type: ignore[arg-type]  # a number, or the name of one
+            return float(content)
         except OverflowError:
             return math.inf
     raise UnfitError("double attribute is no number")
 
 
-def _read_integer(content: object, noun: str) -> int:
+def _read_enumeration(content: object, noun: str) -> int:
     return integer(_NUMBERS.get(content, content) if isinstance(content, str) else content, noun)

@@ -22,9 +22,9 @@ from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from lightning_otel.errors import ReceiveError
-from lightning_otel.receivers.limits import DEFAULT_LIMITS, Limits, too_many
-from lightning_otel.receivers.spans import Rejected, Resource, UnfitError, event_of, link_of
-from lightning_otel.types import Event, Link, Span
+from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected
+from lightning_otel.receivers.spans import Origin, UnfitError, event_of, link_of
+from lightning_otel.types import Span
 
 _Schema: TypeAlias = "dict[int, _Schema]"
 """The messages within a message by their field number; what is not named is not looked into."""
@@ -38,7 +38,7 @@ _SPAN: Final[_Schema] = {9: _KEY_VALUE, 11: _EVENT, 13: _LINK, 15: {}}
 _SCOPE_SPANS: Final[_Schema] = {1: {3: _KEY_VALUE}, 2: _SPAN}
 _REQUEST: Final[_Schema] = {1: {1: {1: _KEY_VALUE, 3: {}}, 2: _SCOPE_SPANS}}
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 _MAX_VARINT_BYTES: Final = 10
 _MAX_DEPTH: Final = 100
 """Messages within messages; where the decoder stops too."""
@@ -91,9 +91,11 @@ def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterato
     # An empty message takes two bytes: a short body cannot have too many.
     if len(body) > 2 * limits.messages:
         try:
-            _check_messages(body, limits)
+            left = _count_messages_left(body, 0, len(body), _REQUEST, limits.messages)
         except IndexError as exc:
             raise _malformed_error() from exc
+        if left < 0:
+            raise limits.too_many()
     try:
         request = _Request.FromString(body)
     except _UNDECODABLE as exc:
@@ -111,44 +113,41 @@ def _read_spans(request: Any, came: str, limits: Limits) -> Iterator[Span | Reje
                 reason = "resource or scope cannot be decoded"
                 yield from (Rejected(reason) for _ in in_scope.spans)
                 continue
-            resource = Resource(attributes, came, limits)
+            origin = Origin(attributes, came, limits)
             for encoded in in_scope.spans:
-                yield _read_span(encoded, scope, resource)
+                try:
+                    yield _read_span(_Span.FromString(encoded), scope, origin)
+                except _UNDECODABLE:
+                    yield Rejected("span cannot be decoded: malformed, or nested too deep")
+                except UnfitError as exc:
+                    yield Rejected(str(exc))
 
 
-def _read_span(encoded: bytes, scope: str, resource: Resource) -> Span | Rejected:
-    try:
-        found = _Span.FromString(encoded)
-        return resource.span(
-            ids=(found.trace_id, found.span_id, found.parent_span_id),
-            name=_decode_text(found.name),
-            times=(found.start_time_unix_nano, found.end_time_unix_nano),
-            kind=found.kind,
-            status=(found.status.code, _decode_text(found.status.message)),
-            attributes=_read_attributes(found.attributes),
-            events=tuple(map(_read_event, found.events)),
-            links=tuple(map(_read_link, found.links)),
-            dropped=(
-                found.dropped_attributes_count,
-                found.dropped_events_count,
-                found.dropped_links_count,
-            ),
-            scope=scope,
-        )
-    except _UNDECODABLE:
-        return Rejected("span cannot be decoded: malformed, or nested too deep")
-    except UnfitError as exc:
-        return Rejected(str(exc))
-
-
-def _read_event(found: Any) -> Event:
-    return event_of(
-        _decode_text(found.name), found.time_unix_nano, _read_attributes(found.attributes)
+def _read_span(found: Any, scope: str, origin: Origin) -> Span:
+    return origin.span(
+        ids=(found.trace_id, found.span_id, found.parent_span_id),
+        name=_decode_text(found.name),
+        times=(found.start_time_unix_nano, found.end_time_unix_nano),
+        kind=found.kind,
+        status=(found.status.code, _decode_text(found.status.message)),
+        attributes=_read_attributes(found.attributes),
+        events=tuple(
+            event_of(
+                _decode_text(each.name), each.time_unix_nano, _read_attributes(each.attributes)
+            )
+            for each in found.events
+        ),
+        links=[
+            link_of(each.trace_id, each.span_id, _read_attributes(each.attributes))
+            for each in found.links
+        ],
+        dropped=(
+            found.dropped_attributes_count,
+            found.dropped_events_count,
+            found.dropped_links_count,
+        ),
+        scope=scope,
     )
-
-
-def _read_link(found: Any) -> Link | None:
-    return link_of(found.trace_id, found.span_id, _read_attributes(found.attributes))
 
 
 def _read_attributes(found: Any) -> dict[str, Any]:
@@ -179,44 +178,34 @@ def _decode_text(found: bytes) -> str:
         return found.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()
 
 
-def _check_messages(body: bytes, limits: Limits) -> None:
-    """Refuse a trace request of more messages than it may have, without decoding it.
-
-    Raises:
-        TooLargeError: It has more.
-        ReceiveError: It is no protobuf, or nested too deep.
-    """
-    position, end, schema, left = 0, len(body), _REQUEST, limits.messages
-    above: list[tuple[int, _Schema]] = []
-    while True:
-        while position == end:
-            if not above:
-                return
-            end, schema = above.pop()
+def _count_messages_left(
+    body: bytes, position: int, end: int, schema: _Schema, left: int, depth: int = 0
+) -> int:
+    """Return how many more messages a body may have after those in a part of it, undecoded."""
+    if depth > _MAX_DEPTH:
+        raise ReceiveError(f"the body is nested deeper than {_MAX_DEPTH} messages; flatten")
+    while position < end and left >= 0:
         tag, position = _read_varint(body, position)
         kind = tag & 7
         if kind == _BYTES:
             length, position = _read_varint(body, position)
         elif kind == _VARINT:
             length, position = 0, _read_varint(body, position)[1]
-        elif kind in (_FIXED64, _FIXED32):
-            length = 8 if kind == _FIXED64 else 4
+        elif kind in _FIXED:
+            length = _FIXED[kind]
         else:
             raise _malformed_error()
         if position + length > end:
             raise _malformed_error()
         inner = schema.get(tag >> 3) if kind == _BYTES else None
-        if inner is None:
-            position += length
-            continue
-        left -= 1
-        if left < 0:
-            raise too_many(limits)
-        if length:
-            if len(above) >= _MAX_DEPTH:
-                raise ReceiveError(f"the body is nested deeper than {_MAX_DEPTH} messages; flatten")
-            above.append((end, schema))
-            end, schema = position + length, inner
+        if inner is not None:
+            left -= 1
+            if length:
+                left = _count_messages_left(
+                    body, position, position + length, inner, left, depth + 1
+                )
+        position += length
+    return left
 
 
 def _read_varint(body: bytes, position: int) -> tuple[int, int]:

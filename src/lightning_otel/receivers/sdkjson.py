@@ -9,29 +9,28 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from lightning_otel import conventions as c
-from lightning_otel.receivers.fields import (
-    Object,
-    as_object,
-    id_bytes,
-    inner,
-    integer,
-    objects,
-    text,
-)
+from lightning_otel.receivers import Rejected
 from lightning_otel.receivers.spans import (
     KINDS,
     SPAN_ID_BYTES,
     STATUSES,
     TIMES,
     TRACE_ID_BYTES,
-    Rejected,
+    Object,
     UnfitError,
+    as_object,
+    event_of,
     fit_times,
+    id_bytes,
     id_of,
+    inner,
+    integer,
+    objects,
     parent_of,
     process_of,
+    text,
 )
-from lightning_otel.types import Event, Link, Span
+from lightning_otel.types import Link, Span
 
 OURS: Final = "lightning_otel"
 """The key under which stands what the SDK does not print."""
@@ -58,6 +57,9 @@ def _read_span(found: Object, came: str) -> Span:
     attributes = {**as_object(found.get("attributes")), c.RECEIVED: came}
     end_ns = _read_time(found.get("end_time"), ours.get("end_ns"))
     start_ns = _read_time(found.get("start_time"), ours.get("start_ns"))
+    events, times_ns = objects(found, "events"), ours.get("events_ns")
+    if not isinstance(times_ns, list) or len(times_ns) != len(events):
+        times_ns = [None] * len(events)
     start_ns, last_ns = fit_times(start_ns, end_ns or start_ns, attributes)
     kind, code = text(found.get("kind")).rpartition(".")[2], status.get("status_code")
     return Span(
@@ -71,8 +73,22 @@ def _read_span(found: Object, came: str) -> Span:
         status=code if code in STATUSES else "UNSET",
         status_message=text(status.get("description")),
         attributes=attributes,
-        events=_read_events(found, ours),
-        links=tuple(map(_read_link, objects(found, "links"))),
+        events=tuple(
+            event_of(
+                text(each.get("name")),
+                _read_time(each.get("timestamp"), exact),
+                inner(each, "attributes"),
+            )
+            for each, exact in zip(events, times_ns, strict=True)
+        ),
+        links=tuple(
+            Link(
+                id_bytes(inner(each, "context").get("trace_id")).hex(),
+                id_bytes(inner(each, "context").get("span_id")).hex(),
+                inner(each, "attributes"),
+            )
+            for each in objects(found, "links")
+        ),
         otel_resource=otel_resource,
         scope=text(ours.get("scope")),
         process=text(ours.get("process")) or process_of(otel_resource),
@@ -81,28 +97,8 @@ def _read_span(found: Object, came: str) -> Span:
     )
 
 
-def _read_events(found: Object, ours: Object) -> tuple[Event, ...]:
-    events = objects(found, "events")
-    exact = ours.get("events_ns")
-    times = exact if isinstance(exact, list) and len(exact) == len(events) else [None] * len(events)
-    return tuple(
-        Event(text(each.get("name")), at if at in TIMES else 0, inner(each, "attributes"))
-        for each, exact in zip(events, times, strict=True)
-        for at in (_read_time(each.get("timestamp"), exact),)
-    )
-
-
-def _read_link(found: Object) -> Link:
-    context = inner(found, "context")
-    return Link(
-        id_bytes(context.get("trace_id")).hex(),
-        id_bytes(context.get("span_id")).hex(),
-        inner(found, "attributes"),
-    )
-
-
 def _read_time(printed: object, exact: Any) -> int:
-    """Nanoseconds; 0 for none."""
+    """Return nanoseconds; 0 for none."""
     if exact is not None:
         return integer(exact, "time")
     try:
@@ -113,6 +109,6 @@ def _read_time(printed: object, exact: Any) -> int:
 
 
 def _read_position(content: object) -> int:
-    """The place of a start or end among those of its process; -1 for none."""
+    """Return the place of a start or end among those of its process; -1 for none."""
     found = -1 if content is None else integer(content, "sequence")
     return found if found in TIMES or not found else -1

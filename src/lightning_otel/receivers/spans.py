@@ -1,14 +1,16 @@
-"""Checks that make a received span fit to be kept, whatever form it came in."""
+"""Checks that make a received span fit to be kept, and readers of fields that others wrote."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 
 from lightning_otel import conventions as c
-from lightning_otel.receivers.limits import Limits
+from lightning_otel.receivers import Limits
 from lightning_otel.types import Event, Link, Span
+
+Object: TypeAlias = Mapping[str, Any]
 
 KINDS: Final = ("INTERNAL", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
 """By OTLP's number; an unspecified or unknown kind is INTERNAL."""
@@ -19,25 +21,17 @@ TRACE_ID_BYTES: Final = 16
 SPAN_ID_BYTES: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A span that cannot be kept, and why."""
-
-    reason: str
-
-
 class UnfitError(ValueError):
     """A span cannot be kept; the message is the reason."""
 
 
-class Resource:
-    """A resource, how its request came, and what the spans made under it may hold."""
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The resource of received spans, how they came, and what each may hold."""
 
-    def __init__(self, attributes: dict[str, Any], came: str, limits: Limits) -> None:
-        self._attributes = attributes
-        self._process = process_of(attributes)
-        self._came = came
-        self._limits = limits
+    otel_resource: dict[str, Any]
+    came: str
+    limits: Limits
 
     def span(
         self,
@@ -59,41 +53,41 @@ class Resource:
             UnfitError: It cannot be kept.
         """
         number = len(attributes)
-        if number > self._limits.attributes:
-            raise UnfitError(f"more than {self._limits.attributes} attributes")
-        attributes[c.RECEIVED] = self._came
+        if number > self.limits.attributes:
+            raise UnfitError(f"more than {self.limits.attributes} attributes")
+        attributes[c.RECEIVED] = self.came
         start_ns, end_ns = fit_times(*times, attributes)
-        kept = tuple(link for link in links if link is not None) if links else ()
+        kept = tuple(link for link in links if link is not None)
         if any(dropped) or len(kept) < len(links):
-            note_left_out(attributes, "attributes", number, dropped[0])
-            note_left_out(attributes, "events", len(events), dropped[1])
-            note_left_out(attributes, "links", len(kept), dropped[2] + len(links) - len(kept))
-        trace_id, span_id, parent_id = ids
+            lost_links = dropped[2] + len(links) - len(kept)
+            _note_cut(attributes, "attributes", number, dropped[0])
+            _note_cut(attributes, "events", len(events), dropped[1])
+            _note_cut(attributes, "links", len(kept), lost_links)
         return Span(
-            trace_id=id_of(trace_id, TRACE_ID_BYTES, "trace id"),
-            span_id=id_of(span_id, SPAN_ID_BYTES, "span id"),
-            parent_span_id=parent_of(parent_id) if parent_id else None,
+            trace_id=id_of(ids[0], TRACE_ID_BYTES, "trace id"),
+            span_id=id_of(ids[1], SPAN_ID_BYTES, "span id"),
+            parent_span_id=parent_of(ids[2]),
             name=name,
             start_ns=start_ns,
             end_ns=end_ns,
-            kind=named(kind, KINDS),
-            status=named(status[0], STATUSES),
+            kind=KINDS[kind] if 0 <= kind < len(KINDS) else KINDS[0],
+            status=STATUSES[status[0]] if 0 <= status[0] < len(STATUSES) else STATUSES[0],
             status_message=status[1],
             attributes=attributes,
             events=events,
             links=kept,
-            otel_resource=self._attributes,
+            otel_resource=self.otel_resource,
             scope=scope,
-            process=self._process,
+            process=process_of(self.otel_resource),
         )
 
 
-def event_of(name: str, time_ns: int, attributes: dict[str, Any]) -> Event:
+def event_of(name: str, time_ns: int, attributes: Object) -> Event:
     """Return an event; its time is 0 where that is none."""
     return Event(name, time_ns if time_ns in TIMES else 0, attributes)
 
 
-def link_of(trace_id: bytes, span_id: bytes, attributes: dict[str, Any]) -> Link | None:
+def link_of(trace_id: bytes, span_id: bytes, attributes: Object) -> Link | None:
     """Return the link; None for one whose ids are none. Ids of zeros are allowed in a link."""
     if len(trace_id) != TRACE_ID_BYTES or len(span_id) != SPAN_ID_BYTES:
         return None
@@ -101,11 +95,7 @@ def link_of(trace_id: bytes, span_id: bytes, attributes: dict[str, Any]) -> Link
 
 
 def id_of(found: bytes, size: int, noun: str) -> str:
-    """An id as lower-case hex.
-
-    Raises:
-        UnfitError: It has another size, or is all zeros, which means none.
-    """
+    """Return an id as lower-case hex; one of another size, or of zeros, is unfit."""
     if len(found) != size:
         raise UnfitError(f"{noun} is not {size} bytes long")
     if not any(found):
@@ -114,18 +104,15 @@ def id_of(found: bytes, size: int, noun: str) -> str:
 
 
 def parent_of(found: bytes) -> str | None:
-    """The parent's id; None for a root, whose parent is empty or all zeros."""
+    """Return the parent's id; None for a root, whose parent is empty or all zeros."""
     return id_of(found, SPAN_ID_BYTES, "parent span id") if any(found) else None
 
 
 def fit_times(start_ns: int, end_ns: int, attributes: dict[str, Any]) -> tuple[int, int]:
-    """Times that a span can have; if they are others than those sent, the span says so.
+    """Return times that a span can have; where they are others than sent, note those on the span.
 
     One out of range becomes the other one. Where both are they are clamped, and an end before the
-    start becomes the start.
-
-    Raises:
-        UnfitError: Both are missing.
+    start becomes the start. A span without any time is unfit.
     """
     if start_ns in TIMES and end_ns in TIMES and start_ns <= end_ns:
         return start_ns, end_ns
@@ -137,12 +124,7 @@ def fit_times(start_ns: int, end_ns: int, attributes: dict[str, Any]) -> tuple[i
     return start_ns, max(start_ns, end_ns) if end_ns in TIMES else start_ns
 
 
-def named(numbered: int, names: tuple[str, ...]) -> str:
-    """The name of an enumeration's number; the first for one that is unknown."""
-    return names[numbered] if 0 <= numbered < len(names) else names[0]
-
-
-def process_of(otel_resource: Mapping[str, Any]) -> str:
+def process_of(otel_resource: Object) -> str:
     """Return the process that made a span, by its resource; empty if unknown."""
     instance = otel_resource.get("service.instance.id")
     if isinstance(instance, str) and instance:
@@ -151,19 +133,68 @@ def process_of(otel_resource: Mapping[str, Any]) -> str:
     return f"{host}-{number}" if isinstance(host, str) and isinstance(number, int) else ""
 
 
-def note_left_out(attributes: dict[str, Any], noun: str, kept: int, left_out: int) -> None:
+def _note_cut(attributes: dict[str, Any], noun: str, kept: int, left_out: int) -> None:
     """Note on a span how many attributes, events or links its sender or we left out."""
-    if left_out > 0:
-        note = cut_note(attributes)
-        # What was cut before this, as on a copy of ours, says it in more detail.
-        note.setdefault(noun, {"length": kept + left_out, "kept": kept})
-        attributes[c.CUT] = orjson.dumps(note).decode()
-
-
-def cut_note(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a span's own note of what was cut from it."""
+    if left_out <= 0:
+        return
     try:
         note = orjson.loads(attributes.get(c.CUT, ""))
     except (TypeError, ValueError):
-        return {}
-    return note if isinstance(note, dict) else {}
+        note = None
+    # What was cut before this, as on a copy of ours, says it in more detail.
+    cut = {noun: {"length": kept + left_out, "kept": kept}} | (
+        note if isinstance(note, dict) else {}
+    )
+    attributes[c.CUT] = orjson.dumps(cut).decode()
+
+
+def integer(content: object, noun: str) -> int:
+    """Return a 64-bit integer, which may come as text; 0 where there is none."""
+    if content is None or content == "":
+        return 0
+    if isinstance(content, str) and len(content) <= 20 and content.lstrip("-").isdecimal():
+        content = int(content) if content.rfind("-") <= 0 else content
+    elif isinstance(content, float) and content.is_integer():
+        content = int(content)
+    if type(content) is not int or not -(1 << 63) <= content < 1 << 64:
+        raise UnfitError(f"{noun} is no 64-bit integer")
+    return content
+
+
+def id_bytes(content: object) -> bytes:
+    """Return an id, which comes as hex of either case; empty where there is none."""
+    try:
+        return bytes.fromhex(text(content).removeprefix("0x"))
+    except ValueError as exc:
+        raise UnfitError("id is not hex") from exc
+
+
+def text(content: object) -> str:
+    """Return a text; empty where there is none."""
+    if not isinstance(content, str | None):
+        raise UnfitError("a text is none")
+    return content or ""
+
+
+def as_object(content: object) -> Object:
+    """Return an object; empty where there is none."""
+    if not isinstance(content, dict | None):
+        raise UnfitError("an object is none")
+    return content or {}
+
+
+def inner(found: Object, key: str) -> Object:
+    """Return the object under a key; empty where none is."""
+    content = found.get(key)
+    return content if isinstance(content, dict) else {}
+
+
+def items(found: Object, key: str) -> list[Any]:
+    """Return the list under a key; empty where none is."""
+    content = found.get(key)
+    return content if isinstance(content, list) else []
+
+
+def objects(found: Object, key: str) -> list[Object]:
+    """Return the objects in the list under a key."""
+    return [item for item in items(found, key) if isinstance(item, dict)]

@@ -11,8 +11,14 @@ from typing import Final, TypeVar
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ReceiveError, StoreError, TooLargeError
-from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected, otlpjson, protobuf
-from lightning_otel.receivers.limits import inflated
+from lightning_otel.receivers import (
+    DEFAULT_LIMITS,
+    Limits,
+    Rejected,
+    inflated,
+    otlpjson,
+    protobuf,
+)
 from lightning_otel.serve.answers import JSON, RefusalError
 from lightning_otel.serve.guard import busy
 from lightning_otel.store.counts import UNFIT
