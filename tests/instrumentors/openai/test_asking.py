@@ -1,7 +1,5 @@
 """Asking servers for token ids: on every surface, only when told, and never to the agent's harm."""
 
-import asyncio
-import pickle
 import threading
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 from tests.instrumentors.openai.test_surfaces import ASKED, IDS, SURFACES, asked_of, sent
 from tests.instrumentors.transport import http
 
-from lightning_otel import Store, auto_trace, capture, carried, context
+from lightning_otel import Store, auto_trace, carried, context
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.openai import OpenAIInstrumentor, asking
@@ -33,18 +31,6 @@ UNASKED = [
 def _nobody_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What servers refused is known for one test."""
     monkeypatch.setattr(asking, "_refusing", set())
-
-
-@pytest.fixture
-def strict(server: DemoServer) -> DemoServer:
-    """A server that refuses every field that OpenAI's API does not know."""
-    server.fault = "strict-400"
-    return server
-
-
-def client_of(server: DemoServer, **options: Any) -> openai.OpenAI:
-    """A client of a server."""
-    return openai.OpenAI(base_url=server.base_url, api_key="k", **{"max_retries": 0, **options})
 
 
 def asked_in(store: Store) -> Traced:
@@ -124,49 +110,36 @@ def test_request_stays_as_the_agent_wrote_it_to_the_last_byte(
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_refusal_is_remembered_by_server(
-    is_async: bool, store: Store, strict: DemoServer, caplog: pytest.LogCaptureFixture
+    is_async: bool, store: Store, server: DemoServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first call costs a request more, those after it none; one warning names the host."""
+    """The first call costs a request more, those after it none; one warning names the host.
 
-    async def ask_twice() -> None:
-        async with openai.AsyncOpenAI(base_url=strict.base_url, api_key="k") as client:
-            for _ in range(2):
-                await client.chat.completions.create(model="toy", messages=ASKED)
+    Another server is asked all the same.
+    """
+    server.fault = "strict-400"
 
-    with asked_in(store):
-        if is_async:
-            asyncio.run(ask_twice())
-        else:
-            with client_of(strict) as client:
-                ask(client)
-            with client_of(strict) as another:
-                ask(another)
+    with DemoServer() as willing, asked_in(store):
+        for each in (server, server, willing):
+            asked_of("chat", each, is_async=is_async)
 
-    assert [exchange.status for exchange in strict.log] == [400, 200, 200]
+    assert [CHAT.items() <= (exchange.request or {}).items() for exchange in willing.log] == [True]
+    assert [exchange.status for exchange in server.log] == [400, 200, 200]
     told = [record.getMessage() for record in caplog.records if record.name == asking.log.name]
     assert told == ["127.0.0.1 refuses to be asked for token ids, and is asked no more: "
                     "its calls stay text"]  # fmt: skip
 
 
-def test_another_server_is_asked_though_one_refused(store: Store, strict: DemoServer) -> None:
-    """Each base URL answers for itself."""
-    with DemoServer() as willing:
-        with asked_in(store):
-            for server in (strict, willing):
-                with client_of(server) as client:
-                    ask(client)
-
-        (exchange,) = willing.log
-    assert exchange.request is not None
-    assert exchange.request.items() >= CHAT.items()
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_agents_own_mistake_is_the_agents_to_see(
-    stream: bool, store: Store, server: DemoServer
+    stream: bool, store: Store, server: DemoServer, client: openai.OpenAI
 ) -> None:
-    """A request that is wrong without us fails as it would, and is not held against the server."""
-    with asked_in(store), client_of(server) as client:
+    """A request that is wrong without us fails as it would, and is not held against the server.
+
+    Other failures are none of a field that the server does not know, and are not repeated.
+    """
+    with asked_in(store):
+        with pytest.raises(openai.AuthenticationError):
+            ask(client, model="fail-401")
         with pytest.raises(openai.BadRequestError) as caught:
             ask(client, model="fail-400", stream=stream)
         ask(client)
@@ -176,20 +149,8 @@ def test_agents_own_mistake_is_the_agents_to_see(
     while before is not None:
         assert not isinstance(before, openai.APIStatusError)
         before = before.__context__
-    assert caught.value.response.request.content == server.log[1].sent
-    first, second, third = [exchange.request or {} for exchange in server.log]
-    assert "return_token_ids" in first
-    assert "return_token_ids" not in second
-    assert "return_token_ids" in third
-
-
-@pytest.mark.parametrize("model", ["fail-401", "fail-429", "fail-500"])
-def test_other_failures_are_not_repeated(model: str, store: Store, server: DemoServer) -> None:
-    """Only what a server says of fields it does not know is a refusal."""
-    with asked_in(store), client_of(server) as client, pytest.raises(openai.APIStatusError):
-        ask(client, model=model)
-
-    assert len(server.log) == 1
+    assert caught.value.response.request.content == server.log[2].sent
+    assert asks(server) == [True, True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -208,25 +169,28 @@ def test_other_failures_are_not_repeated(model: str, store: Store, server: DemoS
     ids=str,
 )
 def test_nothing_the_agent_said_is_changed(
-    fields: dict[str, Any], added: dict[str, Any], store: Store, server: DemoServer
+    fields: dict[str, Any],
+    added: dict[str, Any],
+    store: Store,
+    server: DemoServer,
+    client: openai.OpenAI,
 ) -> None:
     """What the agent set stands, though it be None or False; only what it left unsaid is added."""
-    with DemoServer() as untouched, client_of(untouched) as client:
-        ask(client, **fields)
-        (wanted,) = untouched.log
     given = dict(fields.get("extra_body") or {})
-
-    with asked_in(store), client_of(server) as client:
+    ask(client, **fields)
+    with asked_in(store):
         ask(client, **fields)
 
-    (exchange,) = server.log
+    wanted, exchange = server.log
     assert exchange.request == {**(wanted.request or {}), **added}
     assert dict(fields.get("extra_body") or {}) == given
 
 
-def test_completions_are_asked_in_their_own_way(store: Store, server: DemoServer) -> None:
+def test_completions_are_asked_in_their_own_way(
+    store: Store, server: DemoServer, client: openai.OpenAI
+) -> None:
     """The legacy API counts logprobs; of an echoed prompt none are asked for."""
-    with asked_in(store), client_of(server) as client:
+    with asked_in(store):
         client.completions.create(model="toy", prompt="hello")
         client.completions.create(model="toy", prompt="hello", echo=True)
 
@@ -241,67 +205,35 @@ def asks(server: DemoServer) -> list[bool]:
     return ["return_token_ids" in (exchange.request or {}) for exchange in server.log]
 
 
-def test_option_holds_where_it_was_named(store: Store, server: DemoServer) -> None:
+def test_option_holds_where_it_was_named(
+    store: Store, server: DemoServer, client: openai.OpenAI
+) -> None:
     """A block turns it on or off for what is in it, threads included; outside nothing is asked."""
-    with client_of(server) as client:
-        with auto_trace(store=store):
-            ask(client)
-            with context(enable_retokenization_fix=True):
-                ask(client)
-                with context(agent="inner"):
-                    thread = threading.Thread(target=ask, args=(client,))
-                    thread.start()
-                    thread.join()
-                with context(enable_retokenization_fix=False):
-                    ask(client)
-                later = carried(ask)
-            later(client)
+    with auto_trace(store=store):
         ask(client)
+        with context(enable_retokenization_fix=True):
+            ask(client)
+            with context(agent="inner"):
+                thread = threading.Thread(target=ask, args=(client,))
+                thread.start()
+                thread.join()
+            with context(enable_retokenization_fix=False):
+                ask(client)
+            later = carried(ask)
+        later(client)
+    ask(client)
 
     assert asks(server) == [False, True, True, False, True, False]
 
 
-def test_option_goes_along_to_other_processes(store: Store) -> None:
-    """A carried function that is pickled asks for ids where it is run as where it came from."""
-    with asked_in(store):
-        asking_one = pickle.dumps(carried(capture.asks_for_ids))
-    with auto_trace(store=store):
-        other = pickle.dumps(carried(capture.asks_for_ids))
-
-    assert pickle.loads(asking_one)() is True
-    assert pickle.loads(other)() is False
-
-
-@pytest.mark.parametrize(
-    ("value", "option", "is_asked"),
-    [("1", None, True), ("true", False, False), ("0", None, False), ("0", True, True)],
-)
-def test_environment_decides_where_no_option_does(
-    value: str,
-    option: bool | None,
-    is_asked: bool,
-    store: Store,
-    server: DemoServer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """``LIGHTNING_OTEL_RETOKENIZATION_FIX`` is for programs that stay as they are."""
-    monkeypatch.setenv("LIGHTNING_OTEL_RETOKENIZATION_FIX", value)
-
-    with auto_trace(store=store, enable_retokenization_fix=option), client_of(server) as client:
-        ask(client)
-
-    assert asks(server) == [is_asked]
-
-
 def test_environment_reaches_calls_outside_recordings(
-    server: DemoServer, monkeypatch: pytest.MonkeyPatch
+    server: DemoServer, monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
 ) -> None:
     """Where every call is captured there may be no recording to name it in."""
     monkeypatch.setenv("LIGHTNING_OTEL_RETOKENIZATION_FIX", "1")
     OpenAIInstrumentor().instrument()
 
-    with client_of(server) as client:
-        ask(client)
+    ask(client)
 
     OpenAIInstrumentor().uninstrument()
     assert asks(server) == [True]
@@ -349,20 +281,22 @@ def test_azure_clients_are_not_asked_wherever_they_go(store: Store, server: Demo
     assert asks(server) == [False]
 
 
-def test_a_retried_request_asks_again(store: Store, server: DemoServer) -> None:
+def test_a_retried_request_asks_again(
+    store: Store, server: DemoServer, client: openai.OpenAI
+) -> None:
     """The client's own retries send what was asked the first time."""
-    with asked_in(store) as recording, client_of(server, max_retries=1) as client:
-        ask(client, model="flaky-500")
+    with asked_in(store) as recording:
+        ask(client.with_options(max_retries=1), model="flaky-500")
 
     assert asks(server) == [True, True]
     assert captured(recording) == ["exact"]
 
 
 def test_tokens_named_by_id_are_held_against_those_sampled(
-    store: Store, server: DemoServer
+    store: Store, server: DemoServer, client: openai.OpenAI
 ) -> None:
     """Where the server writes ``token_id:N`` beside its ids, both are kept and compared."""
-    with asked_in(store) as recording, client_of(server) as client:
+    with asked_in(store) as recording:
         ask(client, extra_body={"return_tokens_as_token_ids": True})
 
     (call,) = [span for span in recording.spans() if c.OPERATION in span.attributes]

@@ -313,10 +313,12 @@ def test_arguments_under_way_and_errors_are_kept_beside_what_came() -> None:
 
     (said,) = read(RESPONSES, {}, events)[c.OUTPUT_MESSAGES]
     failed = read(RESPONSES, {}, [events[0], broken])
+    chat = read(CHAT, {}, [{"id": "resp_1"}, {"error": broken | {"type": "server_error"}}])
 
     assert said["parts"][0]["arguments"] == {"expression": "1 + 1"}
-    assert failed[c.ERROR_TYPE] == "server_error"
-    assert failed[c.RESPONSE_ID].startswith("resp_")
+    for each in (failed, chat):
+        assert each[c.ERROR_TYPE] == "server_error"
+        assert each[c.RESPONSE_ID].startswith("resp_")
 
 
 def logprobs(*tokens: Any) -> dict[str, Any]:
