@@ -51,7 +51,6 @@ class Store(SpanStore):
             trace_id: Only this trace's.
         """
         from lightning_otel.dataset.batches import whole
-        from lightning_otel.store.schema import span_of
         from lightning_otel.store.source import Selection
         from lightning_otel.store.table import Query, Spans
 
@@ -64,8 +63,7 @@ class Store(SpanStore):
         def query() -> Query:
             return whole(self.source, selection) if rollout_id else self.source.fetch(selection)
 
-        is_one = rollout_id is not None or trace_id is not None
-        return Spans(query, lambda: map(span_of, query().dicts()), is_one=is_one)
+        return Spans(query, is_one=rollout_id is not None or trace_id is not None)
 
     def transitions(self, *, bodies: bool = True, **keywords: Unpack[Keywords]) -> "Transitions":
         """Transitions, one row each; one that several branches share appears once.
@@ -131,9 +129,7 @@ class Store(SpanStore):
             for part in self._read_parts(asked, bodies=False):
                 yield sum(1 for step in part.steps if is_all or is_wanted(step))
 
-        table = Transitions(
-            query, lambda: map(itemgetter(0), steps()), "transitions", records, counts=counts
-        )
+        table = Transitions(query, lambda: map(itemgetter(0), steps()), records, counts=counts)
         return table
 
     def trajectories(self, **keywords: Unpack[Keywords]) -> Iterator[Trajectory]:

@@ -18,14 +18,13 @@ from lightning_otel.adapter.selection import Selection
 from lightning_otel.errors import ConfigError
 from lightning_otel.formats.format import LeftOut, Row
 from lightning_otel.store.layout import write_private
-from lightning_otel.store.sql import quoted
-from lightning_otel.store.table import line, private_file
+from lightning_otel.store.sql import new_connection
+from lightning_otel.store.table import Query, line, private_file, write_rows
 from lightning_otel.types import Report, Trajectory
 
 FileKind: TypeAlias = Literal["jsonl", "parquet", "folder"]
 Place: TypeAlias = str | os.PathLike[str] | Callable[[Row], None] | None
 
-_GROUP_BYTES: Final = 32 << 20
 _KINDS: Final[Mapping[str, FileKind]] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet",
 }  # fmt: skip
@@ -240,32 +239,11 @@ def _write_folder(rows: Iterable[Row], path: Path, columns: Mapping[str, str]) -
 
 
 def _write_parquet(rows: Iterable[Row], made: Path, columns: Mapping[str, str]) -> None:
-    """Write rows by way of a file of lines beside it, which DuckDB reads in pieces."""
-    from lightning_otel.store.sql import new_connection
-
-    count, size_bytes, longest = 0, 0, 1 << 20
     with tempfile.NamedTemporaryFile(suffix=".ndjson", dir=made.parent) as file:
-        for row in rows:
-            length = file.write(line(row))
-            count, size_bytes = count + 1, size_bytes + length
-            longest = max(longest, length + 1)
-        file.flush()
-        if not columns and not count:
+        query = Query(new_connection(), f"FROM {write_rows(rows, columns, file)}")
+        if not columns and not query.count():
             raise ConfigError("no rows, and the format names no columns; write JSON lines")
-        options = f"format='newline_delimited', maximum_object_size={longest}"
-        if columns:
-            named = ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in columns.items())
-            options += f", columns={{{named}}}"
-        # Rows that are held at once: few where they are long.
-        group = min(max(_GROUP_BYTES * count // max(size_bytes, 1), 2048), 122_880)
-        with new_connection() as con:
-            # One thread: each holds a row group and a piece of the lines.
-            con.execute("SET threads = 1")
-            # A column of JSON is marked as such in Parquet: others read it as what it says.
-            con.execute(
-                f"COPY (FROM read_json({quoted(file.name)}, {options})) TO {quoted(str(made))} "
-                f"(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false, ROW_GROUP_SIZE {group})"
-            )
+        query.to_parquet(made)
 
 
 def _make_card(columns: Mapping[str, str]) -> str:

@@ -3,7 +3,9 @@
 What is not linear, the general adapter reads whole and adapts afterwards; both give the same.
 """
 
+import atexit
 import os
+import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +31,7 @@ from lightning_otel.store.layout import Layout
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.source import SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
-from lightning_otel.store.table import Query, hold, insert, remove_folder
+from lightning_otel.store.table import Query, write_rows
 from lightning_otel.store.views import NARROW
 from lightning_otel.types import Report, Transition
 
@@ -150,7 +152,8 @@ def query(
         keep: Is given the funnel.
     """
     work = _Pass(source, layout, wanted)
-    hold(work.con, "held", NARROW_COLUMNS)
+    kinds = ", ".join(f'"{name}" {kind}' for name, kind in NARROW_COLUMNS.items())
+    work.con.execute(f"CREATE OR REPLACE TABLE held ({kinds})")
     report = Report()
     for part in work.parts(adapt):
         report = Report.total([report, part.report])
@@ -159,10 +162,11 @@ def query(
             continue
         steps = (each for each in part.steps if wanted.wants(each[0]))
         rows = (row(step, branch, NARROW_COLUMNS) for step, branch in steps)
-        insert(work.con, "held", rows, NARROW_COLUMNS)
+        with tempfile.NamedTemporaryFile(suffix=".ndjson") as file:
+            work.con.execute(f"INSERT INTO held FROM {write_rows(rows, NARROW_COLUMNS, file)}")
     keep(report)
     found = Query(work.con, "SELECT * FROM held")
-    weakref.finalize(found, remove_folder, work.folder)
+    weakref.finalize(found, _remove_folder, work.folder)
     return found
 
 
@@ -227,7 +231,7 @@ class _Pass:
     def close(self) -> None:
         """Close the connection, and take its folder away."""
         self.con.close()
-        remove_folder(self.folder)
+        _remove_folder(self.folder)
 
     def _plan_batches(self) -> None:
         con = self.con
@@ -345,3 +349,11 @@ def _hold_columns(con: Reader, table: str, **columns: tuple[str, Iterable[Any]])
 
 def _dump_json(found: object) -> str:
     return orjson.dumps(found).decode()
+
+
+def _remove_folder(folder: Path) -> None:
+    """Take a folder away; at the end of the process if a result still being read lies in it."""
+    try:
+        folder.rmdir()
+    except OSError:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)

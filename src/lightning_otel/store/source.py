@@ -18,8 +18,8 @@ from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
 from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.spans import SAME_SPAN_NS, is_one_span, live_query, rows_of
 from lightning_otel.store.sql import ROLLOUT, listed, new_connection
-from lightning_otel.store.table import Query, views_of
-from lightning_otel.store.views import BARE, NAMES, NARROW, define_derived
+from lightning_otel.store.table import Query
+from lightning_otel.store.views import BARE, NAMES, NARROW, define_derived, views_of
 from lightning_otel.store.writer import SpanWriter, writer_for, writer_if_any
 from lightning_otel.types import Span
 

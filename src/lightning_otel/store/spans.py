@@ -13,7 +13,7 @@ from lightning_otel.store.layout import (
 )
 from lightning_otel.store.lines import MAX_RECORD_BYTES
 from lightning_otel.store.schema import COLUMNS, SOURCES
-from lightning_otel.store.sql import attribute, listed, quoted
+from lightning_otel.store.sql import attribute, listed, quoted, struct_sql
 
 _MANY: Final = 64
 _SMALL_BYTES: Final = 128 << 10
@@ -44,18 +44,12 @@ ONE_LINE_EACH: Final = """QUALIFY row_number() OVER (
 """Of the lines of segments about one span: its end, unless it was dropped, else its start."""
 
 
-def _struct_sql(columns: dict[str, str]) -> str:
-    return (
-        "{" + ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in columns.items()) + "}"
-    )
-
-
 def read_ndjson(paths: str, columns: dict[str, str]) -> str:
     """A ``read_json`` call that steps over damaged lines; ``paths`` is SQL."""
     # The buffer is twice the object size and one stands open per thread: the default of 16 MiB fits
     # our 8 MiB records.
     return (
-        f"read_json({paths}, format='newline_delimited', columns={_struct_sql(columns)}, "
+        f"read_json({paths}, format='newline_delimited', columns={struct_sql(columns)}, "
         f"ignore_errors=true, filename=true, maximum_object_size={2 * MAX_RECORD_BYTES})"
     )
 

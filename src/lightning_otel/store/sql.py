@@ -1,15 +1,19 @@
 """Pieces of SQL text that every query is made of."""
 
 import contextlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from lightning_otel.errors import QueryError
 
 if TYPE_CHECKING:
     import duckdb
 
 ROLLOUT: Final = "coalesce(nullif(rollout_id, ''), trace_id)"
 """The rollout a span belongs to: the one it names, else its trace."""
+_EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+)?(\([^()]*\)\s*)?", re.IGNORECASE)
 
 
 def quoted(text: str) -> str:
@@ -43,3 +47,42 @@ def new_connection(path: str = ":memory:") -> "duckdb.DuckDBPyConnection":
     con = duckdb.connect(path)
     keep_quiet(con)
     return con
+
+
+def struct_sql(columns: Mapping[str, str]) -> str:
+    """Return the types of columns as a SQL struct, as ``read_json`` takes them."""
+    return "{" + ", ".join(f"{quoted(k)}: {quoted(v)}" for k, v in columns.items()) + "}"
+
+
+def check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> str:
+    """Check that a text is one statement that reads; return what an EXPLAIN explains, or the text.
+
+    Raises:
+        QueryError: It is not.
+    """
+    import duckdb
+
+    try:
+        statements = con.extract_statements(query)
+        if len(statements) != 1:
+            raise QueryError(f"one statement is expected, {len(statements)} were given")
+        kind = _statement_kind(statements[0])
+        # EXPLAIN ANALYZE executes what it explains.
+        text = _EXPLAIN.sub("", statements[0].query, count=1) if kind == "EXPLAIN" else query
+        kinds = list(map(_statement_kind, con.extract_statements(text)))
+    except duckdb.Error as exc:
+        raise QueryError(f"DuckDB refused the query: {exc}") from exc
+    if kinds != ["SELECT"]:
+        raise QueryError(
+            f"only SELECT, DESCRIBE and EXPLAIN of these read; this is {kind}; "
+            "use connect() for a database of your own over the same views"
+        )
+    return text
+
+
+def _statement_kind(statement: "duckdb.Statement") -> str:
+    try:
+        return statement.type.name
+    except ValueError:
+        # DuckDB's Python does not know every kind of statement that DuckDB does.
+        return "of an unknown kind"

@@ -4,22 +4,20 @@ Nothing is computed until it is asked for, and pandas, polars and pyarrow are im
 method that is named after them.
 """
 
-import atexit
 import contextlib
 import dataclasses
 import itertools
 import json
 import os
 import re
-import shutil
 import stat
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import orjson
 
@@ -30,12 +28,10 @@ from lightning_otel.errors import (
     QueryError,
     StoreDamagedError,
 )
-from lightning_otel.store import zones
 from lightning_otel.store.layout import write_private
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import span_of
-from lightning_otel.store.sql import keep_quiet, quoted
-from lightning_otel.store.views import NAMES
+from lightning_otel.store.sql import new_connection, quoted, struct_sql
 from lightning_otel.types import Report, Span, Transition
 from lightning_otel.types.wording import step_row
 
@@ -43,25 +39,21 @@ if TYPE_CHECKING:
     import duckdb
 
 T = TypeVar("T")
-_FETCH = 2048
-_LINE_BYTES = 1 << 20
-_PART_BYTES = 16 << 20
-"""Of rows in a temporary file at once."""
-_MEMORY = "128MB"
-"""Of DuckDB's for rows made here, before it spills to the disk."""
-_MORE = ("512MB", "2GB")
-"""What it is given where that is too little: it works on 2,048 rows at once, however long."""
-_ROW_GROUP = 2048
+_FETCH: Final = 2048
+_LINE_BYTES: Final = 1 << 20
+_ROW_GROUP: Final = 2048
 """Rows of a Parquet file that are in memory at once; with their bodies these are 10 MB."""
-_PAGE = 20
+_PAGE: Final = 20
 """Rows that a notebook shows."""
-_COUNTING_S = 5.0
-"""How long it counts the others."""
-_DRAWN = 60
+_COUNTING_S: Final = 5.0
+"""Time in which a notebook's rows are counted."""
+_DRAWN: Final = 60
 """Spans in the picture of a trace in a notebook."""
-_MOST_OUTLINED = 5_000
+_MOST_OUTLINED: Final = 5_000
 """Spans that such a picture is made of: a second's work."""
-_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^()]*\)\s*)?", re.IGNORECASE)
+_ZONED: Final = "TIMESTAMP WITH TIME ZONE"
+_END: Final = re.compile(r";\s*(--[^\n]*\s*)*\Z")
+"""What may follow a statement, and not one in brackets."""
 
 
 class Query:
@@ -72,8 +64,6 @@ class Query:
         con: "duckdb.DuckDBPyConnection",
         text: str,
         parameters: Sequence[object] = (),
-        *,
-        is_spilled: bool = False,
     ) -> None:
         """Hold a query.
 
@@ -81,10 +71,8 @@ class Query:
             con: A connection for this query alone.
             text: One SELECT.
             parameters: What stands for its question marks.
-            is_spilled: Whether the connection is one of :func:`query_of`.
         """
         self._con = con if isinstance(con, Reader) else Reader(con)
-        self._is_spilled = is_spilled
         self._text = text
         self._parameters = list(parameters)
         self._is_used = False
@@ -101,11 +89,7 @@ class Query:
             StoreError: A file cannot be read.
         """
         con = self._con.con
-
-        def act() -> T:
-            return get(con.sql(self._text, params=self._parameters or None))
-
-        return self._answer_again(lambda: spill(con, act) if self._is_spilled else act())
+        return self._answer(lambda: get(con.sql(self._text, params=self._parameters or None)))
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a zstd Parquet file.
@@ -128,7 +112,7 @@ class Query:
         """Return the first rows, each a dict of columns; only these are sorted or read whole."""
 
         def get(found: "duckdb.DuckDBPyRelation") -> list[dict[str, Any]]:
-            columns = zones.as_text(found.types)
+            columns = _zoned_as_text(found.types)
             rows = (found.project(columns) if columns else found).limit(count).fetchall()
             return [dict(zip(found.columns, row, strict=True)) for row in rows]
 
@@ -154,29 +138,33 @@ class Query:
             cursor.execute(self._text, self._parameters)
             described = cursor.description or []
             names[:] = [name for name, *_ in described]
-            if columns := zones.as_text(kind for _, kind, *_ in described):
-                cursor.execute(zones.selecting(columns, self._text), self._parameters)
+            if columns := _zoned_as_text(kind for _, kind, *_ in described):
+                text = f"SELECT {columns} FROM ({_END.sub('', self._text)}\n)"
+                cursor.execute(text, self._parameters)
             return cursor.fetchmany(size)
 
         def following(rows: list[Any]) -> Iterator[list[Any]]:
             while rows:
                 yield rows
-                rows = self._fetch_again(lambda: cursor.fetchmany(size))
+                with self._naming_refusals():
+                    rows = cursor.fetchmany(size)
 
-        return names, following(self._answer_again(first))
+        return names, following(self._answer(first))
 
-    def _answer_again(self, act: Callable[[], T]) -> T:
+    def _answer(self, act: Callable[[], T]) -> T:
         """Read what counts now, again where a part of the store turns out to be damaged or gone."""
         if self._is_used:
             self._con.refresh()
         self._is_used = True
-        return self._fetch_again(lambda: self._con.attempt(act))
+        with self._naming_refusals():
+            return self._con.attempt(act)
 
-    def _fetch_again(self, act: Callable[[], T]) -> T:
+    @contextlib.contextmanager
+    def _naming_refusals(self) -> Iterator[None]:
         import duckdb
 
         try:
-            return act()
+            yield
         except duckdb.Error as exc:
             error = self._con.error(exc)
             if isinstance(exc, duckdb.IOException) or isinstance(error, StoreDamagedError):
@@ -195,13 +183,13 @@ class Table(Generic[T]):
         *,
         counts: Callable[[], Iterable[int]] | None = None,
     ) -> None:
-        """Describe a result.
+        """Describe a result that ``query`` opens in DuckDB and ``rows`` as Python objects.
 
         Args:
-            query: Opens the result in DuckDB, on a connection of its own.
-            rows: Opens the result as Python objects.
-            noun: What a row is, for ``repr``.
-            counts: Counts the rows, some at a time, sooner than by making them, if that can be.
+            query: Its connection is of its own.
+            rows: Each call begins anew.
+            noun: Rows by name.
+            counts: Numbers of rows, some at a time, sooner than by making them.
         """
         self._query = query
         self._rows = rows
@@ -303,17 +291,11 @@ class Table(Generic[T]):
 class Spans(Table[Span]):
     """Spans: of one rollout or trace a notebook shows the picture."""
 
-    def __init__(
-        self, query: Callable[[], Query], rows: Callable[[], Iterable[Span]], *, is_one: bool
-    ) -> None:
-        """Describe a result.
-
-        Args:
-            query: Opens the result in DuckDB, on a connection of its own.
-            rows: Opens the result as Python objects.
-            is_one: Whether they are those of one rollout or trace.
-        """
-        super().__init__(query, rows, "spans", counts=lambda: [query().count()])
+    def __init__(self, query: Callable[[], Query], *, is_one: bool) -> None:
+        """Describe a result; ``is_one`` says that it is of one rollout or trace."""
+        super().__init__(
+            query, lambda: map(span_of, query().dicts()), "spans", counts=lambda: [query().count()]
+        )
         self._is_one = is_one
 
     def _repr_html_(self) -> str:
@@ -349,13 +331,12 @@ class Transitions(Table[Transition]):
         self,
         query: Callable[[], Query],
         rows: Callable[[], Iterable[Transition]],
-        noun: str,
         records: Callable[[], Iterable[Mapping[str, Any]]],
         *,
         counts: Callable[[], Iterable[int]],
     ) -> None:
         """Describe a result; ``records`` opens it as JSON values by column."""
-        super().__init__(query, rows, noun, counts=counts)
+        super().__init__(query, rows, "transitions", counts=counts)
         self._records = records
 
     def lines(self) -> Iterator[bytes]:
@@ -413,146 +394,54 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def query_of(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Query:
-    """Return Python rows as a query on a connection of bounded memory, which spills to the disk.
+    """Return Python rows as a query over a temporary file, which goes with it.
 
     Args:
         rows: Values that JSON knows.
         columns: DuckDB type of each column.
     """
-    import duckdb
-
-    folder = Path(tempfile.mkdtemp(prefix="lightning-otel-"))
-    con = duckdb.connect()
-    keep_quiet(con)
-    con.execute(f"SET temp_directory = {quoted(str(folder))}")
-    con.execute(f"SET memory_limit = '{_MEMORY}'")
-    con.execute("SET threads = 1")
-    hold(con, "held", columns)
-    insert(con, "held", rows, columns)
-    found = Query(con, "SELECT * FROM held", is_spilled=True)
-    weakref.finalize(found, remove_folder, folder)
+    file = tempfile.NamedTemporaryFile(suffix=".ndjson")  # noqa: SIM115  # closed with the query
+    try:
+        text = f"FROM {write_rows(rows, columns, file)}"
+    except BaseException:
+        file.close()
+        raise
+    con = new_connection()
+    con.execute("SET threads = 1")  # each holds a piece of the lines
+    con.execute(f"SET temp_directory = {quoted(f'{file.name}.spilled')}")
+    found = Query(con, text)
+    weakref.finalize(found, file.close)
     return found
 
 
-def spill(con: "duckdb.DuckDBPyConnection", act: Callable[[], T]) -> T:
-    """Result of an act on a connection of little memory, with more of it where it needs more."""
-    import duckdb
-
-    for limit in _MORE:
-        try:
-            return act()
-        except duckdb.OutOfMemoryException:
-            con.execute(f"SET memory_limit = '{limit}'")
-    return act()
-
-
-def remove_folder(folder: Path) -> None:
-    """Take a folder away; at the end of the process if a result still being read lies in it."""
-    try:
-        folder.rmdir()
-    except OSError:
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-
-
-def hold(con: "duckdb.DuckDBPyConnection", table: str, columns: Mapping[str, str]) -> None:
-    """Make a table with some columns and no rows, in place of the one before."""
-    kinds = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
-    con.execute(f"CREATE OR REPLACE TABLE {table} ({kinds})")
-
-
-def insert(
-    con: "duckdb.DuckDBPyConnection",
-    table: str,
+def write_rows(
     rows: Iterable[Mapping[str, Any]],
     columns: Mapping[str, str],
-) -> None:
-    """Append Python rows to a table, through a temporary file.
+    file: "tempfile._TemporaryFileWrapper[bytes]",
+) -> str:
+    """Write rows as lines of JSON, and return the SQL table function that reads them."""
+    longest = max(map(file.write, map(line, rows)), default=0)
+    file.flush()
+    options = f"format='newline_delimited', maximum_object_size={max(_LINE_BYTES, longest + 1)}"
+    if columns:
+        options += f", columns={struct_sql(columns)}"
+    return f"read_json({quoted(file.name)}, {options})"
 
-    Args:
-        con: The connection that has the table.
-        table: Its name.
-        rows: Values that JSON knows.
-        columns: DuckDB type of each column, in the table's order.
+
+def _zoned_as_text(kinds: Iterable[object]) -> str:
+    """List every column of a SELECT, times with a zone as text; empty if there is none.
+
+    DuckDB makes Python's own of them with pytz, which it does not bring. Frames and Arrow have
+    theirs.
     """
-    # DuckDB takes twice as much as a line may be long for each thread, be a line that long or not.
-    described = "{" + ", ".join(f"{quoted(k)}: {quoted(v)}" for k, v in columns.items()) + "}"
-    lines, is_over = map(line, rows), False
-    while not is_over:
-        with tempfile.NamedTemporaryFile(suffix=".ndjson") as file:
-            size = longest = 0
-            while size < _PART_BYTES and (text := next(lines, b"")):
-                size += file.write(text)
-                longest = max(longest, len(text))
-            is_over = size < _PART_BYTES
-            file.flush()
-            if size:
-                statement = (
-                    f"INSERT INTO {table} SELECT * FROM read_json({quoted(file.name)}, "
-                    f"format='newline_delimited', columns={described}, "
-                    f"maximum_object_size={max(_LINE_BYTES, 2 * longest)})"
-                )
-                spill(con, partial(con.execute, statement))
-
-
-def check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> None:
-    """Check that a text is one statement that reads.
-
-    Raises:
-        QueryError: It is not.
-    """
-    import duckdb
-
-    try:
-        statements = con.extract_statements(query)
-        if len(statements) != 1:
-            raise QueryError(f"one statement is expected, {len(statements)} were given")
-        # EXPLAIN ANALYZE executes what it explains.
-        found = [_statement_kind(each) for each in con.extract_statements(explained(con, query))]
-        kind = _statement_kind(statements[0])
-    except duckdb.Error as exc:
-        raise QueryError(f"DuckDB refused the query: {exc}") from exc
-    if found != ["SELECT"]:
-        raise QueryError(
-            f"only SELECT, DESCRIBE and EXPLAIN of these read; this is {kind}; "
-            "use connect() for a database of your own over the same views"
-        )
-
-
-def _statement_kind(statement: "duckdb.Statement") -> str:
-    try:
-        return statement.type.name
-    except ValueError:
-        # DuckDB's Python does not know every kind of statement that DuckDB does.
-        return "of an unknown kind"
-
-
-def explained(con: "duckdb.DuckDBPyConnection", query: str) -> str:
-    """The statement that an EXPLAIN explains; any other statement as it is."""
-    (statement,) = con.extract_statements(query)
-    is_explain = _statement_kind(statement) == "EXPLAIN"
-    return _EXPLAIN.sub("", statement.query, count=1) if is_explain else query
-
-
-def views_of(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
-    """Return the names of the views that a query reads; all of them where that cannot be told.
-
-    Args:
-        con: A connection without views: with them DuckDB looks into these.
-        query: The query.
-
-    Raises:
-        QueryError: It is not one statement that reads.
-    """
-    import duckdb
-
-    check_read_only(con, query)
-    try:
-        names = {name.lower() for name in con.get_table_names(query)}
-    except duckdb.Error:
-        return NAMES
-    # Whoever names no view of ours, or asks DuckDB for a list of them, shall find them all.
-    is_told = names and names <= NAMES and "duckdb_" not in query.lower()
-    return names if is_told else NAMES
+    found = [str(kind) for kind in kinds]
+    if not any(_ZONED in kind for kind in found):
+        return ""
+    # Within lists, structs and maps as well: only the name of that type is another one.
+    return ", ".join(
+        f"CAST(#{place} AS {kind.replace(_ZONED, 'VARCHAR')})" if _ZONED in kind else f"#{place}"
+        for place, kind in enumerate(found, 1)
+    )
 
 
 def windows(starts: Query, spans: int) -> list[tuple[int, int]]:
@@ -577,7 +466,7 @@ def windows(starts: Query, spans: int) -> list[tuple[int, int]]:
 
 
 def line(row: Mapping[str, Any]) -> bytes:
-    """A row as one line of JSON."""
+    """Return a row as one line of JSON."""
     try:
         return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
     except (TypeError, ValueError):
@@ -590,9 +479,7 @@ def line(row: Mapping[str, Any]) -> bytes:
 
 
 def _import_optional(name: str) -> Any:
-    import importlib
-
     try:
-        return importlib.import_module(name)
+        return import_module(name)
     except ImportError as exc:
         raise NotInstalledError(f"this needs {name}; install it with: pip install {name}") from exc

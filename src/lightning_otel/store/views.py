@@ -7,7 +7,7 @@ from lightning_otel import conventions as c
 from lightning_otel.store.earnings import EARNED, IS_LONE
 from lightning_otel.store.gist import ODD, RECEIVED
 from lightning_otel.store.schema import NARROW_COLUMNS
-from lightning_otel.store.sql import ROLLOUT, attribute, quoted
+from lightning_otel.store.sql import ROLLOUT, attribute, check_read_only, quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -229,6 +229,28 @@ NARROW: Final = "narrow"
 _NARROW: Final = f"""{", ".join(NARROW_COLUMNS)},
   {ODD} + CASE WHEN {attribute(c.RECEIVED)} IS NULL THEN 0 ELSE {RECEIVED} END AS gist_kind
 FROM spans"""
+
+
+def views_of(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
+    """Return the names of the views that a query reads; all of them where that cannot be told.
+
+    Args:
+        con: A connection without views: with them DuckDB looks into these.
+        query: The query.
+
+    Raises:
+        QueryError: It is not one statement that reads.
+    """
+    import duckdb
+
+    check_read_only(con, query)
+    try:
+        names = {name.lower() for name in con.get_table_names(query)}
+    except duckdb.Error:
+        return NAMES
+    # Whoever names no view of ours, or asks DuckDB for a list of them, shall find them all.
+    is_told = names and names <= NAMES and "duckdb_" not in query.lower()
+    return names if is_told else NAMES
 
 
 def view_statements(names: Collection[str] = NAMES) -> list[str]:

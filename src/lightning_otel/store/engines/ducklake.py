@@ -21,8 +21,8 @@ from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import Selection
 from lightning_otel.store.spans import is_one_span
 from lightning_otel.store.sql import keep_quiet, quoted
-from lightning_otel.store.table import Query, views_of
-from lightning_otel.store.views import NAMES, define_derived
+from lightning_otel.store.table import Query
+from lightning_otel.store.views import NAMES, define_derived, views_of
 from lightning_otel.store.writer import SpanWriter, writer_for
 from lightning_otel.types import Span
 

@@ -17,8 +17,8 @@ from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
 from lightning_otel.store.sql import ROLLOUT, new_connection, quoted
-from lightning_otel.store.table import Query, views_of
-from lightning_otel.store.views import NAMES, define_derived
+from lightning_otel.store.table import Query
+from lightning_otel.store.views import NAMES, define_derived, views_of
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 

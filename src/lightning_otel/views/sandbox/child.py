@@ -27,7 +27,8 @@ from lightning_otel.store.reader import Reader
 from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.source import define_views, prepare
 from lightning_otel.store.sql import new_connection
-from lightning_otel.store.table import Query, views_of
+from lightning_otel.store.table import Query
+from lightning_otel.store.views import views_of
 from lightning_otel.views.sandbox import Limits, landlock
 from lightning_otel.views.sandbox.statement import check
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from lightning_otel.errors import QueryError
-from lightning_otel.store.table import check_read_only, explained
+from lightning_otel.store.sql import check_read_only
 from lightning_otel.store.views import NAMES
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def check(con: "duckdb.DuckDBPyConnection", text: str) -> None:
     Raises:
         QueryError: It is not.
     """
-    check_read_only(con, text)
-    tree = _parse_tree(con, explained(con, text))
+    tree = _parse_tree(con, check_read_only(con, text))
     functions: set[str] = set()
     for node, names in _walk_nodes(tree):
         functions |= _function_of(node, names)
