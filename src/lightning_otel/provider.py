@@ -142,7 +142,7 @@ def _set_provider() -> Any:
 
 
 def _send_out(own: Any) -> None:
-    from lightning_otel.forwarding.background import ForwardingProcessor
+    from lightning_otel.forwarding.process import ForwardingProcessor
 
     _setup.sender = ForwardingProcessor()
     own.add_span_processor(_setup.sender)

@@ -20,7 +20,6 @@ import pytest
 from tests.forwarding.collector import Endpoint, Reply, partial
 
 from lightning_otel import Store, auto_trace, config, emit_message
-from lightning_otel.cli.forwarding import Forwarding
 from lightning_otel.forwarding import Forwarder
 from lightning_otel.forwarding.sending import sender_for
 from lightning_otel.store.settle import settle
@@ -111,11 +110,11 @@ def test_end_waits_for_no_collector(
     for number in range(3):
         follower = store.follow(f"otlp-{number}")
         forwarder = Forwarder(follower, sender_for(found), with_content=False)
-        forwarding = Forwarding(forwarder, follower)
+        forwarder.start()
         if not is_early:
             time.sleep(0.2)
         began = time.monotonic()
-        is_done = forwarding.finish()
+        is_done = forwarder.finish()
         taken.append(time.monotonic() - began)
     hang.set()
 

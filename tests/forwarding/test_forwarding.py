@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -95,80 +94,54 @@ def test_forwarder_sends_content_only_where_allowed(
     assert (c.INPUT_MESSAGES in {each.key for each in span.attributes}) == is_allowed
 
 
-NOT_DELIVERED = {
-    "redirect": Reply(302, b"", headers=(("Location", "http://127.0.0.1:1/login"),)),
-    "not modified": Reply(304),
-    "a page": Reply(200, b"<html>please log in</html>", "text/html"),
-    "a page called protobuf": Reply(200, b"<html>please log in</html>"),
-    "broken JSON": Reply(200, b"[1", "application/json"),
-    "unauthorized": Reply(401, b"who are you", "text/plain"),
-    "not found": Reply(404),
-    "busy": Reply(503),
-    "broken": Reply(500),
+JSON_PARTIAL = b'{"partialSuccess": {"rejectedSpans": "2", "errorMessage": "too old"}}'
+ALL, NONE = (3, {}, ""), (0, {}, "waits")
+SOME = (1, {"partial success: too old": 2}, "")
+ANSWERS = {
+    "redirect": (Reply(302, headers=(("Location", "http://127.0.0.1:1/login"),)), NONE),
+    "not modified": (Reply(304), NONE),
+    "a page": (Reply(200, b"<html>please log in</html>", "text/html"), NONE),
+    "a page called protobuf": (Reply(200, b"<html>please log in</html>"), NONE),
+    "broken JSON": (Reply(200, b"[1", "application/json"), NONE),
+    "unauthorized": (Reply(401, b"who are you", "text/plain"), NONE),
+    "not found": (Reply(404), NONE),
+    "busy": (Reply(503), NONE),
+    "broken": (Reply(500), NONE),
+    "bad whatever it is sent": (Reply(400), NONE),
+    "accepted": (Reply(202), ALL),
+    "empty": (Reply(200, b"", "text/plain"), ALL),
+    "empty JSON": (Reply(200, b"{}", "application/json"), ALL),
+    "a warning": (Reply(200, partial(0, "a warning")), ALL),
+    "none rejected": (
+        Reply(200, b'{"partialSuccess": {"rejectedSpans": "0"}}', "application/json; x=y"),
+        ALL,
+    ),
+    "partial": (Reply(200, partial(2, "too old")), SOME),
+    "partial in JSON": (Reply(200, JSON_PARTIAL, "application/json"), SOME),
 }
 
 
-@pytest.mark.parametrize("name", NOT_DELIVERED)
-def test_forwarder_does_not_take_it_for_delivery(
+@pytest.mark.parametrize("name", ANSWERS)
+def test_forwarder_believes_a_well_formed_answer_alone(
     store: Store, fill: Fill, endpoint: Endpoint, name: str
 ) -> None:
-    """Only a well-formed OTLP answer counts; until it comes the spans wait, and are not lost."""
+    """Until one comes the spans wait; what it leaves out is counted and not sent again."""
     spans = fill(3)
-    endpoint.reply = lambda sent, size: NOT_DELIVERED[name]
-    clock = Clock(lambda now: now > 100)
-    with forwarder_of(store, endpoint, clock) as forwarder:
-        assert not forwarder.send_waiting()
-        before = (forwarder.delivered, forwarder.rejected, bool(forwarder.complaint))
+    reply, (delivered, rejected, complaint) = ANSWERS[name]
+    endpoint.reply = lambda sent, size: reply
+    with forwarder_of(store, endpoint, Clock(lambda now: now > 100)) as forwarder:
+        is_taken = forwarder.send_waiting()
+        counts = forwarder.delivered, dict(forwarder.rejected), bool(forwarder.complaint)
+    requests = len(endpoint.sizes)
     endpoint.spans.clear()
     endpoint.reply = lambda sent, size: Reply()
     with forwarder_of(store, endpoint) as forwarder:
         assert forwarder.send_waiting()
-        after = forwarder.complaint
+        assert forwarder.complaint == ""
 
-    assert before == (0, Counter(), True)
-    assert after == ""
-    assert endpoint.counts() == {span.span_id: 1 for span in spans}
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        Reply(202),
-        Reply(200, b"", "text/plain"),
-        Reply(200, b"{}", "application/json"),
-        Reply(200, partial(0, "a warning")),
-        Reply(200, b'{"partialSuccess": {"rejectedSpans": "0"}}', "application/json; x=y"),
-    ],
-)
-def test_forwarder_knows_other_ways_to_say_yes(
-    store: Store, fill: Fill, endpoint: Endpoint, reply: Reply
-) -> None:
-    """An empty body, JSON and a mere warning are well-formed answers too."""
-    fill(2)
-    endpoint.reply = lambda sent, size: reply
-    with forwarder_of(store, endpoint) as forwarder:
-        assert forwarder.send_waiting()
-        counts = forwarder.delivered, forwarder.rejected
-
-    assert counts == (2, Counter())
-
-
-@pytest.mark.parametrize("kind", ["application/x-protobuf", "application/json"])
-def test_forwarder_counts_a_partial_success(
-    store: Store, fill: Fill, endpoint: Endpoint, kind: str
-) -> None:
-    """What is left out is counted with its reason and not sent again, as the protocol demands."""
-    fill(5)
-    as_json = b'{"partialSuccess": {"rejectedSpans": "2", "errorMessage": "too old"}}'
-    body = as_json if "json" in kind else partial(2, "too old")
-    endpoint.reply = lambda sent, size: Reply(200, body, kind)
-    with forwarder_of(store, endpoint) as forwarder:
-        assert forwarder.send_waiting()
-        assert forwarder.send_waiting()
-        counts = forwarder.delivered, dict(forwarder.rejected)
-
-    assert counts == (3, {"partial success: too old": 2})
-    assert endpoint.sizes == [5]
+    assert counts == (delivered, rejected, bool(complaint))
+    assert is_taken == (requests == 1)
+    assert endpoint.counts() == ({} if is_taken else {span.span_id: 1 for span in spans})
 
 
 def test_forwarder_halves_what_is_too_large(store: Store, fill: Fill, endpoint: Endpoint) -> None:
@@ -210,23 +183,6 @@ def test_forwarder_finds_the_poison(
     assert endpoint.counts() == {s.span_id: 1 for s in spans if s.span_id not in poison}
 
 
-def test_forwarder_blames_no_span_for_a_broken_endpoint(
-    store: Store, fill: Fill, endpoint: Endpoint
-) -> None:
-    """An endpoint that answers 400 to whatever it is sent rejects nothing: the spans wait."""
-    spans = fill(8)
-    endpoint.reply = lambda sent, size: Reply(400)
-    with forwarder_of(store, endpoint, Clock(lambda now: now > 50)) as forwarder:
-        assert not forwarder.send_waiting()
-        counts = forwarder.delivered, forwarder.rejected.total()
-    endpoint.reply = lambda sent, size: Reply()
-    with forwarder_of(store, endpoint) as forwarder:
-        forwarder.send_waiting()
-
-    assert counts == (0, 0)
-    assert endpoint.counts() == {span.span_id: 1 for span in spans}
-
-
 def test_forwarder_passes_over_what_otlp_cannot_say(
     store: Store, fill: Fill, endpoint: Endpoint
 ) -> None:
@@ -242,43 +198,33 @@ def test_forwarder_passes_over_what_otlp_cannot_say(
     assert len(endpoint.spans) == 4
 
 
-def test_forwarder_waits_ever_longer(store: Store, fill: Fill, endpoint: Endpoint) -> None:
-    """The waits grow with jitter up to a minute, and begin anew when the endpoint is back."""
-    fill(1)
-    endpoint.reply = lambda sent, size: Reply(503)
-    clock = Clock(lambda now: now > 400)
-    with forwarder_of(store, endpoint, clock) as forwarder:
-        forwarder.send_waiting()
-        assert "503" in forwarder.complaint
-
-    for index, wait in enumerate(clock.waits):
-        longest = min(60, 2**index)
-        assert longest / 2 <= wait <= longest
-
-
 @pytest.mark.parametrize(
-    ("header", "low", "high"),
+    ("header", "waits"),
     [
-        ("120", 120, 120),
-        ("a date in 300 s", 200, 300),
-        ("1000000", 900, 900),
-        ("soon", 0.5, 1),
-        ("-5", 0.5, 1),
+        ("", [(0.5 * longest, longest) for longest in (1, 2, 4, 8, 16, 32, 60, 60)]),
+        ("120", [(120, 120)]),
+        ("a date in 300 s", [(200, 300)]),
+        ("1000000", [(900, 900)]),
+        ("soon", [(0.5, 1)]),
+        ("-5", [(0.5, 1)]),
     ],
 )
-def test_forwarder_honours_retry_after(
-    store: Store, fill: Fill, endpoint: Endpoint, header: str, low: float, high: float
+def test_forwarder_waits_ever_longer_or_as_it_is_asked_to(
+    store: Store, fill: Fill, endpoint: Endpoint, header: str, waits: list[tuple[float, float]]
 ) -> None:
-    """A server that says when to come back is left alone until then, within reason."""
+    """Up to a minute, with jitter; a server that says when to come back is left alone till then."""
     fill(1)
     if header == "a date in 300 s":
         header = formatdate(time.time() + 300, usegmt=True)
     endpoint.reply = lambda sent, size: Reply(429, headers=(("Retry-After", header),))
-    clock = Clock(lambda now: True)
+    clock = Clock()
+    clock._is_over = lambda now: len(clock.waits) == len(waits)
     with forwarder_of(store, endpoint, clock) as forwarder:
         forwarder.send_waiting()
+        assert "429" in forwarder.complaint
 
-    assert low <= clock.waits[0] <= high
+    for waited, (low, high) in zip(clock.waits, waits, strict=True):
+        assert low <= waited <= high
 
 
 def test_forwarder_resumes_after_each_kind_of_end(

@@ -38,7 +38,7 @@ def forward(
     content stay here unless LIGHTNING_OTEL_EXPORT_CONTENT=1. Ends with Ctrl-C.
     """
     from lightning_otel import config
-    from lightning_otel.cli.forwarding import Forwarding
+    from lightning_otel.cli.forwarding import tell_forwarding
     from lightning_otel.dataset import Store
     from lightning_otel.forwarding import Forwarder
     from lightning_otel.forwarding.sending import sender_for
@@ -55,25 +55,23 @@ def forward(
     is_allowed = config.content().is_exported
     kept = "" if is_allowed else ", without what was said (LIGHTNING_OTEL_EXPORT_CONTENT=1 adds it)"
     talk(f"⚡ {opened.name} → {endpoint.url}{kept}")
-    forwarder = Forwarder(
-        follower, sender, with_content=is_allowed, on_complaint=_tell_complaint, is_once=once
-    )
-    forwarding = Forwarding(forwarder, follower)
-    while forwarding.is_at_work and not heard:
+    forwarder = Forwarder(follower, sender, with_content=is_allowed, on_complaint=_tell_complaint)
+    forwarder.start(is_once=once)
+    while forwarder.is_at_work and not heard:
         time.sleep(0.02)
-    is_done = forwarding.finish()
-    forwarding.tell(0 if is_done else None)
-    if forwarding.error is not None:
-        raise forwarding.error
-    is_whole = is_done and not forwarding.forwarder.rejected
+    is_done = forwarder.finish()
+    tell_forwarding(forwarder, 0 if is_done else None)
+    if forwarder.error is not None:
+        raise forwarder.error
+    is_whole = is_done and not forwarder.rejected
     return 0 if is_whole or not once else _NOT_DELIVERED
 
 
 def _open_follower(opened: "Store", rollout: str | None, name: str | None, url: str) -> "Follower":
     from lightning_otel.cli.forwarding import follower_of_run, name_for
-    from lightning_otel.forwarding.background import follower_of_process, is_of_process
+    from lightning_otel.forwarding.process import PREFIX, follower_of_process
 
-    if rollout is None and name is not None and opened.layout and is_of_process(name):
+    if rollout is None and name is not None and opened.layout and name.startswith(PREFIX):
         return follower_of_process(opened.layout, name)
     if rollout is None:
         return opened.follow(name or name_for(url))

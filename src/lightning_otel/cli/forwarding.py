@@ -9,56 +9,48 @@ from lightning_otel import config
 from lightning_otel.cli.output import count_noun, talk
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.forwarding import Forwarder
-from lightning_otel.forwarding.background import Background
 from lightning_otel.forwarding.sending import sender_for
 from lightning_otel.store.follow import Follower
 from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
 
 
-class Forwarding(Background):
-    """Tells what it forwarded."""
+def tell_forwarding(forwarder: Forwarder, waiting: int | None, *, is_quiet: bool = False) -> None:
+    """Say what became of the spans.
 
-    def tell(self, waiting: int | None, *, is_quiet: bool = False) -> None:
-        """Say what became of the spans.
-
-        Args:
-            waiting: How many were not delivered; None if that is not known.
-            is_quiet: Whether to say only what was not delivered.
-        """
-        if is_quiet and not waiting and not self.forwarder.rejected:
-            return
-        text = f"  OTLP: {count_noun(self.forwarder.delivered, 'span')} delivered"
-        for reason, number in self.forwarder.rejected.most_common():
-            text += f", {number} REJECTED: {reason}"
-        if waiting or waiting is None:
-            text += f", {waiting or 'some'} NOT delivered: {self.why}"
-        talk(text)
+    Args:
+        forwarder: Sent them.
+        waiting: How many were not delivered; None if that is not known.
+        is_quiet: Whether to say only what was not delivered.
+    """
+    if is_quiet and not waiting and not forwarder.rejected:
+        return
+    text = f"  OTLP: {count_noun(forwarder.delivered, 'span')} delivered"
+    for reason, number in forwarder.rejected.most_common():
+        text += f", {number} REJECTED: {reason}"
+    if waiting or waiting is None:
+        text += f", {waiting or 'some'} NOT delivered: {forwarder.why}"
+    talk(text)
 
 
 def start_forwarding(
     layout: Layout, rollout_id: str, trace_id: str, since_ns: int
-) -> Forwarding | None:
+) -> Forwarder | None:
     """Begin to send a run's spans, unless an outer run does."""
     if config.is_run_child() and Layout(config.store_path()).catalogue == layout.catalogue:
         return None  # the outer run follows the same trace in the same store
-    try:
-        return _started_for_run(layout, rollout_id, trace_id, since_ns)
-    except LightningOtelError as exc:
-        talk(f"no span is sent by OTLP: {exc}")
-        return None
-
-
-def _started_for_run(
-    layout: Layout, rollout_id: str, trace_id: str, since_ns: int
-) -> Forwarding | None:
     endpoint = config.otlp_endpoint()
     if endpoint is None:
         return None
-    sender = sender_for(endpoint)
-    follower = follower_of_run(layout, rollout_id, (trace_id,), since_ns)
-    is_allowed = config.content().is_exported
-    return Forwarding(Forwarder(follower, sender, with_content=is_allowed), follower)
+    try:
+        sender = sender_for(endpoint)
+        follower = follower_of_run(layout, rollout_id, (trace_id,), since_ns)
+    except LightningOtelError as exc:
+        talk(f"no span is sent by OTLP: {exc}")
+        return None
+    forwarder = Forwarder(follower, sender, with_content=config.content().is_exported)
+    forwarder.start()
+    return forwarder
 
 
 def follower_of_run(

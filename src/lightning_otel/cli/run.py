@@ -18,8 +18,8 @@ from lightning_otel.cli.output import count_noun, store_option, suggest, talk
 from lightning_otel.errors import ConfigError, LightningOtelError, StoreError
 
 if TYPE_CHECKING:
-    from lightning_otel.cli.forwarding import Forwarding
     from lightning_otel.dataset import Store
+    from lightning_otel.forwarding import Forwarder
     from lightning_otel.tracing import Options, Recording
 
 _NOTHING_CAPTURED = 3
@@ -158,7 +158,7 @@ class _Run:
         self._recording: Recording | None = None
         self._code = 0
         self._problem: LightningOtelError | None = None
-        self._forwarding: Forwarding | None = None
+        self._forwarder: Forwarder | None = None
 
     def run(self, program: Sequence[str]) -> int:
         """Run it to its end; gives its return code."""
@@ -194,7 +194,7 @@ class _Run:
         if provider.wants_otlp():
             from lightning_otel.cli.forwarding import start_forwarding
 
-            self._forwarding = start_forwarding(
+            self._forwarder = start_forwarding(
                 self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
             )
         try:
@@ -209,8 +209,8 @@ class _Run:
             raise
         finally:
             self._opened.writer().seal()
-            if self._forwarding is not None:
-                self._forwarding.finish(is_whole=True)
+            if self._forwarder is not None:
+                self._forwarder.finish(is_whole=True)
         return code
 
     def tell(self, store: str | None, *, is_quiet: bool) -> int:
@@ -272,12 +272,13 @@ class _Run:
         return found
 
     def _tell_forwarding(self, ended: int, store: str | None, *, is_quiet: bool = False) -> None:
-        forwarding = self._forwarding
-        if forwarding is None or self._recording is None:
+        from lightning_otel.cli.forwarding import tell_forwarding
+
+        sent = self._forwarder
+        if sent is None or self._recording is None:
             return
-        sent = forwarding.forwarder
         waiting = max(0, ended - sent.delivered - sent.rejected.total())
-        forwarding.tell(waiting, is_quiet=is_quiet)
+        tell_forwarding(sent, waiting, is_quiet=is_quiet)
         if waiting:
             suggest(f"forward --rollout {self._recording.rollout_id}", store)
 

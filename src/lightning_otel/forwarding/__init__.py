@@ -13,6 +13,7 @@ from typing import Final
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 
+from lightning_otel.errors import LightningOtelError
 from lightning_otel.forwarding.sending import Answer, GrpcSender, HttpSender, Verdict
 from lightning_otel.store.engines.otlp import UnsendableError, request_of
 from lightning_otel.store.follow import POLL_S, Follower
@@ -27,6 +28,11 @@ _FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 60.0
 _LONGEST_ASKED_S: Final = 900.0
 """A server's Retry-After is honoured up to this."""
+_GRACE_S: Final = 0.08
+"""How long the end waits for an answer of an endpoint that has not given one lately."""
+_SILENT_S: Final = 1.0
+"""How long it waits for one of an endpoint that has."""
+_LAST_CHANCE_S: Final = 5.0
 
 
 class Forwarder:
@@ -40,7 +46,7 @@ class Forwarder:
         delivered: Spans that the endpoint took.
         rejected: Spans it will never take, by the reason it gave.
         complaint: Why it does not take spans now; empty while it does.
-        is_answering: Whether it answered the last request, whatever it said.
+        error: Why the thread ended before its time.
     """
 
     def __init__(
@@ -51,9 +57,8 @@ class Forwarder:
         with_content: bool,
         wait: Callable[[float], bool] | None = None,
         on_complaint: Callable[[str], None] = lambda text: None,
-        is_once: bool = False,
     ) -> None:
-        """Begin to forward; nothing is sent yet.
+        """Name what is sent where; nothing is sent yet.
 
         Args:
             follower: Gives the spans and keeps the position.
@@ -61,7 +66,6 @@ class Forwarder:
             with_content: Whether messages and other content may leave.
             wait: Waits so many seconds, or less if it is told to hurry; whether it was.
             on_complaint: Told when the endpoint begins to refuse, and with "" when it takes again.
-            is_once: Whether to offer what there is once, and end.
         """
         self._follower = follower
         self._sender = sender
@@ -69,26 +73,67 @@ class Forwarder:
         self._hurried = threading.Event()
         self._wait = wait or self._hurried.wait
         self._on_complaint = on_complaint
-        if is_once:
-            self._hurried.set()
         # The last is the next; a follower counts as delivered what stands in none of them.
         self._parts: list[list[Span]] = []
         self._tries = 0
-        self._asked_ns = 0
+        self._asked_s: float | None = None
+        self._is_answering = False
+        self._is_done = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self.delivered = 0
         self.rejected: Counter[str] = Counter()
         self.complaint = ""
-        self.is_answering = False
+        self.error: LightningOtelError | None = None
 
-    def run(self) -> bool:
-        """Send what there is and what comes, until told to hurry; whether all of it was taken."""
-        with suppress_instrumentation():
-            while True:
-                is_last = self._hurried.is_set()
-                is_taken = self.send_waiting()
-                if is_last or not is_taken:
-                    return is_taken
-                self._wait(POLL_S)
+    def start(self, *, is_once: bool = False) -> None:
+        """Send from a thread of its own what there is and, unless it is once, what comes."""
+        if is_once:
+            self._hurried.set()
+        self._thread.start()
+
+    def finish(self, *, is_whole: bool = False) -> bool:
+        """Send the rest, without waiting for an endpoint that refuses; return whether all went.
+
+        Args:
+            is_whole: Whether nothing more can come once all is delivered: then the position is
+                taken away.
+        """
+        end_s = time.monotonic() + _LAST_CHANCE_S
+        self._hurried.set()
+        while self._thread.is_alive() and (now_s := time.monotonic()) < end_s:
+            patience_s = _SILENT_S if self._is_answering else _GRACE_S
+            if self._asked_s is not None and now_s - self._asked_s > patience_s:
+                break
+            self._thread.join(0.005)
+        if not self._thread.is_alive():
+            self._follower.close(is_done=self._is_done and is_whole)
+        return self._is_done
+
+    @property
+    def is_at_work(self) -> bool:
+        """Return whether its thread has not come to an end."""
+        return self._thread.is_alive()
+
+    @property
+    def why(self) -> str:
+        """Return why something was not delivered."""
+        silent = "the endpoint does not answer in time"
+        return str(self.error or "") or self.complaint or silent
+
+    def _run(self) -> None:
+        try:
+            with suppress_instrumentation():
+                self._note_answer(self._send_body(b""))  # to know early whether it answers
+                is_last = False
+                while not is_last:
+                    is_last = self._hurried.is_set()
+                    if not self.send_waiting():
+                        return
+                    if not is_last:
+                        self._wait(POLL_S)
+            self._is_done = True
+        except LightningOtelError as exc:
+            self.error = exc
 
     def send_waiting(self) -> bool:
         """Send all there is now; False if told to hurry while the endpoint takes nothing."""
@@ -98,48 +143,21 @@ class Forwarder:
                 if not spans:
                     return True
                 self._parts = [spans]
-            if not self._deliver_spans():
-                return False
-
-    def probe(self) -> None:
-        """Ask the endpoint with an empty request, to know early whether it answers."""
-        with suppress_instrumentation():
-            self._note_answer(self._send_body(b""))
-
-    def hurry(self) -> None:
-        """From now on try once and do not wait to try again; from any thread."""
-        self._hurried.set()
-
-    @property
-    def silent_s(self) -> float:
-        """Return for how long a request has been without an answer; 0 if none is under way."""
-        asked_ns = self._asked_ns
-        return (time.monotonic_ns() - asked_ns) / 1e9 if asked_ns else 0.0
-
-    def _deliver_spans(self) -> bool:
-        """Return whether the endpoint gave its last word on each span in hand."""
-        while self._parts:
             part = self._parts[-1]
             answer = self._answer_to(part)
             if answer is None:
                 return False
             self._parts.pop()
-            if answer.verdict is not Verdict.DELIVERED and len(part) > 1:
+            is_delivered = answer.verdict is Verdict.DELIVERED
+            if not is_delivered and len(part) > 1:
                 half = len(part) // 2
                 self._parts += [part[half:], part[:half]]
-            else:
-                self._settle_part(part, answer)
-        return True
-
-    def _settle_part(self, part: list[Span], answer: Answer) -> None:
-        """Count what became of some spans, and note that they are dealt with."""
-        rejected = len(part)
-        if answer.verdict is Verdict.DELIVERED:
-            rejected = min(answer.rejected, len(part))
-        self.delivered += len(part) - rejected
-        if rejected:
-            self.rejected[answer.reason] += rejected
-        self._follower.commit(part)
+                continue
+            rejected = min(answer.rejected, len(part)) if is_delivered else len(part)
+            self.delivered += len(part) - rejected
+            if rejected:
+                self.rejected[answer.reason] += rejected
+            self._follower.commit(part)
 
     def _answer_to(self, part: list[Span]) -> Answer | None:
         """Return what the endpoint says of some spans at last; None if told not to wait."""
@@ -164,15 +182,15 @@ class Forwarder:
             is_last_try = self._wait(self._wait_s(answer)) or self._hurried.is_set()
 
     def _send_body(self, body: bytes) -> Answer:
-        self._asked_ns = time.monotonic_ns()
+        self._asked_s = time.monotonic()
         try:
             return self._sender.send(body)
         finally:
-            self._asked_ns = 0
+            self._asked_s = None
 
     def _note_answer(self, answer: Answer) -> None:
         complaint = answer.reason if answer.verdict is Verdict.LATER else ""
-        self.is_answering = not answer.is_silent
+        self._is_answering = not answer.is_silent
         self._tries = self._tries + 1 if complaint else 0
         if complaint != self.complaint:
             self.complaint = complaint
