@@ -1,7 +1,7 @@
 """One attempt on its way from a tree to trajectories, with a reason for all that is left behind."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import (
@@ -33,30 +33,13 @@ from lightning_otel.adapter.conversations import Conversation
 from lightning_otel.adapter.credit import Placement
 from lightning_otel.adapter.repair import REPEATED
 from lightning_otel.adapter.rewards import read_reward
-from lightning_otel.adapter.tracking import is_tracked
 from lightning_otel.adapter.tree import Tree, reordered
-from lightning_otel.types import (
-    Call,
-    Credited,
-    Dropped,
-    Repair,
-    Report,
-    Reward,
-    Span,
-    Trajectory,
-)
+from lightning_otel.types import Call, Credited, Dropped, Repair, Report, Reward, Span, Trajectory
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import TripletAdapter
 
-MARKED_BESIDE_CALLS = "marked by hand beside model calls: the calls make the transitions"
-INCOMPLETE_MARK = "incomplete: the mark never ended"
-INCOMPLETE_ROLLOUT = "incomplete: the rollout broke off before its end"
-IDLE_MARK = "idle: its agent saw something and never acted"
-_NO_STEP = (EMBEDDING, NOT_TRACKED)
-"""Reasons of calls that nobody expects a reward to judge."""
-_MENDED = (CUT, INCOMPLETE, UNREADABLE)
-"""Reasons against one record of a request that do not speak against another."""
+INCOMPLETE_ROLLOUT: Final = "incomplete: the rollout broke off before its end"
 
 
 class Adaptation(NamedTuple):
@@ -73,27 +56,20 @@ class Adaptation(NamedTuple):
     outcomes: Sequence[Outcome] = ()
 
 
-class _Read(NamedTuple):
-    """The spans of an attempt that can become steps, by position.
+class Assembly:
+    """Puts the trajectories of one attempt together.
 
     Attributes:
-        calls: How many calls and actions were recorded, whatever became of them.
-        steps: Those that can be read, in order.
-        talks: The conversation of each step.
-        others: For each further record of a call the one that stands for all.
+        _recorded: How many calls and actions were recorded, whatever became of them.
+        _steps: Those that can be read, by position, in order.
+        _talks: The conversation of each step.
+        _others: For each further record of a call the one that stands for all.
+        _failed: Positions of calls that failed, were abandoned or never ended.
+        _lost: Positions of calls that made no step although a reward may judge them.
     """
 
-    calls: int
-    steps: dict[int, Call]
-    talks: dict[int, Conversation]
-    others: dict[int, int]
-
-
-class Assembly:
-    """Puts the trajectories of one attempt together."""
-
     def __init__(
-        self, key: AttemptKey, tree: Tree, adapter: "TripletAdapter", repeated: Iterable[Span]
+        self, key: AttemptKey, tree: Tree, adapter: "TripletAdapter", repeated: Sequence[Span]
     ) -> None:
         """Take an attempt.
 
@@ -107,13 +83,17 @@ class Assembly:
         self._tree = tree
         self._adapter = adapter
         self._dropped: list[Dropped] = []
+        self._steps: dict[int, Call] = {}
+        self._talks: dict[int, Conversation] = {}
+        self._others: dict[int, int] = {}
         self._failed: list[int] = []
         self._lost: list[int] = []
-        self._repeated = tuple(repeated)
-        others = [Repair(span.span_id, span.trace_id, REPEATED) for span in self._repeated]
+        self._recorded = 0
+        others = [Repair(span.span_id, span.trace_id, REPEATED) for span in repeated]
         self._repairs = (*tree.repairs, *others)
-        for span in self._repeated:
+        for span in repeated:
             if is_call(span):
+                self._recorded += 1
                 self._drop_span(span, "call", REPEATED)
             if read_reward(span) is not None:
                 self._drop_span(span, "reward", REPEATED)
@@ -122,111 +102,140 @@ class Assembly:
 
     def adapt(self) -> Adaptation:
         """Its trajectories, and its part of the report."""
-        read = self._in_told_order(self._read_steps())
-        rewards = self._find_rewards()
-        placement = credit.place(self._tree, read.steps, read.others, rewards, self._adapter.credit)
+        calls = [i for i, span in enumerate(self._tree.spans) if is_call(span)]
+        self._drop_unknown(calls)
+        self._read_calls(calls)
+        actions, dropped = marks.read_marks(
+            self._tree, {call.agent for call in self._steps.values()}
+        )
+        for span, reason in dropped:
+            self._drop_span(span, "mark", reason)
+        self._recorded += len(calls) + len(actions)
+        self._steps = dict(sorted({**self._steps, **actions}.items()))
+        self._talks = {
+            position: conversations.read_conversation(call.observation, call.action)
+            for position, call in self._steps.items()
+        }
+        self._follow_messages()
+        rewards, adapter = self._find_rewards(), self._adapter
+        placement = credit.place_rewards(
+            self._tree, self._steps, self._others, rewards, adapter.credit
+        )
         for reward, reason in placement.unplaced:
             self._drop_span(reward.span, "reward", reason)
-        outcome = self._make_outcome(placement, has_steps=bool(read.steps))
+        outcome = self._make_outcome(placement)
         found = trajectories.assemble(
             self._key,
             self._tree,
-            trajectories.Steps(read.steps, read.talks, placement.rewards, self._failed),
-            values=self._compose_rewards(placement, read.steps),
-            gamma=self._adapter.gamma if self._adapter.credit == "discounted" else None,
+            trajectories.Steps(self._steps, self._talks, placement.rewards, self._failed),
+            values=self._compose_rewards(placement),
+            gamma=adapter.gamma if adapter.credit == "discounted" else None,
             earned=outcome.value,
         )
-        report = self._make_report(read, placement, rewards, found)
+        credited = [
+            Credited(
+                rewards[position].span.span_id,
+                rewards[position].span.trace_id,
+                tuple([self._steps[call].span.span_id for call in own]),
+                by,
+            )
+            for position, own, by in sorted(placement.placed)
+        ]
+        return Adaptation(found, self._make_report(placement, found), credited, (outcome,))
+
+    def leave_out(self, reason: str) -> Adaptation:
+        """No trajectory, and the reason for every call and reward."""
+        for span in filter(is_call, self._tree.spans):
+            self._recorded += 1
+            self._drop_span(span, "call", reason)
+        for reward in self._find_rewards().values():
+            self._drop_span(reward.span, "reward", reason)
+        placement = Placement()
         return Adaptation(
-            found,
-            report,
-            _list_credited(placement, rewards, read.steps),
-            (outcome,),
+            [], self._make_report(placement, ()), (), (self._make_outcome(placement),)
         )
 
-    def _read_steps(self) -> _Read:
-        """Find the spans that can become steps: calls, each request once, and actions."""
-        tree = self._tree
-        positions = [i for i, span in enumerate(tree.spans) if is_call(span)]
-        unknown = self._drop_unknown(positions)
-        repeated = [duplicates.ranked(tree, each) for each in duplicates.find(tree, positions)]
-        stand_in = {i: duplicates.place_of(tree, each) for each in repeated for i in each}
-        calls = self._read_calls(i for i in positions if i not in stand_in)
-        for each in repeated:
-            self._merge_records(each, calls)
-        actions = self._read_actions({call.agent for call in calls.values()})
-        steps = dict(sorted({**calls, **actions}.items()))
-        return _Read(
-            len(positions) + unknown + len(actions),
-            steps,
-            {
-                position: conversations.read_conversation(call.observation, call.action)
-                for position, call in steps.items()
-            },
-            {i: kept for i, kept in stand_in.items() if i != kept and kept in calls},
-        )
-
-    def _drop_unknown(self, calls: Sequence[int]) -> int:
-        """Drop what seems a call of a convention that nobody reads; how many they are."""
+    def _drop_unknown(self, calls: Sequence[int]) -> None:
+        """Drop what seems a call of a convention that nobody reads."""
         tree = self._tree
         found = [
-            position
-            for position, span in enumerate(tree.spans)
-            if span.scope != c.SCOPE and seems_call(span)
+            i for i, each in enumerate(tree.spans) if each.scope != c.SCOPE and seems_call(each)
         ]
-        apart = tree.apart(found, calls) if found else []
-        for position in apart:
+        for position in tree.apart(found, calls) if found else ():
+            self._recorded += 1
             self._drop_call(position, UNKNOWN, tree.spans[position])
-        return len(apart)
 
-    def _in_told_order(self, read: _Read) -> _Read:
-        """The same where messages tell another order than the clock: the tree then follows it."""
+    def _read_calls(self, calls: Sequence[int]) -> None:
+        """Read the model calls, of several records of one request one."""
         tree = self._tree
-        told = [] if tree.is_counted else branches.told_by_messages(tree, read.steps, read.talks)
-        if not told:
-            return read
-        self._tree, moved = reordered(tree, told)
-        self._failed, self._lost = (
-            [moved[position] for position in each] for each in (self._failed, self._lost)
-        )
-        return _Read(
-            read.calls,
-            dict(sorted((moved[i], call) for i, call in read.steps.items())),
-            {moved[i]: talk for i, talk in read.talks.items()},
-            {moved[i]: moved[kept] for i, kept in read.others.items()},
-        )
+        requests = duplicates.find_requests(tree, calls)
+        repeated = {i for records in requests for i in records}
+        for position in calls:
+            if position not in repeated:
+                span = tree.spans[position]
+                self._add_call(position, read_call(span, tree.agents[position]), span)
+        for records in requests:
+            place = duplicates.place_of(tree, records)
+            agent = next((name for i in records if (name := tree.agents[i])), "")
+            first = call = read_call(duplicates.merge_records(tree, records), agent)
+            # What is wrong with one record may not be with another.
+            for position in records[1:] if call in (CUT, INCOMPLETE, UNREADABLE) else ():
+                order = [position, *(other for other in records if other != position)]
+                call = read_call(duplicates.merge_records(tree, order), agent)
+                if isinstance(call, Call):
+                    records = order
+                    break
+            for position in records[1:]:
+                span = tree.spans[position]
+                reason = duplicates.DUPLICATE_OF.format(span.scope)
+                self._drop_span(span, "call", reason if span.scope else duplicates.DUPLICATE)
+            call = call if isinstance(call, Call) else first
+            self._add_call(place, call, tree.spans[records[0]])
+            if place in self._steps:
+                self._others |= {i: place for i in records if i != place}
 
-    def _make_report(
-        self,
-        read: _Read,
-        placement: Placement,
-        rewards: Sequence[tuple[int, Reward]],
-        found: Iterable[Trajectory],
-    ) -> Report:
-        distinct = {id(step): step for path in found for step in path.transitions}.values()
-        tally = exactness.tally(distinct)
-        return Report(
-            spans=len(self._tree.spans),
-            calls=read.calls + sum(map(is_call, self._repeated)),
-            transitions=len(distinct),
-            exact=tally.exact,
-            rewards=len(placement.placed) + sum(each.noun == "reward" for each in self._dropped),
-            rewards_placed=len(placement.placed),
-            rewarded=sum(step.reward is not None for step in distinct),
-            dropped=tuple(self._dropped),
-            repairs=self._repairs,
-            inexact=tally.inexact,
-            notes={**tally.notes, **self._passed_over(placement, rewards)},
-        )
+    def _add_call(self, position: int, call: Call | str, span: Span) -> None:
+        if isinstance(call, Call):
+            self._steps[position] = call
+        else:
+            self._drop_call(position, call, span)
 
-    def _passed_over(
-        self, placement: Placement, rewards: Sequence[tuple[int, Reward]]
-    ) -> dict[str, int]:
-        """Note how many calls have a reward that may belong to a lost call after them."""
-        found = credit.passed_over(self._tree, placement, rewards, self._lost)
-        return {credit.PASSED_OVER: len(found)} if found else {}
+    def _drop_call(self, position: int, reason: str, span: Span) -> None:
+        """Drop a call that cannot be read, by the span it is known by."""
+        self._drop_span(span, "call", reason)
+        if is_failure(reason):
+            self._failed.append(position)
+        if reason not in (EMBEDDING, NOT_TRACKED):
+            self._lost.append(position)
 
-    def _compose_rewards(self, placement: Placement, steps: Mapping[int, Call]) -> dict[int, float]:
+    def _drop_span(
+        self, span: Span, noun: Literal["call", "reward", "mark", "composition"], reason: str
+    ) -> None:
+        self._dropped.append(Dropped(span.span_id, span.trace_id, noun, reason))
+
+    def _follow_messages(self) -> None:
+        """Build the tree anew where messages tell another order than the clock."""
+        tree = self._tree
+        told = [] if tree.is_counted else branches.told_by_messages(tree, self._steps, self._talks)
+        if told:
+            self._tree, moved = reordered(tree, told)
+            self._steps = dict(sorted((moved[i], call) for i, call in self._steps.items()))
+            self._talks = {moved[i]: talk for i, talk in self._talks.items()}
+            self._others = {moved[i]: moved[kept] for i, kept in self._others.items()}
+            self._failed = [moved[i] for i in self._failed]
+            self._lost = [moved[i] for i in self._lost]
+
+    def _find_rewards(self) -> dict[int, Reward]:
+        found = {}
+        for position, span in enumerate(self._tree.spans):
+            reward = read_reward(span)
+            if isinstance(reward, Reward):
+                found[position] = reward
+            elif reward is not None:
+                self._drop_span(span, "reward", reward)
+        return found
+
+    def _compose_rewards(self, placement: Placement) -> dict[int, float]:
         """The reward of each call that has one."""
         compose = self._adapter.compose
         found: dict[int, float] = {}
@@ -234,12 +243,12 @@ class Assembly:
             value = composition.composed(compose, named)
             if value is None:
                 reason = composition.missing_part(compose, named)
-                self._drop_span(steps[position].span, "composition", reason)
+                self._drop_span(self._steps[position].span, "composition", reason)
             else:
                 found[position] = value
         return found
 
-    def _make_outcome(self, placement: Placement, *, has_steps: bool) -> Outcome:
+    def _make_outcome(self, placement: Placement) -> Outcome:
         how, spans = self._adapter.comparison(), self._tree.spans
         return advantages.outcome(
             self._key,
@@ -248,114 +257,23 @@ class Assembly:
             placement.totals,
             placement.value,
             self._adapter.compose,
-            has_steps=has_steps,
+            has_steps=bool(self._steps),
         )
 
-    def leave_out(self, reason: str) -> Adaptation:
-        """No trajectory, and the reason for every call and reward."""
-        spans = self._tree.spans
-        calls = [span for span in spans if is_call(span)]
-        for span in calls:
-            self._drop_span(span, "call", reason)
-        for position, _ in self._find_rewards():
-            self._drop_span(spans[position], "reward", reason)
-        report = Report(
-            spans=len(spans),
-            calls=len(calls) + sum(map(is_call, self._repeated)),
-            rewards=sum(each.noun == "reward" for each in self._dropped),
+    def _make_report(self, placement: Placement, found: Iterable[Trajectory]) -> Report:
+        distinct = {id(step): step for path in found for step in path.transitions}.values()
+        tally = exactness.tally(distinct)
+        passed = credit.count_passed_over(self._tree, placement.placed, self._lost)
+        return Report(
+            spans=len(self._tree.spans),
+            calls=self._recorded,
+            transitions=len(distinct),
+            exact=tally.exact,
+            rewards=len(placement.placed) + sum(each.noun == "reward" for each in self._dropped),
+            rewards_placed=len(placement.placed),
+            rewarded=sum(step.reward is not None for step in distinct),
             dropped=tuple(self._dropped),
             repairs=self._repairs,
+            inexact=tally.inexact,
+            notes=tally.notes | ({credit.PASSED_OVER: passed} if passed else {}),
         )
-        outcome = self._make_outcome(Placement(), has_steps=False)
-        return Adaptation([], report, (), (outcome,))
-
-    def _drop_span(
-        self, span: Span, noun: Literal["call", "reward", "mark", "composition"], reason: str
-    ) -> None:
-        self._dropped.append(Dropped(span.span_id, span.trace_id, noun, reason))
-
-    def _read_calls(self, positions: Iterable[int]) -> dict[int, Call]:
-        """The model calls that can be read, by position."""
-        found: dict[int, Call] = {}
-        for position in positions:
-            span = self._tree.spans[position]
-            call = read_call(span, self._tree.agents[position])
-            if isinstance(call, Call):
-                found[position] = call
-            else:
-                self._drop_call(position, call, span)
-        return found
-
-    def _drop_call(self, position: int, reason: str, span: Span) -> None:
-        """Drop a call that cannot be read, by the span it is known by."""
-        self._drop_span(span, "call", reason)
-        if is_failure(reason):
-            self._failed.append(position)
-        if reason not in _NO_STEP:
-            self._lost.append(position)
-
-    def _merge_records(self, order: list[int], calls: dict[int, Call]) -> None:
-        """Make one call of several records of a request, given the richest first."""
-        tree = self._tree
-        place, agent = duplicates.place_of(tree, order), duplicates.agent_of(tree, order)
-        call = read_call(duplicates.merged(tree, order), agent)
-        for position in order[1:] if call in _MENDED else ():
-            rest = [other for other in order if other != position]
-            mended = read_call(duplicates.merged(tree, [position, *rest]), agent)
-            if isinstance(mended, Call):
-                call, order = mended, [position, *rest]
-                break
-        for position in order[1:]:
-            span = tree.spans[position]
-            self._drop_span(span, "call", duplicates.reason_of(span))
-        if isinstance(call, Call):
-            calls[place] = call
-        else:
-            self._drop_call(place, call, tree.spans[order[0]])
-
-    def _read_actions(self, callers: set[str]) -> dict[int, Call]:
-        """Actions marked by hand, read as calls, by position; agents with calls have none."""
-        usable = []
-        for position, span in enumerate(self._tree.spans):
-            if not marks.is_mark(span):
-                continue
-            agent = self._tree.agents[position]
-            if agent in callers:
-                self._drop_span(span, "mark", MARKED_BESIDE_CALLS)
-            elif span.is_incomplete:
-                self._drop_span(span, "mark", INCOMPLETE_MARK)
-            elif not is_tracked(agent, span.attributes.get(c.TRACK_ONLY)):
-                self._drop_span(span, "mark", NOT_TRACKED)
-            else:
-                usable.append(position)
-        actions, idle = marks.read_marks(self._tree, usable)
-        for position in idle:
-            self._drop_span(self._tree.spans[position], "mark", IDLE_MARK)
-        return actions
-
-    def _find_rewards(self) -> list[tuple[int, Reward]]:
-        found = []
-        for position, span in enumerate(self._tree.spans):
-            reward = read_reward(span)
-            if isinstance(reward, Reward):
-                found.append((position, reward))
-            elif reward is not None:
-                self._drop_span(span, "reward", reward)
-        return found
-
-
-def _list_credited(
-    placement: Placement, rewards: Iterable[tuple[int, Reward]], steps: Mapping[int, Call]
-) -> list[Credited]:
-    """Return the credited rewards in the order in which they were given."""
-    order = {id(reward): position for position, reward in rewards}
-    placement.placed.sort(key=lambda placed: order[id(placed.reward)])
-    return [
-        Credited(
-            reward.span.span_id,
-            reward.span.trace_id,
-            tuple([steps[call].span.span_id for call in calls]),
-            by,
-        )
-        for reward, calls, by in placement.placed
-    ]

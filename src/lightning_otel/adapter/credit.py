@@ -6,17 +6,17 @@ an earlier call because the right one has a reward already, and a call without a
 never 0.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from lightning_otel import conventions as c
 from lightning_otel.adapter.calls import is_call
-from lightning_otel.adapter.finished import Finished, Ranks
-from lightning_otel.adapter.links import find_targets
+from lightning_otel.adapter.rewards import matched_text
 from lightning_otel.adapter.tree import NO_PARENT, Tree
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Call, Credit, CreditRule, Reward
+from lightning_otel.types import Call, Credit, CreditRule, Reward, Span
 
 ALREADY_REWARDED: Final = "its call already has a reward of that name, and the first one counts"
 UNKNOWN_TARGET: Final = "its link matches no span of the attempt it belongs to"
@@ -28,17 +28,15 @@ NOT_CHOSEN: Final = "the credit function chose no call for it"
 UNUSED_PARENT: Final = "the call it was given in made no transition"
 UNUSED_TARGET: Final = "its link names a span or response that made no transition"
 PASSED_OVER: Final = "reward beyond a lost call: a later call that came to nothing stood before it"
-_SAID: Final = frozenset({"link", "parent", "sequence", "custom"})
-"""Ways to a call that a reward names itself, or that a user's function decides."""
 
-Rewards = Sequence[tuple[int, Reward]]
-"""Rewards with their positions, in order."""
+Rewards = Mapping[int, Reward]
+"""Rewards by position, in order."""
 
 
 class Placed(NamedTuple):
-    """A reward, the positions of the calls it went to, in order, and by what."""
+    """A reward's position, the positions of the calls it went to, in order, and by what."""
 
-    reward: Reward
+    position: int
     calls: tuple[int, ...]
     by: str
 
@@ -49,7 +47,7 @@ class Placement:
 
     Attributes:
         rewards: Named rewards of each call, by the call's position in the tree; primary first.
-        placed: Each reward that found calls.
+        placed: Where each reward went that found calls.
         unplaced: Each other reward with the reason.
         totals: The sum of all placed rewards by name; one that went to several calls counts once.
         value: The sum of what the calls have for a primary reward, likewise; None if none has.
@@ -61,37 +59,27 @@ class Placement:
     totals: dict[str, float] = field(default_factory=dict)
     value: float | None = None
 
-    def leave(self, reward: Reward, reason: str) -> None:
-        """Report a reward that goes nowhere."""
-        self.unplaced.append((reward, reason))
-
-    def give(self, calls: Sequence[int], reward: Reward, by: str, otherwise: str) -> None:
-        """Place a reward at each call that has none of its names, or each number at its call.
-
-        Args:
-            calls: Positions of the calls, in order.
-            reward: The reward.
-            by: The way it found them.
-            otherwise: The reason where there are none.
-        """
-        if not calls:
-            self.leave(reward, otherwise)
-            return
+    def give(
+        self, position: int, reward: Reward, calls: Sequence[int], by: str, otherwise: str
+    ) -> None:
+        """Place a reward at each call that has none of its names, or each number at its call."""
         shares: list[tuple[int, Mapping[str, float]]] = [(call, reward.values) for call in calls]
-        if reward.steps:
+        if calls and reward.steps:
             if len(calls) != len(reward.steps):
-                self.leave(reward, WRONG_LENGTH.format(len(reward.steps), len(calls)))
+                reason = WRONG_LENGTH.format(len(reward.steps), len(calls))
+                self.unplaced.append((reward, reason))
                 return
             (name,) = reward.values
             pairs = zip(calls, reward.steps, strict=True)
             shares = [(call, {name: number}) for call, number in pairs if number is not None]
+            by = "sequence"
         free = [
             (call, values)
             for call, values in shares
             if values.keys().isdisjoint(self.rewards.get(call, ()))
         ]
         if not free or (reward.steps and len(free) < len(shares)):
-            self.leave(reward, ALREADY_REWARDED)
+            self.unplaced.append((reward, ALREADY_REWARDED if calls else otherwise))
             return
         for call, values in free if reward.steps else free[-1:]:
             if call not in self.rewards:
@@ -99,8 +87,7 @@ class Placement:
             self._add_values(values)
         for call, values in free:
             self.rewards.setdefault(call, {}).update(values)
-        by = "sequence" if reward.steps else by
-        self.placed.append(Placed(reward, tuple([call for call, _ in free]), by))
+        self.placed.append(Placed(position, tuple([call for call, _ in free]), by))
 
     def judge_whole(self) -> None:
         """Have the rewards of an attempt without a step judge it as a whole.
@@ -119,7 +106,7 @@ class Placement:
             self.totals[name] = self.totals.get(name, 0.0) + number
 
 
-def place(
+def place_rewards(
     tree: Tree,
     calls: Mapping[int, Call],
     duplicates: Mapping[int, int],
@@ -132,60 +119,82 @@ def place(
         tree: The attempt's spans.
         calls: What became transitions, by position, in order.
         duplicates: For each call dropped as a duplicate the one that was kept.
-        rewards: Rewards with their positions, in order.
+        rewards: The attempt's rewards.
         rule: For rewards without a link; ``discounted`` places them like ``previous``.
     """
     done = Placement()
     if not rewards:
         return done
-    known = {**dict.fromkeys(calls), **duplicates}
-    targets = find_targets(tree, rewards, known)
-    inside = Finished(tree, calls, list(calls))
-    by_rule: list[tuple[int, Reward]] = []
-    for position, reward in rewards:
+    known = {**{call: call for call in calls}, **duplicates}
+    targets = _find_targets(tree, rewards, known)
+    inside = _Finished(tree, calls, list(calls))
+    by_rule: dict[int, Reward] = {}
+    for position, reward in rewards.items():
         parent = tree.parents[position]
-        if reward.links:
-            target = targets.get(position)
-            if target is None:
-                done.leave(reward, UNKNOWN_TARGET)
-                continue
-            found = _calls_at(target, known, inside, is_whole=bool(reward.steps))
-            done.give(found, reward, "link", UNUSED_TARGET)
-        elif position in known:
-            done.give(_calls_at(position, known, inside), reward, "parent", UNUSED_PARENT)
-        elif parent in known:
-            done.give(_calls_at(parent, known, inside), reward, "parent", UNUSED_PARENT)
+        if reward.links and position not in targets:
+            done.unplaced.append((reward, UNKNOWN_TARGET))
+        elif reward.links or position in known or parent in known:
+            target = targets.get(position, position if position in known else parent)
+            found: Iterable[int | None] = [known.get(target)]
+            if target not in known:
+                last = inside.last_within(target)
+                found = sorted(inside.list_within(target)) if reward.steps else [last]
+            by, reason = ("link", UNUSED_TARGET) if reward.links else ("parent", UNUSED_PARENT)
+            done.give(position, reward, [at for at in found if at is not None], by, reason)
         elif parent != NO_PARENT and is_call(tree.spans[parent]):
-            done.leave(reward, UNUSED_PARENT)
+            done.unplaced.append((reward, UNUSED_PARENT))
         elif reward.steps:
-            done.give(_calls_before(tree, calls, position), reward, "", NO_CALL_BEFORE)
+            done.give(position, reward, _calls_before(tree, calls, position), "", NO_CALL_BEFORE)
         else:
-            by_rule.append((position, reward))
-    if by_rule:
+            by_rule[position] = reward
+    if rule != "last":
         _place_by_rule(done, tree, calls, by_rule, rule)
+    elif by_rule:
+        position, final = by_rule.popitem()
+        done.unplaced += [(early, NOT_FINAL) for early in by_rule.values()]
+        own = [call for call in calls if tree.agents[position] in ("", tree.agents[call])]
+        done.give(position, final, own[-1:], "last", NO_CALL_BEFORE)
     if not calls:
         done.judge_whole()
     return done
 
 
-def _calls_at(
-    target: int, known: Mapping[int, int | None], inside: Finished, *, is_whole: bool = False
-) -> list[int]:
-    """The call that a span stands for; of a span that is none the last call in it, or all."""
-    if target in known:
-        kept = known[target]
-        return [target if kept is None else kept]
-    if is_whole:
-        return sorted(inside.all_within(target))
-    last = inside.last_within(target)
-    return [] if last is None else [last]
+def _find_targets(tree: Tree, rewards: Rewards, calls: Container[int]) -> dict[int, int]:
+    """Return the span that each linked reward names, by position, where there is one.
+
+    A server may repeat its ids, and many spans have one attribute: the latest of them before the
+    reward is meant, else the first. No reward is a target unless it is a call.
+    """
+    found: dict[tuple[tuple[str, str], ...], list[int]]
+    found = {each.links: [] for each in rewards.values() if each.links}
+    linked_keys = {tuple(key for key, _ in links) for links in found}
+    for position, span in enumerate(tree.spans if found else ()):
+        if position in rewards and position not in calls:
+            continue
+        for keys in linked_keys:
+            answer = tuple([(key, _value_at(span, key)) for key in keys])
+            if answer in found and all(value for _, value in answer):
+                found[answer].append(position)
+    return {
+        position: spans[max(bisect_left(spans, position) - 1, 0)]
+        for position, reward in rewards.items()
+        if (spans := found.get(reward.links))
+    }
+
+
+def _value_at(span: Span, key: str) -> str:
+    if key == c.LINK_SPAN_ID:
+        return span.span_id
+    if key == c.LINK_TRACE_ID:
+        return span.trace_id
+    return matched_text(span.attributes[key]) if key in span.attributes else ""
 
 
 def _calls_before(tree: Tree, calls: Iterable[int], position: int) -> list[int]:
-    """The calls of a reward's agent that had ended, in the smallest part around it with any."""
+    """Return the calls of a reward's agent that had ended, in the smallest part with any."""
     agent, start = tree.agents[position], tree.starts[position]
     own = [call for call in calls if tree.ends[call] <= start and agent in ("", tree.agents[call])]
-    part = Finished(tree, own, own).part(position)
+    part = _Finished(tree, own, own).part(position)
     return own if part == NO_PARENT else [call for call in own if tree.contains(part, call)]
 
 
@@ -196,65 +205,55 @@ def _place_by_rule(
     rewards: Rewards,
     rule: Credit | CreditRule,
 ) -> None:
-    if rule == "last":
-        for _, early in rewards[:-1]:
-            done.leave(early, NOT_FINAL)
-        position, final = rewards[-1]
-        own = [call for call in calls if tree.agents[position] in ("", tree.agents[call])]
-        done.give(own[-1:], final, "last", NO_CALL_BEFORE)
+    if not rewards:
         return
-
-    def site_of(position: int) -> tuple[str, int]:
-        """Return the key that siblings share; roots of different traces share none."""
-        if rule != "sibling":
-            return "", NO_PARENT
-        parent = tree.parents[position]
-        return tree.spans[position].trace_id if parent == NO_PARENT else "", parent
-
-    # Each agent's calls, and under None those of all agents.
-    groups: dict[tuple[str | None, tuple[str, int]], list[int]] = {}
+    groups: dict[str | None, list[int]] = {None: list(calls)}
     for call in calls:
-        for agent in (tree.agents[call], None):
-            groups.setdefault((agent, site_of(call)), []).append(call)
-    finished = {key: Finished(tree, own) for key, own in groups.items()}
+        groups.setdefault(tree.agents[call], []).append(call)
+    finished = {agent: _Finished(tree, own) for agent, own in groups.items()}
+    newest: dict[tuple[object, ...], int] = {}
     places = {id(call): position for position, call in calls.items()}
-    before: dict[str, list[Call]] = {}
-    waiting: dict[tuple[str, frozenset[str]], _Waiting] = {}
-    for position, reward in _in_time(tree, calls, rewards):
-        agent, site = tree.agents[position], site_of(position)
-        if reward is None:
-            finished[agent, site].add(position)
-            finished[None, site].add(position)
-            for name in {agent, ""}:
-                before.setdefault(name, []).append(calls[position])
+    rewarded: dict[tuple[str, frozenset[str]], _Ranks] = {}
+    # At the same instant the call comes first.
+    events = [(tree.ends[call], 0, call) for call in calls]
+    events += [(tree.starts[position], 1, position) for position in rewards]
+    for _, is_reward, position in sorted(events):
+        agent, parent = tree.agents[position], tree.parents[position]
+        # Roots of different traces are no siblings.
+        site = parent, tree.spans[position].trace_id if parent == NO_PARENT else ""
+        if not is_reward:
+            for name in (agent, None):
+                finished[name].add(position)
+                newest[name, *site] = position
             continue
-        ended = finished.get((agent or None, site))
+        reward, ended = rewards[position], finished.get(agent or None)
         by, otherwise = "previous", NO_CALL_BEFORE
-        found: Sequence[int | None] = ()
+        found: Iterable[int | None] = ()
         if callable(rule):
-            by = "custom"
-            found, otherwise = _choose_calls(rule, reward, tuple(before.get(agent, ())), places)
+            by, before = "custom", [calls[call] for call in ended.calls] if ended else ()
+            found, otherwise = _choose_calls(rule, reward, tuple(before), places)
         elif rule == "sibling":
             by, otherwise = rule, NO_SIBLING
-            found = [ended.last_within(NO_PARENT)] if ended else ()
-        elif not ended:
-            pass
-        elif rule == "step":
-            by, key = rule, (agent, frozenset(reward.values))
-            if key not in waiting:
-                waiting[key] = _Waiting(ended)
-            found = waiting[key].take(ended.part(position))
-        elif rule == "agents":
-            by, part = rule, ended.part(position)
-            names = {name for name, _ in finished if name is not None} if not agent else {agent}
-            found = [finished[name, site].last_within(part) for name in names]
-        else:
-            found = [ended.nearest(position)]
-        done.give(sorted(at for at in found if at is not None), reward, by, otherwise)
+            found = [newest.get((agent or None, *site))]
+        elif ended and ended.calls:
+            part = ended.part(position)
+            if rule == "agents":
+                by, names = (
+                    rule,
+                    [agent] if agent else [name for name in finished if name is not None],
+                )
+                found = [finished[name].last_within(part) for name in names]
+            elif rule == "step":
+                key = agent, frozenset(reward.values)
+                by, seen = rule, rewarded.setdefault(key, _Ranks(ended.places))
+                found = ended.take(part, seen)
+            else:
+                found = [ended.last_within(part)]
+        done.give(position, reward, sorted({at for at in found if at is not None}), by, otherwise)
 
 
 def _choose_calls(
-    rule: CreditRule, reward: Reward, before: Sequence[Call], places: Mapping[int, int]
+    rule: CreditRule, reward: Reward, before: tuple[Call, ...], places: Mapping[int, int]
 ) -> tuple[list[int], str]:
     """Return the positions of the calls that a user's function chose, or why it chose none."""
     chosen = rule(reward, before)
@@ -266,80 +265,124 @@ def _choose_calls(
             f"the credit function gave {chosen!r:.200} for a reward; return one or more of "
             "the calls it was given, a text that says why none, or None"
         )
-    return sorted({places[id(call)] for call in found}), NOT_CHOSEN
+    return [places[id(call)] for call in found], NOT_CHOSEN
 
 
-class _Waiting:
-    """Calls that wait for a reward of some names, and those that have one."""
+class _Finished:
+    """Calls in the order of their end, and the last of those within a part of the tree."""
 
-    def __init__(self, finished: Finished) -> None:
-        self._finished = finished
-        self._open = Ranks(finished.size)
-        self._rewarded = Ranks(finished.size)
-        self._known = 0
+    def __init__(self, tree: Tree, calls: Iterable[int], ended: Sequence[int] = ()) -> None:
+        """Take the calls that will end, in any order, and those that have ended."""
+        self._tree = tree
+        self._by_place = sorted(calls, key=tree.first.__getitem__)
+        self.places = [tree.first[call] for call in self._by_place]
+        self.calls: list[int] = []
+        self._ranks: dict[int, int] = {}
+        self._greatest = _Ranks(self.places)
+        self._entered = 0  # how many are in the segment tree; the newest is mostly enough
+        for call in ended:
+            self.add(call)
 
-    def take(self, part: int) -> list[int]:
-        """The calls of a part that ended since the last one in it that has such a reward.
+    def add(self, call: int) -> None:
+        """Take a call that ended."""
+        self.calls.append(call)
+        self._ranks[call] = len(self.calls)
+
+    def part(self, position: int) -> int:
+        """The smallest part around a span that has any: its root, or -1 for all there is."""
+        tree = self._tree
+        return tree.climb(tree.parents[position], lambda n: self.last_within(n) is not None)
+
+    def last_within(self, node: int) -> int | None:
+        """The last one in a subtree; of -1 the last of all."""
+        if not self.calls:
+            return None
+        if node == NO_PARENT or self._tree.contains(node, self.calls[-1]):
+            return self.calls[-1]
+        for call in self.calls[self._entered :]:
+            self._greatest.put(self._tree.first[call], self._ranks[call])
+        self._entered = len(self.calls)
+        rank = self._greatest.best(self._tree, node)
+        return self.calls[rank - 1] if rank else None
+
+    def list_within(self, node: int) -> list[int]:
+        """Every call in a subtree, ended or not."""
+        low, high = _find_interval(self._tree, self.places, node)
+        return self._by_place[low:high]
+
+    def take(self, part: int, rewarded: "_Ranks") -> list[int]:
+        """The calls of a part that ended since the last one in it that was taken.
 
         If there are none, that last one.
         """
-        finished = self._finished
-        for place, rank in finished.entries(self._known):
-            self._open.put(place, rank)
-        self._known = len(finished)
-        low, high = finished.interval(part)
-        latest = self._rewarded.best(low, high)
-        found: list[int] = []
-        while (rank := self._open.best(low, high)) > latest:
-            place = finished.place(rank)
-            self._open.put(place, 0)
-            self._rewarded.put(place, rank)
-            found.append(finished.ranked(rank))
-        return sorted(found) if found else [finished.ranked(latest)]
+        tree, latest = self._tree, rewarded.best(self._tree, part)
+        low, high = _find_interval(tree, self.places, part)
+        near = self.calls[latest:]
+        if high - low < len(near):
+            near = [call for call in self.list_within(part) if self._ranks.get(call, 0) > latest]
+        found = [call for call in near if part == NO_PARENT or tree.contains(part, call)]
+        for call in found:
+            rewarded.put(tree.first[call], self._ranks[call])
+        return found or [self.calls[latest - 1]]
 
 
-def _in_time(
-    tree: Tree, calls: Iterable[int], rewards: Rewards
-) -> Iterable[tuple[int, Reward | None]]:
-    """Ends of calls and starts of rewards in time; at the same instant the call comes first."""
-    events: list[tuple[int, bool, int, Reward | None]] = []
-    events += [(tree.ends[call], False, call, None) for call in calls]
-    events += [(tree.starts[position], True, position, reward) for position, reward in rewards]
-    events.sort(key=lambda event: event[:3])
-    return ((position, reward) for _, _, position, reward in events)
+def _find_interval(tree: Tree, places: Sequence[int], node: int) -> tuple[int, int]:
+    """Return where the places of a subtree begin and end; of -1 all of them."""
+    if node == NO_PARENT:
+        return 0, len(places)
+    return bisect_left(places, tree.first[node]), bisect_right(places, tree.last[node])
 
 
-def passed_over(
-    tree: Tree, done: Placement, rewards: Rewards, lost: Iterable[int]
-) -> frozenset[int]:
-    """Calls with a reward that a rule gave them although a later call of the agent ended before it.
+class _Ranks:
+    """A rank at each of some places of a walk, and the greatest in any subtree."""
 
-    Args:
-        tree: The attempt's spans.
-        done: Where the rewards went.
-        rewards: Rewards with their positions.
-        lost: Positions of the calls that made no transition.
-    """
+    def __init__(self, places: Sequence[int]) -> None:
+        self._places = places
+        self._greatest = [0] * (2 * len(places))
+
+    def put(self, place: int, rank: int) -> None:
+        """Set a place's rank."""
+        slot = bisect_left(self._places, place) + len(self._places)
+        while slot:
+            self._greatest[slot] = max(self._greatest[slot], rank)
+            slot //= 2
+
+    def best(self, tree: Tree, node: int) -> int:
+        """The greatest rank in a subtree; 0 if there is none."""
+        size, found, best = len(self._places), self._greatest, 0
+        low, high = (size + place for place in _find_interval(tree, self._places, node))
+        while low < high:
+            if low & 1:
+                best = max(best, found[low])
+                low += 1
+            if high & 1:
+                high -= 1
+                best = max(best, found[high])
+            low //= 2
+            high //= 2
+        return best
+
+
+def count_passed_over(tree: Tree, placed: Iterable[Placed], lost: Sequence[int]) -> int:
+    """Count the calls that a rule rewarded although a later, lost call ended before the reward."""
     ends: dict[str, list[int]] = {}
     for call in sorted(lost, key=tree.ends.__getitem__):
         for agent in {tree.agents[call], ""}:
             ends.setdefault(agent, []).append(tree.ends[call])
-    places = {id(reward): position for position, reward in rewards} if ends else {}
     found: set[int] = set()
-    for reward, calls, by in done.placed if ends else ():
-        if by not in _SAID:
-            position = places[id(reward)]
+    for position, calls, by in placed if ends else ():
+        if by not in ("link", "parent", "sequence", "custom"):
             before = ends.get(tree.agents[position], [])
             latest = bisect_right(before, tree.starts[position]) - 1
             if latest >= 0 and before[latest] > max(map(tree.ends.__getitem__, calls)):
                 found.update(calls)
-    return frozenset(found)
+    return len(found)
 
 
-def discounted(
+def discount_rewards(
     rewards: Sequence[float | None], before: Sequence[int], gamma: float
 ) -> list[float | None]:
-    """The discounted return of each step of one agent.
+    """Return the discounted return of each step of one agent; None where no reward follows.
 
     Where several steps follow one, their mean return counts: they are samples of what comes next.
 
@@ -348,22 +391,15 @@ def discounted(
         before: The step that each step follows, which stands earlier; -1 for none.
         gamma: Discount per step, 0 to 1.
 
-    Returns:
-        For each step the sum of the rewards from there on, each times gamma to the power of its
-        distance; None where no reward follows.
-
     Source: Sutton and Barto, Reinforcement Learning, 2nd edition, equation 3.8.
     """
     returns = list(rewards)
-    totals = [0.0] * len(rewards)
-    counts = [0] * len(rewards)
+    following: list[list[float]] = [[] for _ in rewards]
     for step in range(len(rewards) - 1, -1, -1):
-        reward = rewards[step]
-        if counts[step]:
-            following = gamma * totals[step] / counts[step]
-            returns[step] = following if reward is None else reward + following
+        if after := following[step]:
+            later = gamma * sum(after) / len(after)
+            returns[step] = later + (rewards[step] or 0.0)
         found = returns[step]
         if found is not None and before[step] >= 0:
-            totals[before[step]] += found
-            counts[before[step]] += 1
+            following[before[step]].append(found)
     return returns

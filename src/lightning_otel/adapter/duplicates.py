@@ -23,36 +23,15 @@ DUPLICATE_OF: Final = "duplicate: {} recorded the same request"
 _MOST_BESIDE: Final = 64
 """How many equal requests at once are looked at for one: each pair costs."""
 _TOKENS: Final = (
-    c.PROMPT_TOKEN_IDS,
-    c.RESPONSE_TOKEN_IDS,
-    c.RESPONSE_LOGPROBS,
-    c.LOGPROB_TOKEN_IDS,
-)
+    c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS, c.LOGPROB_TOKEN_IDS,
+)  # fmt: skip
 _SHARED: Final = (
-    c.INPUT_MESSAGES,
-    c.OUTPUT_MESSAGES,
-    c.SYSTEM_INSTRUCTIONS,
-    c.TOOL_DEFINITIONS,
-    c.PROVIDER,
-    c.REQUEST_MODEL,
-    c.RESPONSE_MODEL,
-    c.RESPONSE_ID,
-    c.FINISH_REASONS,
-    c.INPUT_TOKENS,
-    c.OUTPUT_TOKENS,
-    c.CACHED_TOKENS,
-    c.REASONING_TOKENS,
-    c.CONVERSATION_ID,
-    c.TRACK_ONLY,
-    c.RESOURCE_VERSION,
-    c.RESOURCES,
-)
+    c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.SYSTEM_INSTRUCTIONS, c.TOOL_DEFINITIONS, c.PROVIDER,
+    c.REQUEST_MODEL, c.RESPONSE_MODEL, c.RESPONSE_ID, c.FINISH_REASONS, c.INPUT_TOKENS,
+    c.OUTPUT_TOKENS, c.CACHED_TOKENS, c.REASONING_TOKENS, c.CONVERSATION_ID, c.TRACK_ONLY,
+    c.RESOURCE_VERSION, c.RESOURCES,
+)  # fmt: skip
 """What one record may take from another where it has nothing itself."""
-
-
-def reason_of(span: Span) -> str:
-    """Return why a record makes no call of its own."""
-    return DUPLICATE_OF.format(span.scope) if span.scope else DUPLICATE
 
 
 @dataclass(slots=True)
@@ -65,8 +44,8 @@ class _Request:
     response_id: str | None
 
 
-def find(tree: Tree, calls: Sequence[int]) -> list[list[int]]:
-    """Positions of records of one request, at least two each, each in order.
+def find_requests(tree: Tree, calls: Sequence[int]) -> list[list[int]]:
+    """Return the records of each request that has several, the richest first.
 
     Args:
         tree: The attempt's spans.
@@ -78,29 +57,31 @@ def find(tree: Tree, calls: Sequence[int]) -> list[list[int]]:
     ids = [held for span in spans if type(held := span.attributes.get(c.RESPONSE_ID)) is str]
     if not has_makes and len(set(ids)) == len(ids):
         return []
-    requests = _by_response(tree, calls)
+    requests = _group_by_response(tree, calls)
     if has_makes:
         _join_nested(tree, calls, requests)
         _join_beside(tree, calls, requests)
-    found = {id(request): request for request in requests.values() if len(request.members) > 1}
-    return [sorted(request.members) for request in found.values()]
+    found = {id(request): request.members for request in requests.values()}
+    return [_rank_records(tree, own) for own in found.values() if len(own) > 1]
 
 
-def _by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
-    """Each call's request, together with those that have its response id and belong to it."""
+def _group_by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
+    """Return each call's request, together with those of its response id that belong to it."""
     requests: dict[int, _Request] = {}
     latest: dict[str, _Request] = {}
     for position in calls:
         span = tree.spans[position]
         response_id = text(span.attributes, c.RESPONSE_ID)
-        held = latest.get(response_id) if response_id is not None else None
+        held = latest.get(response_id or "")
         if held is None or not _is_of_request(tree, held, position):
             held = _Request([], set(), set(), response_id)
             if response_id is not None:
                 latest[response_id] = held
         held.members.append(position)
         held.scopes.add(span.scope)
-        held.models |= _models_of(span)
+        names = [text(span.attributes, key) for key in (c.REQUEST_MODEL, c.RESPONSE_MODEL)]
+        # Without the provider that some makes write before them.
+        held.models |= {name.rpartition("/")[2] for name in names if name}
         requests[position] = held
     return requests
 
@@ -112,14 +93,11 @@ def _is_of_request(tree: Tree, request: _Request, position: int) -> bool:
     beside each other. Of one make only a record within another is the same request: LiteLLM tells
     each call on two levels.
     """
-    if not any(_do_overlap(tree, member, position) for member in request.members):
+    members, scope = request.members, tree.spans[position].scope
+    if not any(_do_overlap(tree, member, position) for member in members):
         return False
-    scope = tree.spans[position].scope
-    if not scope or scope not in request.scopes:
-        return True
-    return any(
-        tree.contains(member, position) or tree.contains(position, member)
-        for member in request.members
+    return not (scope and scope in request.scopes) or any(
+        tree.contains(member, position) or tree.contains(position, member) for member in members
     )
 
 
@@ -156,22 +134,23 @@ def _join_nested(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
 
 def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]) -> None:
     """Join overlapping calls of different makes that were asked the same."""
-    asked: dict[str, list[int]] = {}
+    same: dict[str, list[int]] = {}
     for position in calls:
-        given = _text_of(tree.spans[position], c.INPUT_MESSAGES)
-        if given:
+        attributes = tree.spans[position].attributes
+        if question := _text_of(parse_messages(attributes.get(c.INPUT_MESSAGES)) or ()):
             # One make tells the instructions apart, another one as the first message.
-            rules = _rules_of(tree.spans[position])
-            asked.setdefault(rules + given, []).append(position)
-    for alike in asked.values():
-        for index, position in enumerate(alike):
-            for later in alike[index + 1 : index + 1 + _MOST_BESIDE]:
+            parts = parse_messages(attributes.get(c.SYSTEM_INSTRUCTIONS)) or ()
+            rules = _text_of([{"role": "system", "parts": parts}])
+            same.setdefault(rules + question, []).append(position)
+    for group in same.values():
+        for index, position in enumerate(group):
+            for later in group[index + 1 : index + 1 + _MOST_BESIDE]:
                 if not _do_overlap(tree, position, later):
                     continue
                 are_alike = _are_alike(tree.spans[position], tree.spans[later])
-                is_beside = tree.parents[position] == tree.parents[later]
-                is_one = are_alike or (is_beside and are_alike is None)
-                if is_one and _join_calls(requests, position, later):
+                if are_alike is None:
+                    are_alike = tree.parents[position] == tree.parents[later]
+                if are_alike and _join_calls(requests, position, later):
                     break
 
 
@@ -188,15 +167,8 @@ def _join_calls(requests: dict[int, _Request], one: int, other: int) -> bool:
     kept.scopes |= joining.scopes
     kept.models |= joining.models
     kept.response_id = kept.response_id or joining.response_id
-    for position in joining.members:
-        requests[position] = kept
+    requests.update(dict.fromkeys(joining.members, kept))
     return True
-
-
-def _models_of(span: Span) -> set[str]:
-    """Names of the models asked and answering, without a provider before them."""
-    names = [text(span.attributes, key) for key in (c.REQUEST_MODEL, c.RESPONSE_MODEL)]
-    return {name.rpartition("/")[2] for name in names if name}
 
 
 def _are_alike(one: Span, other: Span) -> bool | None:
@@ -204,32 +176,26 @@ def _are_alike(one: Span, other: Span) -> bool | None:
     operations = [span.attributes.get(c.OPERATION) for span in (one, other)]
     if c.EMBEDDINGS in operations and operations[0] != operations[1]:
         return False
-    answers = [_text_of(span, c.OUTPUT_MESSAGES) for span in (one, other)]
+    answers = [
+        _text_of(parse_messages(span.attributes.get(c.OUTPUT_MESSAGES)) or ())
+        for span in (one, other)
+    ]
     return answers[0] == answers[1] if all(answers) else None
 
 
-def _rules_of(span: Span) -> str:
-    """The instructions told apart from the messages, as their text would stand among them."""
-    parts = parse_messages(span.attributes.get(c.SYSTEM_INSTRUCTIONS)) or ()
-    return _join_texts([{"role": "system", "parts": parts}])
-
-
-def _text_of(span: Span, key: str) -> str:
+def _text_of(messages: Sequence[Message]) -> str:
     """Texts and tool calls of messages, whoever said them: makes name the roles differently."""
-    return _join_texts(parse_messages(span.attributes.get(key)) or ())
-
-
-def _join_texts(messages: Sequence[Message]) -> str:
     found = plain_text(messages)
     return "" if NESTED in found else "".join(found.split())
 
 
-def ranked(tree: Tree, members: Sequence[int]) -> list[int]:
-    """Records of one request, the richest first."""
+def _rank_records(tree: Tree, members: Sequence[int]) -> list[int]:
+    """Return the records of one request, the richest first."""
 
     def wealth(position: int) -> tuple[object, ...]:
         span = tree.spans[position]
         attributes = span.attributes
+        messages = parse_messages(attributes.get(c.INPUT_MESSAGES)) or ()
         return (
             span.end_ns is not None,
             c.RESPONSE_TOKEN_IDS in attributes,
@@ -237,7 +203,7 @@ def ranked(tree: Tree, members: Sequence[int]) -> list[int]:
             span.scope == c.SCOPE,
             c.OUTPUT_MESSAGES in attributes,
             c.INPUT_MESSAGES in attributes,
-            -_empty_messages(span),
+            -sum(not message.get("parts") for message in messages),
             c.RESPONSE_ID in attributes,
             -position,
         )
@@ -245,15 +211,9 @@ def ranked(tree: Tree, members: Sequence[int]) -> list[int]:
     return sorted(members, key=wealth, reverse=True)
 
 
-def _empty_messages(span: Span) -> int:
-    """Count the messages of a record that say nothing."""
-    given = parse_messages(span.attributes.get(c.INPUT_MESSAGES)) or ()
-    return sum(not message.get("parts") for message in given)
-
-
-def merged(tree: Tree, order: Sequence[int]) -> Span:
-    """The first record, with what it lacks from the others in their order."""
-    first, *others = [tree.spans[position] for position in order]
+def merge_records(tree: Tree, records: Sequence[int]) -> Span:
+    """Return the first record, with what it lacks from the others in their order."""
+    first, *others = [tree.spans[position] for position in records]
     attributes = dict(first.attributes)
     if c.RESPONSE_TOKEN_IDS not in attributes:
         # Ids and logprobs stay together: those of two records may be cut differently.
@@ -263,30 +223,18 @@ def merged(tree: Tree, order: Sequence[int]) -> Span:
                 break
     for other in others:
         for key in _SHARED:
-            value = other.attributes.get(key)
-            if value is not None and attributes.get(key) is None:
-                attributes[key] = value
+            if attributes.get(key) is None and other.attributes.get(key) is not None:
+                attributes[key] = other.attributes[key]
     return replace(first, attributes=attributes)
 
 
-def place_of(tree: Tree, order: Sequence[int]) -> int:
-    """The record whose place in the tree is the request's: around the richest that has a parent.
-
-    Args:
-        tree: The attempt's spans.
-        order: Records of the request, the richest first.
-    """
-
-    def around(position: int) -> int:
-        """The outermost record that holds another one: what is beside it is beside the request."""
-        holding = (other for other in order if tree.contains(other, position))
-        return min(holding, key=tree.first.__getitem__)
-
-    held = next((i for i in order if tree.parents[around(i)] != NO_PARENT), order[0])
-    outer = around(held)
+def place_of(tree: Tree, records: Sequence[int]) -> int:
+    """Return the record whose place is the request's: around the richest that has a parent."""
+    # The outermost record that holds each: what is beside it is beside the request.
+    around = {
+        record: min(filter(lambda i: tree.contains(i, record), records), key=tree.first.__getitem__)
+        for record in records
+    }
+    held = next((i for i in records if tree.parents[around[i]] != NO_PARENT), records[0])
+    outer = around[held]
     return outer if tree.agents[outer] == tree.agents[held] else held
-
-
-def agent_of(tree: Tree, order: Sequence[int]) -> str:
-    """The agent of the richest record that knows of one."""
-    return next((name for i in order if (name := tree.agents[i])), "")

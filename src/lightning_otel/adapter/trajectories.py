@@ -67,7 +67,7 @@ def assemble(
         named = [steps.rewards.get(position, {}) for position in positions]
         worth = [values.get(position) for position in positions]
         if gamma is not None:
-            worth = credit.discounted(worth, own.before, gamma)
+            worth = credit.discount_rewards(worth, own.before, gamma)
         paths = own.paths()
         made = _make_transitions(key, own, paths, named, worth)
         for branch, (path, cause) in enumerate(
