@@ -213,7 +213,7 @@ def _is_wanted_outside() -> bool:
 def switch_on(libraries: str | Iterable[str] | None = None) -> None:
     """Switch on the instrumentors of installed libraries, within recordings only."""
     from lightning_otel.instrumentors import threads
-    from lightning_otel.instrumentors.library import when_imported
+    from lightning_otel.instrumentors.patching import when_imported
 
     named = [libraries] if isinstance(libraries, str) else libraries
     asked = set(INSTRUMENTORS if named is None else named)
@@ -302,11 +302,11 @@ def start_process() -> None:
     It is a part of the rollout that the environment names, or one rollout in which the program may
     open others: with ``auto_trace``, ``context``, or a span of its own that begins a trace.
     """
-    from lightning_otel.dataset import Store
+    from lightning_otel.store import SpanStore
 
     capture.refresh_settings()
     debugging.take_setting()
-    store = Store()
+    store = SpanStore()
     applied = capture.guarded(applied_of, store) if config.is_apply_enabled() else None
     is_kept = config.is_collect_enabled()
     if not is_kept and applied is None:

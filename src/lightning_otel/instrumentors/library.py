@@ -5,17 +5,22 @@ A library is never imported for it: its methods are replaced when the program im
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
-from types import FunctionType, ModuleType
-from typing import Any, ClassVar, Final, TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from types import ModuleType
+from typing import Any, ClassVar, TypeAlias
 
 import wrapt
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in its __all__
 
 from lightning_otel import capture
 from lightning_otel.instrumentors.doors import Begin, Run, around, around_steps
-
-MARK: Final = "__lightning_otel_wrapped__"
+from lightning_otel.instrumentors.patching import (
+    MARK,
+    replace,
+    restore,
+    subclasses_of,
+    walk_wrapped,
+)
 
 Patch: TypeAlias = Callable[[ModuleType], None]
 
@@ -105,11 +110,11 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         Another tool that was switched on first may have put its wrapper into the subclass, around
         the bare method that was inherited then: it never asks what stands in the owner now.
         """
-        bare = {id(each) for each in _walk_wrapped(owner.__dict__[name]) if not hasattr(each, MARK)}
+        bare = {id(each) for each in walk_wrapped(owner.__dict__[name]) if not hasattr(each, MARK)}
         for subclass in subclasses_of(owner):
             found = subclass.__dict__.get(name)
             is_past = found is not None and not hasattr(found, MARK)
-            if is_past and any(id(each) in bare for each in _walk_wrapped(found)):
+            if is_past and any(id(each) in bare for each in walk_wrapped(found)):
                 self.wrap(subclass, name, make)
 
     def _instrument(self, **kwargs: Any) -> None:
@@ -135,70 +140,3 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         self._imported[module_name] = module
         if self.is_active:
             capture.guarded(self.patches()[module_name], module)
-
-
-def when_imported(library: str, function: Callable[[str], object]) -> None:
-    """Call a function with a library's name once the program has imported it."""
-    wrapt.register_post_import_hook(
-        lambda module: capture.guarded(function, module.__name__), library
-    )
-
-
-def as_function(owner: Any, original: Any) -> Any:
-    """Return a method as a function that takes its owner first.
-
-    Another tool's wrapper, such as wrapt's, may not be one: called unbound, it takes the instance
-    for the first of the method's own arguments.
-    """
-    # By its very type: wrapt's wrappers say that they are what they wrap.
-    if type(original) in (FunctionType, classmethod, staticmethod):
-        return original
-    if not isinstance(owner, type):
-        return original
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return original.__get__(self, type(self))(*args, **kwargs)
-
-    return method
-
-
-def _walk_wrapped(function: Any) -> Iterator[Any]:
-    """A function, what it wraps, and so on; a wrapper shows our mark if ours is beneath it."""
-    while function is not None:
-        yield function
-        function = getattr(function, "__wrapped__", None)
-
-
-def subclasses_of(owner: type) -> Iterator[type]:
-    """A class's subclasses, those of any depth."""
-    found: list[type] = type.__subclasses__(owner)
-    for subclass in found:
-        yield subclass
-        yield from subclasses_of(subclass)
-
-
-def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
-    """Put a function in a method's place, as :meth:`LibraryInstrumentor.wrap` does.
-
-    Returns:
-        False if ours stands there already.
-    """
-    original = owner.__dict__[name]
-    if getattr(original, MARK, None) is not None:
-        return False
-    wrapper = functools.wraps(original)(make(as_function(owner, original)))
-    setattr(wrapper, MARK, original)
-    setattr(owner, name, wrapper)
-    return True
-
-
-def restore(owner: Any, name: str) -> bool:
-    """Put the original method back; False where a wrapper stands before ours, which must stay."""
-    found = owner.__dict__.get(name)
-    original = getattr(found, MARK, None) if not hasattr(found, "__self__") else None
-    # A wrapper around ours shows our mark too, but what it wraps is ours.
-    if original is None or found.__wrapped__ is not original:
-        return False
-    setattr(owner, name, original)
-    return True

@@ -12,7 +12,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.library import replace, restore
+from lightning_otel.instrumentors.patching import replace, restore
 
 _REPLACED: Final = ((threading.Thread, "start"), (ThreadPoolExecutor, "submit"))
 

@@ -7,6 +7,7 @@ here are imported when they are used, so that the traced process pays for none o
 import os
 import time
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from lightning_otel import config
@@ -52,11 +53,18 @@ class SpanStore:
             ConfigError: The path is a URL of an engine this version does not know, or one that
                 cannot be understood.
         """
+        self._given = os.fspath(path) if path is not None else config.store_path()
+        self._data = data
+        # A path's source is made when the store is read: the traced process never does.
+        self._files = Layout(self._given) if ":" not in self._given else None
+        self.layout: Layout | None = self._files or self.source.layout
+
+    @cached_property
+    def source(self) -> "SpanSource":
+        """The engine that holds the spans."""
         from lightning_otel.store.engines import source_of
 
-        given = os.fspath(path) if path is not None else config.store_path()
-        self.source: SpanSource = source_of(given, data=data)
-        self.layout: Layout | None = self.source.layout
+        return source_of(self._given, data=self._data)
 
     def __repr__(self) -> str:
         return f"Store({self.name!r})"
@@ -64,7 +72,7 @@ class SpanStore:
     @property
     def name(self) -> str:
         """The catalogue's absolute path, ``:memory:``, or the URL without its password."""
-        return self.source.name
+        return str(self._files.catalogue) if self._files is not None else self.source.name
 
     def writer(self) -> "SpanWriter":
         """This process's writer into the store, which is made if it is not there.
@@ -72,7 +80,9 @@ class SpanStore:
         Raises:
             StoreError: The store cannot be made.
         """
-        return self.source.writer()
+        from lightning_otel.store.writer import writer_for
+
+        return writer_for(self._files) if self._files is not None else self.source.writer()
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans that are complete already; of two with one id the first one wins."""

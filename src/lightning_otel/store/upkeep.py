@@ -8,21 +8,14 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError
-from lightning_otel.store.catalogue import ensure_catalogue
-from lightning_otel.store.compact import compact_some
-from lightning_otel.store.damage import reading
 from lightning_otel.store.layout import Layout, total_bytes
-from lightning_otel.store.settle import (
-    WORTHWHILE_BYTES,
-    WORTHWHILE_SEGMENTS,
-    Settled,
-    sealed,
-    settle,
-)
+
+if TYPE_CHECKING:
+    from lightning_otel.store.settle import Settled
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +34,7 @@ class Keeper:
         self._waited = 0
         self._since_s = time.monotonic()
 
-    def look(self) -> Settled:
+    def look(self) -> "Settled":
         """Do one piece of work, if there is one: settle a batch, merge files, hold the size limit.
 
         It never raises for a full disk or a damaged file: it warns, and what waits goes on waiting.
@@ -49,7 +42,13 @@ class Keeper:
         Returns:
             What was settled; nothing means that nothing waits, or so little that it may.
         """
+        # Not before there is work: a program under ``run`` waits for its parent's imports.
         import duckdb
+
+        from lightning_otel.store.catalogue import ensure_catalogue
+        from lightning_otel.store.compact import compact_some
+        from lightning_otel.store.damage import reading
+        from lightning_otel.store.settle import Settled, settle
 
         done, layout = Settled(), self._layout
         try:
@@ -77,6 +76,8 @@ class Keeper:
 
     def _is_worthwhile(self) -> bool:
         """Return whether much waits, or something for long; a little reads as fast in segments."""
+        from lightning_otel.store.settle import WORTHWHILE_BYTES, WORTHWHILE_SEGMENTS, sealed
+
         now_s, waiting = time.monotonic(), sealed(self._layout)
         if len(waiting) != self._waited:
             self._waited, self._since_s = len(waiting), now_s

@@ -9,7 +9,8 @@ from types import FunctionType
 from typing import Any
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.library import LibraryInstrumentor, subclasses_of
+from lightning_otel.instrumentors.library import LibraryInstrumentor
+from lightning_otel.instrumentors.patching import subclasses_of
 
 Make = Callable[[Any], Any]
 

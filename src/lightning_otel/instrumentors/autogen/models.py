@@ -17,7 +17,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import encode_logprobs
 from lightning_otel.instrumentors.autogen import runs, said
 from lightning_otel.instrumentors.doors import named
-from lightning_otel.instrumentors.library import MARK
+from lightning_otel.instrumentors.patching import MARK
 from lightning_otel.instrumentors.reading import fields_of, token_counts
 from lightning_otel.messages.values import dump
 

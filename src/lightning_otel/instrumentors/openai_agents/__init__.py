@@ -15,9 +15,10 @@ from opentelemetry import context as otel_context
 
 from lightning_otel import capture
 from lightning_otel.instrumentors.doors import Run, Within, around, named
-from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch, subclasses_of
+from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai_agents import model
 from lightning_otel.instrumentors.openai_agents.spans import SESSION_KEY, SdkSpans
+from lightning_otel.instrumentors.patching import subclasses_of
 
 
 class OpenAIAgentsInstrumentor(LibraryInstrumentor):

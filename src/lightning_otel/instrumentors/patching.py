@@ -1,0 +1,79 @@
+"""Functions in the place of methods, and back; no library is imported for it."""
+
+import functools
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any, Final
+
+import wrapt
+
+from lightning_otel import capture
+
+MARK: Final = "__lightning_otel_wrapped__"
+
+
+def when_imported(library: str, function: Callable[[str], object]) -> None:
+    """Call a function with a library's name once the program has imported it."""
+    wrapt.register_post_import_hook(
+        lambda module: capture.guarded(function, module.__name__), library
+    )
+
+
+def as_function(owner: Any, original: Any) -> Any:
+    """Return a method as a function that takes its owner first.
+
+    Another tool's wrapper, such as wrapt's, may not be one: called unbound, it takes the instance
+    for the first of the method's own arguments.
+    """
+    # By its very type: wrapt's wrappers say that they are what they wrap.
+    if type(original) in (FunctionType, classmethod, staticmethod):
+        return original
+    if not isinstance(owner, type):
+        return original
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return original.__get__(self, type(self))(*args, **kwargs)
+
+    return method
+
+
+def walk_wrapped(function: Any) -> Iterator[Any]:
+    """A function, what it wraps, and so on; a wrapper shows our mark if ours is beneath it."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def subclasses_of(owner: type) -> Iterator[type]:
+    """A class's subclasses, those of any depth."""
+    found: list[type] = type.__subclasses__(owner)
+    for subclass in found:
+        yield subclass
+        yield from subclasses_of(subclass)
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
+    """Put a function in a method's place, as :meth:`LibraryInstrumentor.wrap` does.
+
+    Returns:
+        False if ours stands there already.
+    """
+    original = owner.__dict__[name]
+    if getattr(original, MARK, None) is not None:
+        return False
+    wrapper = functools.wraps(original)(make(as_function(owner, original)))
+    setattr(wrapper, MARK, original)
+    setattr(owner, name, wrapper)
+    return True
+
+
+def restore(owner: Any, name: str) -> bool:
+    """Put the original method back; False where a wrapper stands before ours, which must stay."""
+    found = owner.__dict__.get(name)
+    original = getattr(found, MARK, None) if not hasattr(found, "__self__") else None
+    # A wrapper around ours shows our mark too, but what it wraps is ours.
+    if original is None or found.__wrapped__ is not original:
+        return False
+    setattr(owner, name, original)
+    return True
