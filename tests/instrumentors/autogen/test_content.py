@@ -188,18 +188,32 @@ def test_agent_called_by_its_own_methods_is_a_run(stage: Stage) -> None:
     assert content(echo, c.OUTPUT_MESSAGES)[0]["parts"][0]["content"] == "go"
 
 
-def test_structured_answer_is_kept_as_its_fields(stage: Stage) -> None:
-    """A message that holds a model is kept as JSON."""
-    answer = StructuredMessage[Arguments](content=Arguments(text="typed"), source="echo")
+class OwnMessage(TextMessage):
+    """A message that minds being converted."""
+
+    def to_text(self) -> str:
+        """Must not be called."""
+        raise AssertionError("converted")
+
+
+MESSAGES: list[tuple[BaseChatMessage, str]] = [
+    (StructuredMessage[Arguments](content=Arguments(text="typed"), source="a"), '{"text":"typed"}'),
+    (OwnMessage(content="said", source="a"), "said"),
+    (TextMessage(content="half \ud800 of it", source="a"), "half ? of it"),
+]
+
+
+@pytest.mark.parametrize(("answer", "text"), MESSAGES)
+def test_message_is_kept_by_its_fields(stage: Stage, answer: BaseChatMessage, text: str) -> None:
+    """Its methods, which may do anything, are not called; the program has it as it is."""
 
     async def program(client: Any) -> Any:
-        return await RoundRobinGroupChat([Echo("echo", answer)], max_turns=1).run(task="go")
+        return await Echo("echo", answer).run(task=TextMessage(content="go", source="user"))
 
-    stage.trace(program)
-
+    assert stage.trace(program).messages[-1] is answer
     (echo,) = stage.named("invoke_agent echo")
     (part,) = content(echo, c.OUTPUT_MESSAGES)[0]["parts"]
-    assert json.loads(part["content"]) == {"text": "typed"}
+    assert part["content"] == text
 
 
 def test_streaming_tool_gives_its_last(stage: Stage) -> None:
@@ -260,22 +274,16 @@ def test_odd_result_reaches_the_program_as_it_is(stage: Stage, name: str) -> Non
         assert tool.attributes[c.TOOL_RESULT] == "null"
 
 
-def test_huge_and_invalid_messages_pass(stage: Stage) -> None:
-    """A task of 100 MB and an answer that is no valid text reach who they are for, as they are."""
+def test_huge_task_passes(stage: Stage) -> None:
+    """100 MB reach whom they are for, as they are."""
     huge = "x" * 100_000_000
-    answer = TextMessage(content="half \ud800 of it", source="echo")
 
     async def program(client: Any) -> Any:
-        result = await Echo("echo", answer).run(task=huge)
-        return result.messages
+        return await Echo("echo", TextMessage(content="x", source="echo")).run(task=huge)
 
-    asked, answered = stage.trace(program)
-
-    assert asked.content is huge
-    assert answered is answer
+    assert stage.trace(program).messages[0].content is huge
     (echo,) = stage.named("invoke_agent echo")
     assert 1000 < len(str(echo.attributes[c.INPUT_MESSAGES])) < 9_000_000
-    assert str(echo.attributes[c.OUTPUT_MESSAGES]).isascii()
 
 
 @pytest.mark.parametrize("task", [5, Ellipsis, [], ["text"], b"x", (1,)], ids=repr)
@@ -294,22 +302,3 @@ def test_wrong_task_is_refused_as_without_us(stage: Stage, kind: str, task: Any)
     assert stage.trace(program) == stage.run(program)
     failed = stage.named("invoke_agent writer", "invoke_workflow RoundRobinGroupChat")
     assert [span.status for span in failed] == ["ERROR"]
-
-
-def test_message_of_a_class_of_the_programs_own_is_read_by_its_fields(stage: Stage) -> None:
-    """Its methods, which may do anything, are not called."""
-
-    class OwnMessage(TextMessage):
-        """A message that minds being converted."""
-
-        def to_text(self) -> str:
-            raise AssertionError("converted")
-
-    async def program(client: Any) -> Any:
-        task = OwnMessage(content="go", source="user")
-        return await Echo("echo", TextMessage(content="x", source="echo")).run(task=task)
-
-    stage.trace(program)
-
-    (echo,) = stage.named("invoke_agent echo")
-    assert content(echo, c.INPUT_MESSAGES) == said("go")

@@ -102,43 +102,24 @@ def test_choice_of_the_user_is_kept(
         assert stage.path(call)[0] == "invoke_workflow RoundRobinGroupChat"
 
 
-def test_runtime_with_a_provider_of_its_own_leaves_no_orphans(stage: Stage) -> None:
-    """Messages go to the provider the user named; agents still stand under their team."""
+def test_runtime_of_the_programs_own_leaves_no_orphans(stage: Stage) -> None:
+    """Its messages go to the provider the user named; its tasks know nothing of the recording."""
     exporter = InMemorySpanExporter()
     own = TracerProvider()
     own.add_span_processor(SimpleSpanProcessor(exporter))
 
-    async def program(client: Any) -> Any:
+    async def program(client: Any) -> None:
         runtime = SingleThreadedAgentRuntime(tracer_provider=own)
         runtime.start()
-        team = RoundRobinGroupChat([programs.agent("writer", client)], max_turns=1, runtime=runtime)
-        result = await team.run(task="go")
-        await runtime.stop()
-        return result
-
-    stage.trace(program)
-
-    assert scopes(exporter)["autogen SingleThreadedAgentRuntime"] > 5
-    stage.check()
-
-
-def test_team_on_a_runtime_that_was_started_before(stage: Stage) -> None:
-    """Where the runtime's tasks know nothing of the recording, the team's id does."""
-
-    async def program(client: Any) -> None:
-        runtime = SingleThreadedAgentRuntime()
-        runtime.start()
-        team = RoundRobinGroupChat(
-            [programs.agent("writer", client), programs.agent("critic", client)],
-            max_turns=2,
-            runtime=runtime,
-        )
+        writers: Any = [programs.agent(name, client) for name in ("writer", "critic")]
+        team = RoundRobinGroupChat(writers, max_turns=2, runtime=runtime)
         with auto_trace(store=stage.store) as stage.recording:
             await team.run(task="go")
         await runtime.stop_when_idle()
 
     stage.run(program)
 
+    assert scopes(exporter)["autogen SingleThreadedAgentRuntime"] > 5
     stage.check()
     assert {stage.path(call)[0] for call in stage.calls()} == {
         "invoke_workflow RoundRobinGroupChat"

@@ -170,36 +170,31 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_custom_model_is_recorded_whole(is_async: bool, store: Store) -> None:
-    """Messages, calls, usage, finish reason and ids come from LangChain's objects."""
-    model = House()
+async def _drain(stream: Any) -> None:
+    async for _ in stream:
+        pass
 
+
+RUNS: dict[str, Any] = {
+    "invoke": lambda model: model.invoke(HISTORY),
+    "ainvoke": lambda model: asyncio.run(model.ainvoke(HISTORY)),
+    # LangChain answers a stream of a model without one by asking it once.
+    "stream": lambda model: list(model.stream(HISTORY)),
+    "astream": lambda model: asyncio.run(_drain(model.astream(HISTORY))),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_custom_model_is_recorded_whole(name: str, store: Store) -> None:
+    """Messages, calls, usage, finish reason and ids come from LangChain's objects."""
     with auto_trace(store=store) as recording:
-        asyncio.run(model.ainvoke(HISTORY)) if is_async else model.invoke(HISTORY)
+        RUNS[name](House())
 
     assert outline(recording).splitlines() == ["chat House", "  mine"]
     (span,) = all_named(recording, "chat House")
-    assert span.kind == "CLIENT"
-    assert whole(span) == WHOLE
+    assert (span.kind, whole(span)) == ("CLIENT", WHOLE)
     (trajectory,) = recording.trajectories()
     assert len(trajectory.transitions) == 1
-
-
-def test_custom_model_that_does_not_stream_is_one_call(store: Store) -> None:
-    """LangChain answers a stream of it by asking it once; that is one span too."""
-    model = House()
-
-    async def main() -> None:
-        async for _ in model.astream(HISTORY):
-            pass
-
-    with auto_trace(store=store) as recording:
-        list(model.stream(HISTORY))
-        asyncio.run(main())
-
-    spans = all_named(recording, "chat House")
-    assert [whole(span) for span in spans] == [WHOLE, WHOLE]
 
 
 def test_tools_of_a_custom_model_are_kept(store: Store) -> None:
@@ -310,19 +305,14 @@ def test_completion_model_is_one_call_for_a_request(store: Store) -> None:
         assert "".join(Teller().stream("xy")) == "yx"
         asyncio.run(Teller().ainvoke("async"))
 
+    def texts(span: Any, key: str) -> list[str]:
+        return [part["content"] for item in whole(span)[key] for part in item["parts"]]
+
     spans = all_named(recording, "text_completion Teller")
-    assert [
-        (
-            [part["content"] for item in whole(span)[c.INPUT_MESSAGES] for part in item["parts"]],
-            [part["content"] for item in whole(span)[c.OUTPUT_MESSAGES] for part in item["parts"]],
-        )
-        for span in spans
-    ] == [
-        (["abc"], ["cba"]),
-        (["one", "two"], ["eno", "owt"]),
-        (["xy"], ["yx"]),
+    assert [(texts(span, c.INPUT_MESSAGES), texts(span, c.OUTPUT_MESSAGES)) for span in spans] == [
+        (["abc"], ["cba"]), (["one", "two"], ["eno", "owt"]), (["xy"], ["yx"]),
         (["async"], ["cnysa"]),
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("own_client")

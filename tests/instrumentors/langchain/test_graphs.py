@@ -330,23 +330,6 @@ def test_program_is_a_tree(
         assert calls_of(recording)[0].attributes[c.CONVERSATION_ID] == "t7"
 
 
-def test_traced_agent_gives_what_the_untraced_one_gives(chat: Chat, store: Store) -> None:
-    """The state an agent ends with is the same, save for the ids that LangChain draws."""
-
-    def run(base_url: str) -> list[tuple[str, object]]:
-        def at(**options: Any) -> Any:
-            return chat(base_url=base_url, **options)
-
-        agent: Any = create_agent(at(), [calculator_of(at)], name="mathy")
-        messages = agent.invoke(QUESTION)["messages"]
-        return [(message.type, message.content) for message in messages]
-
-    with DemoServer() as one, DemoServer() as other:
-        before = run(one.base_url)
-        with auto_trace(store=store):
-            assert run(other.base_url) == before
-
-
 def test_parallel_nodes_keep_their_calls(chat: Chat, store: Store) -> None:
     """Nodes that run side by side, in threads or as tasks, each have their own call."""
 

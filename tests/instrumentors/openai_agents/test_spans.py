@@ -375,29 +375,22 @@ def test_results_of_any_kind_are_held_safely(store: Store, model: Any) -> None:
     with auto_trace(store=store) as recording:
         for _ in range(4):
             asyncio.run(agents.Runner.run(agent, 'fetch "it"'))
+        results = iter(["\ud800"])  # which the client cannot send
+        with pytest.raises(UnicodeEncodeError):
+            asyncio.run(agents.Runner.run(agent, 'fetch "it"'))
+    outline(recording)
 
     spans = spans_of(recording, "execute_tool fetch")
     texts = [str(span.attributes[c.TOOL_RESULT]) for span in spans]
     assert (texts[0], texts[2]) == ('"<Hostile>"', '"<generator>"')
     assert texts[1].startswith('{"self":{"self":')
     assert 0 < len(texts[3]) < 8 << 20
+    assert (texts[4], calls_of(recording)[-1].status) == ("?", "ERROR")
     assert not drained
     traced, hostile.asked = hostile.asked, 0
     results = iter([hostile])
     asyncio.run(agents.Runner.run(agent, 'fetch "it"'))
     assert hostile.asked == traced
-
-
-def test_half_a_pair_is_held_safely(store: Store, model: Any) -> None:
-    """A lone surrogate, which neither the client can send nor a file can hold."""
-    fetch = agents.function_tool(lambda what: "\ud800", name_override="fetch")
-
-    with auto_trace(store=store) as recording, pytest.raises(UnicodeEncodeError):
-        asyncio.run(agents.Runner.run(agent_of(model, tools=[fetch]), 'fetch "it"'))
-
-    assert named(recording, "execute_tool fetch").attributes[c.TOOL_RESULT] == "?"
-    assert [span.status for span in calls_of(recording)] == ["UNSET", "ERROR"]
-    outline(recording)
 
 
 def test_setting_of_the_sdk_keeps_content_out(store: Store, model: Any) -> None:
