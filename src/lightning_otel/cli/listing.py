@@ -1,11 +1,13 @@
 """The rows behind ``ls`` and ``stats``."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.dataset import Store
+from lightning_otel.dataset.batches import unfinished
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.store.damage import count_missing_spans
 from lightning_otel.store.earnings import LAST_REWARD
@@ -163,10 +165,9 @@ def store_stats(store: Store) -> dict[str, Any]:
 
 def _count_unfinished(store: Store) -> dict[str, int]:
     """Count the rollouts that go on, and those that broke off."""
-    query = "SELECT status, count(DISTINCT rollout_id) AS n FROM rollouts GROUP BY 1"
-    found = overview(store.source, query)
-    counts = {row["status"]: int(row["n"]) for row in found}
-    return {name: counts.get(name, 0) for name in ("running", "incomplete")}
+    found = {(rollout_id, status) for rollout_id, _, status in unfinished(store.source)}
+    counts = Counter(status for _, status in found)
+    return {name: counts[name] for name in ("running", "incomplete")}
 
 
 def _split_total(rows: list[dict[str, Any]]) -> Listing:

@@ -261,12 +261,12 @@ class Store(SpanStore):
         return self._adapt(Asked.of(keywords))
 
     def _adapt(self, asked: Asked) -> Iterator[Adaptation]:
-        from lightning_otel.dataset.batches import batches, incomplete
+        from lightning_otel.dataset.batches import batches, incomplete, with_moved
 
         self._settle_if_worthwhile()
         adapter, wanted, include_incomplete = asked
-        out = frozenset() if include_incomplete else incomplete(self.source)
-
+        con = with_moved(self.source)
+        out = frozenset() if include_incomplete else incomplete(self.source, con)
         told: dict[str, Any] = {}
         if isinstance(adapter, TripletAdapter) and adapter.advantage is not None:
             # A rollout is compared with those that are not asked for, too.
@@ -277,7 +277,7 @@ class Store(SpanStore):
             told["estimates"] = adapter.estimate(outcome for each in every for outcome in each)
         return (
             adapter.explain(wanted.spans(spans), incomplete=out, **told)
-            for spans in batches(self.source, wanted)
+            for spans in batches(self.source, wanted, con)
         )
 
     def _read_parts(self, asked: Asked, *, bodies: bool) -> "Iterator[Part]":

@@ -1,15 +1,16 @@
 """Spans in batches of whole rollouts, each reward with the rollout it judges, in bounded memory."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.selection import Selection as Wanted
+from lightning_otel.store.live import living
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanName, SpanSource
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import HOMES, MAY_MOVE, UNENDED
+from lightning_otel.store.views import HOMES, MAY_MOVE
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ class _Moved(NamedTuple):
     start_ns: int
 
 
-def batches(source: SpanSource, wanted: Wanted = _ALL) -> Iterator[Iterator[Span]]:
+def batches(
+    source: SpanSource, wanted: Wanted = _ALL, con: "duckdb.DuckDBPyConnection | None" = None
+) -> Iterator[Iterator[Span]]:
     """Spans of whole rollouts, gathered until they are enough.
 
     A reward recorded elsewhere comes with the rollout it judges, and not with its own.
@@ -46,8 +49,9 @@ def batches(source: SpanSource, wanted: Wanted = _ALL) -> Iterator[Iterator[Span
     Args:
         source: Where the spans are.
         wanted: Only these rollouts; what else it says is not looked at.
+        con: A connection of :func:`with_moved`; by default a new one.
     """
-    con = with_moved(source)
+    con = con or with_moved(source)
     if source.layout is not None:
         con.execute("SET enable_external_file_cache = false")
         con.execute(f"SET threads = {_THREADS}")  # each reads a row group at once
@@ -87,18 +91,36 @@ def clauses(con: "duckdb.DuckDBPyConnection", wanted: Wanted) -> Clauses:
     return Clauses(" AND ".join(where), " AND ".join(having), values)
 
 
-def incomplete(source: SpanSource) -> frozenset[tuple[str, str]]:
-    """Rollout and attempt ids of what broke off, as its process died.
+def incomplete(
+    source: SpanSource, con: "duckdb.DuckDBPyConnection | None" = None
+) -> frozenset[tuple[str, str]]:
+    """Return rollout and attempt ids of what broke off, as its process died."""
+    alive = living(source.layout) if source.layout is not None else ()
+    rows = unfinished(source, con, alive)
+    return frozenset((rollout, attempt) for rollout, attempt, status in rows if status != "running")
+
+
+def unfinished(
+    source: SpanSource,
+    con: "duckdb.DuckDBPyConnection | None" = None,
+    alive: Collection[str] = (),
+) -> list[tuple[str, str, str]]:
+    """Return rollout and attempt ids of what did not end, with ``running`` or ``incomplete``.
 
     Args:
         source: Where the spans are.
+        con: A connection of this source with the view ``spans``; by default a new one.
+        alive: Processes whose open spans alone are not looked at.
     """
+    con = con or source.connect(("spans",), INDEX_COLUMNS)
+    # Few stores hold any, and the view costs more than a look at narrow columns.
+    found = con.execute("SELECT DISTINCT process FROM spans WHERE end_ns IS NULL").fetchall()
+    if {process for (process,) in found} <= set(alive):
+        return []
     con = source.connect(("rollouts",), INDEX_COLUMNS)
-    # Most stores have none, and the view costs more than a look at one narrow column.
-    if not con.execute(UNENDED).fetchall():
-        return frozenset()
-    found = "SELECT rollout_id, attempt_id FROM rollouts WHERE status = 'incomplete'"
-    return frozenset(con.execute(found).fetchall())
+    columns = "rollout_id, attempt_id, status"
+    where = "status IN ('running', 'incomplete')"
+    return con.execute(f"SELECT {columns} FROM rollouts WHERE {where}").fetchall()
 
 
 def whole(source: SpanSource, selection: Selection) -> Query:

@@ -189,11 +189,6 @@ _STATUS: Final = f"""
        WHEN bool_or({_IS_OPEN} AND is_alive(process)) THEN 'running'
        ELSE 'incomplete' END"""
 
-UNENDED: Final = f"""
-SELECT DISTINCT {ROLLOUT} AS rollout_id, coalesce(attempt_id, '1') AS attempt_id FROM spans
-WHERE {_IS_OPEN} AND NOT is_alive(process)"""
-"""Attempts with a span that its dead process never ended: those that may be incomplete."""
-
 ROLLOUTS: Final = f"""
 WITH RECURSIVE {HOMES}, {REPEATED}, {EARNED}
 SELECT found.* EXCLUDE (input_tokens, output_tokens, agents, task), earned.reward, input_tokens,
