@@ -19,10 +19,7 @@ from lightning_otel.instrumentors.library import LibraryInstrumentor
 from lightning_otel.instrumentors.openai import (
     asking,
     body,
-    chat,
-    completions,
-    embeddings,
-    fields,
+    formats,
     request,
     responses,
 )
@@ -34,10 +31,7 @@ MODULES = [
     instrumentor,
     asking,
     body,
-    chat,
-    completions,
-    embeddings,
-    fields,
+    formats,
     request,
     responses,
     redact,
@@ -47,7 +41,10 @@ MODULES = [
     capture,
     reading,
 ]
-CLASSES = [request.ModelRequest, body.BodyRecorder, capture.Operation]
+CLASSES = [
+    request.ModelRequest, body.BodyRecorder, capture.Operation, formats.Chat, formats.Completions,
+    formats.Embeddings, responses.Responses,
+]  # fmt: skip
 FENCE = {"guarded", "note_fault", "__del__"}
 """What keeps faults in cannot be tried by failing itself."""
 HOST = {"_iter_bytes", "_aiter_bytes", "_close", "_aclose", "attached"}
@@ -212,7 +209,7 @@ def test_fault_is_counted_and_warned_of_once(
     monkeypatch.setattr(capture._process, "faults", 0)
 
     with auto_trace(store=store) as recording:
-        monkeypatch.setattr(chat, "response_content", broken)
+        monkeypatch.setattr(formats.Chat, "response_content", broken)
         for _ in range(3):
             client.chat.completions.create(model="toy", messages=ASKED)
 
@@ -236,7 +233,7 @@ def test_fault_in_a_log_handler_stays_out_of_the_program(
     monkeypatch.setattr(capture.log, "handle", broken)
 
     with auto_trace(store=store):
-        monkeypatch.setattr(chat, "response_content", broken)
+        monkeypatch.setattr(formats.Chat, "response_content", broken)
         answer = client.chat.completions.create(model="toy", messages=ASKED)
 
     assert answer.choices[0].message.content == "You said: hello"

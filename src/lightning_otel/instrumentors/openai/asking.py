@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.openai import chat, completions
+from lightning_otel.instrumentors.openai.formats import Chat, Completions
 from lightning_otel.instrumentors.openai.request import ModelRequest, current_request
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def sent_for(options: Any) -> tuple[Any, Any | None]:
 
 def _add_requests(request: ModelRequest, options: Any) -> Any | None:
     """Return a copy of the options that also asks for ids; None where they are sent as they are."""
-    if not capture.asks_for_ids() or request.endpoint not in (chat, completions):
+    if not capture.asks_for_ids() or type(request.endpoint) not in (Chat, Completions):
         return None
     body, extra = options.json_data, options.extra_json or {}
     if not isinstance(body, Mapping) or options.files or not _may_know(request.client, options):
@@ -67,7 +67,7 @@ def _add_requests(request: ModelRequest, options: Any) -> Any | None:
 
 def _find_wanted(request: ModelRequest, said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields to ask for beside the agent's own."""
-    if request.endpoint is completions:
+    if isinstance(request.endpoint, Completions):
         # An echoed prompt has logprobs too: that answer would be another than the agent asked for.
         return {"return_token_ids": True, **({} if said.get("echo") else {"logprobs": 0})}
     if said.get("logprobs", "top_logprobs" not in said):

@@ -3,60 +3,38 @@
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import orjson
 from opentelemetry.context import Context
-from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import call_slot, capture, debugging
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import Run
-from lightning_otel.instrumentors.openai import chat, completions, embeddings, responses
 from lightning_otel.instrumentors.openai.body import BodyRecorder
+from lightning_otel.instrumentors.openai.formats import (
+    Attributes,
+    Chat,
+    Completions,
+    Embeddings,
+    Json,
+)
+from lightning_otel.instrumentors.openai.responses import Responses
 
 _JSON_START = re.compile(rb"\s*\{")
 
-Attributes = dict[str, AttributeValue]
-Json = Mapping[str, Any]
-
-
-class Endpoint(Protocol):
-    """The wire format of one endpoint."""
-
-    OPERATION: str
-
-    def request_attributes(self, body: Json) -> Attributes:
-        """Attributes of the request."""
-
-    def request_content(self, body: Json) -> dict[str, str]:
-        """Messages and tools of the request, as JSON texts by attribute key."""
-
-    def response_attributes(self, body: Json) -> Attributes:
-        """Attributes of the answer."""
-
-    def response_content(self, body: Json) -> dict[str, str]:
-        """Messages, token ids and logprobs of the answer, by attribute key."""
-
-    def assemble(self, events: Sequence[Json]) -> Json:
-        """The whole answer that a stream's events add up to."""
-
-    def is_complete(self, events: Sequence[Json]) -> bool:
-        """Return whether a stream's events reach its end."""
-
-
-_ENDPOINTS: dict[str, Endpoint] = {
-    "/chat/completions": chat,
-    "/responses": responses,
-    "/completions": completions,
-    "/embeddings": embeddings,
+_ENDPOINTS: Final[Mapping[str, Chat]] = {
+    "/chat/completions": Chat(),
+    "/responses": Responses(),
+    "/completions": Completions(),
+    "/embeddings": Embeddings(),
 }
 
 
-def endpoint_of(method: str, url: str) -> Endpoint | None:
+def endpoint_of(method: str, url: str) -> Chat | None:
     """The model endpoint a request goes to; None for everything else."""
     if method.lower() != "post":
         return None
@@ -86,7 +64,7 @@ class ModelRequest(Run):
     """
 
     def __init__(
-        self, client: Any, options: Any, endpoint: Endpoint, operation: capture.Operation
+        self, client: Any, options: Any, endpoint: Chat, operation: capture.Operation
     ) -> None:
         self.client = client
         self.options = self.given = options
@@ -120,7 +98,7 @@ class ModelRequest(Run):
             body = {**body, **options.extra_json}
         model = body.get("model")
         attributes: Attributes = {
-            c.OPERATION: endpoint.OPERATION,
+            c.OPERATION: endpoint.operation,
             c.PROVIDER: _provider_of(type(client)),  # type: ignore[arg-type]  # a class has a hash
             **_server_of(client, str(options.url)),
         }
@@ -135,7 +113,7 @@ class ModelRequest(Run):
         content = None
         if capture.content_policy().is_kept:
             content = capture.guarded(endpoint.request_content, body)
-        name = f"{endpoint.OPERATION} {model}" if isinstance(model, str) else endpoint.OPERATION
+        name = f"{endpoint.operation} {model}" if isinstance(model, str) else endpoint.operation
         return cls(client, options, endpoint, call_slot.start_call(name, attributes, content))
 
     def observe(self, response: Any) -> None:

@@ -9,12 +9,8 @@ from typing import Any, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import token_content
-from lightning_otel.instrumentors.openai import fields
-from lightning_otel.instrumentors.openai.fields import Attributes, Json
-from lightning_otel.instrumentors.reading import token_counts
+from lightning_otel.instrumentors.openai.formats import Attributes, Chat, Json, add_tools, dump
 from lightning_otel.messages import called_part, content_parts, object_of, objects, read_items
-
-OPERATION: Final = c.CHAT
 
 _FINAL: Final = ("response.completed", "response.incomplete", "response.failed")
 _DELTAS: Final = frozenset(
@@ -27,106 +23,95 @@ _DELTAS: Final = frozenset(
 _CALLS: Final = ("function_call", "custom_tool_call")
 
 
-def request_attributes(body: Json) -> Attributes:
-    """Attributes of the request."""
-    found: Attributes = {c.OPENAI_API: "responses", **fields.request_scalars(body)}
-    wanted = object_of(object_of(body.get("text")).get("format"))
-    found.update(fields.output_type(wanted.get("type")))
-    effort = object_of(body.get("reasoning")).get("effort")
-    if isinstance(effort, str):
-        found[c.REQUEST_REASONING_LEVEL] = effort
-    found.update(_conversation_id(body))
-    return found
+class Responses(Chat):
+    """``/responses``."""
+
+    api = "responses"
+
+    def request_attributes(self, body: Json) -> Attributes:
+        """Attributes of a request, with its effort and conversation."""
+        found = {**super().request_attributes(body), **_conversation_id(body)}
+        effort = object_of(body.get("reasoning")).get("effort")
+        if isinstance(effort, str):
+            found[c.REQUEST_REASONING_LEVEL] = effort
+        return found
+
+    def output_format(self, body: Json) -> Json:
+        """Return the response format that a request wants."""
+        return object_of(object_of(body.get("text")).get("format"))
+
+    def request_content(self, body: Json) -> dict[str, str]:
+        """Instructions, messages and tools of a request."""
+        given = body.get("input")
+        items = [given] if isinstance(given, str) else objects(given)
+        content = {c.INPUT_MESSAGES: dump(read_items(items, call=called_part))}
+        instructions = content_parts(body.get("instructions"))
+        if instructions:
+            content[c.SYSTEM_INSTRUCTIONS] = dump(instructions)
+        return add_tools(content, body.get("tools"))
+
+    def response_attributes(self, body: Json) -> Attributes:
+        """Attributes of an answer, with its conversation."""
+        return {**super().response_attributes(body), **_conversation_id(body)}
+
+    def finish_reasons(self, body: Json) -> list[object]:
+        """Return the finish reason, which this API says by status and kind of output."""
+        status = body.get("status")
+        if status == "completed":
+            called = any(item.get("type") in _CALLS for item in objects(body.get("output")))
+            return ["tool_calls" if called else "stop"]
+        if status == "incomplete":
+            why = object_of(body.get("incomplete_details")).get("reason")
+            return ["length" if why == "max_output_tokens" else str(why or "length")]
+        return ["error"] if status == "failed" else []
+
+    def response_content(self, body: Json) -> dict[str, str]:
+        """The answer as one message; token ids and logprobs where an engine gives them."""
+        output = objects(body.get("output"))
+        messages = read_items(output, "assistant", called_part)
+        for reason in self.finish_reasons(body) if messages else ():
+            messages[-1]["finish_reason"] = reason
+        logprobs = [
+            token.get("logprob")
+            for item in output
+            for part in objects(item.get("content"))
+            for token in objects(part.get("logprobs"))
+        ]
+        return {
+            c.OUTPUT_MESSAGES: dump(messages),
+            **token_content(body.get("prompt_token_ids"), [body.get("token_ids")], [logprobs]),
+        }
+
+    def is_complete(self, events: Sequence[Json]) -> bool:
+        """Return whether the event that closes an answer came."""
+        return any(event.get("type") in _FINAL for event in reversed(events))
+
+    def assemble(self, events: Sequence[Json]) -> Json:
+        """The whole answer: the closing event's, else what the pieces so far add up to."""
+        whole: dict[str, Any] = {}
+        items: dict[int, Json] = {}
+        texts: dict[int, list[str]] = {}
+        for event in events:
+            kind, index = event.get("type"), event.get("output_index")
+            whole.update(object_of(event.get("response")))
+            if kind == "error" or isinstance(event.get("error"), dict):
+                whole["error"] = event.get("error") or {**event, "type": event.get("code")}
+            elif isinstance(index, int):
+                items[index] = object_of(event.get("item")) or items.get(index, {})
+                if kind in _DELTAS and isinstance(event.get("delta"), str):
+                    texts.setdefault(index, []).append(event["delta"])
+        if not self.is_complete(events):
+            whole["output"] = [
+                _unfinished_item(items[index], "".join(texts.get(index, ())))
+                for index in sorted(items)
+            ]
+        return whole
 
 
 def _conversation_id(body: Json) -> Attributes:
     conversation = body.get("conversation")
     held = conversation.get("id") if isinstance(conversation, dict) else conversation
     return {c.CONVERSATION_ID: held} if isinstance(held, str) else {}
-
-
-def request_content(body: Json) -> dict[str, str]:
-    """Instructions, messages and tools of the request."""
-    given = body.get("input")
-    messages = read_items([given] if isinstance(given, str) else objects(given), call=called_part)
-    content = {c.INPUT_MESSAGES: fields.dump(messages)}
-    instructions = content_parts(body.get("instructions"))
-    if instructions:
-        content[c.SYSTEM_INSTRUCTIONS] = fields.dump(instructions)
-    tools = fields.tool_definitions(body.get("tools"))
-    if tools:
-        content[c.TOOL_DEFINITIONS] = tools
-    return content
-
-
-def response_attributes(body: Json) -> Attributes:
-    """Attributes of the answer."""
-    found = {
-        **fields.response_scalars(body),
-        **token_counts(body.get("usage")),
-        **_conversation_id(body),
-    }
-    reason = _finish_reason(body)
-    if reason:
-        found[c.FINISH_REASONS] = [reason]
-    return found
-
-
-def _finish_reason(body: Json) -> str | None:
-    """The conventions' finish reason, which this API says by status and kind of output."""
-    status = body.get("status")
-    if status == "completed":
-        called = any(item.get("type") in _CALLS for item in objects(body.get("output")))
-        return "tool_calls" if called else "stop"
-    if status == "incomplete":
-        why = object_of(body.get("incomplete_details")).get("reason")
-        return "length" if why == "max_output_tokens" else str(why or "length")
-    return "error" if status == "failed" else None
-
-
-def response_content(body: Json) -> dict[str, str]:
-    """The answer as one message; token ids and logprobs where an engine gives them."""
-    output = objects(body.get("output"))
-    messages = read_items(output, "assistant", called_part)
-    reason = _finish_reason(body)
-    if messages and reason:
-        messages[-1]["finish_reason"] = reason
-    logprobs = [
-        token.get("logprob")
-        for item in output
-        for part in objects(item.get("content"))
-        for token in objects(part.get("logprobs"))
-    ]
-    return {
-        c.OUTPUT_MESSAGES: fields.dump(messages),
-        **token_content(body.get("prompt_token_ids"), [body.get("token_ids")], [logprobs]),
-    }
-
-
-def is_complete(events: Sequence[Json]) -> bool:
-    """Return whether the event that closes an answer came."""
-    return any(event.get("type") in _FINAL for event in reversed(events))
-
-
-def assemble(events: Sequence[Json]) -> Json:
-    """The whole answer: the closing event's, else what the pieces so far add up to."""
-    whole: dict[str, Any] = {}
-    items: dict[int, Json] = {}
-    texts: dict[int, list[str]] = {}
-    for event in events:
-        kind, index = event.get("type"), event.get("output_index")
-        whole.update(object_of(event.get("response")))
-        if kind == "error" or isinstance(event.get("error"), dict):
-            whole["error"] = event.get("error") or {**event, "type": event.get("code")}
-        elif isinstance(index, int):
-            items[index] = object_of(event.get("item")) or items.get(index, {})
-            if kind in _DELTAS and isinstance(event.get("delta"), str):
-                texts.setdefault(index, []).append(event["delta"])
-    if not is_complete(events):
-        whole["output"] = [
-            _unfinished_item(items[index], "".join(texts.get(index, ()))) for index in sorted(items)
-        ]
-    return whole
 
 
 def _unfinished_item(item: Json, text: str) -> Json:

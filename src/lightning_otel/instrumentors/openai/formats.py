@@ -1,0 +1,387 @@
+"""The wire formats of chat completions, of the legacy completions and of embeddings.
+
+Source: OpenAI's API reference; vLLM's ``return_token_ids``: prompt ids at the top level (in a
+stream on its first chunk) or, as SGLang has them, on each choice; sampled ids on each choice.
+"""
+
+import itertools
+import json
+from collections.abc import Container, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, Final, TypeAlias
+
+import orjson
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import conventions as c
+from lightning_otel import messages
+from lightning_otel.adapter.tokens import add_encoded, encode_ids, sampled_ids, token_content
+from lightning_otel.instrumentors.reading import token_counts
+from lightning_otel.messages import called_part, flat_tools, message, object_of, objects, values
+from lightning_otel.messages.media import text_part
+from lightning_otel.redact import Scrubbed, scrub
+
+Json: TypeAlias = Mapping[str, Any]
+Attributes: TypeAlias = dict[str, AttributeValue]
+
+_NUMBER: Final = (int, float)
+_SCALARS: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
+    "temperature": (c.REQUEST_TEMPERATURE, _NUMBER),
+    "top_p": (c.REQUEST_TOP_P, _NUMBER),
+    "top_k": (c.REQUEST_TOP_K, int),
+    "min_p": (c.REQUEST_MIN_P, _NUMBER),
+    "repetition_penalty": (c.REQUEST_REPETITION_PENALTY, _NUMBER),
+    "max_tokens": (c.REQUEST_MAX_TOKENS, int),
+    "max_completion_tokens": (c.REQUEST_MAX_TOKENS, int),
+    "max_output_tokens": (c.REQUEST_MAX_TOKENS, int),
+    "frequency_penalty": (c.REQUEST_FREQUENCY_PENALTY, _NUMBER),
+    "presence_penalty": (c.REQUEST_PRESENCE_PENALTY, _NUMBER),
+    "seed": (c.REQUEST_SEED, int),
+    "reasoning_effort": (c.REQUEST_REASONING_LEVEL, str),
+    "previous_response_id": (c.REQUEST_PREVIOUS_RESPONSE, str),
+    "dimensions": (c.EMBEDDING_DIMENSIONS, int),
+}
+_RESPONSE: Final[Mapping[str, str]] = {
+    "id": c.RESPONSE_ID,
+    "model": c.RESPONSE_MODEL,
+    "system_fingerprint": c.OPENAI_FINGERPRINT,
+    "service_tier": c.OPENAI_RESPONSE_TIER,
+}
+_TOKEN_ID: Final = "token_id:"
+
+_REMEMBERED: Final = 512
+_LONGEST_REMEMBERED: Final = 8192
+"""Messages whose JSON is kept, and their characters: some MB at most."""
+_PLAIN: Final = {
+    role: f'{{"role":"{role}","parts":[{{"type":"text","content":'
+    for role in ("system", "developer", "user", "assistant")
+}
+_TOOL: Final = '{"role":"tool","parts":[{"type":"tool_call_response","id":'
+_GROWING: Final = frozenset({"text", "logprobs", "token_ids"})
+_CALLED: Final = frozenset({"function", "custom"})
+
+
+def dump(value: object) -> str:
+    """Return JSON text of what a client sends or was sent."""
+    return values.dump(value, _as_sent)
+
+
+def _as_sent(value: Any) -> Any:
+    """Return a value in the form the client sends it in, if it can send it at all."""
+    if type(value) is orjson.Fragment:
+        return json.loads(orjson.dumps(value))
+    dump_model = getattr(value, "model_dump", None)
+    if dump_model is not None:
+        return dump_model(mode="json", exclude_unset=True, by_alias=True)
+    return value.isoformat() if isinstance(value, datetime) else f"<{type(value).__name__}>"
+
+
+def add_tools(content: dict[str, str], tools: object) -> dict[str, str]:
+    """Content with a request's tools in the conventions' flat form, if it has some."""
+    if tools and (flat := flat_tools(tools)):
+        content[c.TOOL_DEFINITIONS] = dump(flat)
+    return content
+
+
+class Chat:
+    """``/chat/completions``: attributes and content of its requests and answers.
+
+    Content is messages and tools as JSON texts, token ids and logprobs, by attribute key. The other
+    endpoints say where they differ.
+
+    Attributes:
+        operation: The operation's name in the conventions.
+        api: The API's name there, where it has one.
+    """
+
+    operation = c.CHAT
+    api = "chat_completions"
+
+    def request_attributes(self, body: Json) -> Attributes:
+        """Sampling parameters and the like, where they have the type the conventions name."""
+        found: Attributes = {c.OPENAI_API: self.api} if self.api else {}
+        for name, value in body.items():
+            if name not in _SCALARS:
+                continue
+            key, kind = _SCALARS[name]
+            if isinstance(value, kind) and not isinstance(value, bool):
+                found[key] = float(value) if kind == _NUMBER else value  # type: ignore[arg-type, assignment]  # checked by kind
+        stop = body.get("stop")
+        if isinstance(stop, str):
+            found[c.REQUEST_STOP] = [stop]
+        elif isinstance(stop, list) and all(isinstance(item, str) for item in stop):
+            found[c.REQUEST_STOP] = list(stop)
+        choices = body.get("n")
+        if isinstance(choices, int) and choices != 1:
+            found[c.REQUEST_CHOICES] = choices
+        tier = body.get("service_tier")
+        if isinstance(tier, str) and tier != "auto":
+            found[c.OPENAI_REQUEST_TIER] = tier
+        wanted = self.output_format(body).get("type")
+        if wanted in ("json_object", "json_schema"):
+            found[c.OUTPUT_TYPE] = "json"
+        elif wanted == "text":
+            found[c.OUTPUT_TYPE] = "text"
+        return found
+
+    def output_format(self, body: Json) -> Json:
+        """Return the response format that a request wants."""
+        return object_of(body.get("response_format"))
+
+    def request_content(self, body: Json) -> dict[str, str]:
+        """Messages and tools of a request."""
+        texts = [_message_json(item) for item in objects(body.get("messages"))]
+        content: dict[str, str] = {c.INPUT_MESSAGES: Scrubbed(f"[{','.join(texts)}]")}
+        return add_tools(content, body.get("tools"))
+
+    def response_attributes(self, body: Json) -> Attributes:
+        """Id, model, counts and finish reasons of an answer."""
+        found: Attributes = {
+            key: value
+            for name, key in _RESPONSE.items()
+            if isinstance(value := body.get(name), str)
+        }
+        found.update(token_counts(body.get("usage")))
+        reasons = [reason for reason in self.finish_reasons(body) if isinstance(reason, str)]
+        if reasons:
+            found[c.FINISH_REASONS] = reasons
+        return found
+
+    def finish_reasons(self, body: Json) -> list[object]:
+        """Return the finish reason of each choice."""
+        return [choice.get("finish_reason") for choice in objects(body.get("choices"))]
+
+    def response_content(self, body: Json) -> dict[str, str]:
+        """Messages, token ids and logprobs of an answer."""
+        choices = objects(body.get("choices"))
+        sampled = [self.read_sampled(choice) for choice in choices]
+        prompt_ids = body.get("prompt_token_ids") or next(
+            (held for choice in choices if (held := choice.get("prompt_token_ids"))), None
+        )
+        content = {
+            c.OUTPUT_MESSAGES: dump([self.read_answer(choice) for choice in choices]),
+            **token_content(
+                prompt_ids,
+                sampled_ids(body, [choice.get("token_ids") for choice in choices]),
+                [logprobs for _, logprobs in sampled],
+            ),
+        }
+        named = [_named_ids(tokens) for tokens, _ in sampled]
+        if any(named):
+            add_encoded(content, c.LOGPROB_TOKEN_IDS, encode_ids, named)
+        return content
+
+    def read_answer(self, choice: Json) -> dict[str, Any]:
+        """Return the message of a choice."""
+        reason, said = choice.get("finish_reason"), object_of(choice.get("message"))
+        return messages.read_message(said, "assistant", called_part, finish_reason=reason)
+
+    def read_sampled(self, choice: Json) -> tuple[list[Any], list[Any]]:
+        """Return the sampled tokens of a choice and their logprobs."""
+        held = choice.get("logprobs")
+        if not isinstance(held, dict):  # as of most calls
+            return [], []
+        tokens = objects(held.get("content")) + objects(held.get("refusal"))
+        return [each.get("token") for each in tokens], [each.get("logprob") for each in tokens]
+
+    def is_complete(self, events: Sequence[Json]) -> bool:
+        """Return whether a stream ended, or every choice has its finish reason."""
+        if any(event.get("done") for event in events[-1:]):
+            return True
+        finished: dict[int, bool] = {}
+        for event in events:
+            for choice in objects(event.get("choices")):
+                index = _index_of(choice)
+                finished[index] = finished.get(index, False) or bool(choice.get("finish_reason"))
+        return bool(finished) and all(finished.values())
+
+    def assemble(self, events: Sequence[Json]) -> Json:
+        """The whole answer that a stream's events add up to."""
+        whole: dict[str, Any] = {}
+        for name in ("id", "model", "system_fingerprint", "service_tier", "prompt_token_ids"):
+            whole[name] = next((held for event in events if (held := event.get(name))), None)
+        for name in ("usage", "error"):
+            later = reversed(events)
+            whole[name] = next((held for event in later if (held := event.get(name))), None)
+        chunks: dict[int, list[dict[str, Any]]] = {}
+        for event in events:
+            for chunk in objects(event.get("choices")):
+                chunks.setdefault(_index_of(chunk), []).append(chunk)
+        whole["choices"] = [self.join_choice(chunks[index]) for index in sorted(chunks)]
+        return whole
+
+    def join_choice(self, chunks: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the choice that its chunks add up to."""
+        deltas = [object_of(chunk.get("delta")) for chunk in chunks]
+        said = frozenset(itertools.chain.from_iterable(deltas))
+        spoken = _grow(deltas, said - {"role", "tool_calls"})
+        calls = [call for delta in deltas for call in objects(delta.get("tool_calls"))]
+        whole = _grow(chunks, _GROWING)
+        return {**whole, "message": {**spoken, "tool_calls": _tool_calls(calls)}}
+
+
+def _index_of(choice: Json) -> int:
+    """A choice's number; servers with only one may leave it out."""
+    index = choice.get("index")
+    return index if isinstance(index, int) else 0
+
+
+def _named_ids(tokens: Sequence[object]) -> list[int]:
+    """The ids that tokens written ``token_id:N`` name; empty unless all are.
+
+    Source: vLLM's ``return_tokens_as_token_ids``.
+    """
+    texts = [text for text in tokens if type(text) is str and text.startswith(_TOKEN_ID)]
+    if not texts or len(texts) < len(tokens):
+        return []
+    try:
+        return [int(text[len(_TOKEN_ID) :]) for text in texts]
+    except ValueError:
+        return []
+
+
+def _message_json(item: Json) -> str:
+    """A message as JSON text without secrets.
+
+    Most messages of a long history are plain, and each comes again with every call: these are
+    written as they are read, as every object made in between calls for the garbage collector.
+    """
+    role, content = item.get("role"), item.get("content")
+    if content and type(content) is str and type(role) is str:
+        written = _remembered if len(content) <= _LONGEST_REMEMBERED else _write_message
+        try:
+            if len(item) == 2 and role in _PLAIN:
+                return written(_PLAIN[role], content)
+            if len(item) == 3 and role == "tool" and type(item.get("tool_call_id")) is str:
+                call_id = orjson.dumps(item["tool_call_id"]).decode()
+                return written(f'{_TOOL}{call_id},"response":', content)
+        except TypeError:  # a lone surrogate
+            pass
+    return scrub(dump(messages.read_message(item, "", called_part)))
+
+
+def _write_message(opening: str, content: str) -> str:
+    """The JSON of a message that is one text."""
+    return scrub(f"{opening}{orjson.dumps(content).decode()}}}]}}")
+
+
+_remembered: Final = lru_cache(_REMEMBERED)(_write_message)
+
+
+def _tool_calls(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tool calls of their pieces: each belongs to the call of its index, else id, else the last."""
+    calls: list[tuple[int, list[dict[str, Any]]]] = []
+    for piece in pieces:
+        index, call_id = piece.get("index"), piece.get("id")
+        if isinstance(index, int):
+            known = [held for place, held in calls if place == index]
+        elif call_id:
+            known = [held for _, held in calls if held[0].get("id") == call_id]
+        else:
+            known = [held for _, held in calls[-1:]]
+        if known:
+            known[0].append(piece)
+        else:
+            calls.append((index if isinstance(index, int) else len(calls), [piece]))
+    return [_grow(held, _CALLED) for _, held in sorted(calls, key=itemgetter(0))]
+
+
+def _grow(pieces: Sequence[Json], growing: Container[str]) -> dict[str, Any]:
+    """One object of its streamed pieces: named fields grow, of the others the last value counts."""
+    whole = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(pieces)):
+        found = [value for piece in pieces if (value := piece.get(name)) is not None]
+        if found:
+            whole[name] = _join(found) if name in growing else found[-1]
+    return whole
+
+
+def _join(found: list[Any]) -> Any:
+    """Join the pieces of one streamed value."""
+    if len(found) == 1:
+        return found[0]
+    kinds = set(map(type, found))
+    if kinds == {str}:
+        return "".join(found)
+    if kinds == {list}:
+        return list(itertools.chain.from_iterable(found))
+    if kinds == {dict}:
+        return _grow(found, frozenset(itertools.chain.from_iterable(found)))
+    return found[-1]
+
+
+def _asked_texts(given: object) -> list[str]:
+    """Return the texts that were asked, as JSON of one user message each; none of token ids."""
+    texts = given if isinstance(given, list) else [given]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _dump_texts(texts: Sequence[str]) -> dict[str, str]:
+    found = [message("user", [text_part(text)]) for text in texts]
+    return {c.INPUT_MESSAGES: dump(found)} if found else {}
+
+
+class Completions(Chat):
+    """The legacy ``/completions``."""
+
+    operation = c.TEXT_COMPLETION
+    api = ""
+
+    def request_content(self, body: Json) -> dict[str, str]:
+        """The prompts, one user message each; a prompt of token ids is kept as ids."""
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+            return token_content(prompt, (), ())
+        return _dump_texts(_asked_texts(prompt))
+
+    def read_answer(self, choice: Json) -> dict[str, Any]:
+        """Return the text of a choice as a message."""
+        said = [text_part(str(choice.get("text") or ""))]
+        return message("assistant", said, finish_reason=choice.get("finish_reason"))
+
+    def read_sampled(self, choice: Json) -> tuple[list[Any], list[Any]]:
+        """Return the sampled tokens of a choice and their logprobs."""
+        held = object_of(choice.get("logprobs"))
+        tokens, logprobs = held.get("tokens"), held.get("token_logprobs")
+        return (
+            tokens if isinstance(tokens, list) else [],
+            logprobs if isinstance(logprobs, list) else [],
+        )
+
+
+class Embeddings(Chat):
+    """``/embeddings``; the vectors themselves are not kept."""
+
+    operation = c.EMBEDDINGS
+    api = ""
+
+    def request_attributes(self, body: Json) -> Attributes:
+        """Attributes of a request, with its encoding."""
+        found, encoding = super().request_attributes(body), body.get("encoding_format")
+        if isinstance(encoding, str):
+            found[c.REQUEST_ENCODING_FORMATS] = [encoding]
+        return found
+
+    def request_content(self, body: Json) -> dict[str, str]:
+        """The texts, one user message each; nothing where some are token ids."""
+        given = body.get("input")
+        texts = _asked_texts(given)
+        is_whole = len(texts) == (len(given) if isinstance(given, list) else 1)
+        return _dump_texts(texts) if is_whole else {}
+
+    def response_attributes(self, body: Json) -> Attributes:
+        """Attributes of an answer, with the length of its vectors."""
+        found = super().response_attributes(body)
+        for item in objects(body.get("data"))[:1]:
+            vector = item.get("embedding")
+            if isinstance(vector, str):  # base64 of float32, which the client asks for by itself
+                found[c.EMBEDDING_DIMENSIONS] = (len(vector) * 3 // 4 - vector.count("=")) // 4
+            elif isinstance(vector, list):
+                found[c.EMBEDDING_DIMENSIONS] = len(vector)
+        return found
+
+    def response_content(self, body: Json) -> dict[str, str]:
+        """Return nothing: vectors are no message."""
+        return {}
