@@ -24,9 +24,8 @@ from opentelemetry.trace import Tracer
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
-from lightning_otel.store import arrivals
+from lightning_otel.store import arrivals, journal
 from lightning_otel.store import settle as settle_module
-from lightning_otel.store import writer as writer_module
 from lightning_otel.store.layout import DataFile, Layout, Manifest
 from lightning_otel.store.lines import checked_line
 from lightning_otel.store.settle import settle
@@ -301,7 +300,7 @@ def test_follow_keeps_order_across_segments_and_files(
     at_once: None,
 ) -> None:
     """Eight threads, small segments, a settler: each process's spans come in order, each once."""
-    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 40_000)
+    monkeypatch.setattr(journal, "ROTATE_BYTES", 40_000)
     monkeypatch.setattr(arrivals, "HOLD_S", 20)
     writers = [SpanWriter(layout) for _ in range(2)]
     interval = sys.getswitchinterval()
@@ -411,8 +410,8 @@ while True:
 """
 PRODUCER = """\
 import sys, lightning_otel
-from lightning_otel.store import writer
-writer.ROTATE_BYTES = 30_000
+from lightning_otel.store import journal
+journal.ROTATE_BYTES = 30_000
 with lightning_otel.auto_trace(store=sys.argv[1]):
     for number in range(int(sys.argv[2])):
         lightning_otel.emit_message(str(number))

@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.store import writer as writer_module
+from lightning_otel.store import journal
 from lightning_otel.store.gist import GIST
 from lightning_otel.store.layout import Layout, SettledSegment
 from lightning_otel.store.lines import parsed
@@ -189,7 +189,7 @@ def test_a_span_open_across_segments_is_one_span(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A start in a rotated segment means nothing, whenever that one is settled."""
-    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 3_000)
+    monkeypatch.setattr(journal, "ROTATE_BYTES", 3_000)
     writer = SpanWriter(layout)
     tracer = tracer_of(writer)
     root = tracer.start_span("root")

@@ -214,10 +214,10 @@ READERS = """
 import mmap, os, struct, sys, time
 import duckdb
 from lightning_otel import Store
-from lightning_otel.store import settle, writer
+from lightning_otel.store import journal, settle
 from lightning_otel.types import Span
 path, grace_us, is_plain = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "plain"
-writer.ROTATE_BYTES, settle.BATCH_BYTES = 8_000, 20_000
+journal.ROTATE_BYTES, settle.BATCH_BYTES = 8_000, 20_000
 settle.GRACE_US, settle.COMMIT_AHEAD_US = grace_us, 30_000
 Store(path).layout.create()
 shared = mmap.mmap(-1, 64)

@@ -19,7 +19,7 @@ import pytest
 from opentelemetry.trace import Tracer
 
 from lightning_otel import Store, auto_trace, operation
-from lightning_otel.store import writer as writer_module
+from lightning_otel.store import journal
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.segment import Segment, ask_to_close
@@ -94,7 +94,7 @@ def test_writer_rotates_a_full_segment(
     layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The full one is sealed, and the next one knows every span still open."""
-    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 4_000)
+    monkeypatch.setattr(journal, "ROTATE_BYTES", 4_000)
     root = tracer.start_span("root")
     for number in range(20):
         tracer.start_span(f"step {number}").end()
@@ -119,7 +119,7 @@ def test_writer_does_not_rotate_without_room_for_the_seal(
 ) -> None:
     """Unsealed, the open spans of the full segment would be taken for those of a dead process."""
     root = tracer.start_span("root")
-    monkeypatch.setattr(writer_module, "ROTATE_BYTES", 1)
+    monkeypatch.setattr(journal, "ROTATE_BYTES", 1)
     append = Segment.append
 
     def without_room_for_seals(self: Segment, lines: bytes, **named: Any) -> bool:
@@ -282,11 +282,11 @@ def test_writer_survives_a_log_handler_that_makes_spans(
             thread.join(10)
 
     handler = Handler()
-    writer_module.log.addHandler(handler)
+    journal.log.addHandler(handler)
     try:
         tracer.start_span("first").end()
     finally:
-        writer_module.log.removeHandler(handler)
+        journal.log.removeHandler(handler)
     layout.live.unlink()
     (layout.root / "away").rename(layout.live)
     tracer.start_span("last").end()
@@ -302,9 +302,9 @@ def test_writer_in_a_signal_handler_during_a_write(
     script = """
     import signal, sys
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-    from lightning_otel.store import writer as module
+    from lightning_otel.store import journal, writer as module
     from lightning_otel.store.layout import Layout
-    module.ROTATE_BYTES = 20_000
+    journal.ROTATE_BYTES = 20_000
     layout = Layout(sys.argv[1])
     layout.create()
     writer = module.SpanWriter(layout)
@@ -338,7 +338,7 @@ def test_writer_in_a_signal_handler_during_a_write(
 
 def test_writer_interrupted_at_any_call_keeps_its_sum(writer: SpanWriter, tracer: Tracer) -> None:
     """Ctrl-C raises wherever a function begins or one in C returns: what ended is accounted for."""
-    stores = str(Path(writer_module.__file__).parent)
+    stores = str(Path(journal.__file__).parent)
     sums = []
     for calls in itertools.count(1):
         span = tracer.start_span("work", attributes={"text": "x"})

@@ -170,7 +170,7 @@ class Pace:
 
     def __init__(self) -> None:
         self.rest_until = 0.0
-        self._watched_until = 0.0
+        self.watched_until = 0.0
         self._slow_in_a_row = 0
         self._long_s = 0.0
         self._long_at = 0.0
@@ -181,7 +181,7 @@ class Pace:
 
     def work_before(self) -> tuple[float, int] | None:
         """Return the processor time and the waits so far, for a write soon after a long one."""
-        if self._watched_until and time.monotonic() < self._watched_until:
+        if self.watched_until and time.monotonic() < self.watched_until:
             return time.process_time(), _count_waits()
         return None
 
@@ -194,7 +194,7 @@ class Pace:
         if took_s <= LONG_S:
             self._slow_in_a_row, self.rest_until = 0, 0.0
             return False
-        self._watched_until = now + 1.0
+        self.watched_until = now + 1.0
         is_slow = took_s > SLOW_S
         is_waiting = (
             before is not None and _count_waits() != before[1]
@@ -207,7 +207,7 @@ class Pace:
             rest_s = min(took_s * (1 << min(self._slow_in_a_row, 8)), _LONGEST_REST_S)
             self._slow_in_a_row += 1
             self.rest_until = now + rest_s
-            self._watched_until = self.rest_until + 1.0
+            self.watched_until = self.rest_until + 1.0
         return is_slow
 
 

@@ -1,0 +1,394 @@
+"""A process's lines on their way into its segments, and the counts of what became of its spans.
+
+A line is written at once, waits in memory for a slow or full disk, or is counted as lost.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import time
+from pathlib import Path
+from threading import get_ident
+from time import monotonic
+from typing import Final
+
+from lightning_otel import debugging
+from lightning_otel.store import counts as n
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.lines import control_line
+from lightning_otel.store.segment import LONG_S, SLOW_S, Pace, Segment, boot_id
+from lightning_otel.turns import Turns
+
+log = logging.getLogger(__name__)
+
+ROTATE_BYTES: Final = 64 << 20
+PENDING_BYTES: Final = 8 << 20
+"""Lines held in memory; what does not fit is lost, and counted, if the disk refuses it."""
+CHUNK_BYTES: Final = 1 << 20
+"""Written at once of what waits, or of spans that are taken over."""
+
+
+class Journal:
+    """The lines of one process: any thread appends, one at a time writes.
+
+    Attributes:
+        layout: The store's paths; None keeps the lines in memory.
+        pid: The process.
+        process: Id of the process: its machine's boot, its start and its number.
+        segment: The segment being written; None before the first line and after a seal.
+        paths: Every segment of this process, in order.
+        lines: All lines, where there is no disk.
+    """
+
+    def __init__(self, layout: Layout | None) -> None:
+        """Make a journal that opens its segment with the first line."""
+        self.layout = layout
+        self.lines: list[bytes] = []
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._turns = Turns(SLOW_S)  # guards the segment and the counts; lists are appended to
+        self.pid = os.getpid()
+        self.process = f"{boot_id()}-{time.time_ns():019d}-{self.pid}"
+        self.segment: Segment | None = None
+        self.paths: list[Path] = []
+        self._next_number = itertools.count().__next__
+        # Lines that no write has taken yet, each with the ended spans it stands for.
+        self._waiting: list[tuple[bytes, int]] = []
+        self._waiting_bytes = 0
+        self._written = self._written_here = 0
+        # What happened to spans: just now, in all, and what former segments and this one tell.
+        self._noted: list[tuple[str, int]] = []
+        self._counts: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+        self._told_here: dict[str, int] = {}
+        self._pace = Pace()
+        self._writing_thread = 0
+        self._is_refusal_told = False
+        self._told_lost = 0
+
+    def _open_lines(self) -> list[bytes]:
+        """Return the lines of open spans' starts, which a new segment begins with."""
+        return []
+
+    def note(self, name: str) -> None:
+        """Count what happened to a span that is kept all the same."""
+        self._noted.append((name, 1))
+
+    def refused(self, reason: str, spans: int = 1) -> None:
+        """Count spans that ended and will not be kept, at once in the segment.
+
+        Args:
+            reason: Name of the count: ``rejected.`` or ``dropped.`` and a word.
+            spans: How many.
+        """
+        self._forget_if_forked()
+        if debugging.is_on:
+            debugging.tell(f"refused {spans:,} ended span(s): {n.REASONS.get(reason, reason)}")
+        self._noted.append((reason, spans))
+        self._write_waiting()
+
+    @property
+    def lost(self) -> int:
+        """Spans dropped so far, but for those that a transform dropped on purpose."""
+        counts = [*self._counts.items(), *self._noted]
+        return sum([
+            count for name, count in counts if name.startswith("dropped.") and name != n.TRANSFORM
+        ])  # fmt: skip
+
+    def accounting(self) -> n.Accounting:
+        """Return the accounts of this process's spans from its own counters; reads no disk."""
+        with self._turns.alone():
+            counts, waiting = self._all_counts(), self._waiting_spans()
+            ended = self._written + n.unstored(counts) + waiting
+            return n.account({**counts, n.ENDED: ended}, stored=self._written, pending=waiting)
+
+    def untold(self) -> dict[str, int]:
+        """Return the counts that no segment has yet, spans that wait for the disk included."""
+        with self._turns.alone():
+            untold, waiting = self._untold_counts(), self._waiting_spans()
+            ended = waiting + n.unstored(untold)
+            return n.added(untold, {n.PENDING: waiting, n.ENDED: ended})
+
+    def _all_counts(self) -> dict[str, int]:
+        return n.added(self._counts, *({name: count} for name, count in self._noted.copy()))
+
+    def _untold_counts(self) -> dict[str, int]:
+        told = n.added(self._told, self._told_here)
+        return n.added(self._all_counts(), {name: -count for name, count in told.items()})
+
+    def _waiting_spans(self) -> int:
+        return sum([spans for _, spans in self._waiting.copy()])
+
+    def _ended_here(self) -> int:
+        """Spans that are written into this segment, or counted in it."""
+        return self._written_here + n.unstored(self._told_here)
+
+    def position(self) -> tuple[int, int]:
+        """Return the place of the next line: the number of the segment, and the offset."""
+        if self.layout is None:
+            return 0, len(self.lines)
+        with self._turns.alone():
+            if self.segment is None:
+                return len(self.paths), 0
+            return len(self.paths) - 1, self.segment.size_bytes
+
+    def flush(self) -> bool:
+        """Write what waits in memory, however slow the disk is; whether nothing waits any more."""
+        self._forget_if_forked()
+        self._write_waiting(is_patient=True)
+        return self.layout is None or not (self._waiting or self._noted)
+
+    def seal(self) -> None:
+        """Close the segment cleanly, if no span is open; a later span opens a new one.
+
+        With a span open the segment stays open too: were it sealed, the span would be taken for one
+        of a dead process, and its end would come too late. So it does while the disk refuses spans:
+        if the process ends before it takes them, the segment's last word says how many are lost.
+        """
+        is_flushed = self.flush()  # it is now or never
+        with self._turns.alone() as is_alone:
+            if not is_alone or self._writing_thread == get_ident():
+                return
+            lost, segment = 0, self.segment
+            if not is_flushed:
+                counts = n.added(self._untold_counts(), {n.DISK: self._waiting_spans()})
+                lost = counts.get(n.DISK, 0)
+                if segment is not None:
+                    ended = self._ended_here() + n.unstored(counts)
+                    segment.write_last_word({**counts, n.ENDED: ended})
+            elif segment is not None and not self._open_lines():
+                with contextlib.suppress(OSError):  # no room: the free lock says the same
+                    self._seal_segment(segment, is_rotated=False)
+                self._go_on_in(None)
+                segment.close()
+            lost, self._told_lost = lost - self._told_lost, lost
+        if lost > 0 and self.layout is not None:
+            log.warning(
+                "%d spans are lost: %s refuses them to the end", lost, self.layout.catalogue
+            )
+
+    def rotate(self) -> None:
+        """Go on in a new segment, also with spans open, so that this one can be settled."""
+        self.flush()
+        with self._turns.alone() as is_alone:
+            is_free = is_alone and self._writing_thread != get_ident()
+            if self.segment is not None and is_free:
+                self._rotate_segment(self.segment)
+
+    def forget(self) -> None:
+        """Start anew in a forked child: its parent's segment, lock and open spans are not ours."""
+        if self.segment is not None:
+            self.segment.close()  # never unlocked: that would free the parent's lock
+        self._start_anew()
+
+    def _forget_if_forked(self) -> None:
+        # Where the fork was not Python's own, its hook was not called.
+        if os.getpid() != self.pid:
+            self.forget()
+
+    def _append_line(self, line: bytes, spans: int) -> None:
+        if self.layout is None:
+            self.lines.append(line)
+            self._written += spans
+            return
+        size = len(line)
+        self._waiting.append((line, spans))
+        # With no call in it, here and elsewhere: at any a signal handler may raise, and another
+        # thread go on.
+        self._waiting_bytes += size
+        if not self._write_waiting() and self._waiting:
+            self._noted.append((n.SLOW_HELD, spans))
+
+    def _take_lines(self, lines: bytes, spans: int) -> None:
+        """Write lines that somebody else holds until they are here.
+
+        Raises:
+            OSError: The disk refuses them; it is as if they had never come.
+        """
+        if self.layout is None:
+            self.lines += lines.splitlines(keepends=True)
+            self._written += spans
+            return
+        with self._turns.alone() as is_alone:
+            if not is_alone or self._writing_thread == get_ident():
+                raise TimeoutError("a write into the store hangs")
+            self._writing_thread = get_ident()
+            try:
+                self._write_lines(lines, spans)
+                self._rotate_if_due()
+            finally:
+                self._writing_thread = 0
+
+    def _write_waiting(self, *, is_patient: bool = False) -> bool:
+        """Write what waits in memory, in order; False if it goes on waiting for a slow disk.
+
+        What comes while somebody writes, be it from a signal handler of this very thread, waits
+        until that is done.
+
+        Args:
+            is_patient: Whether to ask the disk however slow it was.
+        """
+        refusal: OSError | None = None
+        while (self._waiting or self._noted) and refusal is None and self.layout is not None:
+            if not self._turns.take():
+                self._drop_newest()
+                return False
+            try:
+                if self._writing_thread == get_ident():
+                    return True
+                refusal = self._write_all(is_patient=is_patient)
+                if refusal is None and self._pace.rest_until and self._may_rest(is_patient):
+                    return False
+            finally:
+                self._turns.release()
+        # Told without the lock: a log handler may wait for a thread that is about to end a span.
+        if refusal is not None and not self._is_refusal_told and self.layout is not None:
+            self._is_refusal_told = True
+            log.warning(
+                "%s refuses spans (%s); up to 8 MiB are held in memory until it takes them",
+                self.layout.catalogue,
+                refusal,
+            )
+        return True
+
+    def _may_rest(self, is_patient: bool) -> bool:  # noqa: FBT001
+        """Return whether a slow disk is left alone; what memory cannot hold is written anyway."""
+        return not is_patient and self._waiting_bytes <= PENDING_BYTES and self._pace.is_resting()
+
+    def _write_all(self, *, is_patient: bool) -> OSError | None:
+        """Write all that waits, unless the disk refuses it, or is slow and left alone."""
+        self._writing_thread = get_ident()
+        try:
+            while self._waiting or self._noted:
+                if self._pace.rest_until and self._may_rest(is_patient):
+                    break
+                if not self._waiting:
+                    self._tell_counts()
+                elif len(self._waiting) == 1:
+                    self._write_lines(*self._waiting[0], 1)
+                else:
+                    self._write_first_lines()
+            self._rotate_if_due()
+        except OSError as exc:
+            self._drop_newest()
+            return exc
+        finally:
+            self._writing_thread = 0
+        return None
+
+    def _write_first_lines(self) -> None:
+        """Write the first lines that wait, as many as go in one chunk."""
+        size = count = 0
+        for line, _ in self._waiting.copy():
+            size += len(line)
+            if count and size > CHUNK_BYTES:
+                break
+            count += 1
+        first = self._waiting[:count]
+        try:
+            text = b"".join([line for line, _ in first])
+            self._write_lines(text, sum([spans for _, spans in first]), count)
+        except OSError:
+            if count == 1:
+                raise
+            # A disk that is nearly full may have room for one.
+            self._write_lines(*first[0], 1)
+
+    def _drop_newest(self) -> None:
+        while self._waiting and self._waiting_bytes > PENDING_BYTES:
+            line, spans = self._waiting.pop()
+            size = len(line)
+            self._waiting_bytes -= size
+            self._noted.append((n.DISK, spans))
+
+    def _tell_counts(self) -> None:
+        noted = self._noted.copy()
+        untold = self._untold_counts()
+        if untold:
+            self._write_lines(control_line("count", counts=untold), 0)
+        self._told_here = n.added(self._told_here, untold)
+        self._counts = n.added(self._counts, *({name: count} for name, count in noted))
+        del self._noted[: len(noted)]
+
+    def _write_lines(self, text: bytes, spans: int, count: int = 0) -> None:
+        """Write lines, of which so many wait."""
+        pace, size = self._pace, len(text)
+        before = pace.work_before() if pace.watched_until else None
+        began = monotonic()
+        segment = self.segment
+        if segment is None or not segment.append(text, is_checked=spans > 0):
+            self._replace_segment(text)
+        self._written += spans
+        self._written_here += spans
+        if count:
+            del self._waiting[:count]
+            self._waiting_bytes -= size
+        took_s = monotonic() - began
+        if (took_s > LONG_S or pace.rest_until) and pace.is_slow(took_s, before):
+            self._noted.append((n.SLOW_WRITES, 1))
+        if segment is not None and segment.has_last_word:
+            segment.write_last_word({})  # there is room again
+
+    def _replace_segment(self, text: bytes) -> None:
+        """Write into a new segment, as there is none or the one there was is not ours any more."""
+        gone, fresh = self.segment, self._new_segment(text)
+        if gone is not None and gone.is_removed():
+            # What was told in it is told again, and its spans are lost.
+            self._written -= self._written_here
+            self._noted.append((n.REMOVED, self._written_here))
+            self._told_here = {}
+        self._go_on_in(fresh)
+        if not fresh.append(text):
+            raise FileNotFoundError(fresh.path)
+
+    def _new_segment(self, text: bytes = b"") -> Segment:
+        """A new segment that begins with the starts of open spans, but for those in the text."""
+        assert self.layout is not None
+        try:
+            segment = Segment(self.layout, self.process, self._next_number())
+        except FileNotFoundError:
+            self.layout.make_folders()  # somebody removed the store
+            segment = Segment(self.layout, self.process, self._next_number())
+        starts = [line for line in self._open_lines() if line not in text]
+        if starts:
+            try:
+                segment.append(b"".join(starts))
+            except OSError:
+                segment.remove()
+                raise
+        return segment
+
+    def _rotate_if_due(self) -> None:
+        segment = self.segment
+        if segment and (segment.size_bytes >= ROTATE_BYTES or segment.is_asked_to_close):
+            self._rotate_segment(segment)
+
+    def _rotate_segment(self, full: Segment) -> None:
+        """Go on in a new segment; if there is no room for it and the seal, go on in the old one.
+
+        Without the seal, the open spans of the old one would be taken for those of a dead process.
+        """
+        fresh = None
+        try:
+            fresh = self._new_segment() if self._open_lines() else None
+            self._seal_segment(full, is_rotated=True)
+        except OSError:
+            if fresh is not None:
+                fresh.remove()
+            return
+        self._go_on_in(fresh)
+        full.close()
+
+    def _seal_segment(self, segment: Segment, *, is_rotated: bool) -> None:
+        counts = {n.ENDED: self._ended_here()}
+        segment.append(control_line("seal", rotated=is_rotated, counts=counts))
+
+    def _go_on_in(self, segment: Segment | None) -> None:
+        self._told = n.added(self._told, self._told_here)
+        self._told_here = {}
+        self._written_here = 0
+        self.segment = segment
+        if segment is not None:
+            self.paths.append(segment.path)
