@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from lightning_otel import Store
+from lightning_otel import Store, capture, emitters, errors
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.store import writer as writers
 from lightning_otel.store.writer import writer_if_any
@@ -57,6 +57,14 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith(("OTEL_", "LIGHTNING_OTEL", "OPENAI_")) or name == "TRACEPARENT":
             monkeypatch.delenv(name)
     monkeypatch.setenv("LIGHTNING_OTEL_STORE", str(tmp_path / "default" / "traces.duckdb"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings that come once a process come once a test."""
+    monkeypatch.setattr(errors, "_warned", set())
+    monkeypatch.setattr(emitters, "_is_hushed", False)
+    monkeypatch.setattr(capture._process, "faults", 0)
 
 
 @pytest.fixture(autouse=True)

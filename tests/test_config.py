@@ -15,12 +15,6 @@ from lightning_otel import config
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
-@pytest.fixture(autouse=True)
-def _nothing_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warnings that come once a process come once a test."""
-    monkeypatch.setattr(config, "_warned", set())
-
-
 @pytest.mark.parametrize(
     ("environment", "is_enabled"),
     [

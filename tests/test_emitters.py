@@ -28,20 +28,12 @@ from lightning_otel import (
     emit_reward,
     emit_span,
     emit_state,
-    emitters,
 )
 from lightning_otel import conventions as c
 from lightning_otel.adapter.calls import is_call
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
 from lightning_otel.tracing import Recording
-
-
-@pytest.fixture(autouse=True)
-def _nothing_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warnings that come once a process come once a test."""
-    monkeypatch.setattr(emitters, "_told", set())
-    monkeypatch.setattr(capture._process, "faults", 0)
 
 
 @pytest.fixture

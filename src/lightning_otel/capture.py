@@ -24,6 +24,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import config, debugging
 from lightning_otel import conventions as c
+from lightning_otel.errors import warn_once
 from lightning_otel.redact import scrub, scrub_error
 from lightning_otel.turns import Turns
 
@@ -112,7 +113,6 @@ class _Process:
     def __init__(self) -> None:
         self.frame: Frame | None = None
         self.is_global = False
-        self.is_told = False
         self.is_wanted_outside: Callable[[], bool] | None = None
         self.faults = 0
         self.tracer: trace.Tracer | None = None
@@ -331,9 +331,8 @@ def is_wanted_of_one() -> bool:
     is_kept = current_frame() is not None or not isinstance(
         trace.get_tracer_provider(), trace.ProxyTracerProvider
     )
-    if not (is_kept or _process.is_told) and config.is_enabled():
-        _process.is_told = True
-        log.warning(
+    if not is_kept and config.is_enabled():
+        warn_once(
             "a run of a wrapped object was not recorded; name a store: "
             "wrap_langchain(agent, store=…), or record with auto_trace()"
         )
@@ -389,7 +388,6 @@ class ContentQueue:
         self.rollout: Mapping[str, Any] = begin_rollout()
         self._waiting: dict[tuple[int, int], tuple[Mapping[str, str], int]] = {}
         self._size = 0
-        self._is_told = False
         self._turns = Turns()  # guards all of them: spans end on any thread
 
     def put(self, span: SpanContext, body: Mapping[str, str]) -> None:
@@ -399,7 +397,10 @@ class ContentQueue:
             self._size += _count_characters(body)
             while self._size > _CONTENT_LIMIT:
                 self._drop_ids(next(iter(self._waiting)))
-                self._tell_drop()
+                warn_once(
+                    "spans wait so long to be exported that the content of the oldest is let go; "
+                    "LightningSpanProcessor() keeps each span at once"
+                )
 
     def take(self, span: SpanContext) -> Mapping[str, str]:
         """The content of an ended span; nothing if it has none."""
@@ -415,14 +416,6 @@ class ContentQueue:
     def _drop_ids(self, ids: tuple[int, int]) -> None:
         body, _ = self._waiting.pop(ids)
         self._size -= _count_characters(body)
-
-    def _tell_drop(self) -> None:
-        if not self._is_told:
-            self._is_told = True
-            log.warning(
-                "spans wait so long to be exported that the content of the oldest is let go; "
-                "LightningSpanProcessor() keeps each span at once"
-            )
 
 
 def _count_characters(body: Mapping[str, str]) -> int:

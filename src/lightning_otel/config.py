@@ -3,7 +3,6 @@
 Nonsense in a variable never stops a program: the default is taken and one warning is logged.
 """
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import unquote
 
-log = logging.getLogger(__name__)
+from lightning_otel.errors import warn_once
 
 T = TypeVar("T")
 
@@ -26,7 +25,6 @@ _NO: Final = frozenset({"0", "false", "no", "off"})
 _CONTENT_ON_SPANS: Final = frozenset({"span_only", "span_and_event"}) | _YES
 _CONTENT_OFF: Final = frozenset({"no_content", "event_only"}) | _NO
 _PASSWORD: Final = re.compile(r"//[^/@]*@")
-_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,7 @@ class Content:
 
 
 def _warn_once(name: str, value: str, wanted: str) -> None:
-    if name not in _warned:
-        _warned.add(name)
-        log.warning("%s=%r is not %s; taking the default", name, value, wanted)
+    warn_once(f"{name}={value!r} is not {wanted}; taking the default", key=name)
 
 
 def _parse_flag(text: str) -> bool | None:

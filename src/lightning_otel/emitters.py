@@ -6,7 +6,6 @@ nothing but say so once; a reward with an explicit target is kept even then, in 
 
 import contextlib
 import json
-import logging
 import math
 import secrets
 import time
@@ -23,19 +22,16 @@ from lightning_otel import capture, config
 from lightning_otel import conventions as c
 from lightning_otel.adapter.rewards import matched_text
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.redact import scrub_error
 from lightning_otel.types import Span
-
-log = logging.getLogger(__name__)
 
 State = Literal["started", "finished", "failed"]
 _STATES = ("started", "finished", "failed")
 _STACK_LIMIT = 8192
 """Characters kept of a stack trace, from its end: what failed stands there."""
 
-_ALL = "all"
-_told: set[str] = set()
+_is_hushed = False
 
 
 def emit_reward(
@@ -387,7 +383,7 @@ def _emit_span(
     is_error: bool = False,
 ) -> str | None:
     if not capture.is_wanted():
-        _tell_once(verb)
+        _warn_outside(verb)
         return None
     found = capture.guarded(capture.Operation, name, SpanKind.INTERNAL, attributes or {}, body)
     if found is not None:
@@ -399,14 +395,13 @@ def _emit_span(
 
 def hush() -> None:
     """Say no more that nothing is recorded: there is a reason, and it was told."""
-    _told.add(_ALL)
+    global _is_hushed
+    _is_hushed = True
 
 
-def _tell_once(verb: str) -> None:
-    if config.is_enabled() and not _told & {verb, _ALL}:
-        _told.add(verb)
-        log.warning(
-            "%s() was called outside a recording, so nothing was kept; "
-            "record with lightning_otel.auto_trace() or lightning-otel run",
-            verb,
+def _warn_outside(verb: str) -> None:
+    if config.is_enabled() and not _is_hushed:
+        warn_once(
+            f"{verb}() was called outside a recording, so nothing was kept; "
+            "record with lightning_otel.auto_trace() or lightning-otel run"
         )

@@ -1,7 +1,19 @@
 """Every exception lightning-otel raises, named by the boundary that failed.
 
-Capture never raises into the traced program; these come from the store and from above it.
+Capture never raises into the traced program; these come from the store and from above it. What is
+kept from the program is logged, once.
 """
+
+import logging
+
+_warned: set[str] = set()
+
+
+def warn_once(text: str, *, key: str = "") -> None:
+    """Log a warning, unless this process was warned with the same text or key before."""
+    if (key or text) not in _warned:
+        _warned.add(key or text)
+        logging.getLogger("lightning_otel").warning("%s", text)
 
 
 class LightningOtelError(Exception):

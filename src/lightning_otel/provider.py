@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from lightning_otel import capture, config, debugging
 from lightning_otel import conventions as c
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, warn_once
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,6 @@ class _Setup:
         self.provider: Any = None
         self.own: Any = None
         self.sender: Any = None
-        self.is_told = False
         self.is_broken = False
         self.wanted: set[str] = set()
         self.awaited: set[str] = set()
@@ -200,9 +199,8 @@ def _is_wanted_outside() -> bool:
     found = trace.get_tracer_provider()
     if not isinstance(found, trace.ProxyTracerProvider):
         return found is not _setup.own
-    if _setup.provider is None and not _setup.is_told and config.is_enabled():
-        _setup.is_told = True
-        log.warning(
+    if _setup.provider is None and config.is_enabled():
+        warn_once(
             "a call was not recorded: instrument() only switches the capture on; record with "
             "auto_trace() or lightning-otel run, or set a tracer provider with a "
             "LightningSpanProcessor()"

@@ -26,7 +26,6 @@ SECRET = "hunter2"
 @pytest.fixture(autouse=True)
 def _none_left() -> Iterator[None]:
     """No transform of one test is there in the next."""
-    transforms._told = False
     yield
     transforms.everywhere.clear()
     transforms._named.clear()

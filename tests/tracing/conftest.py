@@ -5,18 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from lightning_otel import capture, emitters
 from lightning_otel import conventions as c
-from lightning_otel.tracing import Recording, scope
+from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
-
-
-@pytest.fixture(autouse=True)
-def _nothing_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warnings that come once a process come once a test."""
-    monkeypatch.setattr(scope, "_told", set())
-    monkeypatch.setattr(emitters, "_told", set())
-    monkeypatch.setattr(capture._process, "faults", 0)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from lightning_otel import conventions as c
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import BODY_COLUMNS, Record, record_of_span, span_of
 from lightning_otel.store.values import make_plain
@@ -58,7 +58,6 @@ everywhere: list[Transform] = []
 """Those that apply to every span this process writes, wherever it does."""
 _named: set[str] = set()
 _within = threading.local()
-_told = False
 
 
 def load_transform(name: str) -> Transform:
@@ -248,15 +247,13 @@ def _empty_span(span: Span) -> Span:
 
 
 def _log_failure(exc: Exception) -> None:
-    global _told
-    if not _told:
-        _told = True
-        # Its message may hold what was to be redacted.
-        log.warning(
-            "a transform failed (%s): what it was given is kept without its content; "
-            "further failures are only counted",
-            exc if isinstance(exc, ConfigError) else type(exc).__name__,
-        )
+    # Its message may hold what was to be redacted.
+    why = exc if isinstance(exc, ConfigError) else type(exc).__name__
+    warn_once(
+        f"a transform failed ({why}): what it was given is kept without its content; "
+        "further failures are only counted",
+        key="transform",
+    )
     log.debug("a transform failed: %s", type(exc).__name__)
 
 

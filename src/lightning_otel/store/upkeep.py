@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
-from lightning_otel.errors import LightningOtelError
+from lightning_otel.errors import LightningOtelError, warn_once
 from lightning_otel.store.layout import Layout, total_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 PERIOD_S: Final = 5.0
 IDLE_S: Final = 30.0
 """After so long in which nothing new was sealed, what waits is settled, little as it is."""
-_warned: set[str] = set()
 
 
 class Keeper:
@@ -68,10 +67,8 @@ class Keeper:
                     told,
                 )
         except (OSError, duckdb.Error, LightningOtelError) as exc:
-            text = f"{layout.catalogue} could not be kept in order: {exc}"
-            if text not in _warned:  # a disk that is full now is full every few seconds
-                _warned.add(text)
-                log.warning("%s", text)
+            # Once: a disk that is full now is full every few seconds.
+            warn_once(f"{layout.catalogue} could not be kept in order: {exc}")
         return done
 
     def _is_worthwhile(self) -> bool:

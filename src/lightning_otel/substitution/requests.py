@@ -7,7 +7,6 @@ Source: OpenAI's API reference: which parameters chat completions, responses and
 """
 
 import copy
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -18,13 +17,11 @@ from opentelemetry import trace
 from lightning_otel import call_slot, capture, config
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import resources_of, resources_text
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.messages import content_parts
 from lightning_otel.messages.values import dump
 from lightning_otel.substitution import Given, pins
 from lightning_otel.types import Prompt, Resource
-
-log = logging.getLogger(__name__)
 
 CHAT: Final = "/chat/completions"
 RESPONSES: Final = "/responses"
@@ -36,8 +33,6 @@ _NOT_RESPONSES: Final = frozenset(
 """What the Responses API refuses."""
 _PLAIN_HEADERS: Final = ("accept", "content-type", "idempotency-key", "user-agent", "x-stainless-")
 """Beginnings of headers that hold no secret, and go to any server."""
-
-_told: set[str] = set()
 
 
 class Substituted(NamedTuple):
@@ -76,9 +71,7 @@ def substituted(applied: capture.Applied, client: Any, options: Any) -> Substitu
     try:
         made, used = _make_options(given, client, options, path, getattr(frame, "recording", None))
     except ConfigError as exc:
-        if str(exc) not in _told:
-            _told.add(str(exc))
-            log.warning("a request is sent as the agent wrote it: %s", exc)
+        warn_once(f"a request is sent as the agent wrote it: {exc}")
         return None
     if not used:
         return None

@@ -5,7 +5,6 @@ each request is given what was read last, and all requests of one rollout what i
 Faults are told once and leave the program as it is.
 """
 
-import logging
 import math
 import os
 import threading
@@ -16,11 +15,9 @@ from typing import Final, Protocol
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 
 from lightning_otel import capture
-from lightning_otel.errors import LightningOtelError
+from lightning_otel.errors import LightningOtelError, warn_once
 from lightning_otel.substitution.assigning import Standing, assigned
 from lightning_otel.types import Resource
-
-log = logging.getLogger(__name__)
 
 FRESH_S: Final = 1.0
 """How old what was read may be before it is read anew, while requests go on with it."""
@@ -190,7 +187,7 @@ class Watch:
             with suppress_instrumentation():
                 self._read_all()
         except LightningOtelError as exc:
-            _tell_once(f"resources are not applied anew: {exc}")
+            warn_once(f"resources are not applied anew: {exc}")
         except Exception:  # noqa: BLE001  # capture never raises into the traced program
             capture.note_fault()
         finally:
@@ -244,17 +241,8 @@ def _read_pin(reader: Reader, name: str, version: int) -> Resource | None:
     try:
         return reader.get(name, version)
     except LightningOtelError as exc:
-        _tell_once(f"{name}@{version} is not applied: {exc}")
+        warn_once(f"{name}@{version} is not applied: {exc}")
         return None
-
-
-_told: set[str] = set()
-
-
-def _tell_once(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
-        log.warning("%s", text)
 
 
 _watches: dict[str, Watch] = {}

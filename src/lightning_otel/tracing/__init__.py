@@ -2,13 +2,13 @@
 
 import copy
 import inspect
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from inspect import Parameter
 from typing import Any, TypeVar, Unpack, overload
 
 from lightning_otel import config
 from lightning_otel.adapter.tracking import checked_patterns, resources_text
+from lightning_otel.errors import warn_once
 from lightning_otel.instrumentors.doors import Begin
 from lightning_otel.store.transforms import checked
 from lightning_otel.tracing.blocks import Block, is_function
@@ -29,17 +29,15 @@ __all__ = [
     "operation",
 ]
 
-log = logging.getLogger(__name__)
-
 F = TypeVar("F", bound=Callable[..., Any])
-_told: set[str] = set()
 
 
-class Traced(Block[Scope]):
+class Traced(Block[Recording]):
     """Begins a rollout, or a part of one, for each entering and each call."""
 
-    def __init__(self, options: Options, *, has_root: bool = True) -> None:
-        super().__init__()
+    def __init__(self, verb: str, options: Options, *, has_root: bool = True) -> None:
+        for name in options.keys() - Options.__annotations__.keys():
+            raise TypeError(f"{verb}() got an unexpected keyword argument {name!r}")
         tracked, resources = options.get("track_only"), options.get("resources")
         if tracked is not None:
             options["track_only"] = checked_patterns(tracked)  # an iterator lasts for one entering
@@ -49,39 +47,20 @@ class Traced(Block[Scope]):
         if resources is not None:
             resources_text(resources)  # refused here, and never in the program's midst
             options["resources"] = copy.deepcopy(resources)
-        self._options = options
-        self._has_root = has_root
-        self._is_used = False
+
+        def begin_for(function: Callable[..., Any] | None) -> Begin:
+            self._unused = ""
+            name = options.get("name") or str(getattr(function, "__qualname__", "rollout"))
+            return lambda args, kwargs: Scope(options, name, has_root=has_root)
+
+        super().__init__(begin_for)
+        self._unused = verb
 
     def __del__(self) -> None:
         """Warn, once, of a block that was made and never entered: it recorded nothing."""
-        verb = "auto_trace" if getattr(self, "_has_root", True) else "context"
-        if not getattr(self, "_is_used", True) and verb not in _told and config.is_enabled():
-            _told.add(verb)
-            log.warning(
-                "%s() was never entered, so it recorded nothing; write: with %s():", verb, verb
-            )
-
-    def __enter__(self) -> Recording:
-        """Begin; gives the recording."""
-        return self._enter_block().recording
-
-    async def __aenter__(self) -> Recording:
-        """Begin; gives the recording."""
-        return self._enter_block().recording
-
-    def _begin(self) -> Scope:
-        self._is_used = True
-        return Scope(self._options, self._options.get("name") or "rollout", has_root=self._has_root)
-
-    def _begin_call(self, function: Callable[..., Any]) -> Begin:
-        self._is_used = True
-        name = self._options.get("name") or str(getattr(function, "__qualname__", "rollout"))
-
-        def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Scope:
-            return Scope(self._options, name, has_root=self._has_root)
-
-        return begin
+        verb = getattr(self, "_unused", "")
+        if verb and config.is_enabled():
+            warn_once(f"{verb}() was never entered, so it recorded nothing; write: with {verb}():")
 
 
 def _spells_out_options(function: F) -> F:
@@ -94,11 +73,6 @@ def _spells_out_options(function: F) -> F:
     ]
     vars(function)["__signature__"] = signature.replace(parameters=[*own, *options])
     return function
-
-
-def _check_options(function: str, options: Options) -> None:
-    for name in options.keys() - Options.__annotations__.keys():
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 @overload
@@ -143,12 +117,10 @@ def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
             that form, or a transform is no function; this is said here, and never in the midst of
             the program.
     """
-    _check_options("auto_trace", options)
-    if function is None:
-        return Traced(options)
-    if not is_function(function):
+    if function is not None and not is_function(function):
         raise TypeError(f"auto_trace() takes a function, or keywords such as name={function!r}")
-    return Traced(options)(function)
+    traced = Traced("auto_trace", options)
+    return traced if function is None else traced(function)
 
 
 @_spells_out_options
@@ -164,5 +136,4 @@ def context(**options: Unpack[Options]) -> Traced:
     Raises:
         ConfigError: As for :func:`auto_trace`.
     """
-    _check_options("context", options)
-    return Traced(options, has_root=False)
+    return Traced("context", options, has_root=False)

@@ -7,10 +7,8 @@ a ``yield``; so whoever goes on with a generator is in nobody else's context.
 
 import functools
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from opentelemetry import context as otel_context
@@ -18,10 +16,16 @@ from opentelemetry import context as otel_context
 from lightning_otel.instrumentors.doors import Begin, Run, around, around_steps
 
 F = TypeVar("F", bound=Callable[..., Any])
+G = TypeVar("G")
 
 
-class Lifetime(Run):
+class Lifetime(Run, Generic[G]):
     """Something that has begun and is ended once; later attempts do nothing."""
+
+    @property
+    def opened(self) -> G:
+        """What a ``with`` block is given."""
+        raise NotImplementedError
 
     def end(self, exc: BaseException | None = None, result: object = None) -> None:
         """End it, as failed by an exception or with a result."""
@@ -47,9 +51,6 @@ class Lifetime(Run):
         await (self.finish(*given) if name == "fail" else self.finish(None, *given))
 
 
-L = TypeVar("L", bound=Lifetime)
-
-
 def is_function(value: object) -> bool:
     """Return whether to decorate a value: a function, or a class's method not yet bound."""
     return callable(value) or isinstance(value, (staticmethod, classmethod))
@@ -62,19 +63,13 @@ def is_clean(exc: BaseException | None) -> bool:
     return exc is None or isinstance(exc, GeneratorExit)
 
 
-class Block(ABC, Generic[L]):
+class Block(Generic[G]):
     """A context manager, sync and async, and a decorator; entered any number of times at once."""
 
-    def __init__(self) -> None:
-        self._entered: list[tuple[object, L, AbstractContextManager[None]]] = []
-
-    @abstractmethod
-    def _begin(self) -> L:
-        """Begin what the block is about."""
-
-    @abstractmethod
-    def _begin_call(self, function: Callable[..., Any]) -> Begin:
-        """Return the function that begins each call of a decorated function."""
+    def __init__(self, begin_for: Callable[[Callable[..., Any] | None], Begin]) -> None:
+        """Take what begins a lifetime for each call of a function, or for a ``with`` block."""
+        self._begin_for = begin_for
+        self._entered: list[tuple[object, Lifetime[G], AbstractContextManager[None]]] = []
 
     def __call__(self, function: F) -> F:
         """The function, each call of it a block; generators are while they run."""
@@ -82,17 +77,22 @@ class Block(ABC, Generic[L]):
         if isinstance(function, (staticmethod, classmethod)):
             wrapper = type(function)(self(function.__func__))
         else:
-            wrapper = functools.wraps(function)(each_call(function, self._begin_call(function)))
+            wrapper = functools.wraps(function)(each_call(function, self._begin_for(function)))
         return wrapper  # type: ignore[no-any-return]  # the same kind of function
 
-    def _enter_block(self) -> L:
-        entered = self._begin()
+    def __enter__(self) -> G:
+        """Begin; gives what the block is about."""
+        entered: Any = self._begin_for(None)((), {})
         manager = entered.active()
         manager.__enter__()
         self._entered.append((otel_context.get_current(), entered, manager))
-        return entered
+        return entered.opened  # type: ignore[no-any-return]  # of a lifetime of G
 
-    def _leave(self) -> L:
+    async def __aenter__(self) -> G:
+        """Begin; gives what the block is about."""
+        return self.__enter__()
+
+    def _leave(self) -> Lifetime[G]:
         """Take the entry made here, of several threads' or tasks', by its context."""
         here = otel_context.get_current()
         entries = reversed(self._entered.copy())
@@ -102,21 +102,11 @@ class Block(ABC, Generic[L]):
         manager.__exit__(None, None, None)
         return entered
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         """End; the exception goes on its way."""
         self._leave().end(exc)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         """End; the exception goes on its way."""
         entered = self._leave()
         if isinstance(exc, GeneratorExit):  # a coroutine that is being closed cannot await any more

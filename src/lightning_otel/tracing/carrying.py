@@ -5,7 +5,6 @@ callbacks that run later are not.
 """
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,16 +17,14 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config, provider
 from lightning_otel.dataset import Store
+from lightning_otel.errors import warn_once
 from lightning_otel.instrumentors.doors import Within
 from lightning_otel.store.transforms import TransformingSink, name_of, named_transform
 from lightning_otel.tracing.blocks import each_call
 
-log = logging.getLogger(__name__)
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _prepared_pids: set[int] = set()
-_told: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +128,7 @@ def _unpack_context(luggage: _Luggage) -> Context:
         return parent
     store = Store(luggage.store)
     if store.layout is None:
-        _tell_once("nothing is recorded in other processes: the store is in memory; name a path")
+        warn_once("nothing is recorded in other processes: the store is in memory; name a path")
         return parent
     provider.ensure_provider()
     if os.getpid() not in _prepared_pids:
@@ -150,9 +147,3 @@ def _unpack_context(luggage: _Luggage) -> Context:
         applied=watch.held(luggage.standings) if watch is not None else None,
     )
     return capture.in_frame(frame, parent)
-
-
-def _tell_once(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
-        log.warning("%s", text)

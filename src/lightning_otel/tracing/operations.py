@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Operation(Lifetime):
+class Operation(Lifetime["Operation"]):
     """An operation under way.
 
     Attributes:
@@ -31,6 +31,11 @@ class Operation(Lifetime):
         self._span: capture.Operation | None = None
         if capture.is_wanted():
             self._span = capture.guarded(_start_operation, name, inputs)
+
+    @property
+    def opened(self) -> "Operation":
+        """The operation."""
+        return self
 
     @property
     def span_id(self) -> str | None:
@@ -64,51 +69,22 @@ def _end_operation(span: capture.Operation, exc: BaseException | None, output: o
         span.fail(exc)
 
 
-class OperationBlock(Block[Operation]):
-    """Begins an operation for each entering and each call."""
-
-    def __init__(self, name: str | None, inputs: Mapping[str, object]) -> None:
-        super().__init__()
-        self._name = name
-        self._inputs = inputs
-
-    def __enter__(self) -> Operation:
-        """Begin; gives the operation."""
-        return self._enter_block()
-
-    async def __aenter__(self) -> Operation:
-        """Begin; gives the operation."""
-        return self._enter_block()
-
-    def _begin(self) -> Operation:
-        return Operation(self._name or "operation", self._inputs)
-
-    def _begin_call(self, function: Callable[..., Any]) -> Begin:
-        name = self._name or str(getattr(function, "__qualname__", "operation"))
-        arguments = _argument_reader(function)
-
-        def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Operation:
-            return Operation(name, {**self._inputs, **arguments(args, kwargs)})
-
-        return begin
-
-
 def _argument_reader(
     function: Callable[..., Any],
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, object]]:
-    """Names the arguments of a call; ``self`` and ``cls`` are no inputs."""
+    """Return what names the arguments of a call; ``self`` and ``cls`` are no inputs."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-in functions have none
         return lambda args, kwargs: {"args": args, **kwargs}
-    first = next(iter(signature.parameters), "")
+    owner = {"self", "cls"} & {next(iter(signature.parameters), "")}
 
     def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, object]:
         try:
             found = signature.bind(*args, **kwargs).arguments
         except TypeError:  # the call itself is about to say so
             return {"args": args, **kwargs}
-        return {k: v for k, v in found.items() if k != first or first not in ("self", "cls")}
+        return {name: value for name, value in found.items() if name not in owner}
 
     return read
 
@@ -118,7 +94,7 @@ def operation(function: Callable[P, T], /) -> Callable[P, T]: ...
 
 
 @overload
-def operation(name: str | None = None, /, **inputs: object) -> OperationBlock: ...
+def operation(name: str | None = None, /, **inputs: object) -> Block[Operation]: ...
 
 
 def operation(name: Any = None, /, **inputs: object) -> Any:
@@ -135,5 +111,13 @@ def operation(name: Any = None, /, **inputs: object) -> Any:
         A context manager, sync and async, and decorator; or the decorated function.
     """
     if is_function(name):
-        return OperationBlock(None, inputs)(name)
-    return OperationBlock(name, inputs)
+        return operation(None, **inputs)(name)
+
+    def begin_for(function: Callable[..., Any] | None) -> Begin:
+        called = str(name or getattr(function, "__qualname__", "operation"))
+        if function is None:
+            return lambda args, kwargs: Operation(called, inputs)
+        read = _argument_reader(function)
+        return lambda args, kwargs: Operation(called, {**inputs, **read(args, kwargs)})
+
+    return Block[Operation](begin_for)

@@ -8,7 +8,7 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypedDict
@@ -22,9 +22,8 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import Resources, resources_text
 from lightning_otel.dataset import Store
 from lightning_otel.emitters import emit_reward, hush, json_of
-from lightning_otel.errors import LightningOtelError
+from lightning_otel.errors import LightningOtelError, warn_once
 from lightning_otel.store.transforms import Transform, TransformingSink
-from lightning_otel.store.writer import SpanWriter
 from lightning_otel.tracing.blocks import Lifetime, is_clean
 from lightning_otel.tracing.recording import Recording
 from lightning_otel.types.wording import count_noun
@@ -43,7 +42,6 @@ _STAMPS = {
     "mode": c.MODE,
     "conversation_id": c.CONVERSATION_ID,
 }
-_told: set[str] = set()
 
 
 class Options(TypedDict, total=False):
@@ -67,7 +65,7 @@ class Options(TypedDict, total=False):
     debug: bool | None
 
 
-class Scope(Lifetime):
+class Scope(Lifetime[Recording]):
     """One entering: begins a rollout, or a part of the enclosing one, and ends it once."""
 
     def __init__(self, options: Options, name: str, *, has_root: bool = True) -> None:
@@ -87,19 +85,16 @@ class Scope(Lifetime):
         debugging.take_setting()
         debugging.begin(options.get("debug"))
         if config.is_enabled() and not provider.is_broken():
-            capture.guarded(self._begin_or_tell, name, has_root)
+            capture.guarded(self._begin_rollout, name, has_root)
             if self._context is None:
                 hush()
         if debugging.is_on:
             capture.guarded(self._tell_begin)
 
-    def _begin_or_tell(self, name: str, has_root: bool) -> None:  # noqa: FBT001
-        try:
-            self._begin_root(name, has_root)
-        except LightningOtelError as exc:
-            if str(exc) not in _told:
-                _told.add(str(exc))
-                log.warning("nothing is recorded: %s", exc)
+    @property
+    def opened(self) -> Recording:
+        """The recording."""
+        return self.recording
 
     def _tell_begin(self) -> None:
         if not self.recording.rollout_id:
@@ -108,65 +103,55 @@ class Scope(Lifetime):
         debugging.tell(f"on      {self.recording.rollout_id} → {self.recording.store.name}")
         provider.tell_instrumentors()
 
-    def _tell_end(self) -> None:
-        if not self.recording.is_part:
-            debugging.tell_report(self.recording.rollout_id, self.recording.report())
-
-    def _begin_root(self, name: str, has_root: bool) -> None:  # noqa: FBT001
-        outer = capture.current_frame()
-        store = self._find_store(outer)
-        stamps, is_part = self._make_stamps(outer.stamps if outer is not None else {})
-        applied = self._find_applied(outer, store, is_part=is_part)
-        is_kept = config.is_collect_enabled()
-        if not is_kept and applied is None:
+    def _begin_rollout(self, name: str, has_root: bool) -> None:  # noqa: FBT001
+        try:
+            outer = capture.current_frame()
+            store = self._find_store(outer)
+            stamps, is_part = self._make_stamps(outer.stamps if outer is not None else {})
+            applied = self._find_applied(outer, store, is_part=is_part)
+            if not config.is_collect_enabled():
+                if applied is None:
+                    return
+                recorded, sink = None, None
+            else:
+                recorded, sink = store, self._make_sink(store, outer, is_part=is_part)
+            provider.ensure_provider()
+        except LightningOtelError as exc:
+            warn_once(f"nothing is recorded: {exc}")
             return
-        provider.ensure_provider()
-        writer = store.writer() if is_kept else None
         capture.guarded(provider.switch_on)
         rollout_id, attempt_id = str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID])
-        task = self._options.get("task")
-        recording = Recording(store if is_kept else None, rollout_id, attempt_id, task)
-        frame = capture.Frame(
-            self._make_sink(writer, outer) if writer is not None else None,
-            stamps,
-            outer.parent if outer else None,
-            recording,
-            self._asks_for_ids(outer),
-            applied,
-        )
+        recording = Recording(recorded, rollout_id, attempt_id, self._options.get("task"))
+        asks_for_ids = self._options.get("enable_retokenization_fix")
+        if asks_for_ids is None:
+            asks_for_ids = capture.asks_for_ids()
+        parent = outer.parent if outer is not None else None
+        frame = capture.Frame(sink, stamps, parent, recording, bool(asks_for_ids), applied)
         context = capture.in_frame(frame, capture.parent_context())
-        if not is_part and writer is not None:
-            self._lost_before = writer.lost
         if has_root:
             with capture.attached(context):
-                self._root = _root_operation(name, recording.task)
+                self._root = _start_root(name, recording.task)
             recording.root_is(self._root.span.get_span_context(), is_part=is_part)
             context = self._root.context
         self._context = context
         self.recording = recording
 
-    def _make_sink(self, writer: SpanWriter, outer: capture.Frame | None) -> capture.SpanSink:
+    def _make_sink(
+        self, store: Store, outer: capture.Frame | None, *, is_part: bool
+    ) -> capture.SpanSink:
         """The writer, behind the transforms of the enclosing recordings and this one's."""
+        writer = store.writer()
+        if not is_part:
+            self._lost_before = writer.lost
         above = outer.sink if outer is not None else None
         inherited = above.transforms if isinstance(above, TransformingSink) else ()
         transforms = (*inherited, *(self._options.get("transforms") or ()))
         return TransformingSink(writer, transforms) if transforms else writer
 
-    def _asks_for_ids(self, outer: capture.Frame | None) -> bool:
-        """Return whether to ask for token ids: by this block, the enclosing recording or the
-        process.
-        """
-        named = self._options.get("enable_retokenization_fix")
-        if named is not None:
-            return bool(named)
-        is_set = config.is_retokenization_fix_enabled
-        return outer.asks_for_ids if outer is not None else is_set()
-
     def _find_applied(
         self, outer: capture.Frame | None, store: Store, *, is_part: bool
     ) -> capture.Applied | None:
-        """Return the source of requests' resources, if this block, an outer one or the process
-        asks.
+        """Return what gives requests their resources, if this block, an outer one or all ask.
 
         A rollout is made with one version of each to its end; a part of one with the same.
         """
@@ -219,85 +204,77 @@ class Scope(Lifetime):
 
     def end(self, exc: BaseException | None = None, result: object = None) -> None:
         """Apply the reward evaluator and end the root span; later calls do nothing."""
-        if not self._take_end(exc, result):
-            return
-        try:
-            with self._judge_context(), self._guarding_evaluator():
-                reward = self._judge_rollout()
-                if inspect.isawaitable(reward):
-                    _refuse_awaitable(reward)
-                else:
+        if self._take_end(exc, result):
+            with self._ending(exc) as evaluator:
+                reward = evaluator(self.recording)
+                if not inspect.isawaitable(reward):
                     _keep_reward(reward)
-        finally:
-            self._end_root(exc)
+                    return
+                if inspect.iscoroutine(reward):
+                    reward.close()  # or Python warns that it was never awaited
+                log.warning(
+                    "the reward evaluator is async, but what it judges is not, so it was not "
+                    "applied; make it a plain function, or trace an async function or block"
+                )
 
     async def finish(self, exc: BaseException | None = None, result: object = None) -> None:
         """As :meth:`end`, and await a reward evaluator that is async."""
-        if not self._take_end(exc, result):
-            return
-        try:
-            with self._judge_context(), self._guarding_evaluator():
-                reward = self._judge_rollout()
+        if self._take_end(exc, result):
+            with self._ending(exc) as evaluator:
+                reward = evaluator(self.recording)
                 _keep_reward(await reward if inspect.isawaitable(reward) else reward)
-        finally:
-            self._end_root(exc)
 
     def _take_end(self, exc: BaseException | None, result: object) -> bool:
+        was_over, self._is_over = self._is_over, True
         self.recording.error = None if is_clean(exc) else exc
         self.recording.result = result
-        was_over, self._is_over = self._is_over, True
         if self._context is None and not was_over:
             debugging.end(self._options.get("debug"))
         return not was_over and self._context is not None
 
-    def _judge_context(self) -> AbstractContextManager[None]:
-        """Makes the rollout's context current for whoever judges it, with no resource applied.
-
-        A model that judges is not the agent that is tuned.
-        """
-        frame = capture.current_frame(self._context) if self._context is not None else None
-        if self._context is None or frame is None or frame.applied is None:
-            return self.active()
-        return capture.attached(capture.in_frame(replace(frame, applied=None), self._context))
-
-    def _judge_rollout(self) -> Any:
-        evaluator = self._options.get("reward_evaluator")
-        return evaluator(self.recording) if evaluator is not None else None
-
     @contextlib.contextmanager
-    def _guarding_evaluator(self) -> Iterator[None]:
+    def _ending(self, exc: BaseException | None) -> Iterator[RewardEvaluator]:
+        """Let the rollout be judged, and end it, whatever becomes of that.
+
+        No resource is applied meanwhile: a model that judges is not the agent that is tuned.
+        """
         try:
-            yield
+            evaluator = self._options.get("reward_evaluator")
+            if evaluator is None:
+                yield lambda recording: None
+                return
+            frame, context = capture.current_frame(self._context), self._context
+            if frame is not None and frame.applied is not None:
+                context = capture.in_frame(replace(frame, applied=None), context)
+            with capture.attached(context or Context()):
+                yield evaluator
         except Exception:
             log.warning(
                 "the reward evaluator failed, so %s has no reward from it",
                 self.recording.rollout_id,
                 exc_info=True,
             )
+        finally:
+            try:
+                self._end_root(exc)
+            finally:
+                debugging.end(self._options.get("debug"))
 
     def _end_root(self, exc: BaseException | None) -> None:
-        try:
-            self._finish_rollout(exc)
-        finally:
-            debugging.end(self._options.get("debug"))
-
-    def _finish_rollout(self, exc: BaseException | None) -> None:
+        recording = self.recording
         if self._lost_before is not None:
-            self._name_loss(self._lost_before)
+            lost = recording.store.writer().lost - self._lost_before
+            if lost > 0:
+                lost_spans = count_noun(lost, "span")
+                log.warning("%s lost: %s refused them", lost_spans, recording.store.name)
         if self._root is None:
             return
         if exc is None or is_clean(exc):
             capture.guarded(self._root.stop)
         else:
             capture.guarded(self._root.fail, exc)
-        if debugging.is_on and self.recording.rollout_id:
-            capture.guarded(self._tell_end)
-
-    def _name_loss(self, before: int) -> None:
-        store = self.recording.store
-        lost = store.writer().lost - before
-        if lost > 0:
-            log.warning("%s lost: %s refused them", count_noun(lost, "span"), store.name)
+        if debugging.is_on and not recording.is_part:
+            capture.guarded(lambda: debugging.tell_report(recording.rollout_id, recording.report()))
 
 
 @functools.lru_cache(maxsize=16)
@@ -306,7 +283,7 @@ def _store_at(path: str, folder: str) -> Store:
     return Store(os.path.join(folder, path))
 
 
-def _root_operation(name: str, task: object) -> capture.Operation:
+def _start_root(name: str, task: object) -> capture.Operation:
     body = {c.TASK: json_of(task)} if task is not None else {}
     return capture.Operation(c.SPAN_ROLLOUT, SpanKind.INTERNAL, {c.OPERATION_NAME: name}, body)
 
@@ -317,12 +294,3 @@ def _keep_reward(reward: Any) -> None:
         emit_reward(reward, primary=next(iter(reward), None))
     elif reward is not None:
         emit_reward(reward)
-
-
-def _refuse_awaitable(reward: Awaitable[Any]) -> None:
-    if inspect.iscoroutine(reward):
-        reward.close()  # or Python warns that it was never awaited
-    log.warning(
-        "the reward evaluator is async, but what it judges is not, so it was not applied; "
-        "make it a plain function, or trace an async function or block"
-    )

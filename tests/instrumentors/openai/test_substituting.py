@@ -53,8 +53,6 @@ def _always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "STALE_S", 0.0)
     monkeypatch.setattr(watching, "CATCH_UP_S", 5.0)
     monkeypatch.setattr(watching, "FIRST_S", 20.0)
-    monkeypatch.setattr(substituting, "_told", set())
-    monkeypatch.setattr(watching, "_told", set())
 
 
 @dataclass
@@ -506,7 +504,7 @@ def test_every_fault_of_ours_sends_the_agents_own_request(
     places += [(watching.Held, "given"), (Given, "of")]
     not_reached = {
         "_instructed_responses", "_input_message", "_limit_name", "stamps", "_begin_anew",
-        "_read_pin", "_tell_once", "note_change",
+        "_read_pin", "note_change",
     }  # fmt: skip
 
     def broken(*_: object, **__: object) -> None:
