@@ -1,7 +1,4 @@
-"""One conversation as each source recorded it.
-
-`tests/data/make_spans.py` of commit 8a7e781 made the files, each in an environment of its own.
-"""
+"""The recorded conversation as each source told it: `tests/data/make_spans.py` made the files."""
 
 import json
 from pathlib import Path

@@ -2,9 +2,8 @@
 
     WRITE_PINS=1 pytest tests/pins/test_answers.py    # write the answers down anew
 
-`tests/data/pins/make_store.py` of commit 8a7e781 wrote the store: it holds a conversation of every
-convention and every example program. The answers are one text, a block each; see them with
-``xz -dc tests/data/pins/*.txt.xz``.
+``make_store.py`` wrote the store: it holds a conversation of every convention and every example
+program. The answers are one text, a block each; see them with ``xz -dc tests/data/pins/*.txt.xz``.
 """
 
 import contextlib

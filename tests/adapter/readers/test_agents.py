@@ -1,4 +1,4 @@
-"""Agents as Agent Lightning 0.3 records them; `make_agents.py` of commit 8a7e781 made the files."""
+"""Agents as Agent Lightning 0.3 really records them: `tests/data/make_agents.py` made the files."""
 
 from pathlib import Path
 
