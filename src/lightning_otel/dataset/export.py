@@ -50,56 +50,6 @@ class Exported:
     partial: Mapping[str, int] = field(default_factory=dict)
 
 
-class _Funnel:
-    """Counts on the way from adaptations to rows."""
-
-    def __init__(
-        self,
-        wanted: Selection,
-        told: Callable[[LeftOut], None] | None,
-        progress: Callable[[int], None] | None,
-    ) -> None:
-        self.rows = 0
-        self._wanted = wanted
-        self._told = told
-        self._progress = progress
-        self._reports: list[Report] = []
-        self._reasons: Counter[tuple[str, bool]] = Counter()
-
-    def trajectories(self, adaptations: Iterable[Adaptation]) -> Iterator[Trajectory]:
-        """Yield the trajectories, with the steps that were asked for."""
-        rollouts = 0
-        for each in adaptations:
-            self._reports.append(each.report)
-            yield from filter(None, map(self._wanted.part_of, each.trajectories))
-            rollouts += each.report.rollouts
-            if self._progress is not None:
-                self._progress(rollouts)
-
-    def note(self, left: LeftOut) -> None:
-        """Take a note of what a format could not hold."""
-        self._reasons[left.reason, left.is_row_written] += 1
-        if self._told is not None:
-            self._told(left)
-
-    def counted(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Yield the rows, and count them."""
-        for row in rows:
-            self.rows += 1
-            yield row
-
-    def exported(self, name: str) -> Exported:
-        """Return what came of it."""
-        reasons = self._reasons.most_common()
-        return Exported(
-            format=name,
-            report=Report.total(self._reports),
-            rows=self.rows,
-            left_out={reason: n for (reason, is_written), n in reasons if not is_written},
-            partial={reason: n for (reason, is_written), n in reasons if is_written},
-        )
-
-
 def export(
     adaptations: Callable[[], Iterable[Adaptation]],
     name: str,
@@ -111,28 +61,43 @@ def export(
     progress: Callable[[int], None] | None = None,
     options: Mapping[str, Any],
 ) -> Exported:
-    """Write the rows of a format.
-
-    Args:
-        adaptations: Begins to read what is exported.
-        name: The format's name.
-        place: A file or folder, a function that is given each row, or None to count only.
-        kind: What is written; by default what the name says: ``.parquet``, a folder where it has no
-            ending, else JSON lines.
-        wanted: Which steps.
-        left_out: Told of everything that the format cannot hold.
-        progress: Told how many rollouts are done.
-        options: Those of the format.
+    """Write the rows of a format; arguments as ``Store.export`` and :func:`rows` take them.
 
     Raises:
         ConfigError: There is no such format or option, or nothing can be written there.
     """
-    found = formats.get(name)
-    found.checked(options)
-    funnel = _Funnel(wanted, left_out, progress)
-    made = formats.made(found, funnel.trajectories(adaptations()), funnel.note, **options)
-    _write_rows(funnel.counted(made), place, kind, found.columns)
-    return funnel.exported(name)
+    reports: list[Report] = []
+    reasons: Counter[tuple[str, bool]] = Counter()
+    count = 0
+
+    def read() -> Iterator[Adaptation]:
+        for each in adaptations():
+            yield each
+            reports.append(each.report)
+            if progress is not None:
+                progress(sum(report.rollouts for report in reports))
+
+    def note(left: LeftOut) -> None:
+        reasons[left.reason, left.is_row_written] += 1
+        if left_out is not None:
+            left_out(left)
+
+    def counted(rows: Iterable[Row]) -> Iterator[Row]:
+        nonlocal count
+        for row in rows:
+            count += 1
+            yield row
+
+    made = rows(read, name, wanted=wanted, left_out=note, options=options)
+    _write_rows(counted(made), place, kind, formats.get(name).columns)
+    told = reasons.most_common()
+    return Exported(
+        format=name,
+        report=Report.total(reports),
+        rows=count,
+        left_out={reason: number for (reason, is_written), number in told if not is_written},
+        partial={reason: number for (reason, is_written), number in told if is_written},
+    )
 
 
 def rows(
@@ -140,17 +105,27 @@ def rows(
     name: str,
     *,
     wanted: Selection,
+    left_out: Callable[[LeftOut], None] | None = None,
     options: Mapping[str, Any],
 ) -> Iterator[Row]:
-    """Return the rows of a format as they are made; arguments as :func:`export` takes them.
+    """Return the rows of a format as they are made.
+
+    Args:
+        adaptations: Begins to read what is exported.
+        name: The format's name.
+        wanted: Steps that are wanted.
+        left_out: Told of everything that the format cannot hold.
+        options: Those of the format.
 
     Raises:
         ConfigError: There is no such format or option; said before anything is read.
     """
-    found = formats.get(name)
-    found.checked(options)
-    funnel = _Funnel(wanted, None, None)
-    return formats.made(found, funnel.trajectories(adaptations()), funnel.note, **options)
+
+    def trajectories() -> Iterator[Trajectory]:
+        for each in adaptations():
+            yield from filter(None, map(wanted.part_of, each.trajectories))
+
+    return formats.rows(name, trajectories(), left_out=left_out, **options)
 
 
 def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileKind:

@@ -58,26 +58,16 @@ def rows(
         ConfigError: There is no such format, or it has no such option.
     """
     found = get(name)
-    return made(found, trajectories, left_out or (lambda _: None), **found.checked(options))
-
-
-def made(
-    found: Format,
-    trajectories: Iterable[Trajectory],
-    left_out: Callable[[LeftOut], None],
-    **options: Any,
-) -> Iterator[Row]:
-    """The rows of a format that is at hand.
-
-    Args:
-        found: The format.
-        trajectories: What is made into rows.
-        left_out: Told of everything that it cannot hold.
-        options: Those of the format.
-    """
+    found.check(options)
     ready = by_group(trajectories) if found.is_grouped else trajectories
-    for each in found.make(ready, **options):
-        if isinstance(each, LeftOut):
-            left_out(each)
-        else:
+    return _drop_notes(found.make(ready, **options), left_out)
+
+
+def _drop_notes(
+    made: Iterable[Row | LeftOut], left_out: Callable[[LeftOut], None] | None
+) -> Iterator[Row]:
+    for each in made:
+        if not isinstance(each, LeftOut):
             yield each
+        elif left_out is not None:
+            left_out(each)

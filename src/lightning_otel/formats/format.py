@@ -72,8 +72,8 @@ class Format:
         found = inspect.signature(self.make).parameters.values()
         return {each.name: each.default for each in found if each.kind is each.KEYWORD_ONLY}
 
-    def checked(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options that were given, if the format has them.
+    def check(self, given: Iterable[str]) -> None:
+        """Check that the format has the options given.
 
         Raises:
             ConfigError: One is unknown.
@@ -83,7 +83,6 @@ class Format:
             if name not in known:
                 has = f"there are {', '.join(known)}" if known else "it has none"
                 raise ConfigError(f"the format has no option {name!r}; {has}")
-        return given
 
 
 def step_rows(

@@ -7,15 +7,30 @@ gone with its connection.
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import fields, is_dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, Final, NamedTuple
 
 import orjson
 
+from lightning_otel.formats.chat import has_messages
+from lightning_otel.formats.format import (
+    NO_MESSAGES,
+    NO_REWARD,
+    LeftOut,
+    Made,
+    Row,
+    UnheldError,
+    distinct,
+)
 from lightning_otel.formats.transition_rows import transition
 from lightning_otel.types import Trajectory, Transition
+
+SAME: Final = "the same answer earned more and less; look at how rewards are given"
+ALONE: Final = "no other answer to the same prompt; run the task several times"
+NO_GAP: Final = "no answer to the same prompt whose reward differs by enough; lower the gap"
 
 
 def group_of(trajectory: Trajectory) -> str:
@@ -77,3 +92,71 @@ def _plain_value(value: Any) -> Any:
     if is_dataclass(value):
         return {each.name: getattr(value, each.name) for each in fields(value)}
     return dict(value) if isinstance(value, Mapping) else list(value)
+
+
+class Pair(NamedTuple):
+    """Two answers to one prompt, the first one worth more."""
+
+    chosen: Transition
+    rejected: Transition
+
+
+def pair_rows(
+    trajectories: Iterable[Trajectory],
+    gap: float,
+    row_of: Callable[[Pair], Row],
+    notes: Callable[[Transition], Iterator[LeftOut]],
+) -> Made:
+    """Yield a row for each pair of answers to a prompt: the best with the worst, and so inwards.
+
+    An answer is in one pair at most, so that none outvotes the others. Prompts are the same if
+    their token ids are, or where there are none their messages and tools.
+
+    Args:
+        trajectories: Those that answers are taken of, group by group.
+        gap: Reward that the better one must have earned more; it must have earned more in any case.
+        row_of: Makes the row of a pair, or raises UnheldError.
+        notes: Tells what a row does not hold of a step.
+    """
+    for _, group in groupby(trajectories, group_of):
+        by_prompt: dict[str, list[Transition]] = {}
+        for step, _ in distinct(group):
+            if step.reward is None:
+                yield LeftOut(step, NO_REWARD)
+            elif not has_messages(step):
+                yield LeftOut(step, NO_MESSAGES)
+            else:
+                by_prompt.setdefault(prompt_key(step), []).append(step)
+        for steps in by_prompt.values():
+            for pair in _pair_steps(steps, gap):
+                if isinstance(pair, LeftOut):
+                    yield pair
+                    continue
+                try:
+                    row = row_of(pair)
+                except UnheldError as exc:
+                    yield from (LeftOut(step, str(exc)) for step in pair)
+                    continue
+                for step in pair:
+                    yield from notes(step)
+                yield row
+
+
+def _pair_steps(steps: list[Transition], gap: float) -> Iterator[Pair | LeftOut]:
+    if len(steps) == 1:
+        yield LeftOut(steps[0], ALONE)
+        return
+    ranked = sorted(steps, key=lambda step: step.reward or 0.0, reverse=True)
+    low, high = 0, len(ranked) - 1
+    while low < high:
+        better, worse = ranked[low], ranked[high]
+        difference = (better.reward or 0.0) - (worse.reward or 0.0)
+        if difference <= 0.0 or difference < gap:
+            break
+        if better.action[:1] == worse.action[:1]:
+            yield from (LeftOut(better, SAME), LeftOut(worse, SAME))
+        else:
+            yield Pair(better, worse)
+        low, high = low + 1, high - 1
+    for step in ranked[low : high + 1]:
+        yield LeftOut(step, NO_GAP)

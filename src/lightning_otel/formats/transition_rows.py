@@ -1,12 +1,12 @@
-"""Transitions as the rows of a table, and back."""
+"""Transitions as the rows of a table, and back; ``triplets`` holds them as they are."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-from lightning_otel.formats.format import Row
-from lightning_otel.types import Transition
+from lightning_otel.formats.format import Format, Made, Row, distinct
+from lightning_otel.types import Trajectory, Transition
 
 COLUMNS: Final[Mapping[str, str]] = {
     "rollout_id": "VARCHAR",
@@ -76,3 +76,14 @@ def transition(values: Mapping[str, Any]) -> Transition:
         if name in BODIES and found[name] is not None:
             found[name] = tuple(found[name])
     return Transition(**found)
+
+
+def make_triplets(trajectories: Iterable[Trajectory]) -> Made:
+    """Yield one row a transition; one that several branches share is on the first of them."""
+    for step, trajectory in distinct(trajectories):
+        yield row(step, trajectory.branch)
+
+
+TRIPLETS: Final = Format(
+    make_triplets, COLUMNS, used_by="pandas, polars, DuckDB, your own code", needs="nothing"
+)
