@@ -83,18 +83,18 @@ def test_auto_trace_as_decorator_with_arguments_uses_them(store: Store, root_of:
     assert root_of(recording).attributes[c.AGENT_NAME] == "calc"
 
 
-@pytest.mark.parametrize("function", [auto_trace, context])
-def test_options_refuse_an_unknown_keyword_by_name(function: Any) -> None:
-    """A misspelt option is a TypeError that names it, at once and not when the block is entered."""
-    with pytest.raises(TypeError, match=f"{function.__name__}.*'rolout_id'"):
-        function(rolout_id="r1")
-
-
-@pytest.mark.parametrize("wrong", ["planner", 3])
-def test_auto_trace_refuses_what_is_no_function(wrong: Any) -> None:
-    """A name given by position is a TypeError that shows how to write it."""
-    with pytest.raises(TypeError, match="name="):
-        auto_trace(wrong)
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        (lambda: auto_trace(rolout_id="r1"), "auto_trace.*'rolout_id'"),  # type: ignore[call-overload]
+        (lambda: context(rolout_id="r1"), "context.*'rolout_id'"),  # type: ignore[call-arg]
+        (lambda: auto_trace("planner"), "name="),  # type: ignore[type-var]
+    ],
+)
+def test_what_is_no_option_is_refused_at_once(wrong: Callable[[], Any], match: str) -> None:
+    """A misspelt option or a name by position is a TypeError that shows how to write it."""
+    with pytest.raises(TypeError, match=match):
+        wrong()
 
 
 @pytest.mark.parametrize("function", [auto_trace, context])
@@ -142,47 +142,19 @@ def test_options_stamp_every_span_within(
     assert {"theirs", c.SPAN_MESSAGE} <= {span.name for span in spans}
 
 
-def test_context_alone_records_without_a_root_span(store: Store) -> None:
-    """``context(store=…)`` is enough to record; it adds no span of its own."""
-    with context(store=store) as recording:
-        emit_message("kept")
-
-    (span,) = recording.spans()
-    assert span.attributes[c.MESSAGE_BODY] == "kept"
-    assert span.rollout_id == recording.rollout_id
-    assert (recording.trace_id, recording.span_id) == ("", "")
-    assert span.parent_span_id is None
-
-
-def test_context_inside_a_rollout_leaves_the_rest_as_it_is(store: Store) -> None:
-    """What is not named stays as it is outside; what is named is named only inside."""
-    with auto_trace(store=store, conversation_id="c1", agent="lead") as recording:
-        with context(agent="helper", attempt_id="1"):
+def test_context_records_without_a_root_and_names_what_is_inside(store: Store) -> None:
+    """``context(store=…)`` is enough to record; what is not named stays as it is outside."""
+    with context(store=store, conversation_id="c1", agent="lead") as recording:
+        with context(agent="helper"):
             emit_message("inner")
         emit_message("outer")
 
-    _, inner, outer = recording.spans()
-    assert inner.attributes[c.AGENT_NAME] == "helper"
-    assert inner.attributes[c.CONVERSATION_ID] == "c1"
-    assert outer.attributes[c.AGENT_NAME] == "lead"
-    assert inner.parent_span_id == outer.parent_span_id == recording.span_id
-
-
-def test_track_only_keeps_other_agents_out_of_the_trajectories(
-    store: Store, server: DemoServer
-) -> None:
-    """Calls of agents that are not named are recorded, and left out of the training data."""
-    client = openai.OpenAI(base_url=server.base_url, api_key="none")
-
-    with auto_trace(store=store, track_only=["plan*"]) as recording:
-        for agent in ("planner", "critic"):
-            with context(agent=agent):
-                client.chat.completions.create(
-                    model="toy", messages=[{"role": "user", "content": agent}]
-                )
-
-    assert recording.report().calls == 2
-    assert [path.agent for path in recording.trajectories()] == ["planner"]
+    inner, outer = recording.spans()
+    assert (recording.trace_id, recording.span_id) == ("", "")
+    assert {inner.rollout_id, outer.rollout_id} == {recording.rollout_id}
+    assert (inner.parent_span_id, outer.parent_span_id) == (None, None)
+    assert [span.attributes[c.AGENT_NAME] for span in (inner, outer)] == ["helper", "lead"]
+    assert {span.attributes[c.CONVERSATION_ID] for span in (inner, outer)} == {"c1"}
 
 
 @pytest.mark.parametrize("function", [auto_trace, context])
@@ -208,27 +180,30 @@ def test_options_that_mean_nothing_are_refused_at_once(
     assert str(raised.value).startswith(wrong)
 
 
-def test_resources_reach_the_transitions_of_their_agents(store: Store, server: DemoServer) -> None:
-    """By pattern; what is named inside goes before what is named outside, resource by resource."""
+def test_track_only_and_resources_reach_the_transitions(store: Store, server: DemoServer) -> None:
+    """By pattern; what is named inside goes before what is named outside, resource by resource.
+
+    Calls of agents that are not tracked are recorded, and left out of the training data.
+    """
     everyone = {"*": {"model": "m", "prompt": "v1"}}
     planner = {"planner": {"prompt": "v3", "sampling": {"temperature": 0.5}}}
 
     with (
         openai.OpenAI(base_url=server.base_url, api_key="none") as client,
-        auto_trace(store=store, resources=everyone) as recording,
+        auto_trace(store=store, resources=everyone, track_only=["plan*", "critic"]) as recording,
     ):
-        for agent in ("planner", "critic"):
+        for agent in ("planner", "critic", "other"):
             with context(agent=agent, resources=planner):
                 client.chat.completions.create(
                     model="toy", messages=[{"role": "user", "content": agent}]
                 )
 
     found = {path.agent: path.transitions[0] for path in recording.trajectories()}
+    assert recording.report().calls == 3
     assert {agent: step.resources for agent, step in found.items()} == {
         "planner": {"model": "m", "prompt": "v3", "sampling": '{"temperature":0.5}'},
         "critic": {"model": "m", "prompt": "v1"},
     }
-    assert found["critic"].resource_version == "model@m,prompt@v1"
     (row,) = store.transitions(agents="critic").dicts()
     assert row["resource_version"] == "model@m,prompt@v1"
     assert json.loads(row["resources"]) == {"model": "m", "prompt": "v1"}
@@ -248,9 +223,9 @@ def test_track_only_from_an_iterator_lasts_for_every_entering(store: Store) -> N
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_auto_trace_in_twenty_threads_makes_twenty_rollouts(store: Store, is_shared: bool) -> None:
-    """Blocks open at once in threads know nothing of each other, even if they share the object."""
-    everyone_is_in = threading.Barrier(20)
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_twenty_at_once_are_twenty_rollouts(store: Store, kind: str, is_shared: bool) -> None:
+    """Blocks open at once know nothing of each other, even if they share the object."""
     shared = auto_trace(store=store)
 
     def work(number: int) -> Recording:
@@ -259,36 +234,29 @@ def test_auto_trace_in_twenty_threads_makes_twenty_rollouts(store: Store, is_sha
             emit_message(str(number))
         return recording
 
-    with ThreadPoolExecutor(20) as pool:
-        recordings = list(pool.map(work, range(20)))
-
-    assert len({recording.rollout_id for recording in recordings}) == 20
-    assert [bodies(recording) for recording in recordings] == [[str(n)] for n in range(20)]
-    assert all(not span.is_incomplete for span in store.spans())
-    assert len(store.spans().rows()) == 40
-
-
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_auto_trace_in_twenty_tasks_makes_twenty_rollouts(store: Store, is_shared: bool) -> None:
-    """Blocks open at once in tasks know nothing of each other, even if they share the object."""
-    shared = auto_trace(store=store)
-
-    async def work(number: int, everyone_is_in: asyncio.Barrier) -> Recording:
+    async def work_async(number: int, everyone_is_in: asyncio.Barrier) -> Recording:
         async with shared if is_shared else auto_trace(store=store) as recording:
             await everyone_is_in.wait()
             emit_message(str(number))
             await everyone_is_in.wait()
         return recording
 
-    async def main() -> list[Recording]:
+    async def gather() -> list[Recording]:
         barrier = asyncio.Barrier(20)
-        return await asyncio.gather(*(work(number, barrier) for number in range(20)))
+        return await asyncio.gather(*(work_async(number, barrier) for number in range(20)))
 
-    recordings = asyncio.run(main())
+    if kind == "threads":
+        everyone_is_in = threading.Barrier(20)
+        with ThreadPoolExecutor(20) as pool:
+            recordings = list(pool.map(work, range(20)))
+    else:
+        recordings = asyncio.run(gather())
 
     assert len({recording.rollout_id for recording in recordings}) == 20
     assert [bodies(recording) for recording in recordings] == [[str(n)] for n in range(20)]
-    assert all(not span.is_incomplete for span in store.spans())
+    spans = store.spans().rows()
+    assert len(spans) == 40
+    assert all(not span.is_incomplete for span in spans)
 
 
 def test_auto_trace_inside_another_is_a_part_of_it(store: Store, root_of: RootOf) -> None:
@@ -323,18 +291,8 @@ def test_nested_with_a_rollout_id_is_a_rollout_of_its_own(function: Any, store: 
     assert {span.attributes[c.CONVERSATION_ID] for span in inner.spans()} == {"c1"}
 
 
-def test_enclosing_store_is_inherited(store: Store) -> None:
-    """A nested block that names no store records where the outer one does."""
-    with auto_trace(store=store), auto_trace(rollout_id="nested") as nested, context(agent="x"):
-        emit_message("kept")
-
-    assert nested.store is store
-    assert len(store.spans().rows()) == 3
-    assert not Store().layout.exists()  # type: ignore[union-attr]  # the default store is local
-
-
 def test_several_stores_at_once_each_get_their_own_spans(tmp_path: Any) -> None:
-    """Stores named by path or object record at once in one process, nested or not."""
+    """Named by path or object, nested or not; a block that names none has that around it."""
     first, second = Store(tmp_path / "first"), Store(tmp_path / "second.duckdb")
 
     def work(store: Store, text: str) -> None:
@@ -343,21 +301,22 @@ def test_several_stores_at_once_each_get_their_own_spans(tmp_path: Any) -> None:
 
     with auto_trace(store=first) as outer, ThreadPoolExecutor(2) as pool:
         emit_message("outer")
-        with auto_trace(store=second, rollout_id="inner"):
+        with (
+            auto_trace(store=second, rollout_id="inner"),
+            auto_trace(rollout_id="nested") as nested,
+        ):
             emit_message("inner")
         pool.submit(work, first, "one").result()
         pool.submit(work, second, "two").result()
 
     def kept(store: Store) -> set[str]:
-        return {
-            str(span.attributes[c.MESSAGE_BODY])
-            for span in store.spans()
-            if span.name == c.SPAN_MESSAGE
-        }
+        messages = (span for span in store.spans() if span.name == c.SPAN_MESSAGE)
+        return {str(span.attributes[c.MESSAGE_BODY]) for span in messages}
 
-    assert kept(first) == {"outer", "one"}
-    assert kept(second) == {"inner", "two"}
+    assert nested.store is second
+    assert (kept(first), kept(second)) == ({"outer", "one"}, {"inner", "two"})
     assert bodies(outer) == ["outer", "one"]
+    assert not Store().layout.exists()  # type: ignore[union-attr]  # the default store is local
 
 
 def test_memory_store_by_name_records_in_this_process_only(tmp_path: Any) -> None:

@@ -48,18 +48,19 @@ class Traced(Block[Recording]):
             resources_text(resources)  # refused here, and never in the program's midst
             options["resources"] = copy.deepcopy(resources)
 
+        unused = [verb]  # not on self: a circle would put off the warning
+
         def begin_for(function: Callable[..., Any] | None) -> Begin:
-            self._unused = ""
+            unused.clear()
             name = options.get("name") or str(getattr(function, "__qualname__", "rollout"))
             return lambda args, kwargs: Scope(options, name, has_root=has_root)
 
         super().__init__(begin_for)
-        self._unused = verb
+        self._unused = unused
 
     def __del__(self) -> None:
         """Warn, once, of a block that was made and never entered: it recorded nothing."""
-        verb = getattr(self, "_unused", "")
-        if verb and config.is_enabled():
+        for verb in getattr(self, "_unused", ()) if config.is_enabled() else ():
             warn_once(f"{verb}() was never entered, so it recorded nothing; write: with {verb}():")
 
 
