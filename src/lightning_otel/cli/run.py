@@ -272,11 +272,11 @@ class _Run:
         return found
 
     def _tell_forwarding(self, ended: int, store: str | None, *, is_quiet: bool = False) -> None:
-        from lightning_otel.cli.forwarding import tell_forwarding
-
         sent = self._forwarder
         if sent is None or self._recording is None:
             return
+        from lightning_otel.cli.forwarding import tell_forwarding
+
         waiting = max(0, ended - sent.delivered - sent.rejected.total())
         tell_forwarding(sent, waiting, is_quiet=is_quiet)
         if waiting:
