@@ -44,12 +44,8 @@ def batches(
 ) -> Iterator[Iterator[Span]]:
     """Spans of whole rollouts, gathered until they are enough.
 
-    A reward recorded elsewhere comes with the rollout it judges, and not with its own.
-
-    Args:
-        source: Where the spans are.
-        wanted: Only these rollouts; what else it says is not looked at.
-        con: A connection of :func:`with_moved`; by default a new one.
+    A reward recorded elsewhere comes with the rollout it judges, and not with its own. Of what is
+    wanted, only rollouts, agents and times are looked at; ``con`` is one of :func:`with_moved`.
     """
     con = con or with_moved(source)
     if source.layout is not None:
@@ -68,12 +64,7 @@ class Clauses(NamedTuple):
 
 
 def clauses(con: "duckdb.DuckDBPyConnection", wanted: Wanted) -> Clauses:
-    """The part of a selection that tells of whole rollouts, as SQL.
-
-    Args:
-        con: A connection with the view ``spans``.
-        wanted: What is selected.
-    """
+    """The part of a selection that tells of whole rollouts, as SQL."""
     where, having, values = ["true"], ["true"], list[Any]()
     if wanted.rollout_ids is not None:
         where.append(f"{ROLLOUT} IN (SELECT unnest(?::VARCHAR[]))")
@@ -124,12 +115,7 @@ def unfinished(
 
 
 def whole(source: SpanSource, selection: Selection) -> Query:
-    """The spans of whole rollouts, each reward with the rollout it judges.
-
-    Args:
-        source: Where the spans are.
-        selection: Names the rollouts.
-    """
+    """The spans of whole rollouts, each reward with the rollout it judges."""
     con = with_moved(source)
     return source.fetch(complete(con, selection), con)
 

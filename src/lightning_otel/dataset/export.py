@@ -61,11 +61,7 @@ def export(
     progress: Callable[[int], None] | None = None,
     options: Mapping[str, Any],
 ) -> Exported:
-    """Write the rows of a format; arguments as ``Store.export`` and :func:`rows` take them.
-
-    Raises:
-        ConfigError: There is no such format or option, or nothing can be written there.
-    """
+    """Write the rows of a format; arguments as ``Store.export`` and :func:`rows` take them."""
     reports: list[Report] = []
     reasons: Counter[tuple[str, bool]] = Counter()
     count = 0
@@ -129,11 +125,7 @@ def rows(
 
 
 def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileKind:
-    """Return what is written to a path: as it was said, else as its name says.
-
-    Raises:
-        ConfigError: The name says something that is not written.
-    """
+    """Return what is written to a path: as it was said, else as its name says."""
     if kind is not None:
         return kind
     name, suffix = os.fspath(path), Path(path).suffix.lower()
@@ -171,11 +163,7 @@ def _write_rows(
 
 
 def _check_place(path: Path, kind: FileKind) -> None:
-    """Refuse a place where nothing can be written, before anything is read.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Refuse a place where nothing can be written, before anything is read."""
     parent = Path(os.path.realpath(path)).parent
     if not parent.is_dir():
         raise ConfigError(f"cannot write {path}: there is no folder {parent}; name another place")

@@ -40,12 +40,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(cls, keywords: Keywords) -> "Asked":
-        """Parse the keywords.
-
-        Raises:
-            ConfigError: One of them is unknown, or cannot be understood.
-            AdapterError: The other adapter cannot be loaded.
-        """
+        """Parse the keywords."""
         given: dict[str, Any] = dict(keywords)
         include_incomplete = given.pop("include_incomplete", False)
         other = given.pop("adapter", None)

@@ -12,11 +12,7 @@ from lightning_otel.types import Trajectory, Transition
 
 
 def make(trajectories: Iterable[Trajectory]) -> Made:
-    """Yield one row a step; without token ids its lists of ids are empty, as Agent Lightning's are.
-
-    Args:
-        trajectories: What is made into rows.
-    """
+    """Yield one row a step; without token ids its lists are empty, as Agent Lightning's are."""
     for step, _ in distinct(trajectories):
         given = messages_of(step.observation)
         response: dict[str, Any] = {

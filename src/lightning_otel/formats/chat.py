@@ -17,11 +17,7 @@ _TEMPLATE_PARTS: Final = OPENAI_PARTS | {"audio_url", "video_url", "image_file"}
 
 
 def for_templates(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Return messages as chat templates take them: arguments as objects, several texts as one.
-
-    Raises:
-        UnheldError: A part has no place in them.
-    """
+    """Return messages as chat templates take them: arguments as objects, several texts as one."""
     found = messages_of(messages)
     for item in found:
         check_parts(item, _TEMPLATE_PARTS)
@@ -39,11 +35,7 @@ def has_messages(step: Transition) -> bool:
 
 
 def check_parts(item: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Check that a reader knows every part of a message.
-
-    Raises:
-        UnheldError: It does not.
-    """
+    """Check that a reader knows every part of a message."""
     content = item["content"]
     for part in content if isinstance(content, list) else ():
         if part.get("type") not in known:

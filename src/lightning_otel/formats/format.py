@@ -73,11 +73,7 @@ class Format:
         return {each.name: each.default for each in found if each.kind is each.KEYWORD_ONLY}
 
     def check(self, given: Iterable[str]) -> None:
-        """Check that the format has the options given.
-
-        Raises:
-            ConfigError: One is unknown.
-        """
+        """Check that the format has the options given."""
         known = self.options()
         for name in given:
             if name not in known:
@@ -90,13 +86,7 @@ def step_rows(
     row_of: Callable[[Transition], Row],
     notes: "Callable[[Transition], Iterator[LeftOut]] | None" = None,
 ) -> Made:
-    """Yield a row for each step.
-
-    Args:
-        trajectories: What is made into rows.
-        row_of: Makes the row of a step, or raises UnheldError.
-        notes: Tells what a row does not hold of its step; by default the further choices.
-    """
+    """Yield a row for each step, and notes of what it does not hold: by default further choices."""
     for step, _ in distinct(trajectories):
         try:
             row = row_of(step)
@@ -148,12 +138,7 @@ ORIGIN: Final[Mapping[str, str]] = {
 
 
 def origin(step: Transition, reward: float | None) -> Row:
-    """Return where a row comes from.
-
-    Args:
-        step: The step it is of, or its last one.
-        reward: What the row was worth.
-    """
+    """Return where a row comes from."""
     return {
         "rollout_id": step.rollout_id,
         "attempt_id": step.attempt_id,

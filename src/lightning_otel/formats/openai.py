@@ -29,9 +29,7 @@ REASONING: Final = "reasoning; OpenAI's files have no place for it"
 def make_sft(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
     """Return one row a step; answers before the last have ``weight`` 0, for rows of their own.
 
-    Args:
-        trajectories: Those that are made into rows.
-        threshold: Only steps whose reward is no less.
+    Steps whose reward is below the threshold are left out.
     """
 
     def row_of(step: Transition) -> Row:
@@ -63,11 +61,7 @@ def make_dpo(trajectories: Iterable[Trajectory], *, gap: float = 0.0) -> Made:
 
 
 def _prompt_row(step: Transition) -> Row:
-    """Return messages and tools as the files hold them.
-
-    Raises:
-        UnheldError: A part has no place in them, or a tool is no function.
-    """
+    """Return messages and tools as the files hold them."""
     row: Row = {"messages": _plain_messages(step.observation)}
     for tool in tools_of(step.tools):
         if tool.get("type") != "function":

@@ -45,11 +45,7 @@ class Sequence(NamedTuple):
 
 
 def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut]:
-    """Every training row, and the steps that are in none for want of token ids.
-
-    Args:
-        trajectories: Those of an attempt one after the other: only so much is held at once.
-    """
+    """Every training row, and the steps that are in none for want of token ids."""
     for _, found in groupby(trajectories, lambda each: (each.rollout_id, each.attempt_id)):
         attempt = list(found)
         worth: dict[tuple[str, str], float | None] = {}
@@ -67,12 +63,7 @@ def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut
 def compared(
     trajectories: Iterable[Trajectory], is_judged: Callable[[Sequence], bool]
 ) -> Iterator[tuple[str, Sequence] | LeftOut]:
-    """Every sequence that was judged, with its group; those of a group are neighbours.
-
-    Args:
-        trajectories: Group by group.
-        is_judged: Whether it is known what a sequence was worth.
-    """
+    """Every sequence that was judged, with its group; those of a group are neighbours."""
     for group_id, group in groupby(trajectories, group_of):
         for each in sequences(group):
             if isinstance(each, LeftOut):
@@ -94,9 +85,7 @@ def _why_no_ids(step: Transition) -> str:
 def make_tokens(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
     """Yield one row for steps whose prompts go on exactly, token by token, from each other.
 
-    Args:
-        trajectories: What is made into rows.
-        threshold: Only trajectories whose last reward is no less.
+    Trajectories whose last reward is below the threshold are left out.
     """
     for each in sequences(trajectories):
         if isinstance(each, LeftOut):
@@ -121,11 +110,7 @@ def _make_labels(row: TrainingRow) -> list[int]:
 
 
 def make_grpo(trajectories: Iterable[Trajectory]) -> Made:
-    """One row a sequence that has a reward or an advantage; those of a group are neighbours.
-
-    Args:
-        trajectories: What is made into rows, group by group.
-    """
+    """One row a sequence that has a reward or an advantage; those of a group are neighbours."""
     for each in compared(trajectories, _is_judged):
         yield each if isinstance(each, LeftOut) else _make_row(*each)
 

@@ -52,23 +52,13 @@ _FIELDS: Final = frozenset(each.name for each in fields(Transition))
 
 
 def row(step: Transition, branch: int, columns: Collection[str] = COLUMNS) -> Row:
-    """Return a transition as a flat row of JSON values, in the order of the columns.
-
-    Args:
-        step: The transition.
-        branch: The branch it lies on.
-        columns: Which columns.
-    """
+    """Return a transition as a flat row of JSON values, in the order of the columns."""
     made: Row = {name: branch if name == "branch" else getattr(step, name) for name in columns}
     return {name: list(value) if name in _ARRAYS else value for name, value in made.items()}
 
 
 def transition(values: Mapping[str, Any]) -> Transition:
-    """Return the transition that a row was made of, read back from JSON or Parquet.
-
-    Args:
-        values: By column; JSON columns as values or as text.
-    """
+    """Return the transition that a row was made of, read back from JSON or Parquet."""
     found = {name: value for name, value in values.items() if name in _FIELDS}
     for name, value in found.items():
         if COLUMNS.get(name) == "JSON" and isinstance(value, str):

@@ -37,11 +37,8 @@ class _Conversation(NamedTuple):
 def make_sft(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
     """Yield one row a conversation; a prompt that does not go on from it begins a new one.
 
-    With ``assistant_only_loss=True`` every assistant turn of a row is trained.
-
-    Args:
-        trajectories: Those that are made into rows.
-        threshold: Only trajectories of rollouts whose reward is no less.
+    With ``assistant_only_loss=True`` every assistant turn of a row is trained. Rollouts whose
+    reward is below the threshold are left out.
     """
     for trajectory in trajectories:
         reward = trajectory.reward
@@ -76,12 +73,7 @@ def make_prompt_completion(trajectories: Iterable[Trajectory]) -> Made:
 
 
 def make_kto(trajectories: Iterable[Trajectory], *, threshold: float = 0.5) -> Made:
-    """Return one row a step that has messages and a reward.
-
-    Args:
-        trajectories: Those that are made into rows.
-        threshold: A reward that is no less makes an answer a good one.
-    """
+    """Return one row a step with messages and a reward, good where that reaches the threshold."""
 
     def row_of(step: Transition) -> Row:
         if step.reward is None:
@@ -104,11 +96,7 @@ def _pair_row(pair: Pair) -> Row:
 
 
 def _answer_row(step: Transition) -> Row:
-    """Return ``prompt``, ``completion`` and ``tools`` as chat templates take them, and the origin.
-
-    Raises:
-        UnheldError: There are no messages, or a part of them has no place.
-    """
+    """Return prompt, completion and tools as chat templates take them, and the origin."""
     if not has_messages(step):
         raise UnheldError(NO_MESSAGES)
     row: Row = {

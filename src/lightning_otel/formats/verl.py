@@ -15,11 +15,7 @@ from lightning_otel.types import Trajectory
 
 
 def make(trajectories: Iterable[Trajectory]) -> Made:
-    """One row a sequence that has a reward; ``uid`` is its task's, where there is one.
-
-    Args:
-        trajectories: What is made into rows, group by group.
-    """
+    """One row a sequence that has a reward; ``uid`` is its task's, where there is one."""
     for each in compared(trajectories, lambda each: each.reward is not None):
         if isinstance(each, LeftOut):
             yield each

@@ -42,20 +42,11 @@ class Follower:
         select: Callable[[Span], bool] | None = None,
         mentions: Collection[bytes] = (),
     ) -> None:
-        """Open the consumer's position, or begin one.
+        """Open the consumer's position, or begin one; others as ``Store.follow`` has them.
 
-        Args:
-            layout: The store's paths.
-            name: The consumer's name; None for a position that ends with this object.
-            idle_s: Seconds without a new span after which an iteration ends; None for never.
-            since_ns: Only spans that start at this time or later.
-            select: Tells which spans are wanted; the others are passed over.
-            mentions: Texts of which a wanted span's line holds one; saves reading the others.
-
-        Raises:
-            ConfigError: The name cannot be used.
-            StoreMissingError: There is no store.
-            StoreError: The consumer is at work already, or its position cannot be kept.
+        Spans that ``select`` refuses are passed over. ``mentions`` are texts of which a wanted
+        span's line holds one, which saves reading the others. Without a name the position ends with
+        this object.
         """
         layout.require()
         self._layout = layout
@@ -156,10 +147,7 @@ class Follower:
         return spans
 
     def commit(self, spans: Iterable[Span] | None = None) -> None:
-        """Note on disk that spans were delivered; they never come again.
-
-        Args:
-            spans: Some of those handed out last; by default all that were handed out.
+        """Note on disk that spans were delivered, by default all handed out; they never come again.
 
         Raises:
             StoreError: The disk refuses it.

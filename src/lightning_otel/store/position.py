@@ -31,12 +31,7 @@ class Position:
     """
 
     def __init__(self, layout: Layout, name: str | None) -> None:
-        """Open, or begin, a position; without a name it is gone with this object.
-
-        Raises:
-            ConfigError: The name cannot be a file's.
-            StoreError: Another process holds it, or it cannot be read or written.
-        """
+        """Open, or begin, a position; without a name it is gone with this object."""
         if name is not None and not _NAME.fullmatch(name):
             raise ConfigError(
                 f"{name!r} cannot name a consumer; take letters, digits, dots, dashes and "
@@ -85,11 +80,7 @@ class Position:
             ) from exc
 
     def known(self, keys: Collection[Key]) -> set[Key]:
-        """Return those of the spans that were delivered.
-
-        Raises:
-            StoreError: The position cannot be read.
-        """
+        """Return those of the spans that were delivered."""
         found: set[Key] = set()
         every = list(keys)
         try:
@@ -110,15 +101,7 @@ class Position:
         return int(row[0])
 
     def write(self, keys: Iterable[Key], files: Iterable[str]) -> None:
-        """Note what was delivered, in one transaction.
-
-        Args:
-            keys: Spans delivered since.
-            files: All data files whose spans are all delivered.
-
-        Raises:
-            StoreError: The disk refuses it; nothing of it was noted.
-        """
+        """Note what was delivered, in one transaction."""
         db, names = self._open_database(), set(files)
         try:
             db.execute("BEGIN IMMEDIATE")

@@ -39,16 +39,7 @@ class Reader(_Connection):
         layout: Layout | None = None,
         define: Define | None = None,
     ) -> None:
-        """Define the views.
-
-        Args:
-            con: A connection of nobody else.
-            layout: The store's paths; None if it has no files.
-            define: Defines the views over a snapshot, again and again.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
+        """Define the views."""
         self.con = con
         self._layout, self._define = layout, define
         self._snapshot: Snapshot | None = None
@@ -57,11 +48,7 @@ class Reader(_Connection):
         self.answered(lambda: None)
 
     def attempt(self, act: Callable[[], T]) -> T:
-        """Return what an act gives, tried again where a part of the store had to be excluded.
-
-        Raises:
-            duckdb.Error: It fails though every part of the store is as it should be.
-        """
+        """Return what an act gives, tried again where a part of the store had to be excluded."""
         import duckdb
 
         if self._is_within:  # the outer act begins again
@@ -80,11 +67,7 @@ class Reader(_Connection):
                 self._is_within = False
 
     def answered(self, act: Callable[[], T]) -> T:
-        """Return what an act of several queries gives, as :meth:`attempt`.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
+        """Return what an act of several queries gives, as :meth:`attempt`."""
         import duckdb
 
         if self._is_within:
@@ -108,11 +91,7 @@ class Reader(_Connection):
     def execute(  # type: ignore[override]
         self, query: str, parameters: Sequence[object] = ()
     ) -> Self:
-        """Put a query, as DuckDB's own ``execute``.
-
-        Raises:
-            StoreError: It cannot be answered.
-        """
+        """Put a query, as DuckDB's own ``execute``."""
         self._statement = query, parameters
         self.answered(lambda: self.con.execute(query, parameters or None))
         return self

@@ -41,11 +41,7 @@ class Snapshot:
 
     @classmethod
     def take(cls, layout: Layout) -> Self:
-        """Return what counts now.
-
-        Raises:
-            StoreError: The manifest or a folder cannot be read.
-        """
+        """Return what counts now."""
         listed = layout.segments()  # first: what is settled meanwhile stands in the manifest
         manifest, now, excluded = layout.read_manifest(), now_us(), list_excluded(layout)
         try:

@@ -118,12 +118,7 @@ class SpanSource(Protocol):
         """Its paths, where it keeps files on this machine."""
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
-        """The selected spans, Arrow-capable, with the store's columns.
-
-        Args:
-            selection: Which spans.
-            con: A connection of this source to read on; by default a new one.
-        """
+        """The selected spans, read on a connection of this source, by default a new one."""
 
     def connect(
         self,
@@ -147,11 +142,7 @@ class SpanSource(Protocol):
         """Keep spans that are complete already, durably when this returns."""
 
     def writer(self) -> SpanWriter:
-        """This process's writer into the engine.
-
-        Raises:
-            ConfigError: A traced process cannot write into it without waiting for it.
-        """
+        """This process's writer into the engine."""
 
 
 class LocalSource:
@@ -170,13 +161,7 @@ class LocalSource:
         query: str | None = None,
         parameters: Sequence[object] = (),
     ) -> Reader:
-        """Return an in-memory DuckDB over the files.
-
-        Raises:
-            StoreMissingError: There is no store.
-            StoreVersionError: A newer version wrote it.
-            StoreError: It cannot be read.
-        """
+        """Return an in-memory DuckDB over the files."""
         prepare(self.layout)
         con = new_connection()
         names = views_of(con, query) if query is not None else names
@@ -207,13 +192,7 @@ def _add_spans(writer: SpanWriter, spans: Iterable[Span]) -> None:
 
 
 def prepare(layout: Layout) -> None:
-    """See that a store can be read: its manifest, its catalogue, and without what is damaged.
-
-    Raises:
-        StoreMissingError: There is no store.
-        StoreVersionError: A newer version wrote it.
-        StoreError: It cannot be read.
-    """
+    """See that a store can be read: its manifest, its catalogue, and without what is damaged."""
     layout.require()
     writer = writer_if_any(layout)
     if writer is not None:
@@ -224,13 +203,7 @@ def prepare(layout: Layout) -> None:
 
 
 def connect_lastingly(layout: Layout) -> "duckdb.DuckDBPyConnection":
-    """Return a connection that may stay open: what counts is decided at each of its queries.
-
-    Raises:
-        StoreMissingError: There is no store.
-        StoreVersionError: A newer version wrote it.
-        StoreError: It cannot be read.
-    """
+    """Return a connection that may stay open: what counts is decided at each of its queries."""
 
     def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
         settled = layout.read_manifest().settled_by(now_us())
@@ -273,13 +246,7 @@ def define_views(
 
 
 def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot, live: str) -> None:
-    """Define the view of narrow columns and the gist; hold that of spans whose file lacks it.
-
-    Args:
-        con: The connection.
-        snapshot: The files and segments.
-        live: A table that holds the segments' spans; empty where they are to be parsed.
-    """
+    """Define the view of narrow columns and the gist; hold that of spans whose file lacks it."""
     layout = snapshot.layout
     told = () if snapshot.is_small else _files_with_gist(con, snapshot)
     others = replace(snapshot, files=tuple(each for each in snapshot.files if each not in told))
@@ -353,12 +320,7 @@ def _hold_rows(
 def overview(
     source: SpanSource, query: str, parameters: Sequence[object] = ()
 ) -> list[dict[str, Any]]:
-    """Return the rows of a query over ``rewards``, ``rollouts`` and ``spans`` without content.
-
-    Raises:
-        StoreMissingError: There is no store.
-        StoreError: It cannot be read.
-    """
+    """Return the rows of a query over ``rewards``, ``rollouts`` and ``spans`` without content."""
     columns = None if source.layout is None else tuple(_SUMMARY_COLUMNS)
     con = source.connect(columns=columns, query=query, parameters=parameters)
     return list(Query(con, query, parameters).dicts())

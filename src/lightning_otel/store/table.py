@@ -65,13 +65,7 @@ class Query:
         text: str,
         parameters: Sequence[object] = (),
     ) -> None:
-        """Hold a query.
-
-        Args:
-            con: A connection for this query alone.
-            text: One SELECT.
-            parameters: What stands for its question marks.
-        """
+        """Hold a query."""
         self._con = con if isinstance(con, Reader) else Reader(con)
         self._text = text
         self._parameters = list(parameters)
@@ -82,22 +76,12 @@ class Query:
         return self.take(lambda relation: relation.__arrow_c_stream__(requested_schema))
 
     def take(self, get: "Callable[[duckdb.DuckDBPyRelation], T]") -> T:
-        """Return what a function makes of the result, which is a DuckDB relation.
-
-        Raises:
-            QueryError: DuckDB refuses the query.
-            StoreError: A file cannot be read.
-        """
+        """Return what a function makes of the result, which is a DuckDB relation."""
         con = self._con.con
         return self._answer(lambda: get(con.sql(self._text, params=self._parameters or None)))
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write the rows to a zstd Parquet file.
-
-        Raises:
-            QueryError: DuckDB refuses the query.
-            StoreError: A file cannot be read.
-        """
+        """Write the rows to a zstd Parquet file."""
         options = f"COMPRESSION zstd, USE_TMP_FILE false, ROW_GROUP_SIZE {_ROW_GROUP}"
         copy = f"COPY result TO {quoted(str(path))} (FORMAT parquet, {options})"
         # Each thread would hold the rows that it read before their turn comes.
@@ -183,14 +167,7 @@ class Table(Generic[T]):
         *,
         counts: Callable[[], Iterable[int]] | None = None,
     ) -> None:
-        """Describe a result that ``query`` opens in DuckDB and ``rows`` as Python objects.
-
-        Args:
-            query: Its connection is of its own.
-            rows: Each call begins anew.
-            noun: Rows by name.
-            counts: Numbers of rows, some at a time, sooner than by making them.
-        """
+        """Describe a result that ``query`` opens in DuckDB and ``rows`` as Python objects."""
         self._query = query
         self._rows = rows
         self._noun = noun
@@ -372,9 +349,6 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A file to write that stands at the path once the block has ended well, else nothing does.
 
     Until then nobody else can read it; after that only those who could read what stood there.
-
-    Raises:
-        ConfigError: It cannot be made there.
     """
     final = Path(os.path.realpath(path))
     made = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}")
@@ -394,12 +368,7 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def query_of(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Query:
-    """Return Python rows as a query over a temporary file, which goes with it.
-
-    Args:
-        rows: Values that JSON knows.
-        columns: DuckDB type of each column.
-    """
+    """Return Python rows as a query over a temporary file, which goes with it."""
     file = tempfile.NamedTemporaryFile(suffix=".ndjson")  # noqa: SIM115  # closed with the query
     try:
         text = f"FROM {write_rows(rows, columns, file)}"
@@ -445,12 +414,7 @@ def _zoned_as_text(kinds: Iterable[object]) -> str:
 
 
 def windows(starts: Query, spans: int) -> list[tuple[int, int]]:
-    """Times, first and last, between which about so many spans begin; together they hold all.
-
-    Args:
-        starts: A query with the column ``start_ns``.
-        spans: How many; spans that begin at the same time are never parted.
-    """
+    """Times, first and last, between which about so many spans begin; together they hold all."""
     parted = (
         "SELECT min(start_ns), max(start_ns) FROM (SELECT start_ns, "
         f"(sum(spans) OVER (ORDER BY start_ns) - 1) // {spans} AS part "

@@ -270,13 +270,7 @@ def alive_statement(alive: Collection[str]) -> str:
 def define_derived(
     con: "duckdb.DuckDBPyConnection", names: Collection[str], alive: Collection[str] = ()
 ) -> None:
-    """Define the views over ``spans`` on a connection.
-
-    Args:
-        con: The connection.
-        names: Which.
-        alive: Processes that may still end what they began.
-    """
+    """Define the views over ``spans`` on a connection."""
     for statement in (alive_statement(alive), *view_statements(names)):
         con.execute(statement)
     if NARROW in names:

@@ -14,16 +14,7 @@ from lightning_otel.types import Span
 
 
 def outline_of(source: SpanSource, noun: str, whole_id: str) -> Outline:
-    """Return the outline of a rollout, or of its part in a trace, span or response.
-
-    Args:
-        source: Where it is.
-        noun: ``rollout``, ``trace``, ``span`` or ``response``.
-        whole_id: Its id.
-
-    Raises:
-        NotFoundError: There is no such thing.
-    """
+    """Return the outline of a rollout, or of its part in a trace, span or response."""
     if noun == "trace":
         return _trace_outline(source, whole_id)
     rollout_id = whole_id if noun == "rollout" else _rollout_of(source, noun, whole_id)

@@ -9,26 +9,14 @@ if TYPE_CHECKING:
 
 
 class Page(NamedTuple):
-    """Rows to show.
-
-    Attributes:
-        rows: Each by column.
-        total: How many there are in all.
-    """
+    """Rows to show."""
 
     rows: list[dict[str, Any]]
     total: int
 
 
 def page_of(table: Table[Any], *, limit: int, offset: int = 0, order: str = "") -> Page:
-    """Some rows of a table.
-
-    Args:
-        table: Gone through once.
-        limit: Rows at most.
-        offset: Rows before the first.
-        order: What SQL has behind ``ORDER BY``; not a user's text.
-    """
+    """Some rows of a table."""
     ordered = f"ORDER BY {order}" if order else ""
     part = f"SELECT * FROM paged {ordered} LIMIT {int(limit)} OFFSET {int(offset)}"
 

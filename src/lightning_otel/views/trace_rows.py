@@ -97,27 +97,14 @@ class SpanRow(NamedTuple):
 
 
 class TraceRows(NamedTuple):
-    """The rows of a trace.
-
-    Attributes:
-        own: Its spans.
-        later: Rewards from elsewhere that name its rollout, or a span or response of it.
-    """
+    """The rows of a trace."""
 
     own: list[SpanRow]
     later: list[SpanRow]
 
 
 def trace_rows(source: SpanSource, trace_id: str) -> TraceRows:
-    """The rows of a trace; none where there is no such trace.
-
-    Args:
-        source: Where it is.
-        trace_id: Its whole id.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
+    """The rows of a trace; none where there is no such trace."""
     con = source.connect(("spans", NARROW), (*NARROW_COLUMNS, "attributes"))
 
     def ask() -> TraceRows:
@@ -135,11 +122,7 @@ class Size(NamedTuple):
 
 
 def size_of(source: SpanSource, trace_id: str) -> Size:
-    """Measure a trace.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
+    """Measure a trace."""
     con = source.connect(("spans",))
 
     return Size(*(con.execute(_SIZE, [trace_id]).fetchone() or (0, 0)))
@@ -148,16 +131,7 @@ def size_of(source: SpanSource, trace_id: str) -> Size:
 def spans_around(
     source: SpanSource, trace_id: str, columns: Collection[str] = tuple(COLUMNS)
 ) -> list[Span]:
-    """The spans of the rollouts that a trace is part of, with the rewards given to them elsewhere.
-
-    Args:
-        source: Where they are.
-        trace_id: The trace's whole id.
-        columns: What is read of each, ``SPAN_COLUMNS`` at least.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
+    """Return the spans of a trace's rollouts, with the rewards given to them elsewhere."""
     rows = trace_rows(source, trace_id)
     rollouts = {row.rollout_id for row in rows.own}
     names = {(row.trace_id, row.span_id) for row in rows.later}

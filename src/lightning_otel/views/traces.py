@@ -115,17 +115,7 @@ def find_traces(
     after: Cursor | None = None,
     limit: int = 50,
 ) -> TracePage:
-    """One page of the traces that match.
-
-    Args:
-        source: Where the spans are.
-        wanted: Which; all by default.
-        after: The last trace of the page before.
-        limit: How many a page has.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
+    """One page of the traces that match."""
     wanted = wanted or TraceFilter()
     views = ("spans", NARROW, *(("rollouts",) if wanted.is_about_rewards else ()))
     is_wide = wanted.is_wide or source.layout is not None

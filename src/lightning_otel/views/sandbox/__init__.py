@@ -77,12 +77,7 @@ class Answer:
         self.cut = ""
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """Each row once.
-
-        Raises:
-            QueryError: The statement failed, or came to one of its limits of time and memory.
-            StoreError: A file of the store cannot be read.
-        """
+        """Each row once."""
         while "rows" in (message := self._process.message()):
             for row in message["rows"]:
                 yield tuple(map(_restore_value, row))
@@ -174,12 +169,7 @@ class _Process:
             self._child.stdin.flush()
 
     def message(self) -> dict[str, Any]:
-        """The next message.
-
-        Raises:
-            QueryError: The child says so, or has died, or its time is over.
-            StoreError: The child says so.
-        """
+        """The next message."""
         line = self._read_line()
         message: dict[str, Any] = json.loads(line)
         if "error" in message:

@@ -33,9 +33,6 @@ def give_up() -> bool:
     """Let this thread, and those it starts, open no file for writing and no connection from now on.
 
     What is open already stays so.
-
-    Returns:
-        Whether the system knows how; if not, nothing has changed.
     """
     if sys.platform != "linux":
         return False

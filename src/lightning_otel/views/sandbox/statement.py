@@ -55,15 +55,7 @@ _ONLY_VIEWS: Final = "only the views spans, calls, rewards and rollouts can be r
 
 
 def check(con: "duckdb.DuckDBPyConnection", text: str) -> None:
-    """Check that a text is one statement that reads the views and nothing else.
-
-    Args:
-        con: Any connection.
-        text: The statement.
-
-    Raises:
-        QueryError: It is not.
-    """
+    """Check that a text is one statement that reads the views and nothing else."""
     tree = _parse_tree(con, check_read_only(con, text))
     functions: set[str] = set()
     for node, names in _walk_nodes(tree):
