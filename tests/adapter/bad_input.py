@@ -1,29 +1,44 @@
 """What broken tracers, servers and users leave behind, each with what has to come of it.
 
-A case is one rollout (or a few): its spans, the calls that are sound, and the reason for everything
-else, by span id. The same cases go through the adapter and through a store on disk.
+A case is a drawing, with the attributes that are changed of some spans in it (one that is changed
+to ``...`` is left out), and its outcome: the reward of each call that is sound, and after ``!`` the
+reason for everything else. The same cases go through the adapter and through a store on disk.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tests.adapter.forest import (
-    SECOND,
-    call_attributes,
-    reward_attributes,
-    said,
-    token_attributes,
-)
+from tests.adapter.forest import draw, said, token_attributes
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import WAITING, calls, credit
 from lightning_otel.adapter import rewards as rewarding
 from lightning_otel.types import Span
 
-BEGAN_NS: Final = 1_700_000_000 * SECOND
 DEEP: Final = 5000
+REASONS: Final = {
+    "before": credit.NO_CALL_BEFORE,
+    "cut": calls.CUT,
+    "embedding": calls.EMBEDDING,
+    "failed": "failed: the call ended in an error",
+    "incomplete": calls.INCOMPLETE,
+    "infinite": rewarding.NOT_FINITE,
+    "no content": calls.NO_CONTENT,
+    "no number": rewarding.NOT_A_NUMBER,
+    "no output": calls.NO_OUTPUT,
+    "no primary": rewarding.NO_PRIMARY,
+    "abandoned": calls.ABANDONED,
+    "already": credit.ALREADY_REWARDED,
+    "not tracked": calls.NOT_TRACKED,
+    "parent": credit.UNUSED_PARENT,
+    "target": credit.UNUSED_TARGET,
+    "unknown": credit.UNKNOWN_TARGET,
+    "unreadable": calls.UNREADABLE,
+    "waits": WAITING,
+}
+Changes = Mapping[str, Any]
 
 
 def nested(depth: int) -> str:
@@ -31,492 +46,238 @@ def nested(depth: int) -> str:
     return "[" * depth + "]" * depth
 
 
-@dataclass
-class Scene:
-    """Spans of one rollout, an instant apart; every id begins with the scene's name."""
+# --- calls with one thing wrong ------------------------------------------------------------------
 
-    name: str
-    spans: list[Span] = field(default_factory=list)
-    rollout_id: str | None = ""
-    now: int = 0
+BAD: dict[str, tuple[Changes, str]] = {
+    "answer is empty": ({c.OUTPUT_MESSAGES: "[]"}, "no output"),
+    "answer is nothing": ({c.OUTPUT_MESSAGES: ...}, "no output"),
+    "answer has no parts": ({c.OUTPUT_MESSAGES: '[{"role": "assistant"}]'}, "no output"),
+    "answer has empty parts": (
+        {c.OUTPUT_MESSAGES: '[{"role": "assistant", "parts": []}]'},
+        "no output",
+    ),
+    "neither question nor answer": (
+        {c.INPUT_MESSAGES: ..., c.OUTPUT_MESSAGES: ...},
+        "no content",
+    ),
+    "error of 5,000 digits": ({c.ERROR_TYPE: 10**5000, c.ABANDONED: True}, "abandoned"),
+    "agents that are none": ({c.TRACK_ONLY: ["re:("]}, "not tracked"),
+    "an embedding": ({c.OPERATION: c.EMBEDDINGS}, "embedding"),
+}
+_CUT = json.dumps([said("assistant", "an answer that is cut")])[:30]
+_LONG = f'[{{"role": "tool", "parts": [{{"type": "tool", "x": {"9" * 5000}}}]}}]'
+for _key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES):
+    for _name, _text in {
+        "half of its JSON": _CUT,
+        "no list": '{"role": "user"}',
+        "no objects": "[1, null]",
+        "bottomless": nested(100_000),
+        "a number of 5,000 digits": _LONG,
+    }.items():
+        BAD[f"{_key} is {_name}"] = {_key: _text}, "unreadable"
+    BAD[f"{_key} is cut"] = {_key: _CUT, c.CUT: "{}"}, "cut"
 
-    def add(
-        self,
-        label: str,
-        attributes: Mapping[str, Any],
-        *,
-        parent: str | None = None,
-        trace: str = "",
-        rollout_id: str | None = None,
-        **fields: Any,
-    ) -> None:
-        """Put one span after the others."""
-        self.now += 1
-        rollout = rollout_id if rollout_id is not None else f"rollout {self.name}"
-        start_ns = BEGAN_NS + self.now * SECOND
-        held: dict[str, Any] = {
-            "trace_id": f"{self.name}/{trace}",
-            "span_id": self.id(label),
-            "parent_span_id": None if parent is None else self.id(parent),
-            "name": "chat",
-            "start_ns": start_ns,
-            "end_ns": start_ns + SECOND // 2,
-            "attributes": {c.ROLLOUT_ID: rollout, **attributes},
-        }
-        self.spans.append(Span(**{**held, **fields}))
+_NO_MESSAGES: Final[Changes] = {c.INPUT_MESSAGES: ..., c.OUTPUT_MESSAGES: ...}
+_ASKED_ELSEWHERE = {
+    "openinference.span.kind": "LLM",
+    "llm.input_messages.0.message.role": "user",
+    "llm.input_messages.0.message.content": "go on",
+    "llm.openai.messages": "[{'role': 'user', 'content': 'go on'}]",
+    c.OPERATION: ...,
+    **_NO_MESSAGES,
+}
+_CONTENT = "[{'message': {'role': 'assistant', 'content': [{(1, 2): 3}]}}]"
+for _key, _text, _reason in (
+    ("output.value", '{"choices": null}', "no output"),
+    ("output.value", '{"choices": [null, {"message": null}]}', "no output"),
+    ("output.value", '{"choices": [{"mess', "unreadable"),
+    ("llm.openai.choices", "None", "no output"),
+    ("llm.openai.choices", "[{'message': <object>}]", "unreadable"),
+    ("llm.openai.choices", "[{[]: 1}]", "unreadable"),
+    ("llm.openai.choices", _CONTENT, "unreadable"),
+):
+    _asked = {**_ASKED_ELSEWHERE, _key: _text}
+    if _key != "output.value":
+        _asked = {k: v for k, v in _asked.items() if not k.startswith(("openinf", "llm.input"))}
+    else:
+        del _asked["llm.openai.messages"]
+    BAD[f"{_key} is {_text[:40]}"] = _asked, _reason
+for _name, _row, _reason in (
+    ("nested deep", f"0.{'a.' * DEEP}b", "no output"),
+    ("numbered high", f"{'9' * 5000}.role", "no content"),
+):
+    _keys = {"gen_ai.system": "x", f"gen_ai.prompt.{_row}": "user", **_NO_MESSAGES}
+    BAD[f"keys that are {_name}"] = _keys, _reason
 
-    def id(self, label: str) -> str:
-        """The id of the span with a label."""
-        return f"{self.name}:{label}"
 
-    def call(self, label: str, changes: Mapping[str, Any] | None = None, **fields: Any) -> None:
-        """A call, with some attributes changed; one that is changed to ... is left out."""
-        changed = {**call_attributes("go on", f"{label} answered"), **(changes or {})}
-        attributes = {key: value for key, value in changed.items() if value is not ...}
-        self.add(label, attributes, **fields)
+# --- calls that are odd, and sound all the same --------------------------------------------------
 
-    def work(self, label: str, **fields: Any) -> None:
-        """A span that is neither call nor reward."""
-        self.add(label, {}, **{"name": "work", **fields})
 
-    def reward(self, label: str, value: Any = 1.0, **fields: Any) -> None:
-        """A reward; ``span_id`` and ``response_id`` link it, ``changes`` changes its attributes."""
-        links = {key: fields.pop(key) for key in ("span_id", "response_id") if key in fields}
-        changed = {**reward_attributes(value, **links), **fields.pop("changes", {})}
-        attributes = {key: held for key, held in changed.items() if held is not ...}
-        self.add(label, attributes, name=c.SPAN_ANNOTATION, **fields)
+def asking(*parts: Any) -> Changes:
+    """A call that was asked these parts."""
+    return {c.INPUT_MESSAGES: json.dumps([{"role": "user", "parts": list(parts)}])}
+
+
+def calling(arguments: str) -> Changes:
+    """A call that was answered by a tool call."""
+    part = f'{{"type": "tool_call", "id": "1", "name": "f", "arguments": {arguments}}}'
+    return {c.OUTPUT_MESSAGES: f'[{{"role": "assistant", "parts": [{part}]}}]'}
+
+
+ODD: dict[str, Changes] = {
+    "question is nothing": {c.INPUT_MESSAGES: ...},
+    "question without a role": {c.INPUT_MESSAGES: '[{"parts": [{"type": "text"}]}]'},
+    "question whose role is a list": {c.INPUT_MESSAGES: '[{"role": ["user"], "parts": []}]'},
+    "question whose parts are text": {c.INPUT_MESSAGES: '[{"role": "user", "parts": "hi"}]'},
+    "question with parts of nothing": asking(None),
+    "parts of an unknown kind": asking({"type": "hologram", "data": [1, {}]}),
+    "parts whose kind is a list": asking({"type": ["text"], "content": {}}),
+    "text of another kind": asking({"type": "text", "content": {"a": [1]}}),
+    "answer without a role": {c.OUTPUT_MESSAGES: '[{"parts": [{"type": "text", "content": "x"}]}]'},
+    "integers beyond 64 bits, and no numbers": calling(
+        json.dumps({"n": 10**40, "x": float("nan"), "y": float("-inf")})
+    ),
+    "half of a surrogate pair": {
+        **asking({"type": "text", "content": "\ud83d"}),
+        c.AGENT_NAME: "agent \ud83d",
+    },
+    "null characters": {**asking({"type": "text", "content": "a\0b"}), c.AGENT_NAME: "\0"},
+    "nested deep": {c.INPUT_MESSAGES: f'[{{"role": "user", "parts": {nested(400)}}}]'},
+    "tool arguments nested deep": calling(nested(400)),
+    "tools that are none": {c.TOOL_DEFINITIONS: "nonsense", c.SYSTEM_INSTRUCTIONS: "[1"},
+    "usage beyond 64 bits": {c.INPUT_TOKENS: 2**63, c.OUTPUT_TOKENS: 10**400},
+    "usage of 5,000 digits": {c.INPUT_TOKENS: 10**5000},
+    "usage that is no number": {c.INPUT_TOKENS: "12", c.OUTPUT_TOKENS: float("nan")},
+    "response id that is a list": {c.RESPONSE_ID: ["a"]},
+    "finish reasons that are numbers": {c.FINISH_REASONS: [1, None]},
+    "attempt that is a list": {c.ATTEMPT_ID: ["1"]},
+    "agent that is a number": {c.AGENT_NAME: 7},
+    "resources that are bottomless": {c.RESOURCES: f'{{"*": {{"prompt": {nested(900)}}}}}'},
+    "resources of 5,000 digits": {c.RESOURCES: f'{{"*": {{"prompt": {"9" * 5000}}}}}'},
+    "token ids that are no ids": {c.PROMPT_TOKEN_IDS: "?", c.RESPONSE_TOKEN_IDS: "AAA="},
+    "token ids that are a list": {c.PROMPT_TOKEN_IDS: [1], c.RESPONSE_TOKEN_IDS: {"a": 1}},
+    "logprobs of another length": token_attributes([1], [2, 3], [-1.0]),
+}
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+_DRAWN: dict[str, tuple[str, dict[str, Changes], str]] = {
+    "cycle": ("+a@parent=d +b@parent=a +d@parent=b d/!1 -d -b -a", {}, "a=- b=- d=1"),
+    "cycle of two": ("a@parent=b b@parent=a", {}, "a=- b=-"),
+    "self-parent": ("a@parent=a a/!1", {}, "a=1"),
+    "parent that never came": ("a@parent=gone gone/!1", {}, "a=1"),
+    "two rollouts in one trace": (
+        "root( #rollout=half1 a !1 #rollout=half2 b !2 )",
+        {},
+        "a=1 b=2",
+    ),
+    "one rollout in ten traces": (
+        " ".join(f"#trace={n} a{n} !{n}" for n in range(10)),
+        {},
+        " ".join(f"a{n}={n}" for n in range(10)),
+    ),
+    "end before start": ("a@at=9-1 !1", {}, "a=1"),
+    "no duration at one instant": ("#counted=no a@at=1 b@at=1 !1@at=1", {}, "a=- b=1"),
+    "times of zero": ("#counted=no a@at=0 !1", {}, "a=1"),
+    "times beyond 64 bits": ("a@at=9223372037-9223372038 #clock=-99 b", {}, "a=- b=-"),
+    "call that never ended": ("a !1 +b", {}, "a=1 ! b incomplete"),
+    "error that is no text": (
+        "a b@error",
+        {"b": {c.ERROR_TYPE: ["Timeout"]}},
+        "a=- ! b failed: ['Timeout']",
+    ),
+    "error without a word": ("a b@error", {}, "a=- ! b failed"),
+    "reward without its value": (
+        "a !1@as=r",
+        {"r": {c.REWARD_VALUE: ...}},
+        "a=- ! r no primary",
+    ),
+    "second value is none": (
+        "a !1@as=r",
+        {"r": {f"{c.REWARD_PREFIX}.1.value": "x"}},
+        "a=- ! r no number",
+    ),
+    "name that is a list": ("a !1@as=r", {"r": {c.REWARD_NAME: ["name"]}}, "a=1"),
+    "linked to what never came": (
+        "a !1@as=r@span=gone !1@as=s@id=gone",
+        {},
+        "a=- ! r unknown, s unknown",
+    ),
+    "linked to a span without calls": ("a w( ) !1@as=r@span=w", {}, "a=- ! r target"),
+    "linked to a call that failed": (
+        "a b@error !1@as=r@span=b b/!1@as=s",
+        {},
+        "a=- ! b failed, r target, s parent",
+    ),
+    "linked by 5,000 digits": (
+        "a !1@as=r@span=x",
+        {"r": {f"{c.LINK_PREFIX}.0.value_match": 10**5000}},
+        "a=- ! r unknown",
+    ),
+    "reward before every call": ("!1@as=r a", {}, "a=- ! r before"),
+    "reward alone": ("!1@as=r", {}, "! r waits"),
+    "two rewards for one call": ("a b !.1 !.9@as=s", {}, "a=- b=0.1 ! s already"),
+    # A reward that names no call is of the latest one that is there.
+    **{name: ("a b !1", {"b": held}, f"a=1 ! b {why}") for name, (held, why) in BAD.items()},
+    **{name: ("a !.5", {"a": held}, "a=0.5") for name, held in ODD.items()},
+    **{
+        f"reward that is {name}": (
+            "a !0@as=r !.5",
+            {"r": {c.REWARD_VALUE: value}},
+            f"a=0.5 ! r {why}",
+        )
+        for why, values in {
+            "no number": {
+                "text": "good",
+                "empty": "",
+                "list": [1.0],
+                "object": {"value": 1.0},
+                "bool": True,
+                "bytes": b"1",
+            },
+            "infinite": {
+                "NaN": float("nan"),
+                "infinite": float("inf"),
+                "infinitely bad": float("-inf"),
+                "beyond a double": 10**400,
+                "of 5,000 digits": 10**5000,
+            },
+        }.items()
+        for name, value in values.items()
+    },
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """What goes in, and what has to come out, by label.
+    """Spans of a rollout of its own, or of a few, and their outcome."""
 
-    Attributes:
-        kept: Calls that become transitions, each with the reward it gets.
-        lost: The reason for everything else.
-    """
-
-    name: str
     spans: list[Span]
-    kept: Mapping[str, float | None]
-    lost: Mapping[str, str]
+    names: dict[tuple[str, str], str]
+    outcome: str
 
 
-CASES: dict[str, Case] = {}
-Found = tuple[Mapping[str, float | None], Mapping[str, str]]
+def changed(span: Span, changes: Changes) -> Span:
+    """The span with attributes changed, or left out."""
+    held = {**span.attributes, **changes}
+    return replace(span, attributes={k: v for k, v in held.items() if v is not ...})
 
 
-def case(make: Callable[[Scene], Found]) -> Callable[[Scene], Found]:
-    """Keep what a function makes as a case of its name."""
-    scene = Scene(make.__name__.strip("_").replace("_", " "))
-    kept, lost = make(scene)
-    CASES[scene.name] = Case(
-        scene.name,
-        scene.spans,
-        {scene.id(label): reward for label, reward in kept.items()},
-        {scene.id(label): reason for label, reason in lost.items()},
-    )
-    return make
-
-
-def damaged(name: str, changes: Mapping[str, Any], reason: str) -> None:
-    """Keep a case: a call with changed attributes has a reason, the one before it its reward."""
-    scene = Scene(name)
-    scene.call("sound")
-    scene.call("bad", changes)
-    scene.reward("r")
-    # A reward that names no call is of the latest one that is there.
-    CASES[name] = Case(name, scene.spans, {scene.id("sound"): 1.0}, {scene.id("bad"): reason})
-
-
-def odd(name: str, changes: Mapping[str, Any]) -> None:
-    """Keep a case: a call with changed attributes is sound all the same."""
-    scene = Scene(name)
-    scene.call("odd", changes)
-    scene.reward("r", 0.5)
-    CASES[name] = Case(name, scene.spans, {scene.id("odd"): 0.5}, {})
-
-
-# --- shapes of trees -----------------------------------------------------------------------------
-
-
-@case
-def _cycle(scene: Scene) -> Found:
-    scene.call("a", parent="c")
-    scene.work("b", parent="a")
-    scene.call("c", parent="b")
-    scene.reward("r", parent="b")
-    return {"a": None, "c": 1.0}, {}
-
-
-@case
-def _cycle_of_two(scene: Scene) -> Found:
-    scene.call("a", parent="b")
-    scene.call("b", parent="a")
-    return {"a": None, "b": None}, {}
-
-
-@case
-def _self_parent(scene: Scene) -> Found:
-    scene.call("a", parent="a")
-    scene.reward("r", parent="a")
-    return {"a": 1.0}, {}
-
-
-@case
-def _parent_that_never_came(scene: Scene) -> Found:
-    scene.call("a", parent="gone")
-    scene.reward("r", parent="gone")
-    return {"a": 1.0}, {}
-
-
-@case
-def _two_rollouts_in_one_trace(scene: Scene) -> Found:
-    scene.work("root")
-    for number in ("1", "2"):
-        scene.call(f"call {number}", parent="root", rollout_id=f"half {number}")
-        scene.reward(f"r{number}", float(number), parent="root", rollout_id=f"half {number}")
-    return {"call 1": 1.0, "call 2": 2.0}, {}
-
-
-@case
-def _one_rollout_in_ten_traces(scene: Scene) -> Found:
-    for number in range(10):
-        scene.call(f"call {number}", trace=str(number))
-        scene.reward(f"r{number}", float(number), trace=str(number))
-    return {f"call {number}": float(number) for number in range(10)}, {}
-
-
-# --- clocks --------------------------------------------------------------------------------------
-
-
-@case
-def _end_before_start(scene: Scene) -> Found:
-    scene.call("a", start_ns=BEGAN_NS + SECOND, end_ns=BEGAN_NS)
-    scene.reward("r")
-    return {"a": 1.0}, {}
-
-
-@case
-def _no_duration_at_one_instant(scene: Scene) -> Found:
-    for label in ("a", "b"):
-        scene.call(label, start_ns=BEGAN_NS, end_ns=BEGAN_NS)
-    scene.reward("r", start_ns=BEGAN_NS, end_ns=BEGAN_NS)
-    return {"a": None, "b": 1.0}, {}
-
-
-@case
-def _times_of_zero(scene: Scene) -> Found:
-    scene.call("a", start_ns=0, end_ns=0)
-    scene.reward("r")
-    return {"a": 1.0}, {}
-
-
-@case
-def _times_beyond_64_bits(scene: Scene) -> Found:
-    scene.call("a", start_ns=2**63, end_ns=2**63 + 1)
-    scene.call("b", start_ns=-5, end_ns=-1)
-    return {"a": None, "b": None}, {}
-
-
-@case
-def _call_that_never_ended(scene: Scene) -> Found:
-    scene.call("a")
-    scene.reward("r")
-    scene.call("b", end_ns=None)
-    return {"a": 1.0}, {"b": calls.INCOMPLETE}
-
-
-# --- messages ------------------------------------------------------------------------------------
-
-TRUNCATED = json.dumps([said("assistant", "an answer that is cut")])[:30]
-
-for _key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES):
-    _noun = _key.split(".")[1]
-    damaged(f"{_noun} is half of its JSON", {_key: TRUNCATED}, calls.UNREADABLE)
-    damaged(f"{_noun} is cut", {_key: TRUNCATED, c.CUT: "{}"}, calls.CUT)
-    damaged(f"{_noun} is no list", {_key: '{"role": "user"}'}, calls.UNREADABLE)
-    damaged(f"{_noun} holds no objects", {_key: "[1, null]"}, calls.UNREADABLE)
-    damaged(f"{_noun} is bottomless", {_key: nested(100_000)}, calls.UNREADABLE)
-    damaged(
-        f"{_noun} holds a number of 5,000 digits",
-        {_key: f'[{{"role": "tool", "parts": [{{"type": "tool", "x": {"9" * 5000}}}]}}]'},
-        calls.UNREADABLE,
-    )
-
-damaged("answer is empty", {c.OUTPUT_MESSAGES: "[]"}, calls.NO_OUTPUT)
-damaged("answer is nothing", {c.OUTPUT_MESSAGES: ...}, calls.NO_OUTPUT)
-damaged("answer has no parts", {c.OUTPUT_MESSAGES: '[{"role": "assistant"}]'}, calls.NO_OUTPUT)
-damaged(
-    "answer has empty parts",
-    {c.OUTPUT_MESSAGES: '[{"role": "assistant", "parts": []}]'},
-    calls.NO_OUTPUT,
-)
-damaged(
-    "neither question nor answer",
-    {c.INPUT_MESSAGES: ..., c.OUTPUT_MESSAGES: ...},
-    calls.NO_CONTENT,
-)
-odd("question is nothing", {c.INPUT_MESSAGES: ...})
-odd("question without a role", {c.INPUT_MESSAGES: '[{"parts": [{"type": "text"}]}]'})
-odd("question whose role is a list", {c.INPUT_MESSAGES: '[{"role": ["user"], "parts": []}]'})
-odd("question whose parts are text", {c.INPUT_MESSAGES: '[{"role": "user", "parts": "hi"}]'})
-odd("question with parts of nothing", {c.INPUT_MESSAGES: '[{"role": "user", "parts": [null]}]'})
-odd(
-    "parts of an unknown kind",
-    {c.INPUT_MESSAGES: '[{"role": "user", "parts": [{"type": "hologram", "data": [1, {}]}]}]'},
-)
-odd(
-    "parts whose kind is a list",
-    {c.INPUT_MESSAGES: '[{"role": "user", "parts": [{"type": ["text"], "content": {}}]}]'},
-)
-odd(
-    "text of another kind",
-    {c.INPUT_MESSAGES: '[{"role": "user", "parts": [{"type": "text", "content": {"a": [1]}}]}]'},
-)
-odd(
-    "answer without a role",
-    {c.OUTPUT_MESSAGES: '[{"parts": [{"type": "text", "content": "x"}]}]'},
-)
-odd(
-    "integers beyond 64 bits, and no numbers",
-    {
-        c.OUTPUT_MESSAGES: json.dumps(
-            [
-                {
-                    "role": "assistant",
-                    "parts": [
-                        {
-                            "type": "tool_call",
-                            "id": "1",
-                            "name": "f",
-                            "arguments": {"n": 10**40, "x": float("nan"), "y": float("-inf")},
-                        }
-                    ],
-                }
-            ]
+def _case(number: int, drawing: str, changes: dict[str, Changes], outcome: str) -> Case:
+    for word in ("half1", "half2"):
+        drawing = drawing.replace(word, f"{word}-{number}")
+    spans = [
+        replace(
+            changed(span, changes.get(span.attributes["drawn"], {})),
+            trace_id=f"{number:031x}{span.trace_id[0]}",
         )
-    },
-)
-odd(
-    "half of a surrogate pair",
-    {
-        c.INPUT_MESSAGES: '[{"role": "user", "parts": [{"type": "text", "content": "\\ud83d"}]}]',
-        c.AGENT_NAME: "agent \ud83d",
-    },
-)
-odd("null characters", {c.INPUT_MESSAGES: json.dumps([said("user", "a\0b")]), c.AGENT_NAME: "\0"})
-odd("nested deep", {c.INPUT_MESSAGES: f'[{{"role": "user", "parts": {nested(400)}}}]'})
-odd(
-    "tool arguments nested deep",
-    {
-        c.OUTPUT_MESSAGES: '[{"role": "assistant", "parts": [{"type": "tool_call", "id": "1", '
-        f'"name": "f", "arguments": {nested(400)}}}]}}]'
-    },
-)
-odd("tools that are none", {c.TOOL_DEFINITIONS: "nonsense", c.SYSTEM_INSTRUCTIONS: "[1"})
+        for span in draw(drawing, rollout_id=f"rollout {number}", process=f"p{number}-").spans
+    ]
+    names = {(span.trace_id, span.span_id): span.attributes["drawn"] for span in spans}
+    return Case(spans, names, outcome)
 
 
-# --- the fields of a call ------------------------------------------------------------------------
-
-odd("usage beyond 64 bits", {c.INPUT_TOKENS: 2**63, c.OUTPUT_TOKENS: 10**400})
-odd("usage of 5,000 digits", {c.INPUT_TOKENS: 10**5000})
-odd("usage that is no number", {c.INPUT_TOKENS: "12", c.OUTPUT_TOKENS: float("nan")})
-odd("response id that is a list", {c.RESPONSE_ID: ["a"]})
-odd("finish reasons that are numbers", {c.FINISH_REASONS: [1, None]})
-odd("rollout that is a list", {c.ATTEMPT_ID: ["1"]})
-odd("agent that is a number", {c.AGENT_NAME: 7})
-odd("resources that are bottomless", {c.RESOURCES: f'{{"*": {{"prompt": {nested(900)}}}}}'})
-odd("resources of 5,000 digits", {c.RESOURCES: f'{{"*": {{"prompt": {"9" * 5000}}}}}'})
-odd("token ids that are no ids", {c.PROMPT_TOKEN_IDS: "?", c.RESPONSE_TOKEN_IDS: "AAA="})
-odd("token ids that are a list", {c.PROMPT_TOKEN_IDS: [1], c.RESPONSE_TOKEN_IDS: {"a": 1}})
-odd(
-    "logprobs of another length",
-    {
-        **token_attributes([1], [2, 3]),
-        c.RESPONSE_LOGPROBS: token_attributes([], [], [-1.0])[c.RESPONSE_LOGPROBS],
-    },
-)
-damaged("error of 5,000 digits", {c.ERROR_TYPE: 10**5000, c.ABANDONED: True}, calls.ABANDONED)
-damaged("agents that are none", {c.TRACK_ONLY: ["re:("]}, calls.NOT_TRACKED)
-damaged("an embedding", {c.OPERATION: c.EMBEDDINGS}, calls.EMBEDDING)
-
-
-@case
-def _error_that_is_no_text(scene: Scene) -> Found:
-    scene.call("a")
-    scene.call("b", {c.ERROR_TYPE: ["Timeout"]}, status="ERROR")
-    return {"a": None}, {"b": "failed: ['Timeout']"}
-
-
-@case
-def _error_without_a_word(scene: Scene) -> Found:
-    scene.call("a")
-    scene.call("b", status="ERROR")
-    return {"a": None}, {"b": "failed: the call ended in an error"}
-
-
-# --- rewards -------------------------------------------------------------------------------------
-
-_NOT_A_NUMBER: Final[Mapping[str, Any]] = {
-    "text": "good",
-    "empty": "",
-    "list": [1.0],
-    "object": {"value": 1.0},
-    "bool": True,
-    "bytes": b"1",
+CASES: dict[str, Case] = {
+    name: _case(number, *each) for number, (name, each) in enumerate(_DRAWN.items())
 }
-_NOT_FINITE: Final[Mapping[str, Any]] = {
-    "NaN": float("nan"),
-    "infinite": float("inf"),
-    "infinitely bad": float("-inf"),
-    "beyond a double": 10**400,
-    "of 5,000 digits": 10**5000,
-}
-for _reason, _values in (
-    (rewarding.NOT_A_NUMBER, _NOT_A_NUMBER),
-    (rewarding.NOT_FINITE, _NOT_FINITE),
-):
-    for _name, _value in _values.items():
-        _scene = Scene(f"reward that is {_name}")
-        _scene.call("a")
-        _scene.reward("bad", _value)
-        _scene.reward("r", 0.5)
-        CASES[_scene.name] = Case(
-            _scene.name, _scene.spans, {_scene.id("a"): 0.5}, {_scene.id("bad"): _reason}
-        )
-
-
-@case
-def _reward_without_its_value(scene: Scene) -> Found:
-    scene.call("a")
-    scene.reward("r", changes={c.REWARD_VALUE: ...})
-    return {"a": None}, {"r": rewarding.NO_PRIMARY}
-
-
-@case
-def _reward_whose_second_value_is_none(scene: Scene) -> Found:
-    scene.call("a")
-    scene.reward("r", changes={f"{c.REWARD_PREFIX}.1.value": "x"})
-    return {"a": None}, {"r": rewarding.NOT_A_NUMBER}
-
-
-@case
-def _reward_that_is_named_oddly(scene: Scene) -> Found:
-    scene.call("a")
-    scene.reward("r", changes={c.REWARD_NAME: ["name"]})
-    return {"a": 1.0}, {}
-
-
-@case
-def _reward_linked_to_a_span_that_never_came(scene: Scene) -> Found:
-    scene.call("a")
-    scene.reward("r", span_id="gone")
-    scene.reward("s", response_id="gone")
-    return {"a": None}, {"r": credit.UNKNOWN_TARGET, "s": credit.UNKNOWN_TARGET}
-
-
-@case
-def _reward_linked_to_a_span_without_calls(scene: Scene) -> Found:
-    scene.call("a")
-    scene.work("w")
-    scene.reward("r", span_id=scene.id("w"))
-    return {"a": None}, {"r": credit.UNUSED_TARGET}
-
-
-@case
-def _reward_linked_to_a_call_that_failed(scene: Scene) -> Found:
-    scene.call("a")
-    scene.call("b", status="ERROR")
-    scene.reward("r", span_id=scene.id("b"))
-    scene.reward("s", parent="b")
-    failed = "failed: the call ended in an error"
-    return {"a": None}, {"b": failed, "r": credit.UNUSED_TARGET, "s": credit.UNUSED_PARENT}
-
-
-@case
-def _reward_linked_by_5_000_digits(scene: Scene) -> Found:
-    scene.call("a")
-    key, value = f"{c.LINK_PREFIX}.0.key_match", f"{c.LINK_PREFIX}.0.value_match"
-    scene.reward("r", changes={key: c.LINK_SPAN_ID, value: 10**5000})
-    return {"a": None}, {"r": credit.UNKNOWN_TARGET}
-
-
-@case
-def _reward_before_every_call(scene: Scene) -> Found:
-    scene.reward("r")
-    scene.call("a")
-    return {"a": None}, {"r": credit.NO_CALL_BEFORE}
-
-
-@case
-def _reward_alone(scene: Scene) -> Found:
-    scene.reward("r")
-    return {}, {"r": WAITING}
-
-
-@case
-def _two_rewards_for_one_call(scene: Scene) -> Found:
-    scene.call("a")
-    scene.call("b")
-    scene.reward("r", 0.1)
-    scene.reward("s", 0.9)
-    return {"a": None, "b": 0.1}, {"s": credit.ALREADY_REWARDED}
-
-
-# --- other conventions ---------------------------------------------------------------------------
-
-
-def _openinference(output: str) -> dict[str, Any]:
-    return {
-        "openinference.span.kind": "LLM",
-        "llm.input_messages.0.message.role": "user",
-        "llm.input_messages.0.message.content": "go on",
-        "output.value": output,
-        c.OPERATION: ...,
-        c.INPUT_MESSAGES: ...,
-        c.OUTPUT_MESSAGES: ...,
-    }
-
-
-def _litellm(choices: str) -> dict[str, Any]:
-    return {
-        "llm.openai.messages": "[{'role': 'user', 'content': 'go on'}]",
-        "llm.openai.choices": choices,
-        c.OPERATION: ...,
-        c.INPUT_MESSAGES: ...,
-        c.OUTPUT_MESSAGES: ...,
-    }
-
-
-damaged("choices are null", _openinference('{"choices": null}'), calls.NO_OUTPUT)
-damaged("choice is null", _openinference('{"choices": [null, {"message": null}]}'), calls.NO_OUTPUT)
-damaged("body is half of its JSON", _openinference('{"choices": [{"mess'), calls.UNREADABLE)
-damaged("choices are None", _litellm("None"), calls.NO_OUTPUT)
-damaged("choices are no Python", _litellm("[{'message': <object>}]"), calls.UNREADABLE)
-damaged("choices have keys that cannot be", _litellm("[{[]: 1}]"), calls.UNREADABLE)
-damaged(
-    "message holds what JSON does not know",
-    _litellm("[{'message': {'role': 'assistant', 'content': [{(1, 2): 3}]}}]"),
-    calls.UNREADABLE,
-)
-damaged(
-    "keys that are nested deep",
-    {
-        "gen_ai.system": "x",
-        f"gen_ai.prompt.0.{'a.' * DEEP}b": 1,
-        c.INPUT_MESSAGES: ...,
-        c.OUTPUT_MESSAGES: ...,
-    },
-    calls.NO_OUTPUT,
-)
-damaged(
-    "keys that are numbered high",
-    {
-        "gen_ai.system": "x",
-        f"gen_ai.prompt.{'9' * 5000}.role": "user",
-        c.INPUT_MESSAGES: ...,
-        c.OUTPUT_MESSAGES: ...,
-    },
-    calls.NO_CONTENT,
-)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.adapter.programs import programs, spans_of
+from tests.adapter.forest import draw
+from tests.adapter.programs import programs
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
@@ -45,7 +46,13 @@ def by_sql(store: Store) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-@given(programs)
+def is_placed_alike(spans: list[Span]) -> bool:
+    """Whether no reward was given inside a call that never ended: the views keep that one."""
+    running = {span.span_id for span in spans if span.is_incomplete}
+    return not any(s.parent_span_id in running for s in spans if c.REWARD_VALUE in s.attributes)
+
+
+@given(programs.filter(is_placed_alike))
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_rewards_of_drawn_programs_are_the_same(tmp_path_factory: Any, spans: list[Span]) -> None:
     """So are those of programs nobody thought of, if each span names its agent."""
@@ -57,16 +64,10 @@ def test_rewards_of_drawn_programs_are_the_same(tmp_path_factory: Any, spans: li
 
 
 @pytest.mark.xfail(reason="the view does not look for an agent above a span", strict=True)
-@pytest.mark.parametrize(
-    "acts",
-    [
-        [("call", 0, 0), ("agent", 0, 0), ("reward", 0, 0)],
-        [("action", 0, 0), ("reward", 0, 0), ("agent", 0, 0), ("call", 0, 0)],
-    ],
-)
-def test_a_span_belongs_to_the_agent_above_it(store: Store, acts: list[Any]) -> None:
+@pytest.mark.parametrize("drawing", ["a A[ !1 ]", "do:x !1 A[ a ]"])
+def test_a_span_belongs_to_the_agent_above_it(store: Store, drawing: str) -> None:
     """The adapter knows an agent by a span above; the view, by the span's own name of it."""
-    spans = spans_of(acts)
+    spans = draw(drawing).spans
     store.add(spans)
 
     assert by_sql(store) == pytest.approx(by_python(spans))
