@@ -7,94 +7,18 @@ judge, a final reward, and sometimes a root that never came. What else there is,
 
 import json
 import random
-from collections.abc import Mapping
 from typing import Any
 
 CALL = "openai.chat.completion"
-REWARD = "agentlightning.annotation"
+REWARD = "agentlightning.reward"
 Fact = dict[str, Any]
 
 
-class Told:
-    """Facts in order of their start, on a clock of seconds."""
-
-    def __init__(self) -> None:
-        self.facts: list[Fact] = []
-
-    def span(
-        self,
-        name: str,
-        start: float,
-        end: float | None,
-        *,
-        parent: str | None = None,
-        attributes: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> str:
-        """Keep a span; gives its id."""
-        number = len(self.facts) + 1
-        span_id = f"{number:016x}"
-        self.facts.append(
-            {
-                "number": number,
-                "span_id": span_id,
-                "parent_id": parent,
-                "name": name,
-                "start": 1_000_000 + start,
-                "end": None if end is None else 1_000_000 + end,
-                "attributes": dict(attributes or {}),
-                **fields,
-            }
-        )
-        return span_id
-
-    def agent(self, name: str, start: float, end: float, parent: str | None = None) -> str:
-        """An agent, as AgentOps' decorator tells it; gives its id."""
-        attributes = {"agentops.span.kind": "agent", "operation.name": name}
-        return self.span(f"{name}.agent", start, end, parent=parent, attributes=attributes)
-
-    def call(
-        self,
-        answer: str,
-        start: float,
-        end: float | None,
-        *,
-        parent: str | None = None,
-        asked: str = "go on",
-        response_id: str | None = None,
-        more: Mapping[str, Any] | None = None,
-        name: str = CALL,
-        **fields: Any,
-    ) -> str:
-        """A call of one message; gives its id."""
-        attributes: dict[str, Any] = {
-            "gen_ai.prompt.0.role": "user",
-            "gen_ai.prompt.0.content": asked,
-            "gen_ai.completion.0.role": "assistant",
-            "gen_ai.completion.0.content": answer,
-            "gen_ai.completion.0.finish_reason": "stop",
-            **({"gen_ai.response.id": response_id} if response_id else {}),
-            **(more or {}),
-        }
-        return self.span(name, start, end, parent=parent, attributes=attributes, **fields)
-
-    def reward(
-        self, value: float, at: float, *, parent: str | None = None, **attributes: Any
-    ) -> str:
-        """A reward; gives its id."""
-        found = {
-            "agentlightning.reward.0.name": "primary",
-            "agentlightning.reward.0.value": value,
-            **attributes,
-        }
-        return self.span(REWARD, at, at, parent=parent, attributes=found)
-
-
-class Program(Told):
+class Program:
     """One generated rollout."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        self.facts: list[Fact] = []
         self._rng = random.Random(seed)
         self._now = 0
         self._is_rewarded = True
@@ -115,7 +39,11 @@ class Program(Told):
         return self._now
 
     def _open(self, name: str, parent: str | None, **attributes: Any) -> str:
-        return self.span(name, self._tick(), None, parent=parent, attributes=attributes)
+        number = len(self.facts) + 1
+        fact = {"number": number, "span_id": f"{number:016x}", "parent_id": parent, "name": name}
+        fact |= {"start": 1_000_000 + self._tick(), "end": None, "attributes": attributes}
+        self.facts.append(fact)
+        return f"{number:016x}"
 
     def _close(self, span_id: str) -> None:
         self.facts[int(span_id, 16) - 1]["end"] = 1_000_000 + self._tick()
@@ -142,9 +70,11 @@ class Program(Told):
     def _give(self, parent: str | None) -> None:
         self._is_rewarded = True
         value = self._rng.choice([0.0, 1.0, round(self._rng.random(), 3), -1.5])
-        more = {"agentlightning.reward.1.name": "style", "agentlightning.reward.1.value": 0.5}
-        at = self._tick()
-        self.reward(value, at, parent=parent, **(more if self._rng.random() < 0.3 else {}))
+        found = {f"{REWARD}.0.name": "primary", f"{REWARD}.0.value": value}
+        if self._rng.random() < 0.3:
+            found |= {f"{REWARD}.1.name": "style", f"{REWARD}.1.value": 0.5}
+        self._open("agentlightning.annotation", parent, **found)
+        self.facts[-1]["end"] = self.facts[-1]["start"]
 
     def _ask(self, parent: str | None) -> None:
         self.calls += 1
