@@ -60,12 +60,3 @@ def test_find_says_why_nothing_is_found(
         filled.find("job")
     with pytest.raises(NotFoundError, match="no span yet"):
         empty.find("@last")
-
-
-def test_rollout_of_gives_the_rollout_something_belongs_to(filled: Store) -> None:
-    """A trace, span or response leads to its rollout."""
-    assert filled.rollout_of("trace", "a" * 32) == "run-1"
-    assert filled.rollout_of("span", "d" * 16) == "c" * 32
-    assert filled.rollout_of("response", "resp-7") == "run-1"
-    with pytest.raises(NotFoundError, match="no span 'gone'"):
-        filled.rollout_of("span", "gone")

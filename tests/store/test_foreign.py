@@ -73,16 +73,6 @@ def test_a_foreign_span_is_kept_as_it_was(source: str) -> None:
         assert span_of(record_of_span(span)) == span
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_transitions_of_a_store_are_those_of_its_spans(store: Store, source: str) -> None:
-    """What the store adapts is what the adapter makes of the same spans."""
-    store.add(recorded(source))
-
-    steps = [step for path in store.trajectories() for step in path.transitions]
-
-    assert {step.response_id for step in steps} == {f"chatcmpl-{n:024d}" for n in range(1, 5)}
-
-
 @pytest.mark.parametrize("missing", ["", None])
 def test_an_empty_rollout_id_is_none(store: Store, missing: str | None) -> None:
     """An empty id names no rollout, in Python as in SQL: the span belongs to its trace's."""

@@ -129,13 +129,3 @@ def test_damaged_file_is_left_out(
     found = store.sql(query).rows()
 
     assert found[0].get("n", len(found)) == 50
-
-
-def test_many_small_segments_are_read(
-    store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are read in another way, and tell the same."""
-    for _ in range(70):
-        keep(store, [make_span(attributes={c.REWARD_VALUE: 1.0})])
-
-    agree(store, monkeypatch)

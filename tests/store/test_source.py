@@ -17,7 +17,6 @@ from lightning_otel.errors import StoreError, StoreMissingError, StoreVersionErr
 from lightning_otel.store import layout as layout_module
 from lightning_otel.store.catalogue import ensure_catalogue
 from lightning_otel.store.layout import EMPTY_DATA, Layout, now_us
-from lightning_otel.store.source import Selection
 from lightning_otel.types import Span
 
 
@@ -55,42 +54,6 @@ def test_a_newer_store_is_refused(store: Store, layout: Layout) -> None:
     for use in (store.connect, store.spans().rows, store.settle, store.report, store.writer):
         with pytest.raises(StoreVersionError, match="upgrade"):
             use()
-
-
-def test_fetch_selects(store: Store, make_span: Callable[..., Span]) -> None:
-    """By rollout (a span that names none is its trace's), by trace and by time, all at once."""
-    store.add(
-        [
-            make_span(name="a", attributes={c.ROLLOUT_ID: "r1"}),
-            make_span(name="b", attributes={c.ROLLOUT_ID: "r1"}),
-            make_span(name="c"),
-        ]
-    )
-
-    def names(selection: Selection) -> str:
-        return "".join(sorted(row["name"] for row in store.source.fetch(selection).dicts()))
-
-    assert names(Selection()) == "abc"
-    assert names(Selection(rollout_ids=["r1"])) == "ab"
-    assert names(Selection(rollout_ids=[f"{3:032x}"])) == "c"
-    assert names(Selection(trace_ids=[f"{1:032x}", f"{3:032x}"])) == "ac"
-    assert names(Selection(since_ns=2_000)) == "bc"
-    assert names(Selection(until_ns=2_000)) == "ab"
-    assert names(Selection(since_ns=2_000, until_ns=2_000)) == "b"
-    assert names(Selection(rollout_ids=["r1"], trace_ids=[f"{3:032x}"])) == ""
-    assert names(Selection(rollout_ids=["r1'; DROP VIEW spans; --"])) == ""
-
-
-def test_connect_gives_a_database_of_ones_own(store: Store, make_span: Callable[..., Span]) -> None:
-    """Tables can be made in it, and nothing done in it reaches the store."""
-    store.add([make_span()])
-
-    with store.connect() as con:
-        con.execute("CREATE TABLE mine AS SELECT * FROM spans")
-        con.execute("DELETE FROM mine")
-        con.execute("DROP VIEW spans")
-
-    assert len(store.spans().rows()) == 1
 
 
 def test_read_outlives_its_files(

@@ -95,17 +95,6 @@ def test_transitions_yield_a_shared_step_once(store: Store) -> None:
     assert sum(len(path.transitions) for path in store.trajectories()) == 20
 
 
-def test_transitions_apply_the_credit_rule(store: Store) -> None:
-    """The rule and its discount are those of the adapter."""
-    forest = rollout("r1")
-    forest.reward(1.0)
-    store.add(forest.spans)
-
-    found = store.transitions(credit="discounted", gamma=0.5).rows()
-
-    assert [step.reward for step in found] == [0.5, 1.0]
-
-
 def test_transitions_report_what_led_to_them(store: Store) -> None:
     """The table's funnel is the store's, before a pass over its rows and after one."""
     lost = Forest(rollout_id=None, attempt_id=None, trace_id="f" * 32, process="f", tick=99)

@@ -198,18 +198,6 @@ def test_catalogue_is_made_anew_where_the_store_was_moved(
     assert list((tmp_path / "elsewhere" / "renamed.duckdb.d" / "new").iterdir()) == []
 
 
-def test_a_line_being_written_is_not_seen_yet(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
-) -> None:
-    """A reader that comes in the middle of a write sees the spans before it."""
-    store.add([make_span(), make_span()])
-    (path,) = layout.segments()
-    with path.open("ab") as file:
-        file.write(b'{"record":"span","trace_id":"half of a li')
-
-    assert len(store.spans().rows()) == 2
-
-
 READERS = """
 import mmap, os, struct, sys, time
 import duckdb

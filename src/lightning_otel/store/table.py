@@ -102,6 +102,18 @@ class Query:
 
         return self.take(get)
 
+    def page(self, order: str, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
+        """Return some rows in an order, which is no user's text, and how many there are in all."""
+        part = f"SELECT * FROM paged ORDER BY {order} LIMIT {int(limit)} OFFSET {int(offset)}"
+
+        def get(relation: "duckdb.DuckDBPyRelation") -> tuple[list[dict[str, Any]], int]:
+            found = relation.query("paged", part)
+            assert found is not None  # it is a SELECT
+            rows = [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
+            return rows, int(relation.aggregate("count(*)").fetchall()[0][0])
+
+        return self.take(get)
+
     def dicts(self) -> Iterator[dict[str, Any]]:
         """Yield each row as a dict of columns, fetched a few thousand at a time."""
         names, batches = self.batches()
@@ -212,6 +224,10 @@ class Table(Generic[T]):
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow C stream interface, which polars, pyarrow, pandas and others read as it is."""
         return self._query().__arrow_c_stream__(requested_schema)
+
+    def page(self, order: str, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
+        """Return some rows, as :meth:`Query.page`; the table is gone through once."""
+        return self._query().page(order, limit, offset)
 
     @property
     def columns(self) -> list[str]:

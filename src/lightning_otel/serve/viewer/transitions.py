@@ -17,7 +17,6 @@ from lightning_otel.serve.viewer.selecting import CHOICES, Chosen, chosen, regis
 from lightning_otel.serve.viewer.weighing import HEAVY, light
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Credited, Dropped, Message, Report, Transition
-from lightning_otel.views.paging import page_of
 
 ROWS: Final = 50
 """Transitions on a page."""
@@ -132,11 +131,11 @@ def read(
     within = within or Window(None, None, 0, 0)
     times = {"since": within.since_ns, "until": within.until_ns} if within.is_part else {}
     table = store.transitions(bodies=False, **{**asked.keywords, **times})
-    found = page_of(table, limit=ROWS, offset=(number - 1) * ROWS, order=_NEWEST_FIRST)
+    rows, total = table.page(_NEWEST_FIRST, ROWS, (number - 1) * ROWS)
     report = table.report()
     return {
-        "rows": _make_rows(store, asked, found.rows),
-        "total": found.total,
+        "rows": _make_rows(store, asked, rows),
+        "total": total,
         "size": ROWS,
         "number": number,
         "has_advantage": "advantage" in asked.keywords,
