@@ -82,17 +82,6 @@ def test_grpo_is_what_trl_computes_but_for_its_epsilon(values: list[float]) -> N
     np.testing.assert_allclose(found, trl_grpo(np.array(values)), rtol=1e-3, atol=1e-9)
 
 
-@settings(deadline=None)
-@given(scores_of_a_group)
-def test_leave_one_out_is_each_less_the_mean_of_the_others(values: list[float]) -> None:
-    """RLOO as its paper defines it, one by one."""
-    found = advantages.NAMED["rloo"](values)
-
-    for index, value in enumerate(values):
-        others = values[:index] + values[index + 1 :]
-        assert found[index] == pytest.approx(value - sum(others) / len(others), abs=1e-9)
-
-
 # --- from spans ----------------------------------------------------------------------------------
 
 CASES: dict[str, tuple[str, Any, str]] = {
@@ -259,19 +248,15 @@ def test_the_task_is_told_by_its_id_else_its_text_on_whatever_span() -> None:
 
 def test_several_named_rewards_are_composed_over_the_whole_rollout() -> None:
     """Parts given at different steps make one number of the rollout, on a common scale."""
-    groups = []
     rows = {"a": (1.0, 100.0), "b": (0.0, 300.0), "c": (1.0, 200.0)}
-    for name, (correct, tokens) in rows.items():
-        forest = Forest(rollout_id=name, trace_id=name * 32, process=name)
-        with forest.inside(c.SPAN_ROLLOUT, **{c.TASK: '"t"'}):
-            forest.call("first")
-            forest.reward(("tokens", tokens))
-            forest.call("second")
-            forest.reward(("correct", correct))
-        groups.append(forest.spans)
+    text = " ".join(
+        f"#rollout={name},trace={name},process=p{name} {c.SPAN_ROLLOUT}@{c.TASK}=t("
+        f" first !tokens={tokens} second !correct={correct} )"
+        for name, (correct, tokens) in rows.items()
+    )
     made = Composition({"correct": 1.0, "tokens": -0.5}, is_normalised=True)
 
-    found = explain(*groups, compose=made, advantage="dr_grpo")
+    found = explain(draw(text).spans, compose=made, advantage="dr_grpo")
 
     table = np.array(list(rows.values()))
     scaled = (table - table.mean(axis=0)) / (table.std(axis=0, ddof=1) + 1e-6)

@@ -1,7 +1,7 @@
 """Spans sorted into attempts; where rewards from elsewhere go, `test_credit.py` shows."""
 
 import pytest
-from tests.adapter.forest import answers, draw, paths
+from tests.adapter.forest import answers, draw
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter
@@ -33,23 +33,6 @@ def test_spans_belong_to_attempts(drawing: str, expected: str) -> None:
         " ".join([f"{path.rollout_id[:2]}.{path.attempt_id}", *answers(path)]) for path in found
     ]
     assert ", ".join(told) == expected
-
-
-def test_a_span_noted_at_its_start_and_its_end_is_one() -> None:
-    """The ended record counts, whichever came first."""
-    started, ended = draw("+a").spans, draw("a").spans
-
-    for spans in ([*started, *ended], [*ended, *started]):
-        found = TripletAdapter().explain(spans)
-        assert (found.report.spans, found.report.transitions, found.report.repairs) == (1, 1, ())
-
-
-def test_the_earliest_of_two_spans_with_one_id_counts() -> None:
-    """It is decided alike in any order."""
-    found = TripletAdapter().explain([*draw("late", tick=5).spans, *draw("early").spans])
-
-    assert paths(found.trajectories) == [["early"]]
-    assert found.report.spans == 1
 
 
 def test_a_damaged_reward_stays_where_it_was_given() -> None:

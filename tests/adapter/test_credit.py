@@ -4,7 +4,6 @@ An outcome names each call's reward, with the named rewards where they are not t
 the rewards that were left out, and ``? beyond`` where a lost call stood before one.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -353,24 +352,6 @@ def test_the_views_say_the_same(store: Store) -> None:
     assert {k: v for k, v in earned.items() if v is not None and k not in unlike} == pytest.approx(
         {k: v for k, v in expected.items() if k not in unlike}
     )
-
-
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, pytest.param(10**5000, id="huge"), "0.5", True, None]
-)
-@pytest.mark.parametrize("index", [0, 1])
-def test_one_bad_value_costs_the_whole_reward(index: int, value: object) -> None:
-    """Part of a reward would be another reward."""
-    forest = draw("a")
-    bad = {f"{c.REWARD_PREFIX}.{index}.value": value}
-    forest.make(c.SPAN_ANNOTATION, {**reward_attributes(("ok", 1.0), ("short", 0.25)), **bad})
-
-    report = TripletAdapter().explain(forest.spans).report
-
-    is_number = type(value) in (int, float)
-    assert report.reasons() == {
-        f"the reward's value is not {'finite' if is_number else 'a number'}": 1
-    }
 
 
 _PREFIX = c.REWARD_PREFIX

@@ -63,13 +63,3 @@ def test_marks_speak_as_agent_and_world() -> None:
         {"role": "user", "parts": [{"type": "text", "content": '{"x": 1}'}], "name": "board"},
     )
     assert (step.action[0]["role"], step.action[0]["name"]) == ("assistant", "move")
-
-
-@pytest.mark.parametrize("value", [5, None, ["a"], b"bytes"])
-def test_a_mark_of_a_strange_value_is_still_a_step(value: object) -> None:
-    """A value that is no text is shown as text."""
-    forest = Forest()
-    forest.make(c.SPAN_ACTION, {c.OBJECT_LITERAL: value})
-
-    ((step,),) = (path.transitions for path in TripletAdapter().adapt(forest.spans))
-    assert text_of(step.action) == str(value)

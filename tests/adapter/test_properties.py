@@ -179,6 +179,10 @@ def test_every_call_and_mark_is_a_transition_or_has_one_reason(
     assert not dropped["mark"] - marked
     assert found.report.transitions == len(steps_of(found))
     assert found.report.calls == found.report.transitions + dropped["call"].total()
+    assert found.report.exact + sum(found.report.inexact.values()) == found.report.transitions
+    for step in steps_of(found):
+        assert (step.capture == "exact") is (not step.inexact)
+        assert len(step.logprobs) in (0, len(step.response_ids)) or not len(step.response_ids)
 
 
 @tried

@@ -1,47 +1,17 @@
 """Training rows: joined on exact tokens alone, every sampled token in one of them, once."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.adapter.forest import Forest, said, token_attributes
 from tests.adapter.forests import forests
+from tests.formats.made import exact, path
 
 from lightning_otel.adapter import TripletAdapter, rows
 from lightning_otel.types import Span, Trajectory, Transition
-
-Ids = Sequence[int]
-
-
-def step(prompt: Ids, sampled: Ids, logprobs: Sequence[float] = (), **fields: Any) -> Transition:
-    """A transition of tokens; exact where it has some of both."""
-    made: dict[str, Any] = {
-        "rollout_id": "r",
-        "attempt_id": "1",
-        "agent": "a",
-        "step": 0,
-        "observation": (said("user", "q"),),
-        "action": (said("assistant", "a"),),
-        "reward": None,
-        "next_observation": None,
-        "done": False,
-        "prompt_ids": prompt,
-        "response_ids": sampled,
-        "logprobs": logprobs,
-        "capture": "exact" if prompt and sampled else "text",
-        **fields,
-    }
-    return Transition(**made)
-
-
-def path(*steps: Transition, branch: int = 0) -> Trajectory:
-    """A trajectory of steps."""
-    return Trajectory("r", "1", "a", branch, steps)
 
 
 def drawn(text: str) -> list[Trajectory]:
@@ -56,9 +26,9 @@ def drawn(text: str) -> list[Trajectory]:
             ids, *marks = word.split("@")
             prompt, sampled = (list(map(int, part.split())) for part in ids.split(">"))
             logprobs = [-float(n) for n in sampled] if "lp" in marks else []
-            is_shared = "s" in marks
+            shared = "s" in marks
             model = next((mark for mark in marks if mark not in ("lp", "s")), None)
-            steps.append(step(prompt, sampled, logprobs, is_shared=is_shared, model=model))
+            steps.append(exact(prompt, sampled, logprobs=logprobs, is_shared=shared, model=model))
         paths.append(path(*steps, branch=branch))
     return paths
 
@@ -106,7 +76,7 @@ def test_steps_join_on_exact_tokens_alone(drawing: str, expected: str) -> None:
 
 def test_rows_leave_transitions_as_they_are() -> None:
     """Making the rows twice gives the same: no list of a transition grows."""
-    steps = [step([1], [2], [-1.0]), step([1, 2, 3], [4], [-4.0])]
+    steps = [exact([1], [2]), exact([1, 2, 3], [4])]
     before = [list(each.logprobs) for each in steps]
 
     assert list(rows.rows_of([path(*steps)])) == list(rows.rows_of([path(*steps)]))
@@ -115,9 +85,9 @@ def test_rows_leave_transitions_as_they_are() -> None:
 
 def test_token_level_values_lie_where_they_belong() -> None:
     """A reward on a step's last sampled token; advantage and weight on all that it sampled."""
-    first = step([1], [2, 3], reward=0.5, advantage=1.0, weight=0.25)
-    second = step([1, 2, 3, 9], [4, 5], reward=None, advantage=-1.0, weight=0.5)
-    third = step([1, 2, 3, 9, 4, 5, 9], [6], reward=2.0, advantage=0.0)
+    first = exact([1], [2, 3], reward=0.5, advantage=1.0, weight=0.25)
+    second = exact([1, 2, 3, 9], [4, 5], reward=None, advantage=-1.0, weight=0.5)
+    third = exact([1, 2, 3, 9, 4, 5, 9], [6], reward=2.0, advantage=0.0)
 
     (row,) = rows.rows_of([path(first, second, third)])
 
@@ -131,7 +101,7 @@ def test_token_level_values_lie_where_they_belong() -> None:
 
 def test_values_that_are_missing_stay_missing() -> None:
     """No reward is not a reward of 0, and a step without an advantage is not an average one."""
-    (row,) = rows.rows_of([path(step([1], [2], advantage=1.0), step([1, 2], [3]))])
+    (row,) = rows.rows_of([path(exact([1], [2], advantage=1.0), exact([1, 2], [3]))])
 
     assert rows.reward_of(row) is None
     assert rows.token_rewards(row) is None
@@ -152,7 +122,7 @@ def trees(draw: st.DrawFn) -> list[Trajectory]:
         prompt = [*held, *draw(tokens)] if draw(st.booleans()) else draw(tokens)
         sampled = draw(tokens)
         logprobs = [-float(n) for n in sampled] if draw(st.booleans()) else []
-        made.append(step(prompt, sampled, logprobs, span_id=str(draw(st.integers(0, 9)))))
+        made.append(exact(prompt, sampled, logprobs=logprobs, span_id=str(draw(st.integers(0, 9)))))
         made[-1] = replace(made[-1], start_ns=index)
         before.append(previous)
     leaves = set(range(len(made))) - set(before)
@@ -219,43 +189,12 @@ def test_every_exact_step_of_any_forest_is_in_one_row(spans: list[Span]) -> None
     assert found == Counter(n for n, each in steps.items() if each.capture == "exact")
 
 
-def test_rows_of_what_the_adapter_gives() -> None:
-    """Three turns of a conversation through the adapter are one row, with the last one's reward."""
-    forest = Forest()
-    held = [1, 2]
-    for turn in range(3):
-        span_id = forest.open_call(f"answer {turn}", f"question {turn}")
-        forest._made[span_id].attributes |= token_attributes(held, [10 + turn], [-1.0])
-        forest.close(span_id)
-        held = [*held, 10 + turn, 5]
-    forest.reward(1.0)
-
-    (row,) = rows.rows_of(TripletAdapter().adapt(forest.spans))
-
-    assert row.completion_ids == (10, 5, 11, 5, 12)
-    assert row.loss_mask == (1, 0, 1, 0, 1)
-    assert rows.token_rewards(row) == [0.0, 0.0, 0.0, 0.0, 1.0]
-
-
-def overwritten(steps: Sequence[Transition]) -> int:
-    """Sampled tokens left where each prompt overwrites what was held, as some trainers do."""
-    held: list[int] = []
-    mask: list[int] = []
-    for each in steps:
-        prompt = list(each.prompt_ids)
-        same = next((i for i, (a, b) in enumerate(zip(held, prompt, strict=False)) if a != b), None)
-        kept = min(len(held), len(prompt)) if same is None else same
-        mask = [*mask[:kept], *[0] * (len(prompt) - kept), *[1] * len(each.response_ids)]
-        held = [*prompt, *each.response_ids]
-    return sum(mask)
-
-
 @pytest.mark.pain(8)
 def test_forking_keeps_every_sampled_token_of_a_drifting_conversation() -> None:
     """Sixty conversations of three calls, of whose 120 joins 8 are clean, and 1,430 sampled tokens.
 
-    The case DESIGN.md measured (decision 18): forking trains all 1,430 tokens, in 172 rows;
-    overwriting, in 60 rows, kept 735 of them.
+    Forking trains all of them, in 172 rows; a trainer whose prompts overwrite what was held keeps
+    half.
     """
     sizes = [8] * 170 + [7] * 10  # 1,430 tokens in 180 calls
     clean = {7 * n for n in range(8)}
@@ -266,7 +205,7 @@ def test_forking_keeps_every_sampled_token_of_a_drifting_conversation() -> None:
         for turn in range(3):
             size = sizes[3 * number + turn]
             sampled = [100 * turn + 10 + n for n in range(size)]
-            steps.append(step(held, sampled, [-1.0] * size))
+            steps.append(exact(held, sampled))
             # The text encodes to other ids from its third token on, unless it happens to be sound.
             is_clean = turn == 0 and number in clean
             again = sampled if is_clean else [*sampled[:2], 1000 + turn, *sampled[3:]]
@@ -277,4 +216,3 @@ def test_forking_keeps_every_sampled_token_of_a_drifting_conversation() -> None:
 
     assert Counter(row.cause for row in found) == {"drift": 112, "start": 60}
     assert sum(sum(row.loss_mask) for row in found) == 1430
-    assert 700 < sum(overwritten(each.transitions) for each in paths) < 800

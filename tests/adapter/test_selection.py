@@ -4,34 +4,19 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
-from tests.adapter.forest import Forest, rewards
+from tests.adapter.forest import SECOND, Forest, rewards
+from tests.formats.made import step
 
 from lightning_otel import TripletAdapter
 from lightning_otel import conventions as c
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Span, Transition
+from lightning_otel.types import Span
 
-SECOND = 1_000_000_000
-
-
-def step(**changes: Any) -> Transition:
-    """A transition."""
-    fields: dict[str, Any] = {
-        "rollout_id": "r",
-        "attempt_id": "1",
-        "agent": "planner",
-        "step": 0,
-        "observation": (),
-        "action": (),
-        "reward": 0.5,
-        "next_observation": None,
-        "done": True,
-        "resource_version": "prompt@v3",
-        "resources": {"model": "m2"},
-        "mode": "train",
-    }
-    return Transition(**{**fields, **changes})
+OWN: Any = {
+    "agent": "planner", "resource_version": "prompt@v3", "resources": {"model": "m2"},
+    "mode": "train",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -82,13 +67,13 @@ def test_the_first_pattern_that_matches_an_agent_decides(agents: Any, wanted: li
 )
 def test_a_transition_is_wanted_if_all_says_so(wanted: Any, is_wanted: bool) -> None:
     """Each keyword leaves out what it does not mean."""
-    assert Selection.of(wanted).wants(step()) is is_wanted
+    assert Selection.of(wanted).wants(step(reward=0.5, **OWN)) is is_wanted
 
 
 def test_a_reward_range_leaves_out_what_has_none() -> None:
     """A missing reward is not 0: it lies in no range."""
-    assert not Selection.of({"max_reward": 1.0}).wants(step(reward=None))
-    assert Selection.of({"rewarded": False}).wants(step(reward=None))
+    assert not Selection.of({"max_reward": 1.0}).wants(step())
+    assert Selection.of({"rewarded": False}).wants(step())
 
 
 @pytest.mark.parametrize(

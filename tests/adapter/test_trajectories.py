@@ -8,10 +8,8 @@ from tests.adapter.forest import (
     SECOND,
     Forest,
     call_attributes,
-    draw,
     said,
     text_of,
-    token_attributes,
 )
 
 from lightning_otel import conventions as c
@@ -84,37 +82,6 @@ def test_transition_leaves_odd_attributes_out(odd: object) -> None:
 def test_transition_takes_the_first_finish_reason(reasons: object, expected: str | None) -> None:
     """The first choice's reason counts; one that is no text is none."""
     assert one({c.FINISH_REASONS: reasons}).finish_reason == expected
-
-
-def test_transition_holds_tokens_and_capture_level() -> None:
-    """A call with the server's ids is exact and carries them."""
-    found = one(token_attributes([1, 2, 3], [4, 5], [-0.5, -0.25]))
-
-    assert found.capture == "exact"
-    assert (list(found.prompt_ids), list(found.response_ids)) == ([1, 2, 3], [4, 5])
-    assert list(found.logprobs) == [-0.5, -0.25]
-
-
-def test_trajectory_counts_steps_and_shows_what_comes_next() -> None:
-    """Each step sees the next one's observation; only the last one is done."""
-    spans = draw("a<one b<two d<three").spans
-
-    ((first, second, third),) = (path.transitions for path in TripletAdapter().adapt(spans))
-
-    assert [step.step for step in (first, second, third)] == [0, 1, 2]
-    assert [step.done for step in (first, second, third)] == [False, False, True]
-    assert first.next_observation == second.observation
-    assert text_of(second.next_observation) == "three"
-    assert third.next_observation is None
-
-
-def test_trajectory_tells_shared_steps_from_others() -> None:
-    """A step that several paths run through is marked as shared."""
-    found = TripletAdapter().adapt(draw("root( plan +a +b +d -a -b -d )").spans)
-
-    assert [path.branch for path in found] == [0, 1, 2]
-    assert [step.is_shared for step in found[2].transitions] == [True, False]
-    assert [step.step for step in found[2].transitions] == [0, 1]
 
 
 def test_observation_keeps_every_message_and_field() -> None:

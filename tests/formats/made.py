@@ -46,16 +46,15 @@ def exact(
     prompt_ids: Sequence[int],
     response_ids: Sequence[int],
     reward: float | None = None,
+    *,
+    logprobs: Sequence[float] | None = None,
     **given: Any,
 ) -> Transition:
-    """A step with token ids and logprobs."""
-    tokens: dict[str, Any] = {
-        "prompt_ids": tuple(prompt_ids),
-        "response_ids": tuple(response_ids),
-        "logprobs": tuple(-0.5 for _ in response_ids),
-        "capture": "exact",
-    }
-    return step(reward=reward, **{**tokens, **given})
+    """A step with token ids and logprobs; exact where it has some of both."""
+    found = [-0.5] * len(response_ids) if logprobs is None else logprobs
+    tokens = {"prompt_ids": tuple(prompt_ids), "response_ids": tuple(response_ids)}
+    capture = "exact" if prompt_ids and response_ids else "text"
+    return step(reward=reward, **{**tokens, "logprobs": tuple(found), "capture": capture, **given})
 
 
 def path(*steps: Transition, branch: int = 0) -> Trajectory:
