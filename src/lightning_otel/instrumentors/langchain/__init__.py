@@ -16,7 +16,7 @@ from opentelemetry import context as otel_context
 from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import around, around_steps
-from lightning_otel.instrumentors.langchain import calls, places, runs
+from lightning_otel.instrumentors.langchain import models, places, runs
 from lightning_otel.instrumentors.langchain.handler import Handler
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 
@@ -134,8 +134,8 @@ class LangChainInstrumentor(LibraryInstrumentor):
         self._replace(module, {"_set_config_context": _within_run})
 
     def _patch_chat_models(self, module: ModuleType) -> None:
-        chat, stream = around(calls.begin_chat), around_steps(calls.begin_stream(c.CHAT))
-        events = around_steps(calls.EventsPlace)
+        chat, stream = around(models.begin_chat), around_steps(models.begin_stream(c.CHAT))
+        events = around_steps(models.EventsPlace)
         replacements = {
             "_generate_with_cache": chat,
             "_agenerate_with_cache": chat,
@@ -147,8 +147,8 @@ class LangChainInstrumentor(LibraryInstrumentor):
         self._replace(module.BaseChatModel, replacements)
 
     def _patch_completion_models(self, module: ModuleType) -> None:
-        complete = around(calls.begin_completion)
-        stream = around_steps(calls.begin_stream(c.TEXT_COMPLETION))
+        complete = around(models.begin_completion)
+        stream = around_steps(models.begin_stream(c.TEXT_COMPLETION))
         replacements = {
             "_generate_helper": complete,
             "_agenerate_helper": complete,

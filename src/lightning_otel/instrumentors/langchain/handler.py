@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanKind
 from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.langchain import places, runs
-from lightning_otel.instrumentors.langchain.models import StreamPlace, generations_of
+from lightning_otel.instrumentors.langchain.models import ModelCall, StreamPlace, generations_of
 from lightning_otel.messages.values import text_of
 
 
@@ -24,6 +24,7 @@ class Handler:
         run_inline: LangChain calls it in the run's own task, not in a thread.
     """
 
+    is_lightning_otel = True
     run_inline = True
     raise_error = False
     ignore_llm = False
@@ -59,12 +60,13 @@ class Handler:
         found = runs.find(parent_run_id)
         return found, found is not None or self.is_wanted()
 
-    # --- chains, graphs, nodes -------------------------------------------------------------------
+    def on_chain_start(self, serialized: object, inputs: object, **told: Any) -> None:
+        """Start the run of a chain, a graph or a node."""
+        capture.guarded(self._start_chain, serialized, **told)
 
-    def on_chain_start(
+    def _start_chain(
         self,
-        serialized: Mapping[str, Any] | None,
-        inputs: object,
+        serialized: object,
         *,
         run_id: UUID,
         parent_run_id: UUID | None = None,
@@ -72,112 +74,69 @@ class Handler:
         metadata: Mapping[str, Any] | None = None,
         run_type: str | None = None,
         name: str | None = None,
-        **kwargs: Any,
+        **_: Any,
     ) -> None:
-        """Start a chain's run."""
-        told = runs.Told(
-            name or _serialized_name(serialized) or "chain",
-            run_type,
-            tags or (),
-            metadata or {},
-            parent_run_id is None,
-        )
-        capture.guarded(self._start_chain, told, run_id, parent_run_id)
-
-    def _start_chain(self, told: runs.Told, run_id: UUID, parent_run_id: UUID | None) -> None:
         parent, is_wanted = self.parent(parent_run_id)
         if is_wanted:
+            name = name or _serialized_name(serialized) or "chain"
+            is_outermost = parent_run_id is None
+            told = runs.Told(name, run_type, tags or (), metadata or {}, is_outermost)
             runs.add(run_id, runs.start_chain(told, parent))
 
-    def on_chain_end(self, outputs: object, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
         """End it."""
         run = runs.take(run_id)
         if run is not None:
             capture.guarded(run.stop)
 
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """End it with what it raised."""
         run = runs.take(run_id)
         if run is not None:
             capture.guarded(run.fail, error)
 
-    # --- tools -----------------------------------------------------------------------------------
+    def on_tool_start(self, serialized: object, input_str: str, **told: Any) -> None:
+        """Start a tool's run."""
+        capture.guarded(self._start_tool, serialized, input_str, **told)
 
-    def on_tool_start(
+    def _start_tool(
         self,
-        serialized: Mapping[str, Any] | None,
+        serialized: object,
         input_str: str,
         *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        metadata: Mapping[str, Any] | None = None,
         inputs: Mapping[str, Any] | None = None,
         tool_call_id: object = None,
         name: str | None = None,
-        **kwargs: Any,
+        **told: Any,
     ) -> None:
-        """Start a tool's run."""
         tool = _serialized_name(serialized) or name or "tool"
         attributes: runs.Attributes = {c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: tool}
         place = places.current_place()
-        call_id = tool_call_id
-        if call_id is None and place is not None and place.run_id is None:
-            call_id = place.tool_call_id
-        if isinstance(call_id, str):
-            attributes[c.TOOL_CALL_ID] = call_id
-        content = {c.TOOL_ARGUMENTS: input_str if inputs is None else inputs}
-        capture.guarded(
-            self._start_operation,
-            f"{c.EXECUTE_TOOL} {tool}",
-            attributes,
-            content,
-            run_id,
-            parent_run_id,
-        )
+        if tool_call_id is None and place is not None and place.run_id is None:
+            tool_call_id = place.tool_call_id
+        if isinstance(tool_call_id, str):
+            attributes[c.TOOL_CALL_ID] = tool_call_id
+        given = input_str if inputs is None else inputs
+        title = f"{c.EXECUTE_TOOL} {tool}"
+        self._start_operation(title, attributes, c.TOOL_ARGUMENTS, given, **told)
 
-    def on_tool_end(self, output: object, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_tool_end(self, output: object, *, run_id: UUID, **_: Any) -> None:
         """End it with its result."""
-        run = runs.take(run_id)
-        if run is not None and run.operation is not None:
-            capture.guarded(_keep_value, run.operation, c.TOOL_RESULT, output)
-            if getattr(output, "status", None) == "error":
-                # The tool's own words to the model, which may be anyone's: they stay in the body.
-                capture.guarded(run.operation.fail_with, "tool_error", "")
-            capture.guarded(run.stop)
+        _end_operation(run_id, c.TOOL_RESULT, output)
 
     on_tool_error = on_chain_error
 
-    # --- retrievers ------------------------------------------------------------------------------
-
     def on_retriever_start(
-        self,
-        serialized: Mapping[str, Any] | None,
-        query: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        name: str | None = None,
-        **kwargs: Any,
+        self, serialized: object, query: str, *, name: str | None = None, **told: Any
     ) -> None:
         """Start a retriever's run."""
+        title = f"{c.RETRIEVAL} {name or _serialized_name(serialized) or 'retriever'}"
         attributes: runs.Attributes = {c.OPERATION: c.RETRIEVAL}
-        retriever = name or _serialized_name(serialized) or "retriever"
-        content = {c.RETRIEVAL_QUERY: query}
-        capture.guarded(
-            self._start_operation,
-            f"{c.RETRIEVAL} {retriever}",
-            attributes,
-            content,
-            run_id,
-            parent_run_id,
-        )
+        capture.guarded(self._start_operation, title, attributes, c.RETRIEVAL_QUERY, query, **told)
 
-    def on_retriever_end(self, documents: object, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_retriever_end(self, documents: object, *, run_id: UUID, **_: Any) -> None:
         """End it with what it found."""
-        run = runs.take(run_id)
-        if run is not None and run.operation is not None:
-            capture.guarded(_keep_value, run.operation, c.RETRIEVAL_DOCUMENTS, documents)
-            capture.guarded(run.stop)
+        _end_operation(run_id, c.RETRIEVAL_DOCUMENTS, documents)
 
     on_retriever_error = on_chain_error
 
@@ -185,9 +144,12 @@ class Handler:
         self,
         name: str,
         attributes: runs.Attributes,
-        content: Mapping[str, object],
+        key: str,
+        given: object,
+        *,
         run_id: UUID,
-        parent_run_id: UUID | None,
+        parent_run_id: UUID | None = None,
+        **_: Any,
     ) -> None:
         parent, is_wanted = self.parent(parent_run_id)
         if not is_wanted:
@@ -202,62 +164,52 @@ class Handler:
         place = places.current_place()
         if place is not None and place.run_id is None:
             place.take(run_id, run.context)
-        for key, value in content.items():
-            capture.guarded(_keep_value, operation, key, value)
+        _keep_value(operation, key, given)
 
-    # --- models, of which only streams are told here ---------------------------------------------
+    # Of models, only streams are told here; other calls are seen where they are made.
 
     def on_chat_model_start(
-        self, serialized: object, messages: Sequence[Sequence[Any]], **kwargs: Any
+        self, serialized: object, messages: Sequence[Sequence[Any]], **told: Any
     ) -> None:
-        """Start a chat model's stream; other calls are seen where they are made."""
-        self.on_llm_start(serialized, messages[0], **kwargs)
+        """Start a chat model's stream."""
+        self.on_llm_start(serialized, messages[0], **told)
 
-    def on_llm_start(
-        self,
-        serialized: object,
-        prompts: Sequence[Any],
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_llm_start(self, serialized: object, prompts: Sequence[Any], **told: Any) -> None:
         """Start a completion model's stream."""
         place = places.current_place()
         if isinstance(place, StreamPlace) and place.run_id is None:
-            capture.guarded(
-                self._start_stream, place, prompts, run_id, parent_run_id, metadata or {}
-            )
+            capture.guarded(self._start_stream, place, prompts, **told)
 
     def _start_stream(
         self,
         place: StreamPlace,
         given: Sequence[Any],
+        *,
         run_id: UUID,
-        parent_run_id: UUID | None,
-        metadata: Mapping[str, Any],
+        parent_run_id: UUID | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **_: Any,
     ) -> None:
         parent, is_wanted = self.parent(parent_run_id)
         if is_wanted:
-            place.start(run_id, runs.context_in(parent), given, metadata)
+            place.start(run_id, runs.context_in(parent), given, metadata or {})
 
-    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_llm_end(self, response: Any, *, run_id: UUID, **_: Any) -> None:
         """End a stream with its whole answer."""
         call = _call_of(run_id)
         if call is not None:
-            capture.guarded(call.stop, generations_of(response))
+            capture.guarded(call.finish, generations_of(response))
 
     def on_llm_error(
-        self, error: BaseException, *, run_id: UUID, response: Any = None, **kwargs: Any
+        self, error: BaseException, *, run_id: UUID, response: Any = None, **_: Any
     ) -> None:
         """End a stream with what ended it, and what was said until then."""
         call = _call_of(run_id)
         if call is not None:
-            capture.guarded(call.fail, error, generations_of(response))
+            capture.guarded(call.finish, generations_of(response), exc=error)
 
 
-def _call_of(run_id: UUID) -> runs.Call | None:
+def _call_of(run_id: UUID) -> ModelCall | None:
     """The call of a stream that is to end; other calls end where they are made."""
     place = places.current_place()
     if isinstance(place, StreamPlace) and place.run_id == run_id:
@@ -266,12 +218,25 @@ def _call_of(run_id: UUID) -> runs.Call | None:
     if run is None or run.call is None:
         return None
     runs.take(run_id)
-    return run.call
+    call: ModelCall = run.call
+    return call
 
 
-def _serialized_name(serialized: Mapping[str, Any] | None) -> str | None:
+def _serialized_name(serialized: object) -> str | None:
     name = serialized.get("name") if isinstance(serialized, dict) else None
     return name if isinstance(name, str) else None
+
+
+def _end_operation(run_id: UUID, key: str, value: Any) -> None:
+    """End the run of a tool or a retriever with its result."""
+    run = runs.take(run_id)
+    if run is None or run.operation is None:
+        return
+    capture.guarded(_keep_value, run.operation, key, value)
+    if key == c.TOOL_RESULT and getattr(value, "status", None) == "error":
+        # The tool's own words to the model, which may be anyone's: they stay in the body.
+        capture.guarded(run.operation.fail_with, "tool_error", "")
+    capture.guarded(run.stop)
 
 
 def _keep_value(operation: capture.Operation, key: str, value: Any) -> None:

@@ -5,8 +5,8 @@ the program's own stands between two runs.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from opentelemetry import context as otel_context
@@ -49,16 +49,6 @@ _NO_METADATA: Final[Mapping[str, Any]] = {}
 Attributes = dict[str, AttributeValue]
 
 
-class Call(Protocol):
-    """A model's call, as its run knows it."""
-
-    def stop(self, generations: Iterable[Any], model_output: object = None) -> None:
-        """End it with its answer."""
-
-    def fail(self, exc: BaseException, generations: Iterable[Any] = ()) -> None:
-        """End it with what ended it."""
-
-
 class Run:
     """One open run of LangChain's.
 
@@ -91,7 +81,7 @@ class Run:
         operation: capture.Operation | None,
         metadata: Mapping[str, Any] = _NO_METADATA,
         graph: str | None = None,
-        call: "Call | None" = None,
+        call: Any = None,
     ) -> None:
         self.name = name
         self.call = call
