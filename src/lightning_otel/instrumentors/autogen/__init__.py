@@ -7,21 +7,22 @@ AutoGen has none of, there is one too.
 
 import functools
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+from lightning_otel import capture
 from lightning_otel.instrumentors.autogen import (
     agents,
     core,
-    messaging,
     models,
+    runs,
     teams,
     tools,
     tracebacks,
 )
-from lightning_otel.instrumentors.autogen.families import wrap_family
-from lightning_otel.instrumentors.doors import around, around_steps
+from lightning_otel.instrumentors.doors import Make, around, around_steps
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.patching import subclasses_of
 
 
 class AutoGenInstrumentor(LibraryInstrumentor):
@@ -51,8 +52,11 @@ class AutoGenInstrumentor(LibraryInstrumentor):
             "autogen_ext.tools.mcp._workbench": self._patch_mcp,
         }
 
+    def _wrap_span(self, owner: Any, name: str, block_of: Callable[..., Any]) -> None:
+        self.wrap(owner, name, runs.instead(self.is_wanted, block_of))
+
     def _patch_messaging(self, module: ModuleType) -> None:
-        self.wrap(module.TraceHelper, "trace_block", messaging.trace_block(self.is_wanted))
+        self._wrap_span(module.TraceHelper, "trace_block", core.skip_messaging)
 
     def _patch_core_agents(self, module: ModuleType) -> None:
         self.wrap_calls(module.RoutedAgent, core.begin_message, "on_message_impl")
@@ -60,11 +64,12 @@ class AutoGenInstrumentor(LibraryInstrumentor):
     def _patch_runtime(self, module: ModuleType) -> None:
         runtime = module.SingleThreadedAgentRuntime
         self.wrap(module, "get_telemetry_envelope_metadata", core.metadata(self.is_wanted))
-        self.wrap(runtime, "_process_send", around(self.if_active(core.begin_sent)))
-        self.wrap(runtime, "_process_publish", around(self.if_active(core.begin_published)))
+        for name, is_published in (("_process_send", False), ("_process_publish", True)):
+            begin = core.begin_delivery(is_published=is_published)
+            self.wrap(runtime, name, around(self.if_active(begin)))
 
     def _patch_tools(self, module: ModuleType) -> None:
-        self.wrap(module, "trace_tool_span", agents.native_span(self.is_wanted))
+        self._wrap_span(module, "trace_tool_span", runs.take_native)
         self.wrap_calls(module.BaseTool, tools.begin_tool, "run_json")
         self.wrap_steps(module.BaseStreamTool, tools.begin_tool, "run_json_stream")
 
@@ -75,16 +80,16 @@ class AutoGenInstrumentor(LibraryInstrumentor):
             "create_stream": around_steps(self.if_wanted(stream)),
         }
         base = module.ChatCompletionClient
-        self._leave.append(wrap_family(self, base, methods, models.is_left_out))
+        self._wrap_family(base, methods, models.is_left_out)
 
     def _patch_agents(self, module: ModuleType) -> None:
-        self.wrap(module, "trace_invoke_agent_span", agents.native_span(self.is_wanted))
-        self.wrap(module, "trace_create_agent_span", agents.create_span(self.is_wanted))
+        self._wrap_span(module, "trace_invoke_agent_span", runs.take_native)
+        self._wrap_span(module, "trace_create_agent_span", agents.make_creation)
         self.wrap_calls(module.BaseChatAgent, agents.begin_run, "run")
         self.wrap_steps(module.BaseChatAgent, agents.begin_run, "run_stream")
         begin = self.if_wanted(agents.begin_messages)
         methods = {"on_messages": around(begin), "on_messages_stream": around_steps(begin)}
-        self._leave.append(wrap_family(self, module.BaseChatAgent, methods))
+        self._wrap_family(module.BaseChatAgent, methods)
 
     def _patch_teams(self, module: ModuleType) -> None:
         self.wrap_steps(module.BaseGroupChat, teams.begin_run, "run_stream")
@@ -94,18 +99,66 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         self.wrap(module.SequentialRoutedAgent, "on_message_impl", around(begin))
 
     def _patch_containers(self, module: ModuleType) -> None:
-        self.wrap(module, "trace_invoke_agent_span", teams.native_span(self.is_wanted))
+        self._wrap_span(module, "trace_invoke_agent_span", teams.speak)
         note = self.if_active(teams.note_message)
         self.wrap(module.ChatAgentContainer, "_log_message", around(note))
 
     def _patch_errors(self, module: ModuleType) -> None:
-        self._leave.append(tracebacks.from_exception(module.SerializableException))
+        owner = module.SerializableException
+
+        def make(original: Any) -> Any:
+            def from_exception(exc: Any) -> Any:
+                capture.guarded(tracebacks.forget_us, exc)
+                return original.__func__(owner, exc)
+
+            return from_exception
+
+        self.wrap(owner, "from_exception", make)
 
     def _patch_mcp(self, module: ModuleType) -> None:
-        self.wrap(module, "trace_tool_span", agents.native_span(self.is_wanted))
+        self._wrap_span(module, "trace_tool_span", runs.take_native)
         self.wrap_calls(module.McpWorkbench, tools.begin_server_tool, "call_tool")
 
     def _uninstrument(self, **kwargs: Any) -> None:
         super()._uninstrument(**kwargs)
         while self._leave:
             self._leave.pop()()
+
+    def _wrap_family(
+        self,
+        base: Any,
+        methods: Mapping[str, Make],
+        is_left_out: Callable[[type], bool] = lambda cls: False,
+    ) -> None:
+        """Wrap methods in a class and its subclasses: those there are, and those to come.
+
+        Where each defines them, because a library's abstract methods hold nothing to replace.
+        """
+
+        def adopt(cls: type) -> None:
+            for name, make in methods.items():
+                original: Any = cls.__dict__.get(name)
+                # Another tool's wrapper of wrapt's says that it is a function, too.
+                is_own = isinstance(original, FunctionType) and not is_left_out(cls)
+                if is_own and not getattr(original, "__isabstractmethod__", False):
+                    self.wrap(cls, name, make)
+
+        hook = base.__dict__.get("__init_subclass__")
+
+        def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:  # noqa: N807  # the hook's name
+            if hook is None:
+                super(base, cls).__init_subclass__(**kwargs)
+            else:
+                hook.__func__(cls, **kwargs)
+            capture.guarded(adopt, cls)
+
+        def leave() -> None:
+            if hook is not None:
+                base.__init_subclass__ = hook
+            elif "__init_subclass__" in base.__dict__:
+                del base.__init_subclass__
+
+        for cls in (base, *subclasses_of(base)):
+            adopt(cls)
+        base.__init_subclass__ = classmethod(__init_subclass__)
+        self._leave.append(leave)

@@ -1,11 +1,11 @@
 """Agents: ``invoke_agent`` around each run of one, in place of AutoGen's own span."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 from opentelemetry import context as otel_context
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
@@ -16,9 +16,6 @@ from lightning_otel.instrumentors.doors import named
 from lightning_otel.instrumentors.reading import fields_of
 
 _AGENT_KEY = otel_context.create_key("lightning-otel-autogen-agent")
-
-IsWanted = Callable[[], bool]
-Spans = Callable[..., AbstractContextManager[Span]]
 
 
 class AgentRun(runs.Run):
@@ -43,42 +40,32 @@ class AgentRun(runs.Run):
             self.operation.body[c.OUTPUT_MESSAGES] = said.answered(message)
 
 
-def begun(
-    given: str | None, *, name: str, description: str | None, agent_id: str | None
+def start_agent(
+    name: str, messages: object, description: str | None, agent_id: str | None = None
 ) -> capture.Operation:
     """The operation of an agent's run, told these messages."""
+    attributes = {c.AGENT_NAME: name, c.AGENT_DESCRIPTION: description, c.AGENT_ID: agent_id}
     return runs.start(
-        f"{c.INVOKE_AGENT} {name}",
-        {
-            c.OPERATION: c.INVOKE_AGENT,
-            c.AGENT_NAME: name,
-            c.AGENT_DESCRIPTION: description,
-            c.AGENT_ID: agent_id,
-        },
-        {} if given is None else {c.INPUT_MESSAGES: given},
+        c.INVOKE_AGENT, name, attributes, lambda: {c.INPUT_MESSAGES: said.given(messages)}
     )
 
 
 def begin_run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AgentRun:
     """Begin the run of ``BaseChatAgent.run`` or ``run_stream``, which AutoGen has a span of."""
-    return _begin_run(args[0], kwargs.get("task"), has_native_span=True)
+    agent = args[0]
+    operation = start_agent(agent.name, kwargs.get("task"), agent.description)
+    context = working(runs.inside(operation), agent)
+    return AgentRun(operation, runs.with_native(operation, context))
 
 
 def begin_messages(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AgentRun | None:
     """Begin that of ``on_messages`` or its stream: a run, if the program calls it itself."""
-    if otel_context.get_value(_AGENT_KEY) == id(args[0]):
+    agent = args[0]
+    if otel_context.get_value(_AGENT_KEY) == id(agent):
         return None
     messages = named(("messages",), args, kwargs).get("messages")
-    return _begin_run(args[0], messages, has_native_span=False)
-
-
-def _begin_run(agent: Any, task: object, *, has_native_span: bool) -> AgentRun:
-    given = said.given(task) if capture.content_policy().is_kept else None
-    operation = begun(given, name=agent.name, description=agent.description, agent_id=None)
-    context = working(runs.inside(operation), agent)
-    if has_native_span:
-        context = runs.NativeSpan(operation).within(context)
-    return AgentRun(operation, context)
+    operation = start_agent(agent.name, messages, agent.description)
+    return AgentRun(operation, working(runs.inside(operation), agent))
 
 
 def working(context: Context, agent: object) -> Context:
@@ -87,70 +74,28 @@ def working(context: Context, agent: object) -> Context:
     return otel_context.set_value(_AGENT_KEY, id(agent), context)
 
 
-def native_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:
-    """Return the replacement of AutoGen's own span of a run: none, if ours is there."""
-
-    def make(original: Spans) -> Spans:
-        def trace_invoke_agent_span(*args: Any, **kwargs: Any) -> AbstractContextManager[Span]:
-            found = capture.guarded(runs.take_native) if is_wanted() else None
-            return original(*args, **kwargs) if found is None else found
-
-        return trace_invoke_agent_span
-
-    return make
-
-
-def create_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:
+def make_creation(agent_name: str, **kwargs: Any) -> runs.SpanBlock:
     """Return the replacement of AutoGen's span of an agent's creation.
 
     Outside a run that would be a trace of its own, of a span that says nothing.
     """
-
-    def make(original: Spans) -> Spans:
-        def trace_create_agent_span(*args: Any, **kwargs: Any) -> AbstractContextManager[Span]:
-            if not is_wanted():
-                return original(*args, **kwargs)
-            return capture.guarded(_Creation, *args, **kwargs) or runs.no_span()
-
-        return trace_create_agent_span
-
-    return make
+    parent = capture.parent_context()
+    if not trace.get_current_span(parent).get_span_context().is_valid:
+        return runs.no_span()
+    attributes = {c.AGENT_NAME: agent_name, c.AGENT_DESCRIPTION: kwargs.get("agent_description")}
+    return Creation(runs.start(c.CREATE_AGENT, agent_name, attributes, parent=parent))
 
 
-class _Creation(AbstractContextManager[Span]):
-    """The making of an agent, as an operation if something encloses it."""
+class Creation(AbstractContextManager[Span]):
+    """The making of an agent, as an operation."""
 
-    def __init__(self, agent_name: str, **kwargs: Any) -> None:
-        self._name = agent_name
-        self._description = kwargs.get("agent_description")
-        self._operation: capture.Operation | None = None
+    def __init__(self, operation: capture.Operation) -> None:
+        self._operation = operation
 
     def __enter__(self) -> Span:
-        capture.guarded(self._begin)
-        return runs.no_span().__enter__() if self._operation is None else self._operation.span
+        return self._operation.span
 
-    def _begin(self) -> None:
-        parent = capture.parent_context()
-        if not runs.has_span(parent):
-            return
-        self._operation = runs.start(
-            f"{c.CREATE_AGENT} {self._name}",
-            {
-                c.OPERATION: c.CREATE_AGENT,
-                c.AGENT_NAME: self._name,
-                c.AGENT_DESCRIPTION: self._description,
-            },
-            parent=parent,
-        )
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._operation is None:
-            return
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         if exc is None:
             capture.guarded(self._operation.stop)
         else:

@@ -4,17 +4,18 @@ AutoGen's runtime delivers messages in the context it was once started in. Witho
 by an agent would belong to whoever started the runtime, or to no recording at all.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from opentelemetry import context as otel_context
+from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.trace import ProxyTracerProvider
 
-from lightning_otel import capture
+from lightning_otel import capture, config
 from lightning_otel import conventions as c
+from lightning_otel.instrumentors import doors
 from lightning_otel.instrumentors.autogen import runs, said
-from lightning_otel.instrumentors.autogen.agents import IsWanted
-from lightning_otel.instrumentors.doors import Within, named
 from lightning_otel.instrumentors.reading import fields_of
 from lightning_otel.messages.values import dump
 
@@ -46,7 +47,7 @@ class CoreRun(runs.Run):
             self.operation.body[c.OUTPUT_MESSAGES] = _message_content(item, "assistant")
 
 
-def metadata(is_wanted: IsWanted) -> Callable[[Any], Any]:
+def metadata(is_wanted: runs.IsWanted) -> doors.Make:
     """Return the replacement of the function that makes a message's metadata."""
 
     def make(original: Any) -> Any:
@@ -61,48 +62,57 @@ def metadata(is_wanted: IsWanted) -> Callable[[Any], Any]:
     return make
 
 
+def skip_messaging(helper: Any, *_: Any, **__: Any) -> runs.SpanBlock | None:
+    """Return what replaces AutoGen's own spans of messages between agents, about thirty a chat.
+
+    They stand between the team and its agents; left out later, they would leave orphans behind.
+    They are made where AutoGen's switch or a provider of the program's own asks for them.
+    """
+    provider = helper.tracer_provider
+    is_global = provider is trace.get_tracer_provider()
+    if config.has_chosen_autogen_messaging():
+        return None
+    return runs.no_span() if is_global or isinstance(provider, ProxyTracerProvider) else None
+
+
 def _carry_context() -> Carried:
     sender = otel_context.get_current()
     entry = otel_context.get_value(_ENTRY_KEY, sender)
     return Carried(sender, entry if isinstance(entry, Context) else sender)
 
 
-def begin_sent(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Within | None:
-    """Deliver a message that was sent in the context of its sender, who waits for the answer."""
-    held = _find_carried(named(("message_envelope",), args, kwargs).get("message_envelope"))
-    return None if held is None else Within(held.sender)
+def begin_delivery(*, is_published: bool) -> doors.Begin:
+    """Return what delivers a message in the context of its sender, who waits for the answer.
 
+    A published one goes out in the context of the first sender.
+    """
 
-def begin_published(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Within | None:
-    """Deliver a message that was published in the context of the first sender."""
-    held = _find_carried(named(("message_envelope",), args, kwargs).get("message_envelope"))
-    return None if held is None else Within(held.entry)
+    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> doors.Within | None:
+        envelope = doors.named(("message_envelope",), args, kwargs).get("message_envelope")
+        held = getattr(getattr(envelope, "metadata", None), _CARRIED, None)
+        if not isinstance(held, Carried):
+            return None
+        return doors.Within(held.entry if is_published else held.sender)
 
-
-def _find_carried(envelope: object) -> Carried | None:
-    held = getattr(getattr(envelope, "metadata", None), _CARRIED, None)
-    return held if isinstance(held, Carried) else None
+    return begin
 
 
 def begin_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CoreRun | None:
     """Begin an agent's handling of a message, in ``RoutedAgent.on_message_impl``."""
-    agent, message = args[0], named(("message",), args, kwargs).get("message")
+    agent, message = args[0], doors.named(("message",), args, kwargs).get("message")
     if type(message) not in agent._handlers:
         return None
     if any(cls.__name__ in _WITHOUT_SPAN for cls in type(agent).__mro__):
         return None
-    name = agent.id.type
     operation = runs.start(
-        f"{c.INVOKE_AGENT} {name}",
+        c.INVOKE_AGENT,
+        agent.id.type,
         {
-            c.OPERATION: c.INVOKE_AGENT,
-            c.AGENT_NAME: name,
+            c.AGENT_NAME: agent.id.type,
             c.AGENT_ID: str(agent.id),
             c.AGENT_DESCRIPTION: said.text_field(agent, "_description"),
         },
-        {c.INPUT_MESSAGES: _message_content(message, "user")}
-        if capture.content_policy().is_kept
-        else {},
+        lambda: {c.INPUT_MESSAGES: _message_content(message, "user")},
     )
     entry = _carry_context().entry
     context = otel_context.set_value(_ENTRY_KEY, entry, runs.inside(operation))

@@ -1,12 +1,11 @@
 """One run of an agent, a team, a tool or a model as an operation: begun, fed, ended once."""
 
 import asyncio
-import contextlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
 
 from opentelemetry import context as otel_context
-from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from opentelemetry.util.types import AttributeValue
@@ -18,6 +17,9 @@ from lightning_otel.instrumentors import doors
 _NATIVE_KEY = otel_context.create_key("lightning-otel-autogen-native-span")
 
 PROVIDER = "autogen"
+
+IsWanted: TypeAlias = Callable[[], bool]
+SpanBlock: TypeAlias = AbstractContextManager[Span]
 
 
 class Run(doors.Run):
@@ -73,16 +75,30 @@ class Run(doors.Run):
 
 
 def start(
+    operation: str,
     name: str,
     attributes: Mapping[str, AttributeValue | None],
-    body: Mapping[str, str] | None = None,
+    read: Callable[[], Mapping[str, str | None]] = dict,
     parent: Context | None = None,
 ) -> capture.Operation:
-    """The operation of a run; attributes that are None are left out."""
-    known = {key: value for key, value in attributes.items() if value is not None}
-    known[c.PROVIDER] = PROVIDER
-    content = dict(body) if body and capture.content_policy().is_kept else None
-    return capture.Operation(capture.clean(name), SpanKind.INTERNAL, known, content, parent=parent)
+    """The operation of a run; attributes and content that are None are left out.
+
+    Args:
+        operation: What is done, as the conventions name it.
+        name: Who or what does it.
+        attributes: Attributes of its span.
+        read: Reads the content, where it is kept.
+        parent: What it stands in, if that is not what is current.
+    """
+    known = {c.OPERATION: operation, c.PROVIDER: PROVIDER, **attributes}
+    found = capture.guarded(read) if capture.content_policy().is_kept else None
+    return capture.Operation(
+        capture.clean(f"{operation} {name}"),
+        SpanKind.INTERNAL,
+        {key: value for key, value in known.items() if value is not None},
+        {key: text for key, text in (found or {}).items() if text is not None},
+        parent=parent,
+    )
 
 
 def inside(operation: capture.Operation) -> Context:
@@ -94,37 +110,35 @@ def inside(operation: capture.Operation) -> Context:
     return context if call_slot.open_slot() is None else call_slot.CallSlot().within(context)
 
 
-def has_span(context: Context) -> bool:
-    """Return whether a context has a span to start below."""
-    return trace.get_current_span(context).get_span_context().is_valid
+def with_native(operation: capture.Operation, context: Context) -> Context:
+    """A context in which an operation stands in, once, for the span AutoGen is about to make."""
+    return otel_context.set_value(_NATIVE_KEY, [operation], context)
 
 
-class NativeSpan:
-    """The span AutoGen is about to make for a run that has its operation already.
-
-    Attributes:
-        operation: Stands in for the span; None once it was taken.
-    """
-
-    __slots__ = ("operation",)
-
-    def __init__(self, operation: capture.Operation) -> None:
-        self.operation: capture.Operation | None = operation
-
-    def within(self, context: Context) -> Context:
-        """A context in which it is taken."""
-        return otel_context.set_value(_NATIVE_KEY, self, context)
-
-
-def take_native() -> "contextlib.AbstractContextManager[Span] | None":
+def take_native(*_: Any, **__: Any) -> SpanBlock | None:
     """Take the replacement of AutoGen's own span here, once; None if AutoGen makes it."""
     held = otel_context.get_value(_NATIVE_KEY)
-    if not isinstance(held, NativeSpan) or held.operation is None:
-        return None
-    operation, held.operation = held.operation, None
-    return contextlib.nullcontext(operation.span)
+    return nullcontext(held.pop().span) if isinstance(held, list) and held else None
 
 
-def no_span() -> "contextlib.AbstractContextManager[Span]":
+def no_span() -> SpanBlock:
     """Return the replacement of a span of AutoGen's that is not wanted."""
-    return contextlib.nullcontext(INVALID_SPAN)
+    return nullcontext(INVALID_SPAN)
+
+
+def instead(is_wanted: IsWanted, block_of: Callable[..., SpanBlock | None]) -> doors.Make:
+    """Return what replaces a function that makes a span of AutoGen's.
+
+    Args:
+        is_wanted: Whether spans are wanted here.
+        block_of: Makes ours of the function's arguments; None leaves AutoGen's.
+    """
+
+    def make(original: Any) -> Any:
+        def block(*args: Any, **kwargs: Any) -> Any:
+            found = capture.guarded(block_of, *args, **kwargs) if is_wanted() else None
+            return original(*args, **kwargs) if found is None else found
+
+        return block
+
+    return make

@@ -4,7 +4,8 @@ AutoGen's runtime delivers messages in tasks of its own. What it delivers to a t
 run of that team, whatever context the runtime was started in.
 """
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -15,9 +16,7 @@ from opentelemetry.trace import Span
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.autogen import runs, said, turns
-from lightning_otel.instrumentors.autogen.agents import IsWanted, Spans
-from lightning_otel.instrumentors.autogen.turns import Place
+from lightning_otel.instrumentors.autogen import agents, runs, said
 from lightning_otel.instrumentors.doors import Within, named
 from lightning_otel.instrumentors.reading import fields_of
 
@@ -69,13 +68,12 @@ class TeamRun(runs.Run):
 
 def begin_run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TeamRun:
     """Begin the run of ``BaseGroupChat.run_stream``, which ``run`` goes through too."""
-    team, task = args[0], kwargs.get("task")
-    name, team_id = team.name, team._team_id
-    given = said.given(task) if capture.content_policy().is_kept else None
+    name, team_id, task = args[0].name, args[0]._team_id, kwargs.get("task")
     operation = runs.start(
-        f"{c.INVOKE_WORKFLOW} {name}",
-        {c.OPERATION: c.INVOKE_WORKFLOW, c.WORKFLOW_NAME: name},
-        {} if given is None else {c.INPUT_MESSAGES: given},
+        c.INVOKE_WORKFLOW,
+        name,
+        {c.WORKFLOW_NAME: name},
+        lambda: {c.INPUT_MESSAGES: said.given(task)},
     )
     run = TeamRun(operation, runs.inside(operation), team_id)
     # A team that is running refuses to run again: what it does still belongs to its first run.
@@ -85,12 +83,7 @@ def begin_run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TeamRun:
 
 def begin_delivery(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Within | None:
     """Run the method through which a part of a running team gets its messages in the team's."""
-    context = _delivery_context(args[0])
-    return None if context is None else Within(context)
-
-
-def _delivery_context(part: Any) -> Context | None:
-    """The context of what a part of a running team does; None if the team's run is not known."""
+    part = args[0]
     run = _running.get(part.id.key)
     if run is None:
         return None
@@ -98,13 +91,14 @@ def _delivery_context(part: Any) -> Context | None:
     # belongs to whatever provider its runtime was built with.
     context = otel_context.set_value(_PLACE_KEY, Place(part), run.context)
     name, frame = getattr(part, "_name", None), capture.current_frame(context)
-    if not isinstance(name, str) or frame is None:
-        return context
-    # Only a manager has a name here: what it asks to lead the team, it asks as an agent.
-    return capture.in_frame(replace(frame, stamps={**frame.stamps, c.AGENT_NAME: name}), context)
+    if isinstance(name, str) and frame is not None:
+        # Only a manager has a name here: what it asks to lead the team, it asks as an agent.
+        stamps = {**frame.stamps, c.AGENT_NAME: name}
+        context = capture.in_frame(replace(frame, stamps=stamps), context)
+    return Within(context)
 
 
-def _find_place() -> Place | None:
+def _find_place() -> "Place | None":
     found = otel_context.get_value(_PLACE_KEY)
     return found if isinstance(found, Place) else None
 
@@ -116,21 +110,60 @@ def note_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         place.last_said = named(("message",), args, kwargs).get("message")
 
 
-def native_span(is_wanted: IsWanted) -> Callable[[Spans], Spans]:
+def speak(
+    agent_name: str, agent_description: str | None = None, agent_id: str | None = None
+) -> "Speaking | None":
     """Return the replacement of AutoGen's own span of an agent's turn in a team."""
-
-    def make(original: Spans) -> Spans:
-        def trace_invoke_agent_span(agent_name: str, **kwargs: Any) -> AbstractContextManager[Span]:
-            found = capture.guarded(_speaker_turn, agent_name, kwargs) if is_wanted() else None
-            return original(agent_name, **kwargs) if found is None else found
-
-        return trace_invoke_agent_span
-
-    return make
-
-
-def _speaker_turn(name: str, kwargs: dict[str, Any]) -> AbstractContextManager[Span] | None:
     place = _find_place()
-    if place is None:
-        return None
-    return turns.Speaking(place, name, kwargs.get("agent_description"), kwargs.get("agent_id"))
+    return None if place is None else Speaking(place, agent_name, agent_description, agent_id)
+
+
+class Speaking(AbstractContextManager[Span]):
+    """An agent's turn in a team, in place of AutoGen's span around it: it lies in one coroutine."""
+
+    def __init__(
+        self, place: "Place", name: str, description: str | None, agent_id: str | None
+    ) -> None:
+        held = fields_of(place.container)
+        buffer = held.get("_message_buffer")
+        given = list(buffer) if isinstance(buffer, list) else None
+        operation = agents.start_agent(name, given, description, agent_id)
+        context = agents.working(runs.inside(operation), held.get("_agent"))
+        self._run = agents.AgentRun(operation, context)
+        self._place = place
+        self._attached = capture.attached(context)
+
+    def __enter__(self) -> Span:
+        self._attached.__enter__()
+        return self._run.operation.span
+
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+        self._attached.__exit__()
+        if exc is not None:
+            capture.guarded(self._run.fail, exc)
+            return
+        # What it said last, it said as its answer.
+        last, self._place.last_said = self._place.last_said, None
+        if last is not None:
+            capture.guarded(self._run.answered, last)
+        capture.guarded(self._run.stop)
+
+
+class Place:
+    """The recipient of a team's message: a participant's container, or the team's manager.
+
+    Attributes:
+        last_said: The last message its agent gave in this turn.
+    """
+
+    __slots__ = ("_container", "last_said")
+
+    def __init__(self, container: object) -> None:
+        # Weakly: an open connection keeps the context it was made in, and that keeps this.
+        self._container = weakref.ref(container)
+        self.last_said: Any = None
+
+    @property
+    def container(self) -> object | None:
+        """AutoGen's object there."""
+        return self._container()

@@ -1,7 +1,9 @@
 """Tools: ``execute_tool`` around each run of one, in place of AutoGen's own span."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
+
+from opentelemetry.context import Context
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
@@ -10,19 +12,15 @@ from lightning_otel.instrumentors.doors import named
 from lightning_otel.instrumentors.reading import fields_of
 from lightning_otel.messages.values import text_of
 
-_ERROR: Final = "tool_error"
-
 
 class ToolRun(runs.Run):
     """A run of a tool; the last it gives is its result."""
 
-    _last: Any = None
-    _is_last_only = False
-
-    def of(self, tool: object) -> "ToolRun":
-        """This run, which gives what the tool was told to give of a whole conversation."""
+    def __init__(self, operation: capture.Operation, context: Context, tool: object) -> None:
+        super().__init__(operation, context)
+        self._last: Any = None
+        # Told to give so much of a whole conversation.
         self._is_last_only = fields_of(tool).get("_return_value_as_last_message") is True
-        return self
 
     def saw(self, item: Any) -> None:
         """Keep the result, or what of a stream may be the last."""
@@ -40,7 +38,7 @@ class ToolRun(runs.Run):
         if self._last is not None and capture.content_policy().is_kept:
             capture.guarded(self._keep_values, held)
         if held.get("is_error") is True:
-            self.operation.fail_with(_ERROR, "")
+            self.operation.fail_with("tool_error", "")
         super().stop()
 
     def abandon(self) -> None:
@@ -72,16 +70,14 @@ def begin_server_tool(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ToolR
 
 
 def _begin_tool(tool: Any, name: object, arguments: object, call_id: object) -> ToolRun:
-    body = {c.TOOL_ARGUMENTS: text_of(arguments)} if capture.content_policy().is_kept else {}
     operation = runs.start(
-        f"{c.EXECUTE_TOOL} {name}",
+        c.EXECUTE_TOOL,
+        str(name),
         {
-            c.OPERATION: c.EXECUTE_TOOL,
             c.TOOL_NAME: name if isinstance(name, str) else None,
             c.TOOL_DESCRIPTION: said.text_field(tool, "_description"),
             c.TOOL_CALL_ID: call_id if isinstance(call_id, str) else None,
         },
-        body,
+        lambda: {c.TOOL_ARGUMENTS: text_of(arguments)},
     )
-    context = runs.NativeSpan(operation).within(runs.inside(operation))
-    return ToolRun(operation, context).of(tool)
+    return ToolRun(operation, runs.with_native(operation, runs.inside(operation)), tool)

@@ -7,7 +7,7 @@ client's own classes; whatever they are, only plain copies of them are read.
 import contextlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from opentelemetry.util.types import AttributeValue
 
@@ -28,11 +28,8 @@ _PLACEHOLDER_ID: Final = "__fake_id__"
 Json = Mapping[str, Any]
 
 
-class Reading(NamedTuple):
-    """Attributes, and the content to keep beside the span."""
-
-    attributes: dict[str, AttributeValue]
-    content: dict[str, str]
+Reading: TypeAlias = tuple[dict[str, AttributeValue], dict[str, str]]
+"""Attributes, and the content to keep beside the span."""
 
 
 def of_request(request: Mapping[str, Any]) -> Reading:
@@ -53,55 +50,40 @@ def of_request(request: Mapping[str, Any]) -> Reading:
     tools = [*_each_item(request.get("tools")), *_each_item(request.get("handoffs"))]
     if tools:
         content[c.TOOL_DEFINITIONS] = dump([_read_tool(tool) for tool in tools])
-    return Reading(attributes, content)
+    return attributes, content
 
 
-def of_response(response: object) -> Reading | None:
-    """Read a model's answer: the SDK's ``ModelResponse``, or the API's own response object."""
+def of_response(response: object, model_key: str = c.RESPONSE_MODEL) -> Reading:
+    """Read a model's answer: the SDK's ``ModelResponse``, or the API's own response object.
+
+    Args:
+        response: The answer, if there is one.
+        model_key: Whose model it names.
+    """
     if response is None:
-        return None
+        return {}, {}
+    attributes = token_counts(_plain_value(field_of(response, "usage")), is_zero_known=False)
     given = [field_of(response, name) for name in ("response_id", "id")]
     named = [text for text in given if isinstance(text, str) and text != _PLACEHOLDER_ID]
-    attributes = token_counts(_plain_value(field_of(response, "usage")), is_zero_known=False)
     if named:
         attributes[c.RESPONSE_ID] = named[0]
     if isinstance(model := field_of(response, "model"), str):
-        attributes[c.RESPONSE_MODEL] = model
-    return Reading(*_read_answer(field_of(response, "output"), attributes))
-
-
-def of_span(data: object) -> Reading | None:
-    """Read a call from the SDK's own span, as far as it was filled."""
-    if data is None:
-        return None
-    attributes: dict[str, AttributeValue] = {}
-    content: dict[str, str] = {}
-    response = of_response(getattr(data, "response", None))
-    if response is not None:
-        attributes.update(response.attributes)
-        content.update(response.content)
-    if isinstance(model := getattr(data, "model", None), str):
-        attributes[c.REQUEST_MODEL] = model
-    attributes.update(token_counts(_plain_value(getattr(data, "usage", None)), is_zero_known=False))
-    if (given := getattr(data, "input", None)) is not None:
-        content[c.INPUT_MESSAGES] = dump(_read_messages(given, "user"))
-    if (answered := getattr(data, "output", None)) is not None:
-        attributes, answer = _read_answer(answered, attributes)
-        content.update(answer)
-    return Reading(attributes, content)
-
-
-def _read_answer(
-    output: object, attributes: dict[str, AttributeValue]
-) -> tuple[dict[str, AttributeValue], dict[str, str]]:
-    messages = _read_messages(output, "assistant")
+        attributes[model_key] = model
+    messages = _read_messages(field_of(response, "output"), "assistant")
     if not messages:
         return attributes, {}
     called = any(part.get("type") == "tool_call" for part in messages[-1]["parts"])
-    reason = "tool_calls" if called else "stop"
-    messages[-1]["finish_reason"] = reason
-    content = {c.OUTPUT_MESSAGES: dump(messages)}
-    return {**attributes, c.FINISH_REASONS: [reason]}, content
+    messages[-1]["finish_reason"] = reason = "tool_calls" if called else "stop"
+    return {**attributes, c.FINISH_REASONS: [reason]}, {c.OUTPUT_MESSAGES: dump(messages)}
+
+
+def of_span(data: object) -> Reading:
+    """Read a call from the SDK's own span, as far as it was filled."""
+    answer, said = of_response(getattr(data, "response", None))
+    attributes, content = of_response(data, c.REQUEST_MODEL)
+    if (given := getattr(data, "input", None)) is not None:
+        content[c.INPUT_MESSAGES] = dump(_read_messages(given, "user"))
+    return {**answer, **attributes}, {**said, **content}
 
 
 def _read_messages(given: object, role: str) -> list[dict[str, Any]]:

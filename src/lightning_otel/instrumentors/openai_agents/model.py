@@ -50,12 +50,11 @@ class CallOperation(capture.Operation):
 
     def take(self, reading: Reading | None) -> None:
         """Put what was read of the call on it."""
-        if reading is None:
-            return
-        self.attributes.update(reading.attributes)
+        attributes, content = reading or ({}, {})
+        self.attributes.update(attributes)
         if capture.content_policy().is_kept:
-            self.body.update(reading.content)
-        name = reading.attributes.get(c.REQUEST_MODEL)
+            self.body.update(content)
+        name = attributes.get(c.REQUEST_MODEL)
         if isinstance(name, str):
             self.span.update_name(capture.clean(f"{c.CHAT} {name}"))
 
